@@ -1,0 +1,55 @@
+"""Orders, in the imperative. Every decision carries its `why`, for the status line, the log and the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Start the attempt on these nodes, in rank order.
+
+    A node that gets this first ends, without grace, whatever it still has of earlier attempts. So a `Stop` without
+    grace just before it need not be sent to nodes of this roster: both are one message.
+    """
+
+    attempt: int
+    roster: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the attempt's workers on these nodes: SIGTERM, and SIGKILL after `grace` seconds. Answer: `WorkersStopped`."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+    grace: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Give the node up: it did not answer in its time. End its agent; nothing more is heard of it."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeAt:
+    """Send `Tick` at this time. Only the latest counts."""
+
+    at: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The run is over."""
+
+    exit_code: int
+    why: str
+
+
+Action = Launch | Stop | Release | WakeAt | Finish

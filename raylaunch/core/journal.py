@@ -1,0 +1,99 @@
+"""What was seen and done, as lines of JSON that give the same decisions when they are played again.
+
+`events.jsonl`: the first line is `{"job": ..., "began": ...}`, the second `{"event": null, "actions": [...]}` (what the machine asked for
+before any event); every further line is `{"event": {...}, "actions": [...]}`, in the order the machine saw them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from raylaunch.core import actions, events
+from raylaunch.core.actions import Action
+from raylaunch.core.events import Event
+from raylaunch.core.failure import Failure, WorkerError
+from raylaunch.core.job import Entrypoint, Job, RayOptions
+from raylaunch.core.machine import Machine
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(getattr(actions, name) for name in ("Launch", "Stop", "Release", "WakeAt", "Finish")),
+        *(getattr(events, name) for name in ("NodeJoined", "NodeLost", "NodeDraining", "StopAsked", "Tick")),
+        *(getattr(events, name) for name in ("WorkersStarted", "WorkersExited", "WorkersStopped")),
+        *(Failure, WorkerError, Job, Entrypoint, RayOptions),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One step of the machine. `event` is None for the orders it gave before any event."""
+
+    event: Event | None
+    actions: tuple[Action, ...]
+
+
+def header(job: Job, began: str) -> str:
+    """The first line. `began` is the wall-clock time that `at` counts from, ISO 8601."""
+    return json.dumps({"job": encode(job), "began": began})
+
+
+def line(entry: Entry) -> str:
+    """One entry as a line of JSON, without its newline."""
+    return json.dumps({"event": encode(entry.event), "actions": encode(entry.actions)})
+
+
+def read(lines: Iterable[str]) -> tuple[Job, list[Entry]]:
+    """The job and the entries. A last line that was cut off (a full disk, a kill) is left out."""
+    rows = list(_rows(lines))
+    if not rows or "job" not in rows[0]:
+        msg = "not an event log: the first line names no job"
+        raise ValueError(msg)
+    entries = [Entry(event=decode(row["event"]), actions=tuple(decode(row["actions"]))) for row in rows[1:]]
+    return decode(rows[0]["job"]), entries
+
+
+def _rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for text in lines:
+        try:
+            yield json.loads(text)
+        except json.JSONDecodeError:
+            return
+
+
+def replay(job: Job, seen: Iterable[Event]) -> list[Entry]:
+    """What a machine does with these events."""
+    machine = Machine(job)
+    entries = [Entry(event=None, actions=tuple(machine.start()))]
+    entries.extend(Entry(event=event, actions=tuple(machine.handle(event))) for event in seen)
+    return entries
+
+
+def encode(value: Any) -> Any:  # noqa: ANN401
+    """Dataclasses as objects with a `type`; tuples as lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        body = {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+        return {"type": type(value).__name__, **body}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    return value
+
+
+def decode(value: Any) -> Any:  # noqa: ANN401
+    """The other way. Lists become tuples inside events and actions, and stay lists inside a job."""
+    if isinstance(value, dict) and value.get("type") in _KINDS:
+        kind = _KINDS[value["type"]]
+        keep_lists = kind in (Job, Entrypoint)
+        body = {name: decode(item) for name, item in value.items() if name != "type"}
+        return kind(**{name: _sequence(item, keep=keep_lists) for name, item in body.items()})
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    return value
+
+
+def _sequence(value: Any, *, keep: bool) -> Any:  # noqa: ANN401
+    return tuple(value) if isinstance(value, list) and not keep else value

@@ -1,0 +1,332 @@
+"""The decisions: facts in, orders out. `handle` is the only way in, and nothing here knows how orders are obeyed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import StrEnum
+from typing import assert_never
+
+from raylaunch.core.actions import Action, Finish, Launch, Release, Stop, WakeAt
+from raylaunch.core.events import (
+    Event,
+    NodeDraining,
+    NodeJoined,
+    NodeLost,
+    StopAsked,
+    Tick,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
+from raylaunch.core.failure import Failure, root_cause, why_hopeless
+from raylaunch.core.job import Job
+from raylaunch.core.ranks import Member, order
+from raylaunch.errors import ExitCode
+
+STOP_MARGIN = 10.0
+"""Seconds a node has, beyond the grace, to say that its workers are gone."""
+
+_EXIT_CODES = {"SIGINT": ExitCode.INTERRUPTED, "SIGTERM": ExitCode.TERMINATED}
+
+
+class Phase(StrEnum):
+    """Where the run is. Restarting, resizing and preempting are reasons for STOPPING, not phases."""
+
+    GATHERING = "gathering"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+class Machine:
+    """The state of one run.
+
+    Each phase that waits has a deadline. Attempts count 1, 2, 3; a word from another attempt than the present one
+    changes nothing. The roster is in rank order; all and only its nodes run workers of the present attempt.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.phase = Phase.GATHERING
+        self.status = "waiting for nodes"
+        self.now = 0.0
+        self.attempt = 0
+        self.restarts = 0
+        #: All and only the nodes that joined and were neither lost nor given up.
+        self.nodes: dict[str, Member] = {}
+        self.roster: tuple[str, ...] = ()
+        #: Nodes of the roster that have still to say what the phase waits for: started, finished or stopped.
+        self.awaited: set[str] = set()
+        self.finished: set[str] = set()
+        self.failures: list[Failure] = []
+        self.causes: list[tuple[float, str]] = []
+        #: In STOPPING: the end that follows. None: another attempt.
+        self.ending: Finish | None = None
+        self.deadline: float | None = None
+        self.last_call: float | None = None
+        self._woken: float | None = None
+
+    def start(self) -> list[Action]:
+        """The first orders, before any event: begin to wait for nodes."""
+        self.deadline = self.job.placement_timeout
+        return self._wake("the cluster must give the nodes by then")
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one fact, answer with the orders that follow from it."""
+        self.now = max(self.now, event.at)
+        if self.phase is Phase.DONE or self._is_stale(event):
+            return []
+        match event:
+            case NodeJoined():
+                return self._node_joined(event)
+            case NodeLost():
+                return self._node_lost(event.node, event.why)
+            case NodeDraining():
+                return self._node_draining(event)
+            case WorkersStarted():
+                return self._workers_started(event)
+            case WorkersExited():
+                return self._workers_exited(event)
+            case WorkersStopped():
+                return self._workers_stopped(event)
+            case StopAsked():
+                return self._stop_asked(event)
+            case Tick():
+                return self._tick()
+            case _:
+                assert_never(event)
+
+    def _is_stale(self, event: Event) -> bool:
+        """The one place where words from a past attempt, or of a node we gave up, are dropped."""
+        match event:
+            case WorkersStarted() | WorkersExited() | WorkersStopped():
+                return event.attempt != self.attempt or event.node not in self.nodes or event.node not in self.roster
+            case NodeLost() | NodeDraining():
+                return event.node not in self.nodes
+            case _:
+                return False
+
+    # Nodes come and go.
+
+    def _node_joined(self, event: NodeJoined) -> list[Action]:
+        self.nodes[event.node] = Member(node=event.node, address=event.address, nproc=event.nproc)
+        if self.phase is Phase.GATHERING:
+            return self._gather(f"{event.node} joined")
+        if self.phase in (Phase.STARTING, Phase.RUNNING) and self._could_grow() and self.last_call is None:
+            self.last_call = self.now + self.job.last_call
+            return self._wake(f"{event.node} joined; more may come")
+        return []
+
+    def _node_lost(self, node: str, why: str) -> list[Action]:
+        del self.nodes[node]
+        self.awaited.discard(node)
+        if node not in self.roster:
+            return self._gather(f"{node} was lost: {why}") if self.phase is Phase.GATHERING else []
+        if self.phase is Phase.STOPPING:
+            return self._stopped_so_far()
+        if self.phase in (Phase.STARTING, Phase.RUNNING):
+            if node in self.finished:
+                return self._all_finished()
+            return self._begin_again(f"{node} was lost: {why}")
+        return []
+
+    def _node_draining(self, event: NodeDraining) -> list[Action]:
+        self.nodes[event.node] = replace(self.nodes[event.node], draining=True)
+        why = f"{event.node} is being drained: {event.why}"
+        if event.node in self.roster and self.phase in (Phase.STARTING, Phase.RUNNING):
+            grace = max(0.0, min(self.job.shutdown_timeout, event.deadline - self.now))
+            return self._stop(why, grace=grace)
+        return self._gather(why) if self.phase is Phase.GATHERING else []
+
+    # Workers start, end and are stopped.
+
+    def _workers_started(self, event: WorkersStarted) -> list[Action]:
+        if self.phase is not Phase.STARTING:
+            return []
+        self.awaited.discard(event.node)
+        if self.awaited:
+            return []
+        self.phase = Phase.RUNNING
+        self.deadline = None
+        self.status = f"{self.workers} workers on {len(self.roster)} nodes"
+        return self._wake("more nodes may come")
+
+    def _workers_exited(self, event: WorkersExited) -> list[Action]:
+        self.failures.extend(event.failures)
+        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+            return []
+        if not event.failures:
+            self.finished.add(event.node)
+            return self._all_finished()
+        cause = root_cause(event.failures)
+        return self._workers_failed(cause) if cause is not None else []
+
+    def _workers_failed(self, cause: Failure) -> list[Action]:
+        what = f"rank {cause.rank} on {cause.node} {cause.what}"
+        hopeless = why_hopeless(cause, self.causes, self.now)
+        self.causes.append((self.now, cause.signature))
+        if hopeless or self.restarts >= self.job.max_restarts:
+            end = f"{what}; {hopeless or self._budget()}"
+            ending = Finish(exit_code=ExitCode.JOB_FAILED, why=end)
+            return self._stop(end, grace=self.job.shutdown_timeout, ending=ending)
+        self.restarts += 1
+        return self._begin_again(f"{what}; restart {self.restarts} of {self.job.max_restarts}")
+
+    def _budget(self) -> str:
+        used = self.job.max_restarts
+        return "no restarts were allowed" if used == 0 else f"all {used} restarts are used"
+
+    def _workers_stopped(self, event: WorkersStopped) -> list[Action]:
+        self.failures.extend(event.failures)
+        if self.phase is not Phase.STOPPING:
+            return []
+        self.awaited.discard(event.node)
+        return self._stopped_so_far()
+
+    def _all_finished(self) -> list[Action]:
+        if not self._present() <= self.finished:
+            return []
+        return self._finish(ExitCode.OK, f"all {self.workers} workers finished")
+
+    # People and time.
+
+    def _stop_asked(self, event: StopAsked) -> list[Action]:
+        code = _EXIT_CODES.get(event.signal, ExitCode.TERMINATED)
+        if self.phase is Phase.GATHERING:
+            return self._finish(code, f"stopped by {event.signal}")
+        again = self.phase is Phase.STOPPING and self.ending is not None and self.ending.exit_code == code
+        ending = Finish(exit_code=code, why=f"stopped by {event.signal}")
+        if again:
+            now = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=0.0, why="asked twice")
+            return [now, *self._finish(code, f"stopped by {event.signal}, at once")]
+        if self.phase is Phase.STOPPING:
+            self.ending = ending
+            return []
+        return self._stop(f"{event.signal} received", grace=self.job.shutdown_timeout, ending=ending)
+
+    def _tick(self) -> list[Action]:
+        self._woken = None
+        if self.deadline is not None and self.now >= self.deadline:
+            return self._deadline_passed()
+        if self.last_call is not None and self.now >= self.last_call:
+            self.last_call = None
+            if self.phase is Phase.GATHERING:
+                return self._launch(f"{self.status}; last call is over")
+            if self.phase in (Phase.STARTING, Phase.RUNNING) and self._could_grow():
+                return self._stop("nodes joined", grace=self.job.shutdown_timeout)
+        return self._wake("the time has not come")
+
+    def _deadline_passed(self) -> list[Action]:
+        self.deadline = None
+        if self.phase is Phase.GATHERING:
+            have, want = len(self._usable()), self.job.min_nodes
+            waited = self.job.placement_timeout if self.attempt == 0 else self.job.join_timeout
+            return self._finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes after {waited:g} s")
+        verb = "start its workers" if self.phase is Phase.STARTING else "stop its workers"
+        given_up = sorted(self.awaited)
+        actions: list[Action] = []
+        for node in given_up:
+            why = f"did not {verb} in time"
+            actions.append(Release(node=node, why=why))
+            actions.extend(self._node_lost(node, why))
+        return actions
+
+    # What follows.
+
+    def _gather(self, why: str) -> list[Action]:
+        """In GATHERING: launch if there are enough nodes, else say what is missing."""
+        usable = self._usable()
+        low, high = self.job.min_nodes, self.job.max_nodes
+        self.status = f"{len(usable)} of {_span(low, high)} nodes"
+        if len(usable) >= high:
+            return self._launch(f"{self.status}; {why}")
+        if len(usable) < low:
+            self.last_call = None
+        elif self.last_call is None:
+            self.last_call = self.now + self.job.last_call
+        return self._wake(self.status)
+
+    def _launch(self, why: str) -> list[Action]:
+        members = order(self._usable(), self.roster)[: self.job.max_nodes]
+        self.attempt += 1
+        self.roster = tuple(member.node for member in members)
+        self.awaited = set(self.roster)
+        self.finished = set()
+        self.failures = []
+        self.phase = Phase.STARTING
+        self.deadline = self.now + self.job.start_timeout
+        self.last_call = None
+        self.status = f"starting {self.workers} workers on {len(self.roster)} nodes"
+        launch = Launch(attempt=self.attempt, roster=self.roster, why=why)
+        return [launch, *self._wake("all workers must be started by then")]
+
+    def _begin_again(self, why: str) -> list[Action]:
+        """The world is broken: end it without grace, and start the next at once if there are nodes for it."""
+        if len(self._usable()) < self.job.min_nodes:
+            return self._stop(why, grace=0.0)
+        stop = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=0.0, why=why)
+        return [stop, *self._launch(why)]
+
+    def _stop(self, why: str, *, grace: float, ending: Finish | None = None) -> list[Action]:
+        """End the attempt and wait for it; then comes the ending, or another attempt."""
+        self.phase = Phase.STOPPING
+        self.status = why
+        self.ending = ending
+        self.awaited = set(self._present())
+        self.last_call = None
+        self.deadline = self.now + grace + STOP_MARGIN
+        if not self.awaited:
+            return self._stopped_so_far()
+        stop = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=grace, why=why)
+        return [stop, *self._wake("all workers must be gone by then")]
+
+    def _stopped_so_far(self) -> list[Action]:
+        if self.awaited:
+            return []
+        if self.ending is not None:
+            return self._finish(self.ending.exit_code, self.ending.why)
+        why = self.status
+        self.phase = Phase.GATHERING
+        self.deadline = self.now + self.job.join_timeout
+        if len(self._usable()) >= self.job.min_nodes:
+            return self._launch(why)
+        return self._gather(why)
+
+    def _finish(self, exit_code: int, why: str) -> list[Action]:
+        self.phase = Phase.DONE
+        self.status = why
+        self.deadline = self.last_call = None
+        return [Finish(exit_code=exit_code, why=why)]
+
+    def _wake(self, why: str) -> list[Action]:
+        """Ask to be woken at the nearest deadline, once for each."""
+        nearest = min((at for at in (self.deadline, self.last_call) if at is not None), default=None)
+        if nearest is None or nearest == self._woken:
+            return []
+        self._woken = nearest
+        return [WakeAt(at=nearest, why=why)]
+
+    # What is true of the nodes.
+
+    @property
+    def workers(self) -> int:
+        """How many workers the present roster has."""
+        return sum(self.nodes[node].nproc for node in self.roster if node in self.nodes)
+
+    def _usable(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.nodes.values() if not member.draining)
+
+    def _could_grow(self) -> bool:
+        return len(self.roster) < min(len(self._usable()), self.job.max_nodes)
+
+    def _present(self) -> set[str]:
+        return {node for node in self.roster if node in self.nodes}
+
+    def _alive(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in self.nodes)
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"

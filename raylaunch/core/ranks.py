@@ -1,0 +1,124 @@
+"""Who gets which rank, and what a worker's environment says of it. Pure functions and one table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node that can take part: its name, its address, and how many workers it runs."""
+
+    node: str
+    address: str
+    nproc: int
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One node's part in one attempt: its workers are ranks `base_rank` to `base_rank + nproc - 1`."""
+
+    attempt: int
+    node: str
+    node_rank: int
+    nnodes: int
+    base_rank: int
+    nproc: int
+    world_size: int
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks of its workers."""
+        return range(self.base_rank, self.base_rank + self.nproc)
+
+
+def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
+    """Sorts as a person would: 10.0.0.9 before 10.0.0.10, node-2 before node-10."""
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part)
+
+
+def order(candidates: Iterable[Member], survivors: Sequence[str]) -> tuple[Member, ...]:
+    """Survivors first, in the order they had; newcomers after them, by address and then by name."""
+    place = {node: index for index, node in enumerate(survivors)}
+    return tuple(
+        sorted(
+            candidates,
+            key=lambda member: (
+                place.get(member.node, len(place)),
+                natural_key(member.address),
+                natural_key(member.node),
+            ),
+        )
+    )
+
+
+def assign(attempt: int, roster: Sequence[Member]) -> tuple[Assignment, ...]:
+    """RANK = node_rank * nproc + local_rank; with unequal nodes, the sum of the nodes before."""
+    world_size = sum(member.nproc for member in roster)
+    found: list[Assignment] = []
+    base = 0
+    for node_rank, member in enumerate(roster):
+        found.append(
+            Assignment(
+                attempt=attempt,
+                node=member.node,
+                node_rank=node_rank,
+                nnodes=len(roster),
+                base_rank=base,
+                nproc=member.nproc,
+                world_size=world_size,
+            )
+        )
+        base += member.nproc
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """What all workers of an attempt have in common: where their store listens, and the run's own constants."""
+
+    master_addr: str
+    master_port: int
+    run_id: str
+    max_restarts: int
+
+
+def worker_env(
+    part: Assignment, local_rank: int, meeting: Rendezvous, *, error_file: str, given: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that torchrun sets for a worker (torch 2.13, `elastic/agent/server/local_elastic_agent.py`).
+
+    `given` is the environment the worker has otherwise; OMP_NUM_THREADS and TORCH_NCCL_ASYNC_ERROR_HANDLING are
+    only set where it has none. One restart count for the whole job, the same on every node.
+    """
+    rank = part.base_rank + local_rank
+    env = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(part.world_size),
+        "LOCAL_WORLD_SIZE": str(part.nproc),
+        "GROUP_RANK": str(part.node_rank),
+        "GROUP_WORLD_SIZE": str(part.nnodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(part.world_size),
+        "MASTER_ADDR": meeting.master_addr,
+        "MASTER_PORT": str(meeting.master_port),
+        "TORCHELASTIC_RUN_ID": meeting.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(part.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(meeting.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    return env | omp_env(part.nproc, given)
+
+
+def omp_env(nproc: int, given: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's rule (torch 2.13, `distributed/run.py`): one OpenMP thread each where several workers share a node."""
+    if "OMP_NUM_THREADS" in given or nproc == 1:
+        return {}
+    return {"OMP_NUM_THREADS": "1"}

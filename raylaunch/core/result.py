@@ -1,0 +1,117 @@
+"""What came of a run: built from its journal alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from raylaunch.core.actions import Finish, Launch, Stop
+from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.failure import Failure, root_cause
+from raylaunch.core.journal import Entry
+from raylaunch.errors import ExitCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One world: from the order to start it until the order to end it. Times in seconds since the run began."""
+
+    number: int
+    roster: tuple[str, ...]
+    launched_at: float
+    running_at: float | None
+    """When all its workers were started; None if that never came."""
+    ended_at: float
+    why_launched: str
+    why_ended: str
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """The whole run. `cause` is the root cause of its end, None where workers were not at fault."""
+
+    exit_code: int
+    why: str
+    seconds: float
+    restarts: int
+    attempts: tuple[Attempt, ...]
+    cause: Failure | None
+    run_dir: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all workers finished."""
+        return self.exit_code == ExitCode.OK
+
+    @property
+    def training_seconds(self) -> float:
+        """The time during which all workers of an attempt were up."""
+        return sum(a.ended_at - a.running_at for a in self.attempts if a.running_at is not None)
+
+
+@dataclass(slots=True)
+class _Draft:
+    launch: Launch
+    launched_at: float
+    awaited: set[str] = field(default_factory=set)
+    running_at: float | None = None
+    ended_at: float | None = None
+    why_ended: str = ""
+    failures: list[Failure] = field(default_factory=list)
+
+    def attempt(self, now: float) -> Attempt:
+        return Attempt(
+            number=self.launch.attempt,
+            roster=self.launch.roster,
+            launched_at=self.launched_at,
+            running_at=self.running_at,
+            ended_at=now if self.ended_at is None else self.ended_at,
+            why_launched=self.launch.why,
+            why_ended=self.why_ended,
+            failures=tuple(self.failures),
+        )
+
+
+def result(entries: Iterable[Entry], *, run_dir: str = "") -> RunResult:
+    """Read the journal.
+
+    Failures told too late for the machine to act on still count here, under their own attempt: a cause may be heard
+    of after its consequences.
+    """
+    drafts: dict[int, _Draft] = {}
+    now = 0.0
+    finish = Finish(exit_code=ExitCode.INTERNAL, why="the run did not come to an end")
+    for entry in entries:
+        now = now if entry.event is None else max(now, entry.event.at)
+        _note_event(drafts, entry, now)
+        for action in entry.actions:
+            match action:
+                case Launch():
+                    drafts[action.attempt] = _Draft(launch=action, launched_at=now, awaited=set(action.roster))
+                case Stop(attempt=attempt) if attempt in drafts and drafts[attempt].ended_at is None:
+                    drafts[attempt].ended_at, drafts[attempt].why_ended = now, action.why
+                case Finish():
+                    finish = action
+    attempts = tuple(draft.attempt(now) for _, draft in sorted(drafts.items()))
+    at_fault = finish.exit_code == ExitCode.JOB_FAILED and attempts
+    return RunResult(
+        exit_code=finish.exit_code,
+        why=finish.why,
+        seconds=now,
+        restarts=max(len(attempts) - 1, 0),
+        attempts=attempts,
+        cause=root_cause(attempts[-1].failures) if at_fault else None,
+        run_dir=run_dir,
+    )
+
+
+def _note_event(drafts: dict[int, _Draft], entry: Entry, now: float) -> None:
+    match entry.event:
+        case WorkersStarted(attempt=attempt, node=node) if attempt in drafts:
+            draft = drafts[attempt]
+            draft.awaited.discard(node)
+            if not draft.awaited and draft.running_at is None and draft.ended_at is None:
+                draft.running_at = now
+        case WorkersExited(attempt=attempt) | WorkersStopped(attempt=attempt) if attempt in drafts:
+            drafts[attempt].failures.extend(entry.event.failures)
