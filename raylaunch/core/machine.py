@@ -194,17 +194,16 @@ class Machine:
 
     def _stop_asked(self, event: StopAsked) -> list[Action]:
         code = _EXIT_CODES.get(event.signal, ExitCode.TERMINATED)
-        if self.phase is Phase.GATHERING:
-            return self._finish(code, f"stopped by {event.signal}")
-        again = self.phase is Phase.STOPPING and self.ending is not None and self.ending.exit_code == code
         ending = Finish(exit_code=code, why=f"stopped by {event.signal}")
-        if again:
-            now = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=0.0, why="asked twice")
-            return [now, *self._finish(code, f"stopped by {event.signal}, at once")]
-        if self.phase is Phase.STOPPING:
+        if self.phase is Phase.GATHERING:
+            return self._finish(ending.exit_code, ending.why)
+        if self.phase is not Phase.STOPPING:
+            return self._stop(f"{event.signal} received", grace=self.job.shutdown_timeout, ending=ending)
+        if self.ending is None:
             self.ending = ending
             return []
-        return self._stop(f"{event.signal} received", grace=self.job.shutdown_timeout, ending=ending)
+        at_once = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=0.0, why=f"{event.signal} again")
+        return [at_once, *self._finish(self.ending.exit_code, self.ending.why)]
 
     def _tick(self) -> list[Action]:
         self._woken = None
@@ -224,14 +223,15 @@ class Machine:
             have, want = len(self._usable()), self.job.min_nodes
             waited = self.job.placement_timeout if self.attempt == 0 else self.job.join_timeout
             return self._finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes after {waited:g} s")
-        verb = "start its workers" if self.phase is Phase.STARTING else "stop its workers"
+        starting = self.phase is Phase.STARTING
+        why = f"did not {'start' if starting else 'stop'} its workers in time"
         given_up = sorted(self.awaited)
-        actions: list[Action] = []
+        self.awaited.clear()
         for node in given_up:
-            why = f"did not {verb} in time"
-            actions.append(Release(node=node, why=why))
-            actions.extend(self._node_lost(node, why))
-        return actions
+            del self.nodes[node]
+        releases = [Release(node=node, why=why) for node in given_up]
+        next_step = self._begin_again(f"{', '.join(given_up)} {why}") if starting else self._stopped_so_far()
+        return [*releases, *next_step]
 
     # What follows.
 

@@ -1,0 +1,205 @@
+"""YAML with a memory: every value knows where it was written, and as which text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import yaml
+
+from raylaunch.cli.marks import Finding, Place
+
+Locate = Callable[[int, int, int | None], Place]
+"""The place from a column to another (or to the end) of a line; all count from 0."""
+
+
+class NotYamlError(Exception):
+    """A text is no YAML; carries the finding."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.message)
+        self.finding = finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A value as somebody wrote it: a scalar, or a list or dict of such values."""
+
+    key: Place
+    place: Place
+    name: object = None
+    """Its key as YAML reads it, for mappings whose keys need not be text."""
+    text: str = ""
+    value: object = None
+    items: list[Given] | None = None
+    children: dict[str, Given] | None = None
+
+    @property
+    def is_scalar(self) -> bool:
+        """Neither a list nor a section."""
+        return self.items is None and self.children is None
+
+    @property
+    def is_empty(self) -> bool:
+        """YAML's null."""
+        return self.is_scalar and self.value is None
+
+
+# Scalars are read as in YAML 1.2. In PyYAML's 1.1 `1:4` is sixty-four, `no` is false and `010` is eight.
+_SCALARS = {
+    "null": (r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    "bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    "int": (r"^(?:[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+)$", list("-+0123456789")),
+    "float": (
+        r"^(?:[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
+        r"|\.(?:nan|NaN|NAN))$",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"^(?:<<)$", ["<"]),
+}
+_PLAIN = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str"))
+
+
+class Loader(yaml.SafeLoader):
+    """Reads scalars as YAML 1.2 does."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes whatever `Loader` would not read as text."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        """Two equal lists are written twice; anchors are for machines."""
+        return True
+
+
+for _kind, (_pattern, _first) in _SCALARS.items():
+    for _class in (Loader, Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
+
+
+
+def parse(text: str, locate: Locate, whole: Place, findings: list[Finding]) -> Given | None:
+    """The document, None if there is nothing in it; raises NotYamlError."""
+    try:
+        loader = Loader(text)
+        node = loader.get_single_node()
+        return None if node is None else _Reading(loader, locate, findings).given(node, whole)
+    except yaml.MarkedYAMLError as error:
+        raise NotYamlError(_syntax_finding(error, locate)) from None
+    except yaml.reader.ReaderError as error:
+        line, column = text.count("\n", 0, error.position), error.position - text.rfind("\n", 0, error.position) - 1
+        message = f"the character U+{error.character:04X} is not allowed in YAML"
+        raise NotYamlError(Finding(message=message, place=locate(line, column, column + 1))) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One walk over a document's nodes."""
+
+    loader: Loader
+    locate: Locate
+    findings: list[Finding]
+    above: list[yaml.Node] = field(default_factory=list)
+
+    def given(self, node: yaml.Node, key: Place, name: object = None) -> Given:
+        if any(node is outer for outer in self.above):
+            self.findings.append(Finding(message="a value cannot contain itself", place=key))
+            return Given(key=key, place=key, name=name)
+        place = self._place_of_value(node, key)
+        if isinstance(node, yaml.ScalarNode):
+            return Given(key=key, place=place, name=name, text=node.value, value=self._scalar(node, place))
+        self.above.append(node)
+        if isinstance(node, yaml.MappingNode):
+            given = Given(key=key, place=place, name=name, children=self._children(node))
+        else:
+            items = [self.given(item, self._place(item)) for item in node.value]
+            given = Given(key=key, place=place, name=name, items=items)
+        self.above.pop()
+        return given
+
+    def _place(self, node: yaml.Node) -> Place:
+        start, end = node.start_mark, node.end_mark
+        return self.locate(start.line, start.column, end.column if end.line == start.line else None)
+
+    def _place_of_value(self, node: yaml.Node, key: Place) -> Place:
+        """The key's where the value is a block, or nothing at all."""
+        block = isinstance(node, yaml.CollectionNode) and not node.flow_style
+        empty = node.start_mark.index == node.end_mark.index
+        return key if block or empty else self._place(node)
+
+    def _scalar(self, node: yaml.ScalarNode, place: Place) -> object:
+        try:
+            if node.tag in _PLAIN:
+                return self.loader.construct_object(node)
+            message = f"the tag `{node.tag}` has no meaning here"
+        except ValueError:
+            message = f"`{node.value}` does not fit its tag"
+        self.findings.append(Finding(message=message, place=place))
+        return node.value
+
+    def _children(self, node: yaml.MappingNode) -> dict[str, Given]:
+        self._refuse_twins([key for key, _ in node.value])
+        self.loader.flatten_mapping(node)
+        children: dict[str, Given] = {}
+        for key, value in node.value:
+            place = self._place(key)
+            if isinstance(key, yaml.ScalarNode):
+                name = self._scalar(key, place)
+                children[key.value] = self.given(value, place, key.value if name is None else name)
+            else:
+                self.findings.append(Finding(message="a key must be text", place=place))
+        return children
+
+    def _refuse_twins(self, keys: list[yaml.Node]) -> None:
+        """YAML takes the last of two equal keys without a word."""
+        first: dict[str, yaml.Node] = {}
+        for key in keys:
+            if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, key) is not key:
+                message = f"`{key.value}` is given twice"
+                twin = self._place(first[key.value])
+                self.findings.append(Finding(message=message, place=self._place(key), also=twin))
+
+
+# PyYAML's problem, our sentence and hint, and whether its context is the better place to point at.
+_SYNTAX = (
+    (r"character '\\t'", "a tab stands where only spaces may", "indent with spaces", False),
+    (r"character ['\"](.)['\"] that cannot start", "`{0}` cannot start a value", "put the value in quotes", False),
+    (
+        r"mapping values are not allowed",
+        "a `:` is not expected here",
+        "quote text that has `: ` in it; settings of one section have the same indentation",
+        False,
+    ),
+    (r"could not find expected ':'", "this line is not `key: value`", "", True),
+    (r"unexpected end of stream", "this quote is never closed", "", True),
+    (r"expected ',' or '.'", "this bracket is never closed, or a comma is missing in it", "", True),
+    (
+        r"expected <block end>",
+        "this line does not fit the lines above it",
+        "settings of one section have the same indentation",
+        False,
+    ),
+    (r"undefined alias '(.+)'", "`*{0}` stands for nothing", "put text that starts with `*` in quotes", False),
+    (r"another document", "a second document starts here", "a job file holds one", False),
+    (r"unknown escape character '(.+)'", "`\\{0}` means nothing in double quotes", "use single quotes", False),
+    (r"expected the node content, but found '(.+)'", "a value is expected, but here is `{0}`", "", False),
+    (r"sequence entries are not allowed", "a list starts on a line of its own", "or write it as `[a, b]`", False),
+    (r"for merging", "`<<` takes a section", "", False),
+)
+
+
+def _syntax_finding(error: yaml.MarkedYAMLError, locate: Locate) -> Finding:
+    mark, problem = error.problem_mark or error.context_mark, error.problem or ""
+    message, hint = f"this is not YAML: {problem}", ""
+    for pattern, sentence, advice, at_context in _SYNTAX:
+        if match := re.search(pattern, problem):
+            message, hint = sentence.format(*match.groups()), advice
+            mark = error.context_mark or mark if at_context else mark
+            break
+    place = locate(mark.line, mark.column, mark.column + 1) if mark else None
+    return Finding(message=message, place=place, hint=hint)

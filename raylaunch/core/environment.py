@@ -1,0 +1,47 @@
+"""The environment that the workers of a node share, before each gets its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raylaunch.core.ranks import omp_env
+
+_OF_THE_HOST = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TMPDIR", "TERM", "LANG"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "DISPLAY"),
+        *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "MAIL", "_"),
+    )
+)
+_PREFIXES_OF_THE_HOST = ("SSH_", "XDG_", "KUBERNETES_", "SLURM_", "DBUS_", "RAY_", "LC_")
+
+_RAY_KEPT = frozenset(("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR"))
+"""What `ray.init()` in a script needs to find the same cluster, besides RAY_ADDRESS."""
+
+_SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
+"""What Ray sets in its own workers for itself; a node's own values of these are not known any more."""
+
+
+def submitted(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of the submitter's environment goes along to the nodes, as `torchrun` workers inherit it.
+
+    Left behind is what describes the submitter's machine rather than the job.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_THE_HOST and not name.startswith(_PREFIXES_OF_THE_HOST)
+    }
+
+
+def base_env(
+    node: Mapping[str, str], submitter: Mapping[str, str], job: Mapping[str, str], *, nproc: int, ray_address: str
+) -> dict[str, str]:
+    """The node's own environment without Ray's additions, then the submitter's, then the job's `env`."""
+    cleaned = {
+        name: value
+        for name, value in node.items()
+        if name not in _SET_BY_RAY and (not name.startswith("RAY_") or name in _RAY_KEPT)
+    }
+    env = cleaned | submitted(submitter) | {"RAY_ADDRESS": ray_address} | dict(job)
+    return env | omp_env(nproc, env)

@@ -1,0 +1,242 @@
+"""The warm parent of all workers of a node: a clean Python that imports torch once and forks.
+
+Started by exec, never by a fork of a Ray worker. It runs no threads and touches no CUDA, and checks that about
+itself; where it cannot be clean, workers get a fresh interpreter each. When its supervisor is gone, it ends
+everything it started and then itself.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # Started by path: make our own package importable without putting the current folder on sys.path.
+    sys.path[0] = __file__.rsplit("/", 3)[0]
+
+import gc
+import importlib
+import os
+import pickle
+import selectors
+import signal
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from raylaunch.node import messages, processes, store, wire
+from raylaunch.node.brood import Brood
+from raylaunch.worker import boot, entry
+from raylaunch.worker.spec import WorkerSpec
+
+Role = Callable[[], int]
+"""What a forked child does instead of serving; it runs at the bottom of the stack, so that the interpreter's own
+exit (atexit, threads, buffers) comes after it."""
+
+
+def warm_up(begin: messages.Begin) -> messages.Ready:
+    """Import what was asked for, and find out whether this process may fork."""
+    why = [word for module in begin.preload if (word := _import(module))]
+    torch = _import("torch") == ""
+    method = begin.start_method
+    if method == "forkserver" and (unclean := what_forbids_forking()):
+        method = "spawn"
+        why.append(f"workers start in fresh interpreters: after the preload, {unclean}")
+    gc.collect()
+    gc.freeze()  # keeps the collector from writing to pages that all workers share
+    return messages.Ready(start_method=method, why=tuple(why), torch=torch)
+
+
+def _import(module: str) -> str:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001
+        return f"cannot preload `{module}`: {type(error).__name__}: {error}"
+    return ""
+
+
+def what_forbids_forking() -> str:
+    """`""`, or what a forked worker would inherit in a broken state."""
+    _probe_fork()
+    threads = len(os.listdir("/proc/self/task")) - 1
+    if threads:
+        return f"{threads} threads are running"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "CUDA is initialized"
+    devices = [path for path in _open_files() if path.startswith(("/dev/nvidia", "/dev/kfd"))]
+    return f"{devices[0]} is open" if devices else ""
+
+
+def _probe_fork() -> None:
+    """Fork once. Libraries that know about fork, as OpenBLAS does, end their threads for it; others keep them."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _open_files() -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue
+    return found
+
+
+class ForkServer:
+    """Obeys the supervisor's orders, one at a time, and says what became of the processes."""
+
+    def __init__(self, control: socket.socket, start_method: str) -> None:
+        self.control = control
+        self.start_method = start_method
+        self.stores: dict[int, int] = {}
+        self.brood = Brood(self._say, spared=self.stores.values())
+        #: Attempts wait here until nothing of those before them is alive.
+        self.next: messages.StartWorkers | None = None
+
+    def _say(self, word: messages.Word, fd: int | None = None) -> None:
+        wire.send(self.control, word, fd=fd)
+
+    def serve(self) -> Role | None:
+        """Until the supervisor is gone: None. In a forked child: its role."""
+        wake, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select(self.brood.until_deadline())}
+                if wake in ready:
+                    os.read(wake, 4096)
+                try:
+                    role = self._turn(has_order=self.control in ready)
+                except (EOFError, OSError):  # the supervisor is gone
+                    return None
+                if role is not None:
+                    return role
+
+    def _turn(self, *, has_order: bool) -> Role | None:
+        self.brood.reap()
+        if has_order:
+            order, _ = wire.receive(self.control)
+            role = self._obey(order)
+            if role is not None:
+                return role
+        self.brood.press()
+        if self.next is not None and self.brood.is_gone():
+            return self._start(self.next)
+        return None
+
+    def _obey(self, order: messages.Order) -> Role | None:
+        match order:
+            case messages.StartWorkers():
+                self.next = order
+                self.brood.kill()
+            case messages.StopWorkers():
+                if self.next is not None and self.next.attempt == order.attempt:
+                    self.next = None
+                self.brood.stop(order.attempt, order.grace)
+            case messages.OpenStore():
+                return self._open_store(order)
+            case messages.Begin():
+                raise AssertionError(order)
+        return None
+
+    def _start(self, order: messages.StartWorkers) -> Role | None:
+        self.next = None
+        for attempt in [attempt for attempt in self.stores if attempt < order.attempt]:
+            self._close_store(attempt)
+        self.brood.begin(order.attempt)
+        for spec in order.workers:
+            report = wire.memory_file("raylaunch-report")
+            pid = os.fork()
+            if pid == 0:
+                return partial(self._be_worker, spec, report)
+            self.brood.add(pid, spec, report)
+        self._say(messages.Started(attempt=order.attempt, pids=self.brood.pids()))
+        return None
+
+    def _be_worker(self, spec: WorkerSpec, report: int) -> int:
+        self.control.detach()
+        try:
+            boot.become(spec, report, os.getppid())
+        except OSError as error:
+            boot.refuse(report, error)
+            return 1
+        if self.start_method == "spawn" and spec.kind != "command":
+            _exec_boot(spec, report)
+        return boot.run(spec, report)
+
+    def _open_store(self, order: messages.OpenStore) -> Role | None:
+        if order.attempt in self.stores:
+            self._close_store(order.attempt)
+        try:
+            listening = store.listen(order.address)
+        except OSError as error:
+            self._say(messages.StoreOpen(attempt=order.attempt, port=0, why=str(error)))
+            return None
+        port = listening.getsockname()[1]
+        pid = os.fork()
+        if pid == 0:
+            return partial(self._be_store, order.address, port, listening.detach())
+        listening.close()
+        self.stores[order.attempt] = pid
+        self._say(messages.StoreOpen(attempt=order.attempt, port=port))
+        return None
+
+    def _be_store(self, address: str, port: int, listening: int) -> int:
+        self.control.detach()
+        parent = os.getppid()
+        boot.die_with_parent(parent)
+        boot.keep_only(listening)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if self.start_method == "spawn":
+            os.set_inheritable(listening, True)
+            os.execv(sys.executable, [sys.executable, store.__file__, str(parent), address, str(port), str(listening)])
+        store.serve(address, port, listening)
+        return 0
+
+    def _close_store(self, attempt: int) -> None:
+        os.kill(self.stores.pop(attempt), signal.SIGKILL)
+
+    def end(self) -> None:
+        """End every process that was started here, and what those started."""
+        for attempt in list(self.stores):
+            self._close_store(attempt)
+        self.brood.kill()
+        self.brood.wait_until_gone(seconds=5.0)
+
+
+def _exec_boot(spec: WorkerSpec, report: int) -> None:
+    body = wire.memory_file("raylaunch-spec", pickle.dumps(spec))
+    for fd in (body, report):
+        os.set_inheritable(fd, True)
+    os.execve(sys.executable, [sys.executable, "-u", boot.__file__, str(body), str(report)], spec.env)  # noqa: S606
+
+
+def main() -> int:
+    """The program: `forkserver.py CONTROL_FD`. In a forked child it returns the worker's exit code."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    entry.forget_start()
+    processes.become_reaper()
+    try:
+        begin, _ = wire.receive(control)
+        ready = warm_up(begin)
+        entry.mend_private_groups()
+        wire.send(control, ready)
+    except (EOFError, OSError):
+        return 0
+    server = ForkServer(control, ready.start_method)
+    role = server.serve()
+    if role is not None:
+        return role()
+    server.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

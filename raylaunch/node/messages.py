@@ -1,0 +1,89 @@
+"""What the supervisor and the fork server say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raylaunch.worker.spec import WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """First word to the fork server: what to import."""
+
+    preload: tuple[str, ...]
+    start_method: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorkers:
+    """Kill what is left of earlier attempts, wait until it is gone, then start these."""
+
+    attempt: int
+    workers: tuple[WorkerSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorkers:
+    """SIGTERM, and SIGKILL after `grace` seconds, to all of the attempt."""
+
+    attempt: int
+    grace: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStore:
+    """Have a store listening at this address for the attempt; stores of attempts before the present one go."""
+
+    attempt: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The fork server has imported everything. `why`: what stood in the way of forking, and imports that failed."""
+
+    start_method: str
+    why: tuple[str, ...]
+    torch: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """All workers of the attempt are forked; their process ids by local rank."""
+
+    attempt: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A worker ended; its report comes as a file descriptor beside this. `at` is CLOCK_MONOTONIC of the machine."""
+
+    attempt: int
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    stopped: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """Nothing of the attempt is alive any more."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOpen:
+    """The store of the attempt listens. `port` 0: it could not be opened, `why` says so."""
+
+    attempt: int
+    port: int
+    why: str = ""
+
+
+Order = Begin | StartWorkers | StopWorkers | OpenStore
+Word = Ready | Started | Exited | Stopped | StoreOpen

@@ -1,0 +1,312 @@
+"""The agent's side of the fork server: turns orders for the node into processes, and their ends into events."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from raylaunch.core.contract import ERROR, STDERR, STDOUT, rank_dir
+from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.failure import Failure
+from raylaunch.core.ranks import Assignment, Rendezvous, worker_env
+from raylaunch.node import forkserver, messages, processes, wire
+from raylaunch.node.deaths import Death, failure
+from raylaunch.worker.spec import Report, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """All that stays the same for a node's workers from attempt to attempt."""
+
+    node: str
+    address: str
+    run_dir: str
+    run_id: str
+    max_restarts: int
+    kind: str
+    target: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    payload: bytes = b""
+    env: dict[str, str]
+    cwd: str
+    backend: str | None
+    preload: tuple[str, ...]
+    start_method: str
+
+
+@dataclass(slots=True)
+class _Present:
+    """The present attempt on this node. `ends` holds all and only the ranks whose processes are gone."""
+
+    part: Assignment
+    pids: tuple[int, ...] = ()
+    ends: dict[int, int] = field(default_factory=dict)
+    late: list[Failure] = field(default_factory=list)
+    values: dict[int, bytes] = field(default_factory=dict)
+    finished: bool = False
+
+
+Event = messages.Ready | messages.StoreOpen | WorkersStarted | WorkersExited | WorkersStopped
+"""What `poll` gives. `at` in events and failures is this machine's CLOCK_MONOTONIC."""
+
+
+class Supervisor:
+    """One node's processes. Never blocks: whoever owns it waits for `fileno()` to be readable and calls `poll`."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self.settings = settings
+        self.ready = False
+        self._present: _Present | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        #: Orders that came before the fork server was ready.
+        self._waiting: list[messages.Order] = []
+
+    def start(self) -> None:
+        """Start the fork server; `Ready` comes when it has imported everything."""
+        processes.become_reaper()
+        ours, theirs = wire.pair()
+        self._server = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-u", forkserver.__file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=self.settings.env,
+            cwd=self.settings.cwd,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._control = ours
+        wire.send(ours, messages.Begin(preload=self.settings.preload, start_method=self.settings.start_method))
+
+    @property
+    def server_pid(self) -> int:
+        """The fork server's process id."""
+        assert self._server is not None, "not started"
+        return self._server.pid
+
+    def fileno(self) -> int:
+        """Readable when `poll` has something; another one after the fork server was replaced."""
+        assert self._control is not None, "not started"
+        return self._control.fileno()
+
+    def launch(self, part: Assignment, meeting: Rendezvous) -> None:
+        """End all earlier attempts without grace, then start this node's part of the next."""
+        workers = tuple(self._spec(part, local_rank, meeting) for local_rank in range(part.nproc))
+        self._present = _Present(part=part)
+        self._order(messages.StartWorkers(attempt=part.attempt, workers=workers))
+
+    def stop(self, attempt: int, grace: float) -> None:
+        """End the attempt. `WorkersStopped` follows in any case."""
+        self._order(messages.StopWorkers(attempt=attempt, grace=grace))
+
+    def open_store(self, attempt: int) -> None:
+        """Have a store ready for the attempt. `StoreOpen` follows."""
+        self._order(messages.OpenStore(attempt=attempt, address=self.settings.address))
+
+    def values(self) -> dict[int, bytes]:
+        """What the functions of the present attempt returned (or raised), pickled, by rank."""
+        return dict(self._present.values) if self._present is not None else {}
+
+    def close(self) -> None:
+        """End the fork server and with it every process of ours on the node. Waits for that, for seconds at most."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._server is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(timeout=6.0)
+            self._end_orphans()
+            self._server = None
+
+    def _order(self, order: messages.Order) -> None:
+        if not self.ready or self._control is None:
+            self._waiting.append(order)
+            return
+        with contextlib.suppress(OSError):  # gone: `poll` finds out and says what that means
+            wire.send(self._control, order)
+
+    def _spec(self, part: Assignment, local_rank: int, meeting: Rendezvous) -> WorkerSpec:
+        settings = self.settings
+        rank = part.base_rank + local_rank
+        folder = rank_dir(settings.run_dir, part.attempt, rank)
+        ranks = worker_env(part, local_rank, meeting, error_file=str(folder / ERROR), given=settings.env)
+        return WorkerSpec(
+            rank=rank,
+            local_rank=local_rank,
+            kind=settings.kind,
+            target=settings.target,
+            args=settings.args,
+            kwargs=settings.kwargs,
+            payload=settings.payload,
+            env=settings.env | ranks,
+            cwd=settings.cwd,
+            stdout=str(folder / STDOUT),
+            stderr=str(folder / STDERR),
+            backend=settings.backend,
+        )
+
+    def poll(self) -> list[Event]:
+        """Everything that happened since the last time."""
+        found: list[Event] = []
+        failures: list[Failure] = []
+        for word, fd in self._words():
+            match word:
+                case messages.Exited():
+                    failures.extend(self._exited(word, fd))
+                case messages.Stopped() | messages.Started():
+                    found.extend(self._told(failures))
+                    found.append(self._turned(word))
+                case messages.Ready():
+                    self._begin_serving()
+                    found.append(word)
+                case messages.StoreOpen():
+                    found.append(word)
+        found.extend(self._told(failures))
+        return found
+
+    def _words(self) -> Iterator[tuple[messages.Word, int | None]]:
+        while self._control is not None and _is_readable(self._control):
+            try:
+                yield wire.receive(self._control)
+            except (EOFError, ConnectionError):
+                yield from self._server_died()
+                return
+
+    def _begin_serving(self) -> None:
+        self.ready = True
+        waiting, self._waiting = self._waiting, []
+        for order in waiting:
+            self._order(order)
+
+    def _exited(self, word: messages.Exited, fd: int | None) -> list[Failure]:
+        """The failures to tell now. Those we caused ourselves are kept for `WorkersStopped`."""
+        report = _report(fd)
+        present = self._present
+        if present is None or word.attempt != present.part.attempt:
+            return [self._failure(word, report)] if word.exit_code and not word.stopped else []
+        present.ends[word.rank] = word.exit_code
+        if report.value:
+            present.values[word.rank] = report.value
+        if word.exit_code == 0:
+            return []
+        found = self._failure(word, report)
+        if word.stopped:
+            present.late.append(found)
+            return []
+        return [found]
+
+    def _failure(self, word: messages.Exited, report: Report) -> Failure:
+        folder = rank_dir(self.settings.run_dir, word.attempt, word.rank)
+        return failure(
+            Death(attempt=word.attempt, rank=word.rank, local_rank=word.local_rank, pid=word.pid, at=word.at),
+            exit_code=word.exit_code,
+            stopped=word.stopped,
+            report=report,
+            node=self.settings.node,
+            folder=folder,
+        )
+
+    def _told(self, failures: list[Failure]) -> list[Event]:
+        """Failures as one event for each attempt; or, where none ever failed, that all have finished."""
+        found: list[Event] = []
+        for attempt in sorted({failure.attempt for failure in failures}):
+            mine = tuple(failure for failure in failures if failure.attempt == attempt)
+            found.append(
+                WorkersExited(at=mine[0].at, attempt=attempt, node=self.settings.node, failures=mine),
+            )
+        failures.clear()
+        present = self._present
+        if present is not None and not present.finished and set(present.part.ranks) <= set(present.ends):
+            present.finished = True
+            if not any(present.ends.values()):
+                now = time.monotonic()
+                found.append(WorkersExited(at=now, attempt=present.part.attempt, node=self.settings.node))
+        return found
+
+    def _turned(self, word: messages.Started | messages.Stopped) -> Event:
+        now = time.monotonic()
+        present = self._present
+        if isinstance(word, messages.Started):
+            if present is not None and present.part.attempt == word.attempt:
+                present.pids = word.pids
+            return WorkersStarted(at=now, attempt=word.attempt, node=self.settings.node)
+        late: tuple[Failure, ...] = ()
+        if present is not None and present.part.attempt == word.attempt:
+            late, present.late = tuple(present.late), []
+        return WorkersStopped(at=now, attempt=word.attempt, node=self.settings.node, failures=late)
+
+    def _server_died(self) -> Iterator[tuple[messages.Word, int | None]]:
+        """Its workers died with it; tell of each, end their orphans, and start another."""
+        assert self._control is not None
+        assert self._server is not None
+        self._control.close()
+        self._server.wait()
+        self._end_orphans()
+        self.ready = False
+        present = self._present
+        if present is not None:
+            for local_rank, rank in enumerate(present.part.ranks):
+                if rank not in present.ends:
+                    pid = present.pids[local_rank] if local_rank < len(present.pids) else 0
+                    yield _died_with_server(present.part.attempt, rank, local_rank, pid), None
+        self.start()
+
+    def _end_orphans(self) -> None:
+        """What outlives the fork server becomes our child, since we are a subreaper; end it and all it leaves."""
+        deadline = time.monotonic() + 5.0
+        while (orphans := processes.children()) and time.monotonic() < deadline:
+            for pid in orphans:
+                processes.kill_tree(pid)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
+
+
+def _died_with_server(attempt: int, rank: int, local_rank: int, pid: int) -> messages.Exited:
+    return messages.Exited(
+        attempt=attempt,
+        rank=rank,
+        local_rank=local_rank,
+        pid=pid,
+        exit_code=-signal.SIGKILL,
+        stopped=False,
+        at=time.monotonic(),
+    )
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    try:
+        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def _report(fd: int | None) -> Report:
+    if fd is None:
+        return Report()
+    data = wire.read_all(fd)
+    if not data:
+        return Report()
+    return _loads(data)
+
+
+def _loads(data: bytes) -> Report:
+    try:
+        report = pickle.loads(data)  # noqa: S301
+    except Exception:  # noqa: BLE001
+        return Report()  # cut off by a kill
+    return report if isinstance(report, Report) else Report()
+

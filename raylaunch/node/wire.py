@@ -1,0 +1,62 @@
+"""Messages between the supervisor and the fork server: whole ones, over a socket pair that only they hold.
+
+A message that is too long for one packet travels in a memory file beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from typing import Any
+
+_INLINE = 32_000
+"""Bytes; a packet must fit the socket's send buffer (net.core.wmem_default, about 200 kB on Linux)."""
+_MAX_FDS = 2
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends. SEQPACKET keeps messages whole and says when the other end is gone."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, message: Any, *, fd: int | None = None) -> None:  # noqa: ANN401
+    """Send one message, with a file descriptor if given. Raises OSError where the other end is gone."""
+    data = pickle.dumps(message)
+    fds = [] if fd is None else [fd]
+    if len(data) <= _INLINE:
+        socket.send_fds(sock, [b"i" + data], fds)
+        return
+    body = memory_file("raylaunch-message", data)
+    try:
+        socket.send_fds(sock, [b"m"], [body, *fds])
+    finally:
+        os.close(body)
+
+
+def receive(sock: socket.socket) -> tuple[Any, int | None]:
+    """One message and the file descriptor that came with it. Raises EOFError where the other end is gone."""
+    packet, fds, _, _ = socket.recv_fds(sock, _INLINE * 2, _MAX_FDS)
+    if not packet:
+        raise EOFError
+    if packet[:1] == b"m":
+        data = read_all(fds.pop(0))
+    else:
+        data = packet[1:]
+    return pickle.loads(data), fds[0] if fds else None  # noqa: S301
+
+
+def memory_file(name: str, data: bytes = b"") -> int:
+    """An anonymous file in memory, holding the data, closed on exec."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return fd
+
+
+def read_all(fd: int) -> bytes:
+    """The whole of a memory file, which is closed."""
+    with open(fd, "rb") as file:  # noqa: PTH123
+        file.seek(0)
+        return file.read()

@@ -1,0 +1,200 @@
+"""Turns a fresh process into what `python train.py` would have been, runs the user's code, reports how it ended.
+
+Runs in two ways: in a child of the fork server (`become`, then `run`), or as the program of a fresh interpreter,
+`python -u boot.py SPEC_FD REPORT_FD` (`start_method: spawn`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # Started by path: make our own package importable without putting the current folder on sys.path.
+    sys.path[0] = __file__.rsplit("/", 3)[0]
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import traceback
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+from raylaunch.worker import entry
+from raylaunch.worker.spec import Report, WorkerSpec
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_OUR_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+def become(spec: WorkerSpec, report_fd: int, parent: int) -> None:
+    """Take on the worker's surroundings: session, signals, files, folder, environment.
+
+    `parent` is the process id of the fork server, whose death must be ours.
+    """
+    os.setsid()
+    die_with_parent(parent)
+    _reset_signals()
+    _redirect(spec)
+    keep_only(report_fd)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # Ray's workers run at nice 15; raising it again needs privilege
+    os.environ.clear()
+    os.environ.update(spec.env)
+    os.chdir(spec.cwd)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill us when the parent dies; it may have died before we asked."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def keep_only(*fds: int) -> None:
+    """Close every file descriptor above stderr but these."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in fds:  # noqa: PLR2004
+            with contextlib.suppress(OSError):  # the folder's own descriptor is gone by now
+                os.close(int(name))
+
+
+def _reset_signals() -> None:
+    """What a fresh Python has: everything default, SIGINT raising KeyboardInterrupt, SIGPIPE ignored, none blocked."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _redirect(spec: WorkerSpec) -> None:
+    """Put the worker's files where stdout and stderr were. The interpreter runs with `-u`: a write goes straight there."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for fd, path in ((1, spec.stdout), (2, spec.stderr)):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(opened, fd)
+        os.close(opened)
+
+
+def run(spec: WorkerSpec, report_fd: int) -> int:
+    """Run the user's code as `__main__`; the exit code that Python would have ended with."""
+    faulthandler.enable()
+    _reseed()
+    if spec.kind == "command":
+        return _exec(spec, report_fd)
+    try:
+        value = entry.call(spec)
+    except SystemExit as stop:
+        return _exit_code(stop)
+    except KeyboardInterrupt as error:
+        _show(error)
+        _die_of(signal.SIGINT)
+    except BaseException as error:  # noqa: BLE001
+        _show(error)
+        _leave(report_fd, _report(error, keep=spec.kind == "pickle"))
+        return 1
+    if spec.kind == "pickle":
+        _leave(report_fd, Report(value=entry.pickled(value)))
+    return 0
+
+
+def _reseed() -> None:
+    """Undo what a fork shares: NumPy's global generator would be the same in every worker."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _exec(spec: WorkerSpec, report_fd: int) -> int:
+    """Become another program. Returns only where that fails."""
+    try:
+        os.execvpe(spec.target, [spec.target, *map(str, spec.args)], spec.env)
+    except OSError as error:
+        hopeless = Report(
+            error_type=type(error).__name__, message=f"cannot run `{spec.target}`: {error.strerror}", hopeless=True
+        )
+        print(f"{hopeless.error_type}: {hopeless.message}", file=sys.stderr)
+        _leave(report_fd, hopeless)
+        return 127
+
+
+def _exit_code(stop: SystemExit) -> int:
+    """Python's own rule for `sys.exit(x)`."""
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _die_of(number: signal.Signals) -> NoReturn:
+    """Die the way Python does of an uncaught KeyboardInterrupt, so that our parent can tell."""
+    sys.stdout.flush()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback as if our own frames did not exist."""
+    error.__traceback__ = _users_part(error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and _is_ours(trace.tb_frame):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((_OUR_FOLDER, "<frozen runpy>", "<frozen importlib"))
+
+
+def _report(error: BaseException, *, keep: bool) -> Report:
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return Report(
+        error_type=type(error).__name__,
+        message=str(error),
+        traceback="".join(lines),
+        hopeless=isinstance(error, entry.CannotBeginError),
+        value=entry.pickled(error) if keep else b"",
+    )
+
+
+def _leave(report_fd: int, report: Report) -> None:
+    data = memoryview(pickle.dumps(report))
+    while data:
+        data = data[os.write(report_fd, data) :]
+
+
+def refuse(report_fd: int, error: BaseException) -> None:
+    """Report that the surroundings could not be taken on: a folder missing, a log file that cannot be opened."""
+    _leave(report_fd, Report(error_type=type(error).__name__, message=str(error), hopeless=True))
+
+
+def main() -> int:
+    """The program of a spawned worker: its surroundings are taken on already, its specification comes by file."""
+    spec_fd, report_fd = int(sys.argv[1]), int(sys.argv[2])
+    with open(spec_fd, "rb") as file:  # noqa: PTH123
+        file.seek(0)
+        spec: Any = pickle.load(file)  # noqa: S301
+    os.set_inheritable(report_fd, False)
+    entry.forget_start()
+    entry.mend_private_groups()
+    return run(spec, report_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""The four ways into the user's code, each as the interpreter itself would go."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import os
+import pickle
+import runpy
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raylaunch.worker.spec import WorkerSpec
+
+
+class CannotBeginError(Exception):
+    """The user's code was not even entered. No restart can mend that."""
+
+
+def forget_start() -> None:
+    """Take away the first entry of sys.path, which only served to find this package; the script's own comes there."""
+    start = sys.path.pop(0)
+    if start not in sys.path:
+        sys.path.append(start)
+
+
+def call(spec: WorkerSpec) -> object:
+    """Run it. Only functions return something."""
+    if spec.kind == "script":
+        return run_script(spec.target, spec.args)
+    if spec.kind == "module":
+        return run_module(spec.target, spec.args)
+    return run_function(spec)
+
+
+def run_script(path: str, args: Sequence[Any]) -> None:
+    """`python path args...`, for a file, or a folder or zip file that has a `__main__.py`."""
+    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
+        sys.argv = [path, *map(str, args)]
+        sys.path.insert(0, path)
+        _run_as_main("__main__", alter_argv=False)
+        return
+    try:
+        with io.open_code(os.path.abspath(path)) as file:
+            source = file.read()
+    except OSError as error:
+        msg = f"cannot read the script `{path}`: {error.strerror}"
+        raise CannotBeginError(msg) from None
+    sys.argv = [path, *map(str, args)]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    main = fresh_main()
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+def run_module(name: str, args: Sequence[Any]) -> None:
+    """`python -m name args...`."""
+    sys.argv = [name, *map(str, args)]
+    sys.path.insert(0, os.getcwd())
+    fresh_main()
+    _run_as_main(name, alter_argv=True)
+
+
+def _run_as_main(name: str, *, alter_argv: bool) -> None:
+    # What the interpreter itself calls for `-m`; the public `run_module` puts another `__main__` back afterwards,
+    # which breaks pickling and what runs at exit.
+    fresh_main()
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def fresh_main() -> types.ModuleType:
+    """A `__main__` as empty as the interpreter makes it."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    main.__dict__["__annotations__"] = {}
+    main.__spec__ = None
+    sys.modules["__main__"] = main
+    return main
+
+
+def run_function(spec: WorkerSpec) -> object:
+    """Join the process group, call the function, leave the group; the group is not left after an exception, since
+    that would wait for peers who may be gone."""
+    sys.argv = [spec.target]
+    sys.path.insert(0, os.getcwd())
+    fresh_main()
+    function, args, kwargs = _unpickled(spec) if spec.kind == "pickle" else _imported(spec)
+    join_group(spec)
+    value = function(*args, **kwargs)
+    leave_group()
+    return value
+
+
+def _unpickled(spec: WorkerSpec) -> tuple[Callable[..., object], Sequence[Any], dict[str, Any]]:
+    return pickle.loads(spec.payload)  # type: ignore[no-any-return]  # noqa: S301
+
+
+def _imported(spec: WorkerSpec) -> tuple[Callable[..., object], Sequence[Any], dict[str, Any]]:
+    module_name, _, name = spec.target.partition(":")
+    value: Any = importlib.import_module(module_name)
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            msg = f"`{module_name}` has no `{name}`"
+            raise CannotBeginError(msg) from None
+    if not callable(value):
+        msg = f"`{spec.target}` is not a function"
+        raise CannotBeginError(msg)
+    return value, spec.args, spec.kwargs
+
+
+def join_group(spec: WorkerSpec) -> None:
+    """`init_process_group`: the backend that was named, else nccl where there are GPUs, else gloo."""
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    backend = spec.backend
+    if backend is None:
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(spec.local_rank % torch.cuda.device_count())
+    if not dist.is_backend_available(backend.split(":")[-1]):
+        msg = f"this torch has no `{backend}` backend"
+        raise CannotBeginError(msg)
+    dist.init_process_group(backend)
+
+
+def leave_group() -> None:
+    """`destroy_process_group`, unless the function did it."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def pickled(value: object) -> bytes:
+    """Pickled for the driver: a value that cannot be pickled is a mistake of the caller's, said in words."""
+    import cloudpickle  # noqa: PLC0415
+
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:  # noqa: BLE001
+        if isinstance(value, BaseException):
+            return b""
+        msg = f"the function's result, a {type(value).__name__}, cannot be pickled: {error}"
+        raise TypeError(msg) from error
+
+
+_RENDEZVOUS = "torch.distributed.rendezvous"
+
+
+def mend_private_groups() -> None:
+    """Let `tcp://` groups of the script's own have a server.
+
+    TORCHELASTIC_USE_AGENT_STORE makes torch treat every endpoint as one that the agent serves, so that a private
+    `tcp://host:port` group waits for a server that nobody starts (pytorch#192113). Only MASTER_PORT is the agent's.
+    """
+    module = sys.modules.get(_RENDEZVOUS)
+    if module is not None:
+        _mend(module)
+    else:
+        sys.meta_path.insert(0, _MendOnImport())
+
+
+def _mend(module: types.ModuleType) -> None:
+    original = getattr(module, "_create_c10d_store", None)
+    uses_agent_store = getattr(module, "_torchelastic_use_agent_store", None)
+    if original is None or uses_agent_store is None or hasattr(original, "__wrapped__"):
+        return  # another torch; it is left as it is
+
+    def create_c10d_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        agents = str(port) == os.environ.get("MASTER_PORT")
+        module.__dict__["_torchelastic_use_agent_store"] = uses_agent_store if agents else lambda: False
+        try:
+            return original(hostname, port, *args, **kwargs)
+        finally:
+            module.__dict__["_torchelastic_use_agent_store"] = uses_agent_store
+
+    create_c10d_store.__wrapped__ = original  # type: ignore[attr-defined]
+    module.__dict__["_create_c10d_store"] = create_c10d_store
+
+
+class _MendOnImport(importlib.abc.MetaPathFinder):
+    """For a fresh interpreter, where torch may come later or never: mend the module right after it is loaded."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _RENDEZVOUS:
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec(fullname)
+        if found is not None and found.loader is not None:
+            original = found.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                original(module)
+                _mend(module)
+
+            found.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return found
