@@ -9,13 +9,14 @@ the newest whole one, so it may be killed at any moment and started again, by ha
 """
 
 import argparse
+import gc
 import math
 import os
 import random
 import sysconfig
 import time
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--keep", type=int, default=2, help="checkpoints to keep")
     parser.add_argument("--log-every", type=int, default=10, help="steps between lines of progress")
-    args = parser.parse_args()
-    for name in ("steps", "batch_size", "files", "context", "checkpoint_every", "keep", "log_every"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    return args
-
-
-# ── The model ──────────────────────────────────────────────────────────────────────────────────────────────
+    return parser.parse_args()
 
 
 class Block(nn.Module):
@@ -87,9 +81,6 @@ class CharTransformer(nn.Module):
         return self.head(self.blocks(self.characters(text) + self.positions))
 
 
-# ── The text, and where we are in it ───────────────────────────────────────────────────────────────────────
-
-
 @dataclass
 class Progress:
     """How far the run is; the next batch follows from this alone, whatever the world size."""
@@ -114,7 +105,7 @@ def shuffled(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def next_batch(windows: Tensor, progress: Progress, args: argparse.Namespace) -> Tensor:
-    """This rank's windows of the next step; moves `progress` on, into a new epoch where this one is used up."""
+    """This rank's windows of the next step; moves `progress` on, into a new epoch if need be."""
     per_step = args.batch_size * dist.get_world_size()
     if per_step > len(windows):
         raise SystemExit(f"{per_step} windows a step, but the text has {len(windows)}: raise --files")
@@ -126,7 +117,8 @@ def next_batch(windows: Tensor, progress: Progress, args: argparse.Namespace) ->
     return windows[mine]
 
 
-# ── Checkpoints ────────────────────────────────────────────────────────────────────────────────────────────
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("step-"))
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -134,11 +126,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.pt"), key=step_of)
 
 
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.stem.removeprefix("step-"))
-
-
-def write(state: dict[str, Any], folder: Path, keep: int) -> None:
+def write_checkpoint(state: dict[str, Any], folder: Path, keep: int) -> None:
     """Write aside, then rename: under a checkpoint's name there is a whole one or none."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished, step = folder / "unfinished.tmp", state["progress"]["step"]
@@ -157,23 +145,22 @@ def read_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         try:
             return path, torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file may fail in any way
-            say(f"skipping {path}, it cannot be read: {str(error).splitlines()[0]}")
+            say(f"skipping {path}, which cannot be read ({type(error).__name__})")
     return None
 
 
-def random_state() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
+def pick_device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cuda", torch.cuda.current_device())
 
 
-def restore_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-# ── The run ────────────────────────────────────────────────────────────────────────────────────────────────
+def join_world(device: torch.device) -> None:
+    """Join the world that the launcher describes, or make a world of one."""
+    if "RANK" not in os.environ:
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
 
 def say(line: str) -> None:
@@ -181,25 +168,16 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
-def join_world() -> torch.device:
-    """Join the world that the launcher describes, or make a world of one."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return device
-
-
 def mean_over_ranks(total: Tensor, count: int) -> float:
-    """The sum of all ranks' totals, divided by the sum of their counts."""
+    """The sum of all ranks' totals over the sum of their counts."""
     both = torch.stack([total, torch.tensor(float(count), device=total.device)])
     dist.all_reduce(both)
-    return (both[0] / both[1]).item()
+    return float(both[0] / both[1])
+
+
+def lr_factor(step: int, steps: int) -> float:
+    """A short climb to the peak, then half a cosine down to a tenth of it."""
+    return min((step + 1) / max(1, steps // 10), 0.55 + 0.45 * math.cos(math.pi * step / steps))
 
 
 class Trainer:
@@ -211,26 +189,48 @@ class Trainer:
         self.shape = {name: getattr(args, name) for name in ("context", "layers", "heads", "width")}
         torch.manual_seed(args.seed)
         self.net = CharTransformer(**self.shape).to(device)
-        self.ddp = DistributedDataParallel(self.net, device_ids=[device] if device.type == "cuda" else None)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=args.lr)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self.learning_rate)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, partial(lr_factor, steps=args.steps))
+
+    def start(self) -> None:
+        """Go on from the newest checkpoint, or begin; from here on the ranks work together."""
+        self.ddp = DistributedDataParallel(self.net)
         # DDP settles the order in which it sums gradients in its first backward pass. With that behind us, a
         # resumed run adds the same numbers in the same order as one never stopped, and ends at the same bits.
-        self.loss(self.ddp, self.train_windows[: args.batch_size]).backward()
-        self.seed_random()
+        self.loss(self.ddp, self.train_windows[: self.args.batch_size]).backward()
 
-    def learning_rate(self, step: int) -> float:
-        """A short climb to the peak, then half a cosine down to a tenth of it."""
-        climb = (step + 1) / max(1, self.args.steps // 10)
-        return min(climb, 0.55 + 0.45 * math.cos(math.pi * step / self.args.steps))
+        # Rank 0 reads for all: every rank has the same checkpoint, whatever its own disk would show it.
+        rank, world = dist.get_rank(), dist.get_world_size()
+        found: list[Any] = [read_newest(self.args.checkpoint_dir) if rank == 0 else None]
+        dist.broadcast_object_list(found)
+        path, state = found[0] or (None, {"random": []})
+        if path is None:
+            say("starting from scratch")
+        elif state["shape"] != self.shape:
+            message = f"{path} holds a model of another shape: {state['shape']}, not {self.shape}"
+            raise SystemExit(message if rank == 0 else 1)
+        else:
+            self.progress = Progress(**state["progress"])
+            self.net.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scheduler.load_state_dict(state["scheduler"])
+            say(f"resuming from {path} (epoch {self.progress.epoch}, step {self.progress.step})")
 
-    def loss(self, model: nn.Module, windows: Tensor, reduction: str = "mean") -> Tensor:
+        # Random numbers of each rank's own; they go on where they were if the world is as large as it was.
+        random.seed(f"{self.args.seed} {self.progress.step} {rank}")
+        torch.manual_seed(random.getrandbits(63))
+        if len(state["random"]) == world:
+            python, cpu, cuda = state["random"][rank]
+            random.setstate(python)
+            torch.set_rng_state(cpu)
+            if cuda is not None and self.device.type == "cuda":
+                torch.cuda.set_rng_state(cuda)
+
+    def loss(self, model: nn.Module, windows: Tensor) -> Tensor:
         windows = windows.long().to(self.device)
-        logits = model(windows[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction=reduction)
+        return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
     def step(self) -> Tensor:
-        self.ddp.train()
         loss = self.loss(self.ddp, next_batch(self.train_windows, self.progress, self.args))
         self.optimizer.zero_grad()
         loss.backward()
@@ -245,19 +245,15 @@ class Trainer:
         self.net.eval()
         mine = self.held_out[dist.get_rank() :: dist.get_world_size()]
         total = torch.zeros((), device=self.device)
-        for windows in mine.split(self.args.batch_size):
-            total += self.loss(self.net, windows, reduction="sum")
-        return mean_over_ranks(total, mine.shape[0] * self.args.context)
-
-    def seed_random(self) -> None:
-        """Random numbers of this rank's own, where there is no saved state to go on from."""
-        random.seed(f"{self.args.seed} {self.progress.step} {dist.get_rank()}")
-        torch.manual_seed(random.getrandbits(63))
+        for windows in torch.split(mine, self.args.batch_size):
+            total += self.loss(self.net, windows) * len(windows)
+        return mean_over_ranks(total, len(mine))
 
     def save(self) -> None:
-        """Every rank takes part, for its random state; rank 0 writes."""
+        """Every rank takes part, with the state of its random numbers; rank 0 writes."""
+        cuda = torch.cuda.get_rng_state() if self.device.type == "cuda" else None
         random_states: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(random_states, random_state())
+        dist.all_gather_object(random_states, (random.getstate(), torch.get_rng_state(), cuda))
         if dist.get_rank() == 0:
             state = {
                 "shape": self.shape,
@@ -267,47 +263,30 @@ class Trainer:
                 "scheduler": self.scheduler.state_dict(),
                 "random": random_states,
             }
-            write(state, self.args.checkpoint_dir, self.args.keep)
-
-    def resume(self) -> None:
-        """Rank 0 finds and reads the newest checkpoint and hands it to all, so that all have the same."""
-        found: list[Any] = [read_newest(self.args.checkpoint_dir) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(found)
-        if found[0] is None:
-            return say("starting from scratch")
-        path, state = found[0]
-        if state["shape"] != self.shape:
-            message = f"{path} holds a model of another shape: {state['shape']}, not {self.shape}"
-            raise SystemExit(message if dist.get_rank() == 0 else 1)
-        self.progress = Progress(**state["progress"])
-        self.net.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        if len(state["random"]) == dist.get_world_size():
-            restore_random_state(state["random"][dist.get_rank()])
-        else:
-            self.seed_random()
-        say(f"resuming from {path} (epoch {self.progress.epoch}, step {self.progress.step})")
+            write_checkpoint(state, self.args.checkpoint_dir, self.args.keep)
 
 
-def train(args: argparse.Namespace, device: torch.device) -> None:
-    trainer = Trainer(args, device)
-    trainer.resume()
-    now = trainer.progress
-    if now.step >= args.steps:
-        say(f"already finished: step {now.step} of {args.steps}")
+def train(args: argparse.Namespace) -> None:
+    # What can be done alone comes before the world: nobody waits for it, and modules that torch imports on the
+    # way would otherwise keep hold of the process group, past destroy_process_group().
+    trainer = Trainer(args, pick_device())
+    join_world(trainer.device)
+    trainer.start()
+    at = trainer.progress
+    if at.step >= args.steps:
+        say(f"already finished: step {at.step} of {args.steps}")
 
-    since, last_time = now.step, time.perf_counter()
-    while now.step < args.steps:
+    logged, clock = at.step, time.perf_counter()
+    while at.step < args.steps:
         loss = trainer.step()
-        if now.step % args.log_every == 0 or now.step == args.steps:
-            mean_loss, speed = mean_over_ranks(loss, 1), (now.step - since) / (time.perf_counter() - last_time)
-            since, last_time = now.step, time.perf_counter()
-            say(
-                f"step {now.step:4}/{args.steps}  epoch {now.epoch}  loss {mean_loss:.3f}  "
-                f"lr {trainer.scheduler.get_last_lr()[0]:.1e}  {speed:.1f} steps/s"
-            )
-        if now.step % args.checkpoint_every == 0 or now.step == args.steps:
+        last = at.step == args.steps
+        if last or at.step % args.log_every == 0:
+            average, lr = mean_over_ranks(loss, 1), trainer.scheduler.get_last_lr()[0]
+            speed = (at.step - logged) / (time.perf_counter() - clock)
+            logged, clock = at.step, time.perf_counter()
+            progress = f"step {at.step:4}/{args.steps}  epoch {at.epoch}"
+            say(f"{progress}  loss {average:.3f}  lr {lr:.1e}  {speed:.1f} steps/s")
+        if last or at.step % args.checkpoint_every == 0:
             trainer.save()
 
     say(f"validation loss {trainer.validation_loss():.3f}")
@@ -315,9 +294,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def main() -> None:
-    args = parse_args()
-    device = join_world()
-    train(args, device)
+    train(parse_args())
+    gc.collect()  # DDP goes first, for it holds the process group, whose threads must end before Python does
     dist.destroy_process_group()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from raylaunch.core.actions import Finish, Launch, Stop
-from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.events import NodeJoined, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure, root_cause
 from raylaunch.core.journal import Entry
 from raylaunch.errors import ExitCode
@@ -37,6 +37,8 @@ class RunResult:
     restarts: int
     attempts: tuple[Attempt, ...]
     cause: Failure | None
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Of all nodes that ever joined, by name."""
     run_dir: str = ""
 
     @property
@@ -80,11 +82,14 @@ def result(entries: Iterable[Entry], *, run_dir: str = "") -> RunResult:
     of after its consequences.
     """
     drafts: dict[int, _Draft] = {}
+    addresses: dict[str, str] = {}
     now = 0.0
     finish = Finish(exit_code=ExitCode.INTERNAL, why="the run did not come to an end")
     for entry in entries:
         now = now if entry.event is None else max(now, entry.event.at)
         _note_event(drafts, entry, now)
+        if isinstance(entry.event, NodeJoined):
+            addresses[entry.event.node] = entry.event.address
         for action in entry.actions:
             match action:
                 case Launch():
@@ -102,6 +107,7 @@ def result(entries: Iterable[Entry], *, run_dir: str = "") -> RunResult:
         restarts=max(len(attempts) - 1, 0),
         attempts=attempts,
         cause=root_cause(attempts[-1].failures) if at_fault else None,
+        addresses=addresses,
         run_dir=run_dir,
     )
 

@@ -1,0 +1,1 @@
+"""The terminal: the command line, job files, and everything a person reads."""

@@ -1,0 +1,86 @@
+"""`raylaunch.launch`: a function on every worker, its results back by rank."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import cloudpickle
+
+from raylaunch.cli import config
+from raylaunch.cli.console import Console
+from raylaunch.cli.report import report
+from raylaunch.cluster.run import Outcome, run_job
+from raylaunch.core.job import Entrypoint, Job, problems
+from raylaunch.errors import ClusterError, ConfigError, ExitCode, InterruptedByUserError, JobFailedError
+
+
+def launch(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **settings: Any,  # noqa: ANN401
+) -> list[Any]:
+    """Call `function(*args, **kwargs)` on every worker of the cluster; the results, by rank.
+
+    The workers have torchrun's environment. Their process group is initialized before the call (nccl where they
+    have GPUs, else gloo, or `backend=`) and destroyed after it.
+
+    :param function: anything that cloudpickle can pickle, also a lambda or a function of `__main__`.
+    :param settings: the settings of a job file, such as `nnodes=2, nproc_per_node=4, max_restarts=3`.
+    :returns: one result for each rank.
+    :raises JobFailedError: workers failed for good. Its `__cause__` is the exception of the rank that was the root
+        cause (if it could be pickled), its message holds that rank's traceback.
+    :raises ClusterError: the cluster cannot be reached, or did not give what was asked in time.
+    :raises ConfigError: a setting is wrong.
+    :raises InterruptedByUserError: SIGINT or SIGTERM ended the run.
+    """
+    job = _job(function, settings)
+    payload = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})))
+    console = Console()
+    try:
+        outcome = run_job(job, config.dump(job), console, payload=payload)
+    finally:
+        console.close()
+    if not outcome.result.ok:
+        raise _error(outcome) from _cause(outcome)
+    return [pickle.loads(outcome.values[rank]) for rank in sorted(outcome.values)]  # noqa: S301
+
+
+def _job(function: Callable[..., Any], settings: dict[str, Any]) -> Job:
+    known = {field.name for field in fields(Job)} - {"entrypoint"}
+    for key in settings:
+        if key not in known:
+            msg = f"`{key}` is not a setting"
+            raise ConfigError(msg, hint=f"settings are {', '.join(sorted(known))}")
+    module = getattr(function, "__module__", None) or "__main__"
+    name = getattr(function, "__qualname__", type(function).__name__)
+    job = Job(entrypoint=Entrypoint(function=f"{module}:{name}"), **({"name": name.strip("<>")} | settings))
+    found = problems(job)
+    if found:
+        raise ConfigError("; ".join(f"{problem.key}: {problem.message}" for problem in found))
+    return job
+
+
+def _error(outcome: Outcome) -> Exception:
+    result = outcome.result
+    text = report(result).removeprefix("error: ").rstrip()
+    if result.exit_code == ExitCode.JOB_FAILED:
+        return JobFailedError(text)
+    if result.exit_code == ExitCode.UNAVAILABLE:
+        return ClusterError(text)
+    return InterruptedByUserError(text)
+
+
+def _cause(outcome: Outcome) -> BaseException | None:
+    cause = outcome.result.cause
+    data = outcome.values.get(cause.rank) if cause is not None else None
+    if not data:
+        return None
+    try:
+        found = pickle.loads(data)  # noqa: S301
+    except Exception:  # noqa: BLE001
+        return None  # an exception whose class only the workers know
+    return found if isinstance(found, BaseException) else None

@@ -1,0 +1,1 @@
+"""The only room that knows Ray: connecting, looking around, reserving, the agents, and the driver."""

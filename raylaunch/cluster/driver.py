@@ -1,0 +1,224 @@
+"""The shell around the machine: takes the next fact, asks what to do, does it, writes both down."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from raylaunch.cluster.agent import AgentUp
+from raylaunch.cluster.fleet import Fleet, Gone, Heard
+from raylaunch.core.actions import Action, Finish, Launch, Release, Stop, WakeAt
+from raylaunch.core.events import (
+    Event,
+    NodeJoined,
+    NodeLost,
+    StopAsked,
+    Tick,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
+from raylaunch.core.failure import Failure
+from raylaunch.core.job import Job
+from raylaunch.core.journal import Entry
+from raylaunch.core.machine import Machine, Phase
+from raylaunch.core.ranks import Rendezvous, assign
+from raylaunch.errors import ClusterError
+from raylaunch.node.logs import Output
+from raylaunch.node.messages import StoreOpen
+
+
+class Observer(Protocol):
+    """Whoever watches the run: the terminal."""
+
+    def decided(self, entry: Entry, machine: Machine) -> None:
+        """The machine took a step."""
+
+    def wrote(self, output: Iterable[Output]) -> None:
+        """Shown ranks wrote something."""
+
+    def said(self, text: str) -> None:
+        """Something worth a line that is no decision."""
+
+
+class Journal(Protocol):
+    """Where entries are written."""
+
+    def append(self, entry: Entry) -> None:
+        """One more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    signal: str
+
+
+Item = Heard | Gone | _Asked
+
+
+class Driver:
+    """One run. Everything that happens comes through the inbox; nothing else changes the machine."""
+
+    def __init__(
+        self,
+        job: Job,
+        run_id: str,
+        fleet: Fleet,
+        journal: Journal,
+        observer: Observer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.machine = Machine(job)
+        self._run_id = run_id
+        self._fleet = fleet
+        self._journal = journal
+        self._observer = observer
+        self._clock = clock
+        self._began = clock()
+        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._wake_at: float | None = None
+        #: Ports of stores that listen, by node and attempt.
+        self._stores: dict[tuple[str, int], int] = {}
+        #: An attempt that waits for the store of its first node.
+        self._unsent: Launch | None = None
+        self._finish: Finish | None = None
+
+    def ask_stop(self, signal: str) -> None:
+        """Have the run end. May be called from a signal handler: it only puts the wish away."""
+        self._inbox.put(_Asked(signal))
+
+    def run(self) -> Finish:
+        """Until the machine is done. The fleet is the caller's to close."""
+        self._record(None, self.machine.start())
+        self._fleet.start(self._inbox.put)
+        while self.machine.phase is not Phase.DONE:
+            for event in self._facts(self._next()):
+                self._record(event, self.machine.handle(event))
+        assert self._finish is not None, "a machine that is done has said Finish"
+        return self._finish
+
+    def _now(self) -> float:
+        return self._clock() - self._began
+
+    def _next(self) -> Item | None:
+        """The next item; None: it is time for a tick."""
+        timeout = None if self._wake_at is None else max(0.0, self._wake_at - self._now())
+        try:
+            return self._inbox.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def _record(self, event: Event | None, actions: list[Action]) -> None:
+        """Act first, write then: the disk must not stand between a death and the next start."""
+        self._perform(actions)
+        entry = Entry(event=event, actions=tuple(actions))
+        self._journal.append(entry)
+        self._observer.decided(entry, self.machine)
+
+    # From what is heard to facts.
+
+    def _facts(self, item: Item | None) -> Iterator[Event]:
+        match item:
+            case None:
+                self._wake_at = None
+                yield Tick(at=self._now())
+            case _Asked():
+                yield StopAsked(at=self._now(), signal=item.signal)
+            case Gone():
+                yield NodeLost(at=self._now(), node=item.node, why=item.why)
+                if self.machine.phase is not Phase.DONE:
+                    self._fleet.replace(item)
+            case Heard():
+                yield from self._heard(item)
+
+    def _heard(self, item: Heard) -> Iterator[Event]:
+        if item.words.output:
+            self._observer.wrote(item.words.output)
+        behind = self._now() - item.words.now
+        for word in item.words.events:
+            match word:
+                case AgentUp():
+                    yield from self._up(item.node, word)
+                case StoreOpen():
+                    yield from self._store_open(item.node, word)
+                case WorkersStarted():
+                    yield replace(word, at=self._now())
+                case WorkersExited() | WorkersStopped():
+                    yield replace(word, at=self._now(), failures=_on_our_clock(word.failures, behind))
+
+    def _up(self, node: str, up: AgentUp) -> Iterator[Event]:
+        for why in up.ready.why:
+            self._observer.said(f"{node}: {why}")
+        if not up.ready.torch:
+            msg = f"torch cannot be imported on {up.address}"
+            raise ClusterError(msg, hint="; ".join(up.ready.why))
+        if node in self.machine.nodes:
+            return  # its fork server was replaced, the agent is the same
+        self._fleet.joined(node, up.node_id)
+        yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc)
+
+    def _store_open(self, node: str, word: StoreOpen) -> Iterator[Event]:
+        if word.port == 0:
+            yield NodeLost(at=self._now(), node=node, why=f"cannot open a store: {word.why}")
+            return
+        self._stores[node, word.attempt] = word.port
+        if self._unsent is not None and (node, word.attempt) == (self._unsent.roster[0], self._unsent.attempt):
+            self._send(self._unsent, word.port)
+
+    # From orders to deeds.
+
+    def _perform(self, actions: list[Action]) -> None:
+        launched: set[str] = set()
+        for action in actions:
+            if isinstance(action, Launch):
+                launched.update(action.roster)
+        for action in actions:
+            match action:
+                case Launch():
+                    self._launch(action)
+                case Stop():
+                    covered = launched if action.grace == 0 else set()
+                    for node in action.nodes:
+                        if node not in covered:
+                            self._fleet.stop(node, action.attempt, action.grace)
+                case Release():
+                    self._fleet.release(action.node)
+                case WakeAt():
+                    self._wake_at = action.at
+                case Finish():
+                    self._finish = action
+
+    def _launch(self, launch: Launch) -> None:
+        """Send it at once where the store is open; else when it is."""
+        first = launch.roster[0]
+        port = self._stores.get((first, launch.attempt))
+        if port is not None:
+            self._send(launch, port)
+        else:
+            self._unsent = launch
+            self._fleet.open_store(first, launch.attempt)
+
+    def _send(self, launch: Launch, port: int) -> None:
+        """One message to each node; then have the next attempt's store opened, before it is needed."""
+        self._unsent = None
+        members = [self.machine.nodes[node] for node in launch.roster if node in self.machine.nodes]
+        if len(members) < len(launch.roster):
+            return  # one was lost meanwhile; the machine knows and will decide anew
+        meeting = Rendezvous(
+            master_addr=members[0].address,
+            master_port=port,
+            run_id=self._run_id,
+            max_restarts=self.machine.job.max_restarts,
+        )
+        for part in assign(launch.attempt, members):
+            self._fleet.launch(part.node, part, meeting)
+        self._fleet.open_store(launch.roster[0], launch.attempt + 1)
+        self._stores = {key: port for key, port in self._stores.items() if key[1] > launch.attempt}
+
+
+def _on_our_clock(failures: tuple[Failure, ...], behind: float) -> tuple[Failure, ...]:
+    """Times of death, from the node's clock to seconds since the run began; off by what the message took."""
+    return tuple(replace(failure, at=failure.at + behind) for failure in failures)

@@ -1,0 +1,46 @@
+"""What the cluster has: Ray's nodes as facts for the core."""
+
+from __future__ import annotations
+
+import ray
+from ray._private import state
+from ray._private.accelerators import get_accelerator_manager_for_resource
+
+from raylaunch.cluster.session import local_cpus
+from raylaunch.core.job import Job
+from raylaunch.core.plan import NodeFacts
+
+LOOPBACK = "127.0.0.1"
+"""Where a job on one machine meets: no other machine needs to reach it, and none should."""
+
+
+def nodes() -> tuple[NodeFacts, ...]:
+    """The nodes that are alive and not being drained, with what is free on each right now."""
+    free = state.available_resources_per_node()
+    draining = state.state.get_draining_nodes()
+    return tuple(
+        _facts(node, free.get(node["NodeID"], {}))
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] not in draining
+    )
+
+
+def _facts(node: dict[str, object], free: dict[str, float]) -> NodeFacts:
+    total: dict[str, float] = node["Resources"]  # type: ignore[assignment]
+    return NodeFacts(
+        node_id=str(node["NodeID"]),
+        address=str(node["NodeManagerAddress"]),
+        cpus=total.get("CPU", 0.0),
+        gpus=total.get("GPU", 0.0),
+        free_cpus=free.get("CPU", 0.0),
+        free_gpus=free.get("GPU", 0.0),
+    )
+
+
+def this_machine(job: Job) -> NodeFacts:
+    """What a local Ray would have, without starting one."""
+    cpus = float(local_cpus(job))
+    gpus = float(get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators())
+    return NodeFacts(
+        node_id="local", address=LOOPBACK, cpus=cpus, gpus=gpus, free_cpus=cpus, free_gpus=gpus
+    )

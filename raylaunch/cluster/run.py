@@ -1,0 +1,117 @@
+"""A run from end to end: connect, plan, reserve, drive, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from raylaunch.cluster import inventory, session, signals
+from raylaunch.cluster.agent import AgentSettings
+from raylaunch.cluster.driver import Driver, Observer
+from raylaunch.cluster.fleet import RayFleet
+from raylaunch.cluster.run_folder import RunFolder
+from raylaunch.cluster.session import Session
+from raylaunch.core import result as results
+from raylaunch.core.environment import submitted
+from raylaunch.core.job import Job, shown_ranks
+from raylaunch.core.plan import Plan, make_plan
+from raylaunch.core.result import RunResult
+from raylaunch.errors import ClusterError, ExitCode
+from raylaunch.node.supervisor import NodeSettings
+
+
+class Watcher(Observer):
+    """An observer that is also told of the plan and of the run folder before the first event."""
+
+    def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
+        """The run begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result, and what functions returned or raised: cloudpickled, by rank."""
+
+    result: RunResult
+    values: dict[int, bytes] = field(default_factory=dict)
+
+
+def plan_job(job: Job) -> Plan:
+    """Who would run where. Connects to a cluster if there is one; starts nothing. Raises ClusterError."""
+    if session.find(job.ray) is None:
+        return _plan(job, (inventory.this_machine(job),), local=True)
+    with session.connected(job) as connection:
+        return _plan(job, inventory.nodes(), local=connection.local)
+
+
+def _plan(job: Job, nodes: tuple[inventory.NodeFacts, ...], *, local: bool) -> Plan:
+    try:
+        return make_plan(job, nodes, local=local)
+    except ValueError as error:
+        raise ClusterError(str(error)) from None
+
+
+def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") -> Outcome:
+    """Run it. `payload`: cloudpickle of (function, args, kwargs), instead of the job's entry point.
+
+    Raises ClusterError where the cluster cannot be reached or cannot hold the job at all, and
+    InterruptedByUserError for a signal before the first worker was asked for; whatever happens to workers is in the
+    outcome.
+    """
+    began = datetime.now(UTC)
+    with signals.handled() as stops, session.connected(job) as connection:
+        plan = _plan(job, inventory.nodes(), local=connection.local)
+        if connection.local and not plan.feasible:
+            msg = "this machine cannot hold the job"
+            raise ClusterError(msg, hint=plan.shortage)
+        run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
+        folder = RunFolder.create(job, run_id, watcher.said)
+        folder.open(job, job_text, plan, began.isoformat())
+        watcher.planned(job, plan, str(folder.path))
+        told = _told(job, plan, connection, folder.path, run_id, payload)
+        fleet = RayFleet(plan, told)
+        driver = Driver(job, run_id, fleet, folder, watcher)
+        stops.go_to(driver.ask_stop)
+        with contextlib.closing(fleet):
+            finish = driver.run()
+            values = fleet.values(driver.machine.nodes) if payload else {}
+        found = results.result(folder.entries, run_dir=str(folder.path))
+        if finish.exit_code == ExitCode.UNAVAILABLE:
+            found = replace(found, why=f"{found.why}\n{_plan(job, inventory.nodes(), local=connection.local).shortage}")
+        folder.close(found)
+        return Outcome(result=found, values=values)
+
+
+def _told(job: Job, plan: Plan, connection: Session, run_dir: Path, run_id: str, payload: bytes) -> AgentSettings:
+    entry = job.entrypoint
+    settings = NodeSettings(
+        node="",
+        address="",
+        run_dir=str(run_dir),
+        run_id=run_id,
+        max_restarts=job.max_restarts,
+        kind="pickle" if payload else entry.kind,
+        target=entry.target,
+        args=tuple(entry.args),
+        kwargs=dict(entry.kwargs),
+        payload=payload,
+        env=dict(job.env),
+        cwd="",
+        backend=job.backend,
+        preload=tuple(job.preload),
+        start_method=job.start_method,
+    )
+    return AgentSettings(
+        settings=settings,
+        address=inventory.LOOPBACK if connection.local else None,
+        nproc=plan.nproc,
+        submitter_env=submitted(os.environ),
+        cwd=None if connection.brings_files else os.getcwd(),
+        ray_address=connection.address,
+        shown=shown_ranks(job.show),
+    )
+
+

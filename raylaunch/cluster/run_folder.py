@@ -1,0 +1,88 @@
+"""The folder of a run, as the driver writes it. A full disk must not end the training, so only its making may fail."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TextIO
+
+from raylaunch.core import contract, journal
+from raylaunch.core.job import Job
+from raylaunch.core.journal import Entry
+from raylaunch.core.plan import Plan
+from raylaunch.core.result import RunResult
+from raylaunch.errors import ConfigError
+
+
+class RunFolder:
+    """All entries are also kept in memory: the result is built from them whatever became of the disk."""
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self.path = path
+        self.entries: list[Entry] = []
+        self._warn = warn
+        self._events: TextIO | None = None
+
+    @classmethod
+    def create(cls, job: Job, run_id: str, warn: Callable[[str], None]) -> RunFolder:
+        """Make the folder. One that is there already gets a number behind its name; no run overwrites another's."""
+        base = Path(job.log_dir).absolute() / job.title
+        path, number = base / run_id, 1
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    path.mkdir()
+                    return cls(path, warn)
+                except FileExistsError:
+                    number += 1
+                    path = base / f"{run_id}-{number}"
+        except OSError as error:
+            msg = f"cannot make the run folder {path}: {error.strerror}"
+            raise ConfigError(msg, hint="`log_dir` says where run folders are made") from None
+
+    def open(self, job: Job, job_text: str, plan: Plan, began: str) -> None:
+        """Write what is known before the first event."""
+        self._write(contract.JOB, job_text)
+        self._write(contract.PLAN, json.dumps(asdict(plan), indent=2) + "\n")
+        try:
+            self._events = (self.path / contract.EVENTS).open("w")
+        except OSError as error:
+            self._lament(contract.EVENTS, error)
+        self._line(journal.header(job, began))
+
+    def append(self, entry: Entry) -> None:
+        """One step of the machine."""
+        self.entries.append(entry)
+        self._line(journal.line(entry))
+
+    def close(self, result: RunResult) -> None:
+        """Write the result aside, then rename: whoever sees it sees all of it."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        self._write(contract.RESULT, json.dumps(asdict(result), indent=2) + "\n")
+
+    def _line(self, text: str) -> None:
+        if self._events is None:
+            return
+        try:
+            self._events.write(text + "\n")
+            self._events.flush()
+        except OSError as error:
+            self._events = None
+            self._lament(contract.EVENTS, error)
+
+    def _write(self, name: str, text: str) -> None:
+        aside = self.path / f".{name}.{os.getpid()}"
+        try:
+            aside.write_text(text)
+            aside.replace(self.path / name)
+        except OSError as error:
+            self._lament(name, error)
+
+    def _lament(self, name: str, error: OSError) -> None:
+        self._warn(f"cannot write {self.path / name}: {error.strerror}; the run goes on without it")

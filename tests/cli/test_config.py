@@ -1,0 +1,423 @@
+"""Job files and overrides become the right job, or an error that a person can act on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raylaunch.cli.config import dump, load
+from raylaunch.core.job import Entrypoint, Job, RayOptions
+from raylaunch.errors import ConfigError, ExitCode
+
+Golden = Callable[[str, str], None]
+
+FILE = "conf/job.yaml"
+RUN = "entrypoint:\n  script: train.py\n"
+FUNCTION = "entrypoint:\n  function: train:main\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Paths in messages are relative, whatever the folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NOT_SET", raising=False)
+    monkeypatch.setenv("HOME", "/home/ana")
+    (tmp_path / "conf").mkdir()
+    return tmp_path
+
+
+def job(text: str, *overrides: str) -> Job:
+    """The job of a file with this text."""
+    Path(FILE).write_text(text, encoding="utf-8")
+    return load(FILE, overrides)
+
+
+def refusal(text: str, *overrides: str) -> str:
+    """What is said about a file with this text."""
+    with pytest.raises(ConfigError) as caught:
+        job(text, *overrides)
+    return caught.value.message
+
+
+WRONG: dict[str, tuple[str, ...]] = {
+    # names
+    "unknown_top": (RUN + "nnode: 2\n",),
+    "unknown_nested": ("entrypoint:\n  scrip: train.py\n",),
+    "unknown_in_other_section": ("script: train.py\nray:\n  nnodes: 2\n",),
+    "unknown_dashes": (RUN + "max-restarts: 3\nNproc-Per-Node: 2\n",),
+    "unknown_rendezvous": (RUN + "rdzv_backend: c10d\nrdzv_id: night\n",),
+    "unknown_like_nothing": (RUN + "zebra: 2\n",),
+    "unknown_section": (RUN + "ryy:\n  address: auto\nnodes:\n  min: 1\n",),
+    "unknown_dotted": ("entrypoint.script: train.py\n",),
+    # types
+    "type_whole_number": (RUN + "max_restarts: two\n",),
+    "type_fraction": (RUN + "max_restarts: 1.5\n",),
+    "type_boolean": (RUN + "max_restarts: true\ncpus_per_worker: false\n",),
+    "type_scalar_for_section": (RUN + "ray: here\n",),
+    "type_list_for_section": (RUN + "env: [A, B]\nray:\n  - auto\n",),
+    "type_section_for_scalar": (RUN + "max_restarts:\n  workers: 2\n",),
+    "type_list_for_scalar": (RUN + "placement: [spread, pack]\nlog_dir:\n  - runs\n",),
+    "type_scalar_for_list": (RUN + "preload: torch\n",),
+    "type_section_for_list": ("entrypoint:\n  script: train.py\n  args: {steps: 50}\n",),
+    "type_in_list": ("entrypoint:\n  script: train.py\n  args:\n    - --steps: 50\n    -\n    - ok\n",),
+    "type_null": (RUN + "max_restarts:\nlog_dir: ~\nenv:\n  A:\n",),
+    "type_long_value": (RUN + f"max_restarts: {'very ' * 40}\n",),
+    # values
+    "missing_values": ("entrypoint:\n  script: ???\nnnodes: ???\nray: ???\nenv:\n  TOKEN: ???\n",),
+    "range_reversed": (RUN + 'nnodes: "4:2"\n',),
+    "two_entrypoints": ("entrypoint:\n  script: train.py\n\n  args: []\n  module: train\n",),
+    "two_entrypoints_on_one_line": ("entrypoint: {script: train.py, module: train}\n",),
+    "two_entrypoints_file_and_override": (RUN, "entrypoint.module=train"),
+    "nothing_to_run": ("nnodes: 2\n",),
+    "nothing_in_entrypoint": ("nnodes: 2\nentrypoint:\n  args: [1]\n",),
+    "several_values": (RUN + "nnodes: 0\nplacement: sprad\nstart_timeout: -1\nshow: first\n",),
+    # references
+    "reference_unknown": (RUN + "name: ${foo}\n",),
+    "reference_near_miss": (RUN + "name: run-${nnode}\nlog_dir: ${HOME}/runs\n",),
+    "reference_environment": (RUN + "name: ${oc.env:NOT_SET}\n",),
+    "reference_resolver": (RUN + "name: ${env:HOME}\n",),
+    "reference_open": (RUN + "name: ${nnodes\n",),
+    "reference_loop": (RUN + "name: ${run_id}\nrun_id: ${name}\n",),
+    "reference_type": (RUN + "max_restarts: ${placement}\ncpus_per_worker: ${name}\n",),
+    "reference_missing": (RUN + "name: ???\nrun_id: ${name}\n",),
+    # files
+    "empty": ("",),
+    "only_comments": ("# nnodes: 2\n",),
+    "top_list": ("- nnodes: 2\n",),
+    "top_text": ("import torch\n",),
+    # YAML
+    "yaml_colon": ("name: a: b\n",),
+    "yaml_tab": ("entrypoint:\n\tscript: train.py\n",),
+    "yaml_no_colon": ("name: a\nnnodes\nrun_id: b\n",),
+    "yaml_open_quote": (RUN + "name: 'it\nnnodes: 2\n",),
+    "yaml_open_bracket": (RUN + "preload: [torch\n\n\n",),
+    "yaml_brace_in_brackets": (RUN + "preload: [torch, ${name}]\n",),
+    "yaml_block_text": (RUN + "name: |a|\n",),
+    "yaml_indentation": ("entrypoint:\n    script: train.py\n  args: []\n",),
+    "yaml_alias": (RUN + "show: *all\n",),
+    "yaml_second_document": (RUN + "---\nnnodes: 2\n",),
+    "yaml_escape": ('log_dir: "C:\\data"\n',),
+    "yaml_reserved": (RUN + "show: @all\n",),
+    "yaml_control_character": (RUN + "name: a\x1bb\n",),
+    "yaml_duplicate_key": (RUN + "nnodes: 1\nenv: {A: 1, A: 2}\nnnodes: 2\n",),
+    "yaml_key": (RUN + "? [a, b]\n: 1\n",),
+    "yaml_tag": (RUN + "nnodes: !node 3\n",),
+    "yaml_inside_itself": (RUN + "preload: &again [*again]\n",),
+    # overrides
+    "override_near_miss": (RUN, "nproc_per_nod=4"),
+    "override_nested": (RUN, "entrypont.args=[1]", "ray.adress=auto"),
+    "override_dashes": (RUN, "--max-restarts=4"),
+    "override_no_value": (RUN, "nnodes"),
+    "override_no_value_typo": (RUN, "nnode"),
+    "override_empty": (RUN, ""),
+    "override_no_key": (RUN, "=4"),
+    "override_empty_part": (RUN, "entrypoint..args=[]"),
+    "override_broken_value": (RUN, "entrypoint.args=[1,", "show=@all"),
+    "override_type": (RUN, "max_restarts=two"),
+    "override_null": (RUN, "max_restarts="),
+    "override_item": ("entrypoint:\n  script: train.py\n  args: [a, b]\n", "entrypoint.args[2]=c"),
+    "override_item_of_default": (RUN, "preload[0]=numpy"),
+    "override_below_scalar": (RUN + "nnodes: 2\n", "nnodes.min=1"),
+    "override_quoted": (RUN, "name=a b/c", "env={A: [1]}"),
+    "override_control_character": (RUN, "max_restarts=a\nb\x1b[1m"),
+    "override_among_many": (RUN, *(f"env.VARIABLE_{number}=a-long-value" for number in range(9)), "nnode=3"),
+    # together
+    "several_at_once": (
+        "entrypoint:\n  scrip: train.py\n" + "\n" * 6 + "ray: here\nnnodes: 4:2\nname: 日本語/run\n",
+        "max_restarts=two",
+        "show=first",
+        "bakend=nccl",
+    ),
+    "syntax_and_override": ("name: a: b\n", "nnode=2"),
+    "wide_letters": ("entrypoint: {script: 訓練.py, modul: é}\n",),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes(name: str, golden: Golden) -> None:
+    """Each mistake is shown where it is, with what was expected and what to do."""
+    text, *overrides = WRONG[name]
+    golden(f"config/{name}", refusal(text, *overrides))
+
+
+def refused_file(path: str) -> str:
+    """What is said about a path."""
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    return caught.value.message
+
+
+def test_missing_files(golden: Golden) -> None:
+    """A missing file is answered with the file that was meant."""
+    Path("conf/job.yaml").touch()
+    Path("conf/jab.py").touch()
+    golden("config/file_missing", refused_file("conf/jb.yml"))
+    golden("config/file_like_nothing", refused_file("conf/zzzzzzzzz"))
+    golden("config/file_no_folder", refused_file("cnf/job.yaml"))
+
+
+def test_folder(golden: Golden) -> None:
+    """A folder is no job file; the file in it may be."""
+    Path("conf/job.yaml").touch()
+    golden("config/file_folder", refused_file("conf"))
+
+
+def test_unreadable_file(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without the permission to read it says so."""
+
+    # root may read everything, so a file mode would not do.
+    def deny(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    golden("config/file_denied", refused_file(FILE))
+
+
+def test_file_in_another_encoding(golden: Golden) -> None:
+    """A file that is not UTF-8 names the byte and the line."""
+    Path(FILE).write_bytes(RUN.encode() + "name: Ren\u00e9\n".encode("latin-1"))
+    golden("config/file_not_utf8", refused_file(FILE))
+
+
+def test_exit_code() -> None:
+    """A mistake in the job file is a mistake in usage."""
+    with pytest.raises(ConfigError) as caught:
+        job("")
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_word_of_the_libraries(name: str) -> None:
+    """No message carries the raw text of OmegaConf or PyYAML."""
+    text, *overrides = WRONG[name]
+    message = refusal(text, *overrides)
+    for word in ("full_key", "object_type", "Error", "<stream end>", "while parsing", "not YAML"):
+        assert word not in message
+
+
+def test_least_job() -> None:
+    """A script alone is a job; everything else has a default."""
+    assert job(RUN) == Job(entrypoint=Entrypoint(script="train.py"))
+
+
+def test_pathlike() -> None:
+    """A path object is as good as its text."""
+    job(RUN)
+    assert load(Path(FILE)) == load(FILE)
+
+
+def test_byte_order_mark_and_carriage_returns() -> None:
+    """A file from Windows is read like any other."""
+    Path(FILE).write_bytes(b"\xef\xbb\xbf" + RUN.replace("\n", "\r\n").encode())
+    assert load(FILE).entrypoint.script == "train.py"
+
+
+@pytest.mark.parametrize("text", ["nnodes: 1:4", 'nnodes: "1:4"', "nnodes: '1:4'"])
+def test_range_is_not_a_time(text: str) -> None:
+    """`1:4` is a range with and without quotes, not the sixty-four of YAML 1.1."""
+    assert job(f"{RUN}{text}\n").nnodes == "1:4"
+    assert job(RUN, "nnodes=1:4").nnodes == "1:4"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("max_restarts", "3", 3),
+        ("max_restarts", '"3"', 3),
+        ("max_restarts", "010", 10),
+        ("nnodes", "2", 2),
+        ("nnodes", '"2"', 2),
+        ("nproc_per_node", "auto", "auto"),
+        ("nproc_per_node", "8", 8),
+        ("join_timeout", "1e3", 1000.0),
+        ("join_timeout", "5", 5.0),
+        ("join_timeout", ".inf", math.inf),
+        ("name", "null", None),
+        ("name", "", None),
+        ("name", "1.10", "1.10"),
+        ("run_id", "007", "007"),
+        ("run_id", "2026-11-21", "2026-11-21"),
+        ("run_id", "1e5", "1e5"),
+        ("show", "0", "0"),
+        ("show", "0,3", "0,3"),
+        ("preload", "", []),
+        ("preload", "[a, b]", ["a", "b"]),
+        ("ray", "", RayOptions()),
+        ("ray", "{address: local}", RayOptions(address="local")),
+        ("env", "null", {}),
+    ],
+)
+def test_values(key: str, text: str, value: object) -> None:
+    """Values mean the same in a file and on the command line, and text stays as it is written."""
+    for read in (job(f"{RUN}{key}: {text}\n"), job(RUN, f"{key}={text}")):
+        assert getattr(read, key) == value
+        assert type(getattr(read, key)) is type(value)
+
+
+def test_environment_is_text() -> None:
+    """Variables get the text of the file: `true` is `true`, `no` is `no`, `0x10` is `0x10`."""
+    text = "env:\n  A: 1\n  B: true\n  C: no\n  D: 0x10\n  E: 1.50\n  F: ''\n  G: 1:30\n  1: yes\n"
+    found = job(RUN + text, "env.H=True", "env[I]=2", "env.J=''").env
+    in_file = {"A": "1", "B": "true", "C": "no", "D": "0x10", "E": "1.50", "F": "", "G": "1:30", "1": "yes"}
+    assert found == in_file | {"H": "True", "I": "2", "J": ""}
+
+
+def test_arguments_of_a_script_are_words() -> None:
+    """A script gets its arguments as they are written, as in a shell."""
+    args = "  args: [--lr, 3e-4, --bf16, true, 007, 1.10, no, -1]\n"
+    words = ["--lr", "3e-4", "--bf16", "true", "007", "1.10", "no", "-1"]
+    assert job(RUN + args).entrypoint.args == words
+    assert job(RUN, "entrypoint.args=[--steps,50]").entrypoint.args == ["--steps", "50"]
+
+
+def test_arguments_of_a_function_are_values() -> None:
+    """A function gets numbers, booleans, lists and sections, and the keys in them, as YAML 1.2 reads them."""
+    args = "  args: [3e-4, true, 007, 'x', no, null, 1:30]\n"
+    kwargs = "  kwargs: {lr: 1e3, weights: {0: 0.5, 1: [2, '${max_restarts}']}, 5: a}\n"
+    entrypoint = job(FUNCTION + args + kwargs + "max_restarts: 3\n").entrypoint
+    assert entrypoint.args == [3e-4, True, "007", "x", "no", None, "1:30"]
+    assert entrypoint.kwargs == {"lr": 1e3, "weights": {0: 0.5, 1: [2, 3]}, "5": "a"}
+
+
+def test_function_from_the_command_line_decides_about_arguments() -> None:
+    """Whether arguments are words depends on the job as a whole, not on the file alone."""
+    text = "entrypoint:\n  args: [1]\n"
+    assert job(text, "entrypoint.function=a:b").entrypoint.args == [1]
+    assert job(text, "entrypoint.module=a").entrypoint.args == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "key", "value"),
+    [
+        (RUN + "nnodes: ???\n", "nnodes=2", "nnodes", 2),
+        (RUN + "max_restarts: two\n", "max_restarts=2", "max_restarts", 2),
+        (RUN + "ray: here\n", "ray.address=local", "ray", RayOptions(address="local")),
+        (RUN + "name: ${oc.env:NOT_SET}\n", "name=a", "name", "a"),
+        ("", "entrypoint.script=a.py", "entrypoint", Entrypoint(script="a.py")),
+        (RUN + "nnodes: 4:2\n", "nnodes=4:8", "nnodes", "4:8"),
+    ],
+)
+def test_override_mends_the_file(text: str, override: str, key: str, value: object) -> None:
+    """A wrong value that is overridden is no mistake."""
+    assert getattr(job(text, override), key) == value
+
+
+def test_overrides_merge() -> None:
+    """Sections are merged, lists and scalars replaced, single items set, and the last override wins."""
+    text = "entrypoint:\n  script: a.py\n  args: [a, b, c]\nenv: {A: 1, B: 2}\n"
+    found = job(
+        text, "env={B: 3, C: 4}", "env.D=5", "entrypoint.args.1=x", "entrypoint.args[2]=y", "name=p", "name=q"
+    )
+    assert found.env == {"A": "1", "B": "3", "C": "4", "D": "5"}
+    assert found.entrypoint.args == ["a", "x", "y"]
+    assert found.name == "q"
+    assert job(text, "entrypoint.args=[z]").entrypoint.args == ["z"]
+    assert job(text, "entrypoint.script=null", "entrypoint.module=m").entrypoint.kind == "module"
+    assert job(text, "env.EQUATION=a=b").env["EQUATION"] == "a=b"
+    function = "entrypoint: {function: 'a:b', args: [1, 2]}\n"
+    assert job(function, "entrypoint.args.1.x=${nnodes}").entrypoint.args == [1, {"x": 1}]
+
+
+def test_references() -> None:
+    """`${...}` refers to settings, defaults and the environment, and is text after a backslash."""
+    text = (
+        "name: v${nnodes}-${placement}\nnnodes: 2\nmax_restarts: ${oc.decode:'3'}\nrun_id: ${.nnodes}\n"
+        "show: ${oc.env:NOT_SET,all}\n"
+        "env:\n  A: ${oc.env:HOME}/x\n  B: ${.A}/y\n  C: '\\${HOME}'\n  D: ${name}\n"
+        "log_dir: ${ray.address}\npreload: ${oc.create:[a, b]}\njoin_timeout: ${nnodes}\n"
+    )
+    found = job(RUN + text)
+    assert (found.name, found.run_id, found.max_restarts, found.show) == ("v2-auto", "2", 3, "all")
+    assert found.env == {"A": "/home/ana/x", "B": "/home/ana/x/y", "C": "${HOME}", "D": "v2-auto"}
+    assert (found.log_dir, found.preload, found.join_timeout) == ("auto", ["a", "b"], 2.0)
+
+
+def test_anchors() -> None:
+    """Anchors and merge keys work, and what stands beside `<<` wins."""
+    text = "env: &base {A: 1, B: 2}\nray: {address: &where local}\n"
+    assert job(RUN + text + "log_dir: *where\n").log_dir == "local"
+    kwargs = "  kwargs:\n    a: &a {x: 1, y: 2}\n    b: {<<: *a, y: 3}\n"
+    assert job(FUNCTION + kwargs).entrypoint.kwargs["b"] == {"x": 1, "y": 3}
+
+
+def test_dump_is_readable(golden: Golden) -> None:
+    """The effective job lists all settings, and quotes what other readers misread."""
+    golden(
+        "config/dump", dump(job(RUN + "nnodes: 1:4\nenv: {A: true, B: no, C: '\\${x}', D: 日本}\n")).rstrip()
+    )
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
+    lambda text: text != "???"
+) | st.sampled_from(
+    [
+        "${a}",
+        "\\${a}",
+        "a\\\\${b",
+        "no",
+        "1:4",
+        "1e3",
+        "~",
+        "null",
+        "<<",
+        "=",
+        "---",
+        "'",
+        '"',
+        "010",
+        ".inf",
+        "a\nb\n",
+    ]
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(words | st.integers(), inside, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    env=st.dictionaries(
+        words.filter(lambda name: name and "=" not in name and "\0" not in name), words, max_size=3
+    ),
+    args=st.lists(words, max_size=3),
+    log_dir=words,
+    timeout=st.floats(min_value=1e-3),
+)
+def test_dump_and_load(env: dict[str, str], args: list[str], log_dir: str, timeout: float) -> None:
+    """What is dumped is loaded as the same job, whatever the text in it."""
+    entrypoint = Entrypoint(script="a.py", args=list(args))
+    wanted = Job(entrypoint=entrypoint, env=env, log_dir=log_dir, join_timeout=timeout, nnodes="1:4")
+    assert job(dump(wanted)) == wanted
+
+
+@settings(max_examples=100, deadline=None)
+@given(args=st.lists(values, max_size=3), kwargs=st.dictionaries(words, values, max_size=3))
+def test_dump_and_load_function(args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Arguments of a function keep their types."""
+    wanted = Job(entrypoint=Entrypoint(function="a:b", args=args, kwargs=kwargs))
+    assert job(dump(wanted)) == wanted
+
+
+OTHERS = {
+    "dump",
+    "file_missing",
+    "file_like_nothing",
+    "file_no_folder",
+    "file_folder",
+    "file_denied",
+    "file_not_utf8",
+}
+
+
+def test_every_golden_text_is_in_use() -> None:
+    """A golden text without its test would rot."""
+    here = {file.stem for file in (Path(__file__).parent / "golden" / "config").glob("*.txt")}
+    assert here == set(WRONG) | OTHERS
