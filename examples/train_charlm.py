@@ -25,6 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 
 CHARACTERS = 128  # ASCII; anything else is read as "?"
 
@@ -139,14 +140,14 @@ def write_checkpoint(state: dict[str, Any], folder: Path, keep: int) -> None:
         old.unlink()
 
 
-def read_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+def read_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     """The newest checkpoint that can be read."""
     for path in reversed(checkpoints(folder)):
         try:
             return path, torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file may fail in any way
             say(f"skipping {path}, which cannot be read ({type(error).__name__})")
-    return None
+    return None, {}
 
 
 def pick_device() -> torch.device:
@@ -190,7 +191,7 @@ class Trainer:
         torch.manual_seed(args.seed)
         self.net = CharTransformer(**self.shape).to(device)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=args.lr)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, partial(lr_factor, steps=args.steps))
+        self.scheduler = LambdaLR(self.optimizer, partial(lr_factor, steps=args.steps))
 
     def start(self) -> None:
         """Go on from the newest checkpoint, or begin; from here on the ranks work together."""
@@ -201,9 +202,9 @@ class Trainer:
 
         # Rank 0 reads for all: every rank has the same checkpoint, whatever its own disk would show it.
         rank, world = dist.get_rank(), dist.get_world_size()
-        found: list[Any] = [read_newest(self.args.checkpoint_dir) if rank == 0 else None]
+        found = [read_newest(self.args.checkpoint_dir) if rank == 0 else (None, {})]
         dist.broadcast_object_list(found)
-        path, state = found[0] or (None, {"random": []})
+        path, state = found[0]
         if path is None:
             say("starting from scratch")
         elif state["shape"] != self.shape:
@@ -219,7 +220,7 @@ class Trainer:
         # Random numbers of each rank's own; they go on where they were if the world is as large as it was.
         random.seed(f"{self.args.seed} {self.progress.step} {rank}")
         torch.manual_seed(random.getrandbits(63))
-        if len(state["random"]) == world:
+        if len(state.get("random", [])) == world:
             python, cpu, cuda = state["random"][rank]
             random.setstate(python)
             torch.set_rng_state(cpu)
@@ -267,8 +268,8 @@ class Trainer:
 
 
 def train(args: argparse.Namespace) -> None:
-    # What can be done alone comes before the world: nobody waits for it, and modules that torch imports on the
-    # way would otherwise keep hold of the process group, past destroy_process_group().
+    # What can be done alone comes before the world: nobody waits for it, and modules that torch imports on
+    # the way would otherwise keep hold of the process group, past destroy_process_group().
     trainer = Trainer(args, pick_device())
     join_world(trainer.device)
     trainer.start()

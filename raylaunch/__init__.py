@@ -24,7 +24,7 @@ __all__ = [
 _HOME = {"launch": "raylaunch.cli.api", "Job": "raylaunch.core.job", "RunResult": "raylaunch.core.result"}
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     # Late, so that workers, which import raylaunch.worker only, pay for no more than that.
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"

@@ -21,7 +21,7 @@ def launch(
     function: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    **settings: Any,  # noqa: ANN401
+    **settings: Any,
 ) -> list[Any]:
     """Call `function(*args, **kwargs)` on every worker of the cluster; the results, by rank.
 
@@ -57,7 +57,8 @@ def _job(function: Callable[..., Any], settings: dict[str, Any]) -> Job:
             raise ConfigError(msg, hint=f"settings are {', '.join(sorted(known))}")
     module = getattr(function, "__module__", None) or "__main__"
     name = getattr(function, "__qualname__", type(function).__name__)
-    job = Job(entrypoint=Entrypoint(function=f"{module}:{name}"), **({"name": name.strip("<>")} | settings))
+    values: dict[str, Any] = {"name": name.strip("<>")} | settings
+    job = Job(entrypoint=Entrypoint(function=f"{module}:{name}"), **values)
     found = problems(job)
     if found:
         raise ConfigError("; ".join(f"{problem.key}: {problem.message}" for problem in found))

@@ -30,7 +30,9 @@ Exit codes: 0 finished, 1 the job failed, 2 the command line or the job file is 
 @click.command(help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job_file", metavar="JOB")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--plan", "only_plan", is_flag=True, help="Say who would run where, and why not elsewhere; start nothing.")
+@click.option(
+    "--plan", "only_plan", is_flag=True, help="Say who would run where, and why not elsewhere; start nothing."
+)
 @click.version_option(message="raylaunch %(version)s", package_name="raylaunch")
 def _command(job_file: str, overrides: tuple[str, ...], *, only_plan: bool) -> int:
     from raylaunch.cli import config  # noqa: PLC0415

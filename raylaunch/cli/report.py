@@ -117,5 +117,3 @@ def plan_table(plan: Plan, title: str) -> str:
     else:
         lines.append(f"would wait: {len(plan.seats)} of {plan.min_nodes} nodes fit now")
     return "\n".join(lines) + "\n"
-
-

@@ -203,9 +203,7 @@ _SYNTAX = {
     r"<document start>": ("this does not fit what stands above it", ""),
 }
 # Of these PyYAML notices the mistake only lines later.
-_NOTICED_LATE = re.compile(
-    r"could not find expected ':'|unexpected end of stream|expected ',' or '.', but got '[^{]"
-)
+_NOTICED_LATE = re.compile(r"could not find expected ':'|unexpected end of stream|expected ',' or '.', but got '[^{]")
 
 
 def _syntax_finding(error: yaml.MarkedYAMLError, locate: Locate) -> Finding:

@@ -140,9 +140,7 @@ class Agent:
         self._watch()
 
     def _up(self, ready: messages.Ready) -> AgentUp:
-        return AgentUp(
-            node_id=self._node_id, address=self._address, nproc=self._nproc, pid=os.getpid(), ready=ready
-        )
+        return AgentUp(node_id=self._node_id, address=self._address, nproc=self._nproc, pid=os.getpid(), ready=ready)
 
     async def _tail(self) -> None:
         while True:
@@ -158,6 +156,6 @@ class Agent:
             self._something.set()
 
 
-def actor_class() -> Any:  # noqa: ANN401
+def actor_class() -> Any:
     """The agent as Ray wants it: one life, since its successor is a new node to the machine."""
     return ray.remote(max_restarts=0, max_task_retries=0)(Agent)

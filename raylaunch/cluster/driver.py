@@ -28,7 +28,7 @@ from raylaunch.core.machine import Machine, Phase
 from raylaunch.core.ranks import Rendezvous, assign
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs import Output
-from raylaunch.node.messages import StoreOpen
+from raylaunch.node.messages import Ready, StoreOpen
 
 
 class Observer(Protocol):
@@ -148,6 +148,8 @@ class Driver:
                     yield replace(word, at=self._now())
                 case WorkersExited() | WorkersStopped():
                     yield replace(word, at=self._now(), failures=_on_our_clock(word.failures, behind))
+                case Ready():
+                    raise AssertionError(word)  # the agent tells of it as AgentUp
 
     def _up(self, node: str, up: AgentUp) -> Iterator[Event]:
         for why in up.ready.why:
@@ -171,19 +173,16 @@ class Driver:
     # From orders to deeds.
 
     def _perform(self, actions: list[Action]) -> None:
-        launched: set[str] = set()
-        for action in actions:
-            if isinstance(action, Launch):
-                launched.update(action.roster)
+        launched = {node for action in actions if isinstance(action, Launch) for node in action.roster}
         for action in actions:
             match action:
                 case Launch():
                     self._launch(action)
                 case Stop():
+                    # Nodes that get a Launch with it end the attempt before anyway: one message, not two.
                     covered = launched if action.grace == 0 else set()
-                    for node in action.nodes:
-                        if node not in covered:
-                            self._fleet.stop(node, action.attempt, action.grace)
+                    for node in set(action.nodes) - covered:
+                        self._fleet.stop(node, action.attempt, action.grace)
                 case Release():
                     self._fleet.release(action.node)
                 case WakeAt():

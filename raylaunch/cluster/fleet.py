@@ -114,7 +114,7 @@ class RayFleet:
         if post is None:
             return
 
-        def heard(future: Any) -> None:  # noqa: ANN401
+        def heard(future: Any) -> None:
             error = future.exception()
             if error is not None:
                 self._tell(Gone(node=node, why=_in_words(error), error=error))
@@ -136,7 +136,7 @@ class RayFleet:
         """One message to the node."""
         self._order(node, "open_store", attempt)
 
-    def _order(self, node: str, name: str, *args: Any) -> None:  # noqa: ANN401
+    def _order(self, node: str, name: str, *args: Any) -> None:
         post = self._posts.get(node)
         if post is not None:
             getattr(post.actor, name).remote(*args)

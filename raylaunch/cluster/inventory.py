@@ -41,6 +41,4 @@ def this_machine(job: Job) -> NodeFacts:
     """What a local Ray would have, without starting one."""
     cpus = float(local_cpus(job))
     gpus = float(get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators())
-    return NodeFacts(
-        node_id="local", address=LOOPBACK, cpus=cpus, gpus=gpus, free_cpus=cpus, free_gpus=gpus
-    )
+    return NodeFacts(node_id="local", address=LOOPBACK, cpus=cpus, gpus=gpus, free_cpus=cpus, free_gpus=gpus)

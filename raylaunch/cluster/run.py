@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from raylaunch.cluster import inventory, session, signals
 from raylaunch.cluster.agent import AgentSettings
@@ -18,13 +18,13 @@ from raylaunch.cluster.session import Session
 from raylaunch.core import result as results
 from raylaunch.core.environment import submitted
 from raylaunch.core.job import Job, shown_ranks
-from raylaunch.core.plan import Plan, make_plan
+from raylaunch.core.plan import NodeFacts, Plan, make_plan
 from raylaunch.core.result import RunResult
 from raylaunch.errors import ClusterError, ExitCode
 from raylaunch.node.supervisor import NodeSettings
 
 
-class Watcher(Observer):
+class Watcher(Observer, Protocol):
     """An observer that is also told of the plan and of the run folder before the first event."""
 
     def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
@@ -47,7 +47,7 @@ def plan_job(job: Job) -> Plan:
         return _plan(job, inventory.nodes(), local=connection.local)
 
 
-def _plan(job: Job, nodes: tuple[inventory.NodeFacts, ...], *, local: bool) -> Plan:
+def _plan(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool) -> Plan:
     try:
         return make_plan(job, nodes, local=local)
     except ValueError as error:
@@ -113,5 +113,3 @@ def _told(job: Job, plan: Plan, connection: Session, run_dir: Path, run_id: str,
         ray_address=connection.address,
         shown=shown_ranks(job.show),
     )
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import socket
@@ -14,7 +15,7 @@ from typing import Any
 
 import ray
 from ray._private import services
-from ray._private import utils as ray_utils
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from raylaunch.core.job import Job, RayOptions
 from raylaunch.errors import ClusterError
@@ -38,6 +39,7 @@ class Session:
 @contextlib.contextmanager
 def connected(job: Job) -> Iterator[Session]:
     """Connect as the job says, and disconnect in the end. Raises ClusterError within seconds."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
     address = find(job.ray)
     try:
         yield _start_local(job) if address is None else _join(address, job.ray)
@@ -52,7 +54,6 @@ def find(options: RayOptions) -> str | None:
     """
     if options.address == "local":
         return None
-    _use_token_if_there_is_one()
     if options.address != "auto":
         _probe(options.address)
         return options.address
@@ -65,6 +66,8 @@ def find(options: RayOptions) -> str | None:
     running = _running_here()
     if running is None:
         return None
+    # As `ray.init(address="auto")` does; an address that was named gets no token unless RAY_AUTH_MODE says so.
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         metadata = _probe(running)
     except ClusterError:
@@ -72,17 +75,10 @@ def find(options: RayOptions) -> str | None:
     return None if metadata.get("ray_init_cluster") else running
 
 
-def _use_token_if_there_is_one() -> None:
-    """`ray.init()` takes the token that lies there, but only where it was given no address; we always do."""
-    places = [os.environ.get("RAY_AUTH_TOKEN_PATH", ""), os.path.expanduser("~/.ray/auth_token")]
-    if "RAY_AUTH_TOKEN" in os.environ or any(place and os.path.isfile(place) for place in places):
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-
-
 def _running_here() -> str | None:
     """What `ray start` left word of on this machine, as `ray.init(address="auto")` finds it."""
     with contextlib.suppress(Exception):
-        return ray_utils.read_ray_address() or services.find_bootstrap_address(None)
+        return str(found) if (found := services.find_bootstrap_address(None)) else None
     return None
 
 
@@ -109,7 +105,7 @@ def _ask_head(address: str) -> dict[str, Any]:
 
     def ask() -> None:
         try:
-            from ray._raylet import GcsClient  # noqa: PLC0415
+            from ray._raylet import GcsClient  # type: ignore[attr-defined]  # noqa: PLC0415
 
             with _silenced():
                 found = GcsClient(address=address).internal_kv_get(

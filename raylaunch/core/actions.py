@@ -20,7 +20,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """End the attempt's workers on these nodes: SIGTERM, and SIGKILL after `grace` seconds. Answer: `WorkersStopped`."""
+    """End the attempt's workers on these nodes: SIGTERM, SIGKILL after `grace` seconds. Answer: `WorkersStopped`."""
 
     attempt: int
     nodes: tuple[str, ...]

@@ -1,5 +1,7 @@
 """Names that several rooms share: the files of a run folder.
 
+::
+
     runs/<name>/<run id>/
         job.yaml        the job as it ran, defaults filled in
         plan.json       who was to run where

@@ -93,10 +93,13 @@ class Failure:
 
     @property
     def signature(self) -> str:
-        """Equal for failures of the same kind at the same place, whatever the numbers in their texts."""
+        """Equal for failures of the same kind at the same place, whatever the numbers in their texts.
+
+        `""` for a death by signal: it came from outside, and says nothing of where the program was.
+        """
         if self.error is not None:
             return f"{self.error.type} at {self.error.place}" if self.error.place else _blank(self.what)
-        return f"rank {self.rank} {self.what}"
+        return f"rank {self.rank} {self.what}" if self.exit_code > 0 else ""
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
@@ -126,7 +129,7 @@ def why_hopeless(cause: Failure, earlier: Sequence[tuple[float, str]], now: floa
         return f"a restart cannot mend {cause.error.type}"
     recent = [signature for at, signature in earlier if now - at <= SAME_FAILURE_WINDOW]
     same = [signature for signature in recent[-(SAME_FAILURE_LIMIT - 1) :] if signature == cause.signature]
-    if len(same) == SAME_FAILURE_LIMIT - 1 and not cause.is_collateral:
+    if cause.signature and len(same) == SAME_FAILURE_LIMIT - 1 and not cause.is_collateral:
         return f"the same failure {SAME_FAILURE_LIMIT} times within {SAME_FAILURE_WINDOW:.0f} s"
     return ""
 

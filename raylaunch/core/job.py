@@ -79,7 +79,7 @@ class Job:
     cpus_per_worker: float = 1.0
     """CPUs reserved for each worker."""
     placement: str = "auto"
-    """`spread`: one agent on each Ray node; `pack`: agents may share one; `auto`: `pack` on a local Ray, else `spread`."""
+    """`spread`: one agent on each Ray node; `pack`: they may share one; `auto`: `pack` on a local Ray, else `spread`."""
     max_restarts: int = 0
     """How many failures of workers the whole job survives. Lost nodes do not count."""
     start_method: str = "forkserver"
@@ -231,15 +231,19 @@ def _word_problems(job: Job) -> list[Problem]:
 
 
 def _number_problems(job: Job) -> list[Problem]:
-    found = []
-    timeouts = ("placement_timeout", "join_timeout", "start_timeout")
-    for key in timeouts:
-        if not getattr(job, key) > 0:
-            found.append(Problem(key=key, message=f"{getattr(job, key):g} seconds is no time: more than 0 is expected"))
-    for key in ("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker"):
-        if not getattr(job, key) >= 0:
-            found.append(Problem(key=key, message=f"{getattr(job, key):g} is less than 0"))
-    return found
+    no_time = [key for key in ("placement_timeout", "join_timeout", "start_timeout") if not getattr(job, key) > 0]
+    below = [
+        key
+        for key in ("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker")
+        if not getattr(job, key) >= 0
+    ]
+    return [
+        *(
+            Problem(key=key, message=f"{getattr(job, key):g} seconds is no time: more than 0 is expected")
+            for key in no_time
+        ),
+        *(Problem(key=key, message=f"{getattr(job, key):g} is less than 0") for key in below),
+    ]
 
 
 def _name_problems(job: Job) -> list[Problem]:
@@ -249,7 +253,8 @@ def _name_problems(job: Job) -> list[Problem]:
         if value is not None and (not value.strip() or "/" in value or "\0" in value or value in (".", "..")):
             message = f"`{value}` cannot name a folder"
             found.append(Problem(key=key, message=message))
-    for key in job.env:
-        if not key or "=" in key or "\0" in key:
-            found.append(Problem(key="env", message=f"`{key}` cannot name an environment variable"))
-    return found
+    return found + [
+        Problem(key=f"env.{key}", message=f"`{key}` cannot name an environment variable")
+        for key in job.env
+        if not key or "=" in key or "\0" in key
+    ]

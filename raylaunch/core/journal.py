@@ -1,7 +1,8 @@
 """What was seen and done, as lines of JSON that give the same decisions when they are played again.
 
-`events.jsonl`: the first line is `{"job": ..., "began": ...}`, the second `{"event": null, "actions": [...]}` (what the machine asked for
-before any event); every further line is `{"event": {...}, "actions": [...]}`, in the order the machine saw them.
+`events.jsonl`: the first line is `{"job": ..., "began": ...}`; the second `{"event": null, "actions": [...]}`, what
+the machine asked for before any event; every further one `{"event": {...}, "actions": [...]}`, in the order in which
+the machine saw them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def replay(job: Job, seen: Iterable[Event]) -> list[Entry]:
     return entries
 
 
-def encode(value: Any) -> Any:  # noqa: ANN401
+def encode(value: Any) -> Any:
     """Dataclasses as objects with a `type`; tuples as lists."""
     if is_dataclass(value) and not isinstance(value, type):
         body = {field.name: encode(getattr(value, field.name)) for field in fields(value)}
@@ -83,7 +84,7 @@ def encode(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def decode(value: Any) -> Any:  # noqa: ANN401
+def decode(value: Any) -> Any:
     """The other way. Lists become tuples inside events and actions, and stay lists inside a job."""
     if isinstance(value, dict) and value.get("type") in _KINDS:
         kind = _KINDS[value["type"]]
@@ -95,5 +96,5 @@ def decode(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _sequence(value: Any, *, keep: bool) -> Any:  # noqa: ANN401
+def _sequence(value: Any, *, keep: bool) -> Any:
     return tuple(value) if isinstance(value, list) and not keep else value

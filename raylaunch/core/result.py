@@ -98,6 +98,8 @@ def result(entries: Iterable[Entry], *, run_dir: str = "") -> RunResult:
                     drafts[attempt].ended_at, drafts[attempt].why_ended = now, action.why
                 case Finish():
                     finish = action
+                case _:
+                    pass
     attempts = tuple(draft.attempt(now) for _, draft in sorted(drafts.items()))
     at_fault = finish.exit_code == ExitCode.JOB_FAILED and attempts
     return RunResult(

@@ -60,8 +60,10 @@ def _from_report(report: Report) -> WorkerError | None:
 
 
 def _from_file(path: Path) -> WorkerError | None:
-    """What `@record` wrote (torch 2.13, `elastic/multiprocessing/errors`): `message` is a text, or an object with
-    `message` and `extraInfo.py_callstack`."""
+    """What `@record` wrote (torch 2.13, `elastic/multiprocessing/errors`).
+
+    Its `message` is a text, or an object with `message` and `extraInfo.py_callstack`.
+    """
     try:
         data: Any = json.loads(path.read_text())
         message = data["message"]

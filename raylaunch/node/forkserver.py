@@ -215,7 +215,7 @@ def _exec_boot(spec: WorkerSpec, report: int) -> None:
     body = wire.memory_file("raylaunch-spec", pickle.dumps(spec))
     for fd in (body, report):
         os.set_inheritable(fd, True)
-    os.execve(sys.executable, [sys.executable, "-u", boot.__file__, str(body), str(report)], spec.env)  # noqa: S606
+    os.execve(sys.executable, [sys.executable, "-u", boot.__file__, str(body), str(report)], spec.env)
 
 
 def main() -> int:

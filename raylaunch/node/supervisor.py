@@ -18,8 +18,8 @@ from raylaunch.core.contract import ERROR, STDERR, STDOUT, rank_dir
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
 from raylaunch.core.ranks import Assignment, Rendezvous, worker_env
-from raylaunch.node import forkserver, messages, processes, wire
-from raylaunch.node.deaths import Death, failure
+from raylaunch.node import deaths, forkserver, messages, processes, wire
+from raylaunch.node.deaths import Death
 from raylaunch.worker.spec import Report, WorkerSpec
 
 
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _failure(self, word: messages.Exited, report: Report) -> Failure:
         folder = rank_dir(self.settings.run_dir, word.attempt, word.rank)
-        return failure(
+        return deaths.failure(
             Death(attempt=word.attempt, rank=word.rank, local_rank=word.local_rank, pid=word.pid, at=word.at),
             exit_code=word.exit_code,
             stopped=word.stopped,
@@ -309,4 +309,3 @@ def _loads(data: bytes) -> Report:
     except Exception:  # noqa: BLE001
         return Report()  # cut off by a kill
     return report if isinstance(report, Report) else Report()
-

@@ -20,7 +20,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(sock: socket.socket, message: Any, *, fd: int | None = None) -> None:  # noqa: ANN401
+def send(sock: socket.socket, message: Any, *, fd: int | None = None) -> None:
     """Send one message, with a file descriptor if given. Raises OSError where the other end is gone."""
     data = pickle.dumps(message)
     fds = [] if fd is None else [fd]
@@ -39,10 +39,7 @@ def receive(sock: socket.socket) -> tuple[Any, int | None]:
     packet, fds, _, _ = socket.recv_fds(sock, _INLINE * 2, _MAX_FDS)
     if not packet:
         raise EOFError
-    if packet[:1] == b"m":
-        data = read_all(fds.pop(0))
-    else:
-        data = packet[1:]
+    data = read_all(fds.pop(0)) if packet[:1] == b"m" else packet[1:]
     return pickle.loads(data), fds[0] if fds else None  # noqa: S301
 
 
@@ -57,6 +54,6 @@ def memory_file(name: str, data: bytes = b"") -> int:
 
 def read_all(fd: int) -> bytes:
     """The whole of a memory file, which is closed."""
-    with open(fd, "rb") as file:  # noqa: PTH123
+    with open(fd, "rb") as file:
         file.seek(0)
         return file.read()

@@ -76,7 +76,7 @@ def _reset_signals() -> None:
 
 
 def _redirect(spec: WorkerSpec) -> None:
-    """Put the worker's files where stdout and stderr were. The interpreter runs with `-u`: a write goes straight there."""
+    """Put the worker's files where stdout and stderr were. With `-u`, a write goes straight there."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     for fd, path in ((1, spec.stdout), (2, spec.stderr)):
@@ -187,7 +187,7 @@ def refuse(report_fd: int, error: BaseException) -> None:
 def main() -> int:
     """The program of a spawned worker: its surroundings are taken on already, its specification comes by file."""
     spec_fd, report_fd = int(sys.argv[1]), int(sys.argv[2])
-    with open(spec_fd, "rb") as file:  # noqa: PTH123
+    with open(spec_fd, "rb") as file:
         file.seek(0)
         spec: Any = pickle.load(file)  # noqa: S301
     os.set_inheritable(report_fd, False)

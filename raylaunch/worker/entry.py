@@ -32,9 +32,11 @@ def forget_start() -> None:
 def call(spec: WorkerSpec) -> object:
     """Run it. Only functions return something."""
     if spec.kind == "script":
-        return run_script(spec.target, spec.args)
+        run_script(spec.target, spec.args)
+        return None
     if spec.kind == "module":
-        return run_module(spec.target, spec.args)
+        run_module(spec.target, spec.args)
+        return None
     return run_function(spec)
 
 
@@ -72,22 +74,24 @@ def _run_as_main(name: str, *, alter_argv: bool) -> None:
     # What the interpreter itself calls for `-m`; the public `run_module` puts another `__main__` back afterwards,
     # which breaks pickling and what runs at exit.
     fresh_main()
-    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def fresh_main() -> types.ModuleType:
     """A `__main__` as empty as the interpreter makes it."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
-    main.__dict__["__annotations__"] = {}
+    vars(main)["__annotations__"] = {}
     main.__spec__ = None
     sys.modules["__main__"] = main
     return main
 
 
 def run_function(spec: WorkerSpec) -> object:
-    """Join the process group, call the function, leave the group; the group is not left after an exception, since
-    that would wait for peers who may be gone."""
+    """Join the process group, call the function, leave the group.
+
+    The group is not left after an exception, since that would wait for peers who may be gone.
+    """
     sys.argv = [spec.target]
     sys.path.insert(0, os.getcwd())
     fresh_main()
@@ -147,7 +151,7 @@ def pickled(value: object) -> bytes:
 
     try:
         return bytes(cloudpickle.dumps(value))
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         if isinstance(value, BaseException):
             return b""
         msg = f"the function's result, a {type(value).__name__}, cannot be pickled: {error}"
@@ -176,7 +180,7 @@ def _mend(module: types.ModuleType) -> None:
     if original is None or uses_agent_store is None or hasattr(original, "__wrapped__"):
         return  # another torch; it is left as it is
 
-    def create_c10d_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def create_c10d_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         agents = str(port) == os.environ.get("MASTER_PORT")
         module.__dict__["_torchelastic_use_agent_store"] = uses_agent_store if agents else lambda: False
         try:
@@ -192,7 +196,7 @@ class _MendOnImport(importlib.abc.MetaPathFinder):
     """For a fresh interpreter, where torch may come later or never: mend the module right after it is loaded."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+        self, fullname: str, _path: Sequence[str] | None, _target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != _RENDEZVOUS:
             return None

@@ -1,0 +1,34 @@
+# make run: set up and train; make test: set up and prove; make bench: measure against torchrun.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3.11
+
+.PHONY: install run test check bench clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable . --group dev
+	touch $@
+
+run: install
+	$(BIN)/python -m raylaunch conf/job.yaml
+
+test: check
+	$(BIN)/coverage run -m pytest tests/core -q
+	$(BIN)/coverage report
+	$(BIN)/python -m pytest tests --ignore tests/core
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install
+	$(BIN)/python -m tests.bench $(ONLY)
+
+clean:
+	rm -rf $(VENV) runs checkpoints
