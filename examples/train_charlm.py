@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.mix(attended.transpose(1, 2).flatten(-2)))
         return x + self.dropout(self.feed(self.feed_norm(x)))
 
@@ -145,7 +145,7 @@ def read_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     for path in reversed(checkpoints(folder)):
         try:
             return path, torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged file may fail in any way
+        except Exception as error:  # noqa: BLE001  a damaged file may fail in any way
             say(f"skipping {path}, which cannot be read ({type(error).__name__})")
     return None, {}
 
@@ -153,7 +153,7 @@ def read_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
 def pick_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -229,7 +229,7 @@ class Trainer:
 
     def loss(self, model: nn.Module, windows: Tensor) -> Tensor:
         windows = windows.long().to(self.device)
-        return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        return functional.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
     def step(self) -> Tensor:
         loss = self.loss(self.ddp, next_batch(self.train_windows, self.progress, self.args))

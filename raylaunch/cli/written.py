@@ -72,7 +72,7 @@ class Loader(yaml.SafeLoader):
 class Dumper(yaml.SafeDumper):
     """Quotes whatever `Loader` or a reader of YAML 1.1 would not take for text."""
 
-    def ignore_aliases(self, data: object) -> bool:
+    def ignore_aliases(self, _data: object) -> bool:
         """Two equal lists are written twice; anchors are for machines."""
         return True
 

@@ -79,7 +79,7 @@ class Job:
     cpus_per_worker: float = 1.0
     """CPUs reserved for each worker."""
     placement: str = "auto"
-    """`spread`: one agent on each Ray node; `pack`: they may share one; `auto`: `pack` on a local Ray, else `spread`."""
+    """`spread`: one agent on each Ray node; `pack`: they may share one; `auto`: `pack` on a local Ray only."""
     max_restarts: int = 0
     """How many failures of workers the whole job survives. Lost nodes do not count."""
     start_method: str = "forkserver"

@@ -118,7 +118,7 @@ def worker_env(
 
 
 def omp_env(nproc: int, given: Mapping[str, str]) -> dict[str, str]:
-    """The rule of torchrun (torch 2.13, `distributed/run.py`): one OpenMP thread each where several workers share a node."""
+    """The rule of torchrun (torch 2.13, `distributed/run.py`): one OpenMP thread each where workers share a node."""
     if "OMP_NUM_THREADS" in given or nproc == 1:
         return {}
     return {"OMP_NUM_THREADS": "1"}

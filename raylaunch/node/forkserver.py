@@ -43,7 +43,7 @@ def warm_up(begin: messages.Begin) -> messages.Ready:
         why.append(f"workers start in fresh interpreters: after the preload, {unclean}")
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that all workers share
-    return messages.Ready(start_method=method, why=tuple(why), torch=torch)
+    return messages.Ready(start_method=method, why=tuple(why), torch=torch, pid=os.getpid())
 
 
 def _import(module: str) -> str:
@@ -99,8 +99,8 @@ class ForkServer:
     def _say(self, word: messages.Word, fd: int | None = None) -> None:
         wire.send(self.control, word, fd=fd)
 
-    def serve(self) -> Role | None:
-        """Until the supervisor is gone: None. In a forked child: its role."""
+    def serve(self) -> Role:
+        """Until the supervisor is gone, which raises EOFError or OSError. Returns in a forked child: its role."""
         wake, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -112,10 +112,7 @@ class ForkServer:
                 ready = {key.fileobj for key, _ in selector.select(self.brood.until_deadline())}
                 if wake in ready:
                     os.read(wake, 4096)
-                try:
-                    role = self._turn(has_order=self.control in ready)
-                except (EOFError, OSError):  # the supervisor is gone
-                    return None
+                role = self._turn(has_order=self.control in ready)
                 if role is not None:
                     return role
 
@@ -218,24 +215,64 @@ def _exec_boot(spec: WorkerSpec, report: int) -> None:
     os.execve(sys.executable, [sys.executable, "-u", boot.__file__, str(body), str(report)], spec.env)
 
 
+class _EndedError(BaseException):
+    """SIGTERM, from a person or because the keeper died: end as if the supervisor were gone."""
+
+
 def main() -> int:
     """The program: `forkserver.py CONTROL_FD`. In a forked child it returns the worker's exit code."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    entry.forget_start()
+    keeper = os.getpid()
     processes.become_reaper()
+    pid = os.fork()
+    if pid:
+        control.close()
+        return keep(pid)
+    _end_on_sigterm(keeper)
+    processes.become_reaper()
+    entry.forget_start()
+    server = None
+    role = None
     try:
         begin, _ = wire.receive(control)
         ready = warm_up(begin)
         entry.mend_private_groups()
         wire.send(control, ready)
-    except (EOFError, OSError):
-        return 0
-    server = ForkServer(control, ready.start_method)
-    role = server.serve()
+        server = ForkServer(control, ready.start_method)
+        role = server.serve()
+    except (EOFError, OSError, _EndedError):
+        pass  # the supervisor is gone
     if role is not None:
         return role()
-    server.end()
+    if server is not None:
+        server.end()
     return 0
+
+
+def keep(server: int) -> int:
+    """Outlive the fork server, and end whatever it left behind.
+
+    This process stands between it and the agent for one more reason: a Ray worker that exits kills its own children
+    outright, and would leave the fork server no time to end its workers' children.
+    """
+    while os.wait()[0] != server:
+        pass
+    processes.end_children(seconds=5.0)
+    return 0
+
+
+def _end_on_sigterm(parent: int) -> None:
+    me = os.getpid()
+
+    def end(number: int, _frame: object) -> None:
+        if os.getpid() == me:
+            raise _EndedError
+        # A worker so young that the handler is still ours.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)
+    processes.on_death_of_parent(signal.SIGTERM, parent)
 
 
 if __name__ == "__main__":

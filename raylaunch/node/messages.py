@@ -46,6 +46,7 @@ class Ready:
     start_method: str
     why: tuple[str, ...]
     torch: bool
+    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

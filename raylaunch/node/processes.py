@@ -6,14 +6,34 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_reaper() -> None:
     """Have orphaned descendants become our children, so that none escapes by losing its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def on_death_of_parent(number: int, parent: int) -> None:
+    """Have the kernel send us this signal when the parent dies, or send it now if that has happened."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def end_children(seconds: float) -> None:
+    """End all children and what they leave to us, until none is left or the time is over."""
+    deadline = time.monotonic() + seconds
+    while (left := children()) and time.monotonic() < deadline:
+        for pid in left:
+            kill_tree(pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.001)
 
 
 def children() -> set[int]:

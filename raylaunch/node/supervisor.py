@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import signal
 import socket
@@ -18,7 +17,7 @@ from raylaunch.core.contract import ERROR, STDERR, STDOUT, rank_dir
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
 from raylaunch.core.ranks import Assignment, Rendezvous, worker_env
-from raylaunch.node import deaths, forkserver, messages, processes, wire
+from raylaunch.node import deaths, forkserver, messages, wire
 from raylaunch.node.deaths import Death
 from raylaunch.worker.spec import Report, WorkerSpec
 
@@ -66,6 +65,8 @@ class Supervisor:
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.ready = False
+        #: The fork server's process id, 0 until it is ready.
+        self.server_pid = 0
         self._present: _Present | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -74,7 +75,6 @@ class Supervisor:
 
     def start(self) -> None:
         """Start the fork server; `Ready` comes when it has imported everything."""
-        processes.become_reaper()
         ours, theirs = wire.pair()
         self._server = subprocess.Popen(  # noqa: S603
             [sys.executable, "-u", forkserver.__file__, str(theirs.fileno())],
@@ -87,12 +87,6 @@ class Supervisor:
         theirs.close()
         self._control = ours
         wire.send(ours, messages.Begin(preload=self.settings.preload, start_method=self.settings.start_method))
-
-    @property
-    def server_pid(self) -> int:
-        """The fork server's process id."""
-        assert self._server is not None, "not started"
-        return self._server.pid
 
     def fileno(self) -> int:
         """Readable when `poll` has something; another one after the fork server was replaced."""
@@ -125,7 +119,6 @@ class Supervisor:
         if self._server is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.wait(timeout=6.0)
-            self._end_orphans()
             self._server = None
 
     def _order(self, order: messages.Order) -> None:
@@ -167,6 +160,7 @@ class Supervisor:
                     found.extend(self._told(failures))
                     found.append(self._turned(word))
                 case messages.Ready():
+                    self.server_pid = word.pid
                     self._begin_serving()
                     found.append(word)
                 case messages.StoreOpen():
@@ -250,8 +244,7 @@ class Supervisor:
         assert self._control is not None
         assert self._server is not None
         self._control.close()
-        self._server.wait()
-        self._end_orphans()
+        self._server.wait()  # for the keeper, which ends the orphans
         self.ready = False
         present = self._present
         if present is not None:
@@ -260,16 +253,6 @@ class Supervisor:
                     pid = present.pids[local_rank] if local_rank < len(present.pids) else 0
                     yield _died_with_server(present.part.attempt, rank, local_rank, pid), None
         self.start()
-
-    def _end_orphans(self) -> None:
-        """What outlives the fork server becomes our child, since we are a subreaper; end it and all it leaves."""
-        deadline = time.monotonic() + 5.0
-        while (orphans := processes.children()) and time.monotonic() < deadline:
-            for pid in orphans:
-                processes.kill_tree(pid)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-            time.sleep(0.001)
 
 
 def _died_with_server(attempt: int, rank: int, local_rank: int, pid: int) -> messages.Exited:

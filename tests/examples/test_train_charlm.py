@@ -22,21 +22,14 @@ ENV |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def command(folder: Path, *more: str, workers: int = 0) -> list[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    return [
-        sys.executable,
-        *(torchrun if workers else []),
-        str(SCRIPT),
-        *SMALL,
-        "--checkpoint-dir",
-        str(folder),
-        *more,
-    ]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    script = [str(SCRIPT), *SMALL, "--checkpoint-dir", str(folder), *more]
+    return [sys.executable, *(launcher if workers else []), *script]
 
 
 def run(folder: Path, *more: str, workers: int = 0) -> subprocess.CompletedProcess[str]:
     arguments = ["timeout", "60", *command(folder, *more, workers=workers)]
-    return subprocess.run(arguments, env=ENV, capture_output=True, text=True)
+    return subprocess.run(arguments, env=ENV, capture_output=True, text=True, check=False)
 
 
 def finished(folder: Path, *more: str, workers: int = 0) -> str:
@@ -51,7 +44,8 @@ def losses(output: str) -> list[float]:
 
 
 def state(folder: Path, step: int) -> dict[str, Any]:
-    return torch.load(folder / f"step-{step:06}.pt", weights_only=True)
+    loaded: dict[str, Any] = torch.load(folder / f"step-{step:06}.pt", weights_only=True)
+    return loaded
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -94,7 +88,8 @@ def folder(whole: tuple[Path, str], tmp_path: Path) -> Path:
 def test_learns_under_plain_torchrun(tmp_path: Path) -> None:
     """Two workers of a plain torchrun learn, and leave a checkpoint."""
     output = finished(tmp_path, workers=2)
-    assert output.startswith("starting from scratch\n") and output.endswith("done\n")
+    assert output.startswith("starting from scratch\n")
+    assert output.endswith("done\n")
     assert losses(output)[-1] < losses(output)[0] - 0.3
     assert (tmp_path / "step-000040.pt").exists()
 
@@ -138,7 +133,8 @@ def test_damaged_checkpoints_are_skipped(whole: tuple[Path, str], folder: Path) 
 def test_finished_run_says_so(whole: tuple[Path, str], folder: Path) -> None:
     """A finished run that is started again trains nothing and succeeds."""
     output = finished(folder)
-    assert "already finished: step 40 of 40\n" in output and output.endswith("done\n")
+    assert "already finished: step 40 of 40\n" in output
+    assert output.endswith("done\n")
     assert losses(output) == []
 
 
