@@ -76,13 +76,15 @@ class Agent:
         self._supervisor.start()
         self._unsaid = Words(now=0.0)
         self._something = asyncio.Event()
-        self._watched = -1
+        self._watched = False
         self._tails: Tails | None = None
         self._tailing: asyncio.Task[None] | None = None
 
     async def words(self) -> Words:
         """Wait until there is something to say, and say all of it. The driver always has one such call pending."""
-        self._watch()
+        if not self._watched:
+            self._watched = True
+            asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._hear)
         await self._something.wait()
         self._something.clear()
         said, self._unsaid = self._unsaid, Words(now=0.0)
@@ -113,21 +115,9 @@ class Agent:
         """End every process on this node."""
         if self._tailing is not None:
             self._tailing.cancel()
-        if self._watched >= 0:
-            asyncio.get_running_loop().remove_reader(self._watched)
-            self._watched = -1
+        if self._watched:
+            asyncio.get_running_loop().remove_reader(self._supervisor.fileno())
         await asyncio.get_running_loop().run_in_executor(None, self._supervisor.close)
-
-    def _watch(self) -> None:
-        """Have the loop call us when the supervisor has something; its descriptor changes with the fork server."""
-        fd = self._supervisor.fileno()
-        if fd == self._watched:
-            return
-        loop = asyncio.get_running_loop()
-        if self._watched >= 0:
-            loop.remove_reader(self._watched)
-        loop.add_reader(fd, self._hear)
-        self._watched = fd
 
     def _hear(self) -> None:
         events = self._supervisor.poll()
@@ -137,7 +127,6 @@ class Agent:
             self._unsaid.events.append(self._up(event) if isinstance(event, messages.Ready) else event)
         if events:
             self._something.set()
-        self._watch()
 
     def _up(self, ready: messages.Ready) -> AgentUp:
         return AgentUp(node_id=self._node_id, address=self._address, nproc=self._nproc, pid=os.getpid(), ready=ready)

@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 from ray._private import services
+from ray._private import worker as ray_worker
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from raylaunch.core.job import Job, RayOptions
@@ -39,12 +40,19 @@ class Session:
 @contextlib.contextmanager
 def connected(job: Job) -> Iterator[Session]:
     """Connect as the job says, and disconnect in the end. Raises ClusterError within seconds."""
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    _quiet()
     address = find(job.ray)
     try:
         yield _start_local(job) if address is None else _join(address, job.ray)
     finally:
         ray.shutdown()
+
+
+def _quiet() -> None:
+    """Ray prints what it thinks of its workers' deaths to stdout, which is the job's; we say it in our own words."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    if hasattr(ray_worker, "print_to_stdstream"):
+        ray_worker.print_to_stdstream = lambda *_, **__: None
 
 
 def find(options: RayOptions) -> str | None:

@@ -77,6 +77,8 @@ class Failure:
     @property
     def what(self) -> str:
         """What happened to it, in a few words: `raised ValueError: loss is NaN`."""
+        if self.error is not None and self.error.hopeless:
+            return f"could not begin: {self.error.message}"
         if self.error is not None:
             first_line = self.error.message.strip().split("\n", 1)[0]
             return f"raised {self.error.type}: {first_line}" if first_line else f"raised {self.error.type}"
@@ -125,7 +127,9 @@ def consequences(failures: Iterable[Failure], cause: Failure) -> list[tuple[str,
 
 def why_hopeless(cause: Failure, earlier: Sequence[tuple[float, str]], now: float) -> str:
     """Why a restart cannot help, or `""`. `earlier` holds (at, signature) of the causes before this one."""
-    if cause.error is not None and (cause.error.hopeless or cause.error.type in _HOPELESS_TYPES):
+    if cause.error is not None and cause.error.hopeless:
+        return "a restart cannot mend that"
+    if cause.error is not None and cause.error.type in _HOPELESS_TYPES:
         return f"a restart cannot mend {cause.error.type}"
     recent = [signature for at, signature in earlier if now - at <= SAME_FAILURE_WINDOW]
     same = [signature for signature in recent[-(SAME_FAILURE_LIMIT - 1) :] if signature == cause.signature]

@@ -29,6 +29,12 @@ _KINDS: dict[str, type[Any]] = {
     )
 }
 
+_KIND = "is"
+"""The key that names the class. No field has this name: `type` is one of `WorkerError`."""
+
+_AS_WRITTEN = frozenset(("args", "kwargs", "env", "preload"))
+"""Fields of a job that may hold anything JSON can say, even objects that look like ours."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -54,7 +60,7 @@ def read(lines: Iterable[str]) -> tuple[Job, list[Entry]]:
     if not rows or "job" not in rows[0]:
         msg = "not an event log: the first line names no job"
         raise ValueError(msg)
-    entries = [Entry(event=decode(row["event"]), actions=tuple(decode(row["actions"]))) for row in rows[1:]]
+    entries = [Entry(event=decode(row["event"]), actions=decode(row["actions"])) for row in rows[1:]]
     return decode(rows[0]["job"]), entries
 
 
@@ -75,26 +81,21 @@ def replay(job: Job, seen: Iterable[Event]) -> list[Entry]:
 
 
 def encode(value: Any) -> Any:
-    """Dataclasses as objects with a `type`; tuples as lists."""
+    """Dataclasses as objects that say what they are; tuples as lists."""
     if is_dataclass(value) and not isinstance(value, type):
         body = {field.name: encode(getattr(value, field.name)) for field in fields(value)}
-        return {"type": type(value).__name__, **body}
+        return {_KIND: type(value).__name__, **body}
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
     return value
 
 
 def decode(value: Any) -> Any:
-    """The other way. Lists become tuples inside events and actions, and stay lists inside a job."""
-    if isinstance(value, dict) and value.get("type") in _KINDS:
-        kind = _KINDS[value["type"]]
-        keep_lists = kind in (Job, Entrypoint)
-        body = {name: decode(item) for name, item in value.items() if name != "type"}
-        return kind(**{name: _sequence(item, keep=keep_lists) for name, item in body.items()})
+    """The other way. Lists become tuples; what a person wrote in a job stays as it is."""
+    if isinstance(value, dict) and value.get(_KIND) in _KINDS:
+        kind = _KINDS[value[_KIND]]
+        body = {name: item for name, item in value.items() if name != _KIND}
+        return kind(**{name: item if name in _AS_WRITTEN else decode(item) for name, item in body.items()})
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return tuple(decode(item) for item in value)
     return value
-
-
-def _sequence(value: Any, *, keep: bool) -> Any:
-    return tuple(value) if isinstance(value, list) and not keep else value

@@ -57,6 +57,8 @@ class Machine:
         #: All and only the nodes that joined and were neither lost nor given up.
         self.nodes: dict[str, Member] = {}
         self.roster: tuple[str, ...] = ()
+        #: How many workers the roster was given.
+        self.workers = 0
         #: Nodes of the roster that have still to say what the phase waits for: started, finished or stopped.
         self.awaited: set[str] = set()
         self.finished: set[str] = set()
@@ -122,20 +124,20 @@ class Machine:
     def _node_lost(self, node: str, why: str) -> list[Action]:
         del self.nodes[node]
         self.awaited.discard(node)
+        if self.phase is Phase.GATHERING:
+            return self._gather(f"{node} was lost: {why}")
         if node not in self.roster:
-            return self._gather(f"{node} was lost: {why}") if self.phase is Phase.GATHERING else []
+            return []
         if self.phase is Phase.STOPPING:
             return self._stopped_so_far()
-        if self.phase in (Phase.STARTING, Phase.RUNNING):
-            if node in self.finished:
-                return self._all_finished()
-            return self._begin_again(f"{node} was lost: {why}")
-        return []
+        if node in self.finished:
+            return self._all_finished()
+        return self._begin_again(f"{node} was lost: {why}")
 
     def _node_draining(self, event: NodeDraining) -> list[Action]:
         self.nodes[event.node] = replace(self.nodes[event.node], draining=True)
         why = f"{event.node} is being drained: {event.why}"
-        if event.node in self.roster and self.phase in (Phase.STARTING, Phase.RUNNING):
+        if event.node in self._unfinished() and self.phase in (Phase.STARTING, Phase.RUNNING):
             grace = max(0.0, min(self.job.shutdown_timeout, event.deadline - self.now))
             return self._stop(why, grace=grace)
         return self._gather(why) if self.phase is Phase.GATHERING else []
@@ -160,8 +162,7 @@ class Machine:
         if not event.failures:
             self.finished.add(event.node)
             return self._all_finished()
-        cause = root_cause(event.failures)
-        return self._workers_failed(cause) if cause is not None else []
+        return self._workers_failed(root_cause(event.failures) or event.failures[0])
 
     def _workers_failed(self, cause: Failure) -> list[Action]:
         what = f"rank {cause.rank} on {cause.node} {cause.what}"
@@ -186,7 +187,7 @@ class Machine:
         return self._stopped_so_far()
 
     def _all_finished(self) -> list[Action]:
-        if not self._present() <= self.finished:
+        if self._unfinished():
             return []
         return self._finish(ExitCode.OK, f"all {self.workers} workers finished")
 
@@ -221,6 +222,8 @@ class Machine:
         self.deadline = None
         if self.phase is Phase.GATHERING:
             have, want = len(self._usable()), self.job.min_nodes
+            if have >= want:  # the time was shorter than the last call
+                return self._launch(f"{self.status}; no more time to wait")
             waited = self.job.placement_timeout if self.attempt == 0 else self.job.join_timeout
             return self._finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes after {waited:g} s")
         starting = self.phase is Phase.STARTING
@@ -252,6 +255,7 @@ class Machine:
         members = order(self._usable(), self.roster)[: self.job.max_nodes]
         self.attempt += 1
         self.roster = tuple(member.node for member in members)
+        self.workers = sum(member.nproc for member in members)
         self.awaited = set(self.roster)
         self.finished = set()
         self.failures = []
@@ -274,12 +278,12 @@ class Machine:
         self.phase = Phase.STOPPING
         self.status = why
         self.ending = ending
-        self.awaited = set(self._present())
+        self.awaited = set(self._alive(self.roster))
         self.last_call = None
         self.deadline = self.now + grace + STOP_MARGIN
-        if not self.awaited:
-            return self._stopped_so_far()
         stop = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=grace, why=why)
+        if not self.awaited:
+            return [stop, *self._stopped_so_far()]
         return [stop, *self._wake("all workers must be gone by then")]
 
     def _stopped_so_far(self) -> list[Action]:
@@ -306,23 +310,19 @@ class Machine:
         if nearest is None or nearest == self._woken:
             return []
         self._woken = nearest
-        return [WakeAt(at=nearest, why=why)]
+        return [WakeAt(at=max(nearest, self.now), why=why)]
 
     # What is true of the nodes.
-
-    @property
-    def workers(self) -> int:
-        """How many workers the present roster has."""
-        return sum(self.nodes[node].nproc for node in self.roster if node in self.nodes)
 
     def _usable(self) -> tuple[Member, ...]:
         return tuple(member for member in self.nodes.values() if not member.draining)
 
     def _could_grow(self) -> bool:
-        return len(self.roster) < min(len(self._usable()), self.job.max_nodes)
+        """A world that has begun to finish is not disturbed for more nodes."""
+        return not self.finished and len(self.roster) < min(len(self._usable()), self.job.max_nodes)
 
-    def _present(self) -> set[str]:
-        return {node for node in self.roster if node in self.nodes}
+    def _unfinished(self) -> set[str]:
+        return {node for node in self._alive(self.roster) if node not in self.finished}
 
     def _alive(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if name in self.nodes)

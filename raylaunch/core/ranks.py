@@ -37,7 +37,7 @@ class Assignment:
 
 def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
     """Sorts as a person would: 10.0.0.9 before 10.0.0.10, node-2 before node-10."""
-    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part)
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part)
 
 
 def order(candidates: Iterable[Member], survivors: Sequence[str]) -> tuple[Member, ...]:

@@ -11,7 +11,7 @@ import sys
 
 if __name__ == "__main__":
     # Started by path: make our own package importable without putting the current folder on sys.path.
-    sys.path[0] = __file__.rsplit("/", 3)[0]
+    sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 3)[0]]
 
 import gc
 import importlib
@@ -49,7 +49,7 @@ def warm_up(begin: messages.Begin) -> messages.Ready:
 def _import(module: str) -> str:
     try:
         importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         return f"cannot preload `{module}`: {type(error).__name__}: {error}"
     return ""
 
@@ -89,12 +89,14 @@ class ForkServer:
     """Obeys the supervisor's orders, one at a time, and says what became of the processes."""
 
     def __init__(self, control: socket.socket, start_method: str) -> None:
+        self.pid = os.getpid()
         self.control = control
         self.start_method = start_method
         self.stores: dict[int, int] = {}
         self.brood = Brood(self._say, spared=self.stores.values())
         #: Attempts wait here until nothing of those before them is alive.
         self.next: messages.StartWorkers | None = None
+        self.ended = False
 
     def _say(self, word: messages.Word, fd: int | None = None) -> None:
         wire.send(self.control, word, fd=fd)
@@ -104,6 +106,7 @@ class ForkServer:
         wake, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._end)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
@@ -116,7 +119,16 @@ class ForkServer:
                 if role is not None:
                     return role
 
+    def _end(self, number: int, _frame: object) -> None:
+        """SIGTERM, from a person or because the keeper died: end as if the supervisor were gone, at the next turn."""
+        self.ended = True
+        if os.getpid() != self.pid:  # a worker so young that the handler is still ours
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
     def _turn(self, *, has_order: bool) -> Role | None:
+        if self.ended:
+            raise EOFError
         self.brood.reap()
         if has_order:
             order, _ = wire.receive(self.control)
@@ -161,7 +173,7 @@ class ForkServer:
         self.control.detach()
         try:
             boot.become(spec, report, os.getppid())
-        except OSError as error:
+        except (OSError, ValueError) as error:
             boot.refuse(report, error)
             return 1
         if self.start_method == "spawn" and spec.kind != "command":
@@ -172,7 +184,7 @@ class ForkServer:
         if order.attempt in self.stores:
             self._close_store(order.attempt)
         try:
-            listening = store.listen(order.address)
+            listening = store.listen(order.address, order.port)
         except OSError as error:
             self._say(messages.StoreOpen(attempt=order.attempt, port=0, why=str(error)))
             return None
@@ -215,10 +227,6 @@ def _exec_boot(spec: WorkerSpec, report: int) -> None:
     os.execve(sys.executable, [sys.executable, "-u", boot.__file__, str(body), str(report)], spec.env)
 
 
-class _EndedError(BaseException):
-    """SIGTERM, from a person or because the keeper died: end as if the supervisor were gone."""
-
-
 def main() -> int:
     """The program: `forkserver.py CONTROL_FD`. In a forked child it returns the worker's exit code."""
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -228,7 +236,7 @@ def main() -> int:
     if pid:
         control.close()
         return keep(pid)
-    _end_on_sigterm(keeper)
+    processes.on_death_of_parent(signal.SIGTERM, keeper)
     processes.become_reaper()
     entry.forget_start()
     server = None
@@ -240,7 +248,7 @@ def main() -> int:
         wire.send(control, ready)
         server = ForkServer(control, ready.start_method)
         role = server.serve()
-    except (EOFError, OSError, _EndedError):
+    except (EOFError, OSError):
         pass  # the supervisor is gone
     if role is not None:
         return role()
@@ -259,20 +267,6 @@ def keep(server: int) -> int:
         pass
     processes.end_children(seconds=5.0)
     return 0
-
-
-def _end_on_sigterm(parent: int) -> None:
-    me = os.getpid()
-
-    def end(number: int, _frame: object) -> None:
-        if os.getpid() == me:
-            raise _EndedError
-        # A worker so young that the handler is still ours.
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, end)
-    processes.on_death_of_parent(signal.SIGTERM, parent)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ class OpenStore:
 
     attempt: int
     address: str
+    port: int = 0
+    """0: any. A store that died with its fork server comes back where it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    sys.path[0] = __file__.rsplit("/", 3)[0]
+    sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 3)[0]]
 
 import signal
 import socket
@@ -19,13 +19,14 @@ from raylaunch.worker import boot
 _BACKLOG = 4096
 
 
-def listen(address: str) -> socket.socket:
+def listen(address: str, port: int = 0) -> socket.socket:
     """A listening socket at the node's address; everywhere, where the address is not one of this machine's own."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    everywhere = "::" if family == socket.AF_INET6 else ""
     try:
-        return socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+        return socket.create_server((address, port), family=family, backlog=_BACKLOG)
     except OSError:
-        return socket.create_server(("::" if family == socket.AF_INET6 else "", 0), family=family, backlog=_BACKLOG)
+        return socket.create_server((everywhere, port), family=family, backlog=_BACKLOG)
 
 
 def serve(address: str, port: int, listening_fd: int) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raylaunch.core.contract import ERROR, STDERR, STDOUT, rank_dir
@@ -70,8 +71,15 @@ class Supervisor:
         self._present: _Present | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._readable = select.epoll()
         #: Orders that came before the fork server was ready.
         self._waiting: list[messages.Order] = []
+        #: What a new fork server has to make good for the one that died: ports of the stores it held (0: not told yet),
+        #: and attempts that were to be stopped.
+        self._stores: dict[int, int] = {}
+        self._stopping: set[int] = set()
+        self._preload = settings.preload
+        self._why: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Start the fork server; `Ready` comes when it has imported everything."""
@@ -86,12 +94,12 @@ class Supervisor:
         )
         theirs.close()
         self._control = ours
-        wire.send(ours, messages.Begin(preload=self.settings.preload, start_method=self.settings.start_method))
+        self._readable.register(ours, select.EPOLLIN)
+        wire.send(ours, messages.Begin(preload=self._preload, start_method=self.settings.start_method))
 
     def fileno(self) -> int:
-        """Readable when `poll` has something; another one after the fork server was replaced."""
-        assert self._control is not None, "not started"
-        return self._control.fileno()
+        """Readable when `poll` has something; the same one whatever becomes of the fork server."""
+        return self._readable.fileno()
 
     def launch(self, part: Assignment, meeting: Rendezvous) -> None:
         """End all earlier attempts without grace, then start this node's part of the next."""
@@ -101,10 +109,12 @@ class Supervisor:
 
     def stop(self, attempt: int, grace: float) -> None:
         """End the attempt. `WorkersStopped` follows in any case."""
+        self._stopping.add(attempt)
         self._order(messages.StopWorkers(attempt=attempt, grace=grace))
 
     def open_store(self, attempt: int) -> None:
         """Have a store ready for the attempt. `StoreOpen` follows."""
+        self._stores[attempt] = 0
         self._order(messages.OpenStore(attempt=attempt, address=self.settings.address))
 
     def values(self) -> dict[int, bytes]:
@@ -120,6 +130,7 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.wait(timeout=6.0)
             self._server = None
+        self._readable.close()
 
     def _order(self, order: messages.Order) -> None:
         if not self.ready or self._control is None:
@@ -162,8 +173,9 @@ class Supervisor:
                 case messages.Ready():
                     self.server_pid = word.pid
                     self._begin_serving()
-                    found.append(word)
+                    found.append(replace(word, why=self._why + word.why))
                 case messages.StoreOpen():
+                    self._stores[word.attempt] = word.port
                     found.append(word)
         found.extend(self._told(failures))
         return found
@@ -231,9 +243,11 @@ class Supervisor:
         now = time.monotonic()
         present = self._present
         if isinstance(word, messages.Started):
+            self._stores = {attempt: port for attempt, port in self._stores.items() if attempt >= word.attempt}
             if present is not None and present.part.attempt == word.attempt:
                 present.pids = word.pids
             return WorkersStarted(at=now, attempt=word.attempt, node=self.settings.node)
+        self._stopping.discard(word.attempt)
         late: tuple[Failure, ...] = ()
         if present is not None and present.part.attempt == word.attempt:
             late, present.late = tuple(present.late), []
@@ -245,24 +259,39 @@ class Supervisor:
         assert self._server is not None
         self._control.close()
         self._server.wait()  # for the keeper, which ends the orphans
+        if not self.ready and self._preload:
+            self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
+            self._preload = ()
         self.ready = False
+        unsent = [order for order in self._waiting if isinstance(order, messages.StartWorkers)]
+        unsent = [order for order in unsent[-1:] if order.attempt not in self._stopping]
         present = self._present
-        if present is not None:
+        if present is not None and not unsent:
             for local_rank, rank in enumerate(present.part.ranks):
                 if rank not in present.ends:
                     pid = present.pids[local_rank] if local_rank < len(present.pids) else 0
-                    yield _died_with_server(present.part.attempt, rank, local_rank, pid), None
+                    stopped = present.part.attempt in self._stopping
+                    yield _died_with_server(present.part.attempt, rank, local_rank, pid, stopped=stopped), None
+        for attempt in sorted(self._stopping):
+            yield messages.Stopped(attempt=attempt), None
+        self._waiting = [
+            *(
+                messages.OpenStore(attempt=attempt, address=self.settings.address, port=port)
+                for attempt, port in self._stores.items()
+            ),
+            *unsent,
+        ]
         self.start()
 
 
-def _died_with_server(attempt: int, rank: int, local_rank: int, pid: int) -> messages.Exited:
+def _died_with_server(attempt: int, rank: int, local_rank: int, pid: int, *, stopped: bool) -> messages.Exited:
     return messages.Exited(
         attempt=attempt,
         rank=rank,
         local_rank=local_rank,
         pid=pid,
         exit_code=-signal.SIGKILL,
-        stopped=False,
+        stopped=stopped,
         at=time.monotonic(),
     )
 

@@ -10,7 +10,7 @@ import sys
 
 if __name__ == "__main__":
     # Started by path: make our own package importable without putting the current folder on sys.path.
-    sys.path[0] = __file__.rsplit("/", 3)[0]
+    sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 3)[0]]
 
 import contextlib
 import ctypes
@@ -19,8 +19,8 @@ import os
 import pickle
 import signal
 import traceback
-from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any
 
 from raylaunch.worker import entry
 from raylaunch.worker.spec import Report, WorkerSpec
@@ -42,8 +42,7 @@ def become(spec: WorkerSpec, report_fd: int, parent: int) -> None:
     keep_only(report_fd)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 0)  # Ray's workers run at nice 15; raising it again needs privilege
-    os.environ.clear()
-    os.environ.update(spec.env)
+    os.environ.update(spec.env)  # what the interpreter and the imports added to it stays, as in a script of its own
     os.chdir(spec.cwd)
 
 
@@ -94,17 +93,23 @@ def run(spec: WorkerSpec, report_fd: int) -> int:
         return _exec(spec, report_fd)
     try:
         value = entry.call(spec)
+        report = Report(value=entry.pickled(value)) if spec.kind == "pickle" else None
     except SystemExit as stop:
         return _exit_code(stop)
     except KeyboardInterrupt as error:
-        _show(error)
-        _die_of(signal.SIGINT)
-    except BaseException as error:  # noqa: BLE001
-        _show(error)
-        _leave(report_fd, _report(error, keep=spec.kind == "pickle"))
+        _show(_users_part(error))
+        sys.excepthook = lambda *_: None  # it is shown; the interpreter goes on with it: exit handlers, then SIGINT
+        raise
+    except entry.CannotBeginError as error:
+        print(f"raylaunch: {error}", file=sys.stderr)
+        refuse(report_fd, error)
         return 1
-    if spec.kind == "pickle":
-        _leave(report_fd, Report(value=entry.pickled(value)))
+    except BaseException as error:  # noqa: BLE001
+        _leave(report_fd, _report(_users_part(error), keep=spec.kind == "pickle"))
+        _show(error)
+        return 1
+    if report is not None:
+        _leave(report_fd, report)
     return 0
 
 
@@ -117,6 +122,8 @@ def _reseed() -> None:
 
 def _exec(spec: WorkerSpec, report_fd: int) -> int:
     """Become another program. Returns only where that fails."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python alone ignores these
     try:
         os.execvpe(spec.target, [spec.target, *map(str, spec.args)], spec.env)
     except OSError as error:
@@ -138,24 +145,23 @@ def _exit_code(stop: SystemExit) -> int:
     return 1
 
 
-def _die_of(number: signal.Signals) -> NoReturn:
-    """Die the way Python does of an uncaught KeyboardInterrupt, so that our parent can tell."""
-    sys.stdout.flush()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    os._exit(128 + number)
-
-
 def _show(error: BaseException) -> None:
-    """Print the traceback as if our own frames did not exist."""
-    error.__traceback__ = _users_part(error.__traceback__)
-    sys.excepthook(type(error), error, error.__traceback__)
+    """Print the traceback, by the user's own hook if there is one."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as failed:  # noqa: BLE001
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exception(_users_part(failed))
+        print("\nOriginal exception was:", file=sys.stderr)
+        traceback.print_exception(error)
 
 
-def _users_part(trace: TracebackType | None) -> TracebackType | None:
+def _users_part(error: BaseException) -> BaseException:
+    """The error, as if our own frames did not exist."""
+    trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame):
         trace = trace.tb_next
-    return trace
+    return error.with_traceback(trace)
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -166,11 +172,17 @@ def _report(error: BaseException, *, keep: bool) -> Report:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return Report(
         error_type=type(error).__name__,
-        message=str(error),
+        message=_text(error),
         traceback="".join(lines),
-        hopeless=isinstance(error, entry.CannotBeginError),
         value=entry.pickled(error) if keep else b"",
     )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001
+        return "(its text cannot be made)"
 
 
 def _leave(report_fd: int, report: Report) -> None:

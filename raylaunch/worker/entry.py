@@ -9,6 +9,7 @@ import importlib.util
 import io
 import os
 import pickle
+import pkgutil
 import runpy
 import sys
 import types
@@ -42,19 +43,20 @@ def call(spec: WorkerSpec) -> object:
 
 def run_script(path: str, args: Sequence[Any]) -> None:
     """`python path args...`, for a file, or a folder or zip file that has a `__main__.py`."""
-    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
-        sys.argv = [path, *map(str, args)]
+    _begin_argv(path, args)
+    path = os.path.abspath(path)
+    if pkgutil.get_importer(path) is not None:
         sys.path.insert(0, path)
         _run_as_main("__main__", alter_argv=False)
         return
     try:
-        with io.open_code(os.path.abspath(path)) as file:
+        with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
         msg = f"cannot read the script `{path}`: {error.strerror}"
         raise CannotBeginError(msg) from None
-    sys.argv = [path, *map(str, args)]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     main = fresh_main()
     main.__file__ = path
     main.__dict__["__cached__"] = None
@@ -64,17 +66,28 @@ def run_script(path: str, args: Sequence[Any]) -> None:
 
 def run_module(name: str, args: Sequence[Any]) -> None:
     """`python -m name args...`."""
-    sys.argv = [name, *map(str, args)]
-    sys.path.insert(0, os.getcwd())
-    fresh_main()
+    _begin_argv("-m", args)
+    sys.orig_argv.insert(3, name)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
     _run_as_main(name, alter_argv=True)
+
+
+def _begin_argv(first: str, args: Sequence[Any]) -> None:
+    sys.argv = [first, *map(str, args)]
+    sys.orig_argv = [sys.executable, "-u", *sys.argv]
 
 
 def _run_as_main(name: str, *, alter_argv: bool) -> None:
     # What the interpreter itself calls for `-m`; the public `run_module` puts another `__main__` back afterwards,
     # which breaks pickling and what runs at exit.
     fresh_main()
-    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001
+    try:
+        runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001
+    except SystemExit as stop:
+        if isinstance(stop.__context__, runpy._Error):  # type: ignore[attr-defined]  # noqa: SLF001
+            raise CannotBeginError(str(stop.__context__)) from None  # there is no such module, or no `__main__`
+        raise
 
 
 def fresh_main() -> types.ModuleType:

@@ -20,7 +20,7 @@ class WorkerSpec:
     payload: bytes = b""
     """For `pickle`: cloudpickle of (function, args, kwargs)."""
     env: dict[str, str]
-    """The whole environment; nothing is inherited."""
+    """The whole environment, beside what imports of the preload added to it."""
     cwd: str
     stdout: str
     stderr: str

@@ -1,0 +1,176 @@
+"""How each contender is told to run the script, and what the script's ranks wrote down."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import processes
+from tests.bench.processes import BenchError
+from tests.private_cluster import Cluster, end_marked, free_ports
+
+RAYLAUNCH = "raylaunch"
+TORCHRUN = "torchrun"
+CLUSTER_CPUS = 4
+"""Logical CPUs of the Ray cluster; a job takes all of them, whatever its world size."""
+_SCRIPT = Path(__file__).with_name("unchanged.py")
+_LOG = "log.txt"
+_END_SECONDS = 30.0
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is to be run: `unchanged.py` with so many deaths, on so many agents with so many workers each."""
+
+    agents: int
+    workers: int
+    deaths: int = 0
+    stay: bool = False
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return self.agents * self.workers
+
+    def script(self, folder: Path) -> list[str]:
+        """The script and its arguments."""
+        return [str(_SCRIPT), str(folder), str(self.deaths), *(["--stay"] if self.stay else [])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """When a rank came past what, wall clock: its first line, `import torch`, `init_process_group`, `all_reduce`."""
+
+    entered: float
+    imported: float
+    joined: float
+    passed: float
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A contender at work. `began`: when its command was started, wall clock."""
+
+    task: Task
+    folder: Path
+    mark: str
+    began: float
+    commands: tuple[subprocess.Popen[bytes], ...]
+
+    def marks(self, generation: int) -> list[Marks]:
+        """Of the ranks that are past their first `all_reduce` in a generation."""
+        return [Marks(**json.loads(path.read_text())) for path in self.folder.glob(f"passed-{generation}-*.json")]
+
+    def times(self, generation: int, *, since: float) -> dict[str, float]:
+        """Seconds until the last rank came past each of its stations in a generation that all have passed."""
+        marks = self.marks(generation)
+        names = ("entered", "imported", "joined", "passed")
+        return {name: max(getattr(mark, name) for mark in marks) - since for name in names}
+
+    def death(self, generation: int) -> float | None:
+        """When rank 1 killed itself."""
+        path = self.folder / f"death-{generation}"
+        return float(path.read_text()) if path.exists() else None
+
+    def has_passed(self, generation: int) -> bool:
+        """Whether all ranks are past their first `all_reduce` in a generation."""
+        return len(list(self.folder.glob(f"passed-{generation}-*.json"))) == self.task.world
+
+    def has_ended(self) -> bool:
+        """Whether all of its commands have."""
+        return all(command.poll() is not None for command in self.commands)
+
+    def wait_for(self, generation: int, seconds: float) -> bool:
+        """Wait until all ranks are past their first `all_reduce`; False: it ended before that, or time is up."""
+        processes.wait_until(lambda: self.has_passed(generation) or self.has_ended(), seconds=seconds)
+        return self.has_passed(generation)
+
+    def wait_for_end(self, seconds: float = _END_SECONDS) -> list[int | None]:
+        """The exit codes; None for a command that is still at work."""
+        processes.wait_until(self.has_ended, seconds=seconds)
+        return [command.poll() for command in self.commands]
+
+    def complaint(self, what: str) -> BenchError:
+        """That it did not do what it should, with the end of what it printed."""
+        codes = [command.poll() for command in self.commands]
+        log = (self.folder / _LOG).read_text(errors="replace")[-3000:]
+        return BenchError(f"{self.folder.name}: {what} (exit codes {codes})\n{log}")
+
+
+def raylaunch(cluster: Cluster, scratch: Path, task: Task) -> contextlib.AbstractContextManager[Started]:
+    """`python -m raylaunch job.yaml` on the running cluster, all agents on its one node."""
+    folder = _folder(scratch, RAYLAUNCH)
+    script, *args = task.script(folder)
+    job = {
+        "name": "bench",
+        "run_id": "bench",
+        "entrypoint": {"script": script, "args": args},
+        "nnodes": task.agents,
+        "nproc_per_node": task.workers,
+        "cpus_per_worker": CLUSTER_CPUS / task.world,
+        "max_restarts": task.deaths + 5,
+        "show": "none",
+        "log_dir": str(folder / "runs"),
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
+    command = [sys.executable, "-m", "raylaunch", "job.yaml", f"ray.address={cluster.address}", "placement=pack"]
+    return _started(folder, task, [command], access)
+
+
+def events_of(started: Started) -> Path:
+    """What raylaunch's driver saw and did."""
+    return started.folder / "runs" / "bench" / "bench" / "events.jsonl"
+
+
+def torchrun(scratch: Path, task: Task, *, share_store: bool = False) -> contextlib.AbstractContextManager[Started]:
+    """One `torchrun` for each agent, with the settings under which it does best.
+
+    With `share_store`, which is its default, workers of a restart find the store as the dead ones left it.
+    """
+    folder = _folder(scratch, TORCHRUN)
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    commands = [_torchrun(task, folder, endpoint, is_host=agent == 0) for agent in range(task.agents)]
+    extra = {} if share_store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return _started(folder, task, commands, extra)
+
+
+def _torchrun(task: Task, folder: Path, endpoint: str, *, is_host: bool) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *(f"--nnodes={task.agents}", f"--nproc-per-node={task.workers}", f"--max-restarts={task.deaths + 5}"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench", "--local-addr=127.0.0.1"),
+        f"--rdzv-conf=is_host={int(is_host)}",
+        *task.script(folder),
+    ]
+
+
+def _folder(scratch: Path, name: str) -> Path:
+    folder = scratch / f"{name}-{next(_numbers)}"
+    folder.mkdir()
+    return folder
+
+
+@contextlib.contextmanager
+def _started(folder: Path, task: Task, commands: list[list[str]], extra: Mapping[str, str]) -> Iterator[Started]:
+    """Start the commands; whatever happens, nothing of them is left afterwards."""
+    mark = secrets.token_hex(8)
+    extra = {"TMPDIR": str(folder), **extra}
+    log = folder / _LOG
+    began = time.time()
+    try:
+        running = tuple(processes.start(command, mark, extra, folder, log) for command in commands)
+        yield Started(task=task, folder=folder, mark=mark, began=began, commands=running)
+    finally:
+        end_marked(mark)

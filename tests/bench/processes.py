@@ -1,0 +1,84 @@
+"""Processes of the benches. Each carries its bench's mark in its environment, by which its descendants are found too.
+
+A launcher's parent and group say little of what it leaves behind (torchrun's workers outlive its SIGKILL, Ray's
+daemons lead sessions of their own), but all inherit the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.private_cluster import MARK
+
+_OTHERS = ("RAY_", "PET_", "TORCHELASTIC_", "TORCH_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMP_NUM_THREADS")
+"""Variables of whoever started the benches that would make them measure something else."""
+
+
+class BenchError(Exception):
+    """A bench could not be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of some processes together, in MB (10^6 bytes). `pss` counts a page that N processes share as 1/N in each."""
+
+    pss: float
+    rss: float
+    processes: int
+
+
+def start(command: Sequence[str], mark: str, extra: Mapping[str, str], cwd: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own; what it prints goes to the log."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            env=kept | dict(extra) | {MARK: mark},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float, every: float = 0.05) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(every)
+    return True
+
+
+def command_line(pid: int) -> str:
+    """Its arguments, or the title it gave itself."""
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""  # it ended
+
+
+def memory(pids: Iterable[int]) -> Memory:
+    """Proportional and resident set size, from smaps_rollup."""
+    found = [rollup for pid in pids if (rollup := _rollup(pid))]
+    return Memory(
+        pss=sum(rollup["Pss"] for rollup in found),
+        rss=sum(rollup["Rss"] for rollup in found),
+        processes=len(found),
+    )
+
+
+def _rollup(pid: int) -> dict[str, float]:
+    rows = (line.split() for line in _read(pid, "smaps_rollup").decode().splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 / 1e6 for row in rows if row[-1] == "kB"}

@@ -1,0 +1,161 @@
+"""One private Ray cluster for the session, and a check after every test that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.private_cluster import MARK, Cluster, end_marked, marked, private_cluster
+
+_LIMIT = 90
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    with private_cluster(cpus=4, dashboard=True) as found:
+        yield found
+
+
+@dataclass
+class Run:
+    """A `raylaunch` process, its output, and what it left in its run folder."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    mark: str
+    code: int = -1
+    out: str = ""
+    err: str = ""
+
+    def wait(self) -> Run:
+        self.out, self.err = self.process.communicate(timeout=_LIMIT)
+        self.code = self.process.returncode
+        return self
+
+    @property
+    def run_dir(self) -> Path:
+        (found,) = [path.parent for path in self.folder.glob("runs/*/*/events.jsonl")]
+        return found
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return json.loads((self.run_dir / "result.json").read_text())
+
+    def log(self, rank: int, *, attempt: int = 1, name: str = "stdout.log") -> str:
+        path = self.run_dir / f"attempt-{attempt}" / f"rank-{rank}" / name
+        return path.read_text() if path.exists() else ""
+
+    def processes(self, word: str) -> list[int]:
+        """Those of this run's processes on the node whose command line holds the word."""
+        found = []
+        for pid in marked(self.mark):
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if word in line:
+                found.append(pid)
+        return found
+
+
+@dataclass
+class Launcher:
+    """Starts `raylaunch` in a folder of its own."""
+
+    folder: Path
+    cluster: Cluster
+    runs: list[Run] = field(default_factory=list)
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        (self.folder / name).write_text(textwrap.dedent(text))
+        return name
+
+    def start(self, *overrides: str, plan: bool = False, env: dict[str, str] | None = None, **job: Any) -> Run:
+        mark = secrets.token_hex(8)
+        job = {"nnodes": 2, "nproc_per_node": 2, "placement": "pack", "preload": []} | job
+        job["env"] = {MARK: mark} | job.get("env", {})
+        (self.folder / "job.yaml").write_text(json.dumps(job))
+        command = [sys.executable, "-m", "raylaunch", "job.yaml", *overrides, *(["--plan"] if plan else [])]
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.cluster.env(**(env or {})),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        run = Run(process, self.folder, mark)
+        self.runs.append(run)
+        return run
+
+    def run(self, *overrides: str, **job: Any) -> Run:
+        return self.start(*overrides, **job).wait()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, cluster: Cluster) -> Iterator[Launcher]:
+    """Every test ends with: no process of its runs, no actor, no placement group."""
+    found = Launcher(tmp_path, cluster)
+    try:
+        yield found
+        for run in found.runs:
+            if run.process.poll() is None:
+                run.process.kill()
+                run.process.communicate()
+            wait_until(lambda run=run: not marked(run.mark), 10, f"processes of the run to be gone ({run.mark})")
+        wait_until(lambda: left_in_ray(cluster) == [], 10, "actors and placement groups to be gone")
+    finally:
+        for run in found.runs:
+            end_marked(run.mark)
+
+
+_LEFT = """
+import ray
+from ray.util.placement_group import placement_group_table
+from ray._private.state import actors
+ray.init(log_to_driver=False, logging_level="ERROR")
+mine = ray.get_runtime_context().get_job_id()
+for actor in actors().values():
+    if actor["State"] != "DEAD" and actor["ActorClassName"] == "Agent":
+        print("actor", actor["ActorID"], actor["State"])
+for group in placement_group_table().values():
+    if group["state"] != "REMOVED":
+        print("group", group["placement_group_id"], group["state"])
+"""
+
+
+def left_in_ray(cluster: Cluster) -> list[str]:
+    """Our actors and all placement groups that the cluster still knows."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LEFT], env=cluster.env(), capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait for it, at most that long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds} s in vain for {what}")
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object], float, str], None]:
+    return wait_until
+
+
+def kill(pid: int, number: int = 9) -> None:
+    os.kill(pid, number)

@@ -1,0 +1,143 @@
+"""kill -9 of each of our processes in turn: workers, data loaders and other grandchildren go with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import kill, wait_until
+from tests.private_cluster import MARK, marked, private_cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+WITH_CHILDREN = """
+import os, subprocess, time
+subprocess.Popen(["sleep", "120"])
+subprocess.Popen(["sleep", "121"], start_new_session=True)
+if os.fork() == 0:
+    time.sleep(120)
+print("up", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+time.sleep(120)
+"""
+
+
+def started(launcher, *, attempt=1, **job):
+    script = launcher.script(WITH_CHILDREN)
+    run = launcher.start(entrypoint={"script": script}, max_restarts=3, **job)
+    wait_for_attempt(run, attempt)
+    return run
+
+
+def wait_for_attempt(run, attempt):
+    logs = [f"runs/*/*/attempt-{attempt}/rank-{rank}/stdout.log" for rank in range(4)]
+    wait_until(
+        lambda: all(any(path.read_text() for path in run.folder.glob(pattern)) for pattern in logs),
+        60,
+        f"attempt {attempt} to be up",
+    )
+
+
+def test_worker(launcher):
+    """A worker's children end with it: the new attempt has its own, and only those."""
+    run = started(launcher)
+    before = {*run.processes("sleep 12"), *workers(run)}
+    assert len(run.processes("sleep 12")) == 8
+    kill(workers(run)[0])
+    wait_for_attempt(run, 2)
+    assert not before & set(marked(run.mark))
+    assert len(run.processes("sleep 12")) == 8
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+
+
+def test_fork_server(launcher):
+    """The fork server's workers and their children end with it; another one takes over, and a restart is spent."""
+    run = started(launcher)
+    before = {*run.processes("sleep 12"), *workers(run)}
+    kill(fork_servers(run)[0])
+    wait_for_attempt(run, 2)
+    assert not before & set(marked(run.mark))
+    assert "restart 1 of 3" in (run.run_dir / "events.jsonl").read_text()
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+
+
+def test_agent(launcher):
+    """A dead agent is a lost node: its workers end, another agent takes its place, and no restart is spent."""
+    run = started(launcher)
+    before = set(run.processes("sleep 12"))
+    kill(agents(launcher.cluster)[0])
+    wait_for_attempt(run, 2)
+    assert not before & set(marked(run.mark))
+    events = (run.run_dir / "events.jsonl").read_text()
+    assert "NodeLost" in events
+    assert "restart 1 of" not in events
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+
+
+def test_driver(launcher):
+    """With the driver everything ends: nobody is left to wait for it."""
+    run = started(launcher)
+    run.process.kill()
+    run.wait()
+    wait_until(lambda: not marked(run.mark), 15, "everything to end")
+
+
+def test_raylet(launcher):
+    """With the raylet everything on its node ends; the driver waits for nodes as long as it was told, and says so."""
+    with private_cluster(cpus=4) as cluster:
+        launcher.cluster, shared = cluster, launcher.cluster
+        run = started(launcher, join_timeout=3)
+        (raylet,) = [pid for pid in marked(cluster.mark) if "raylet/raylet" in cmdline(pid)]
+        kill(raylet)
+        wait_until(lambda: not marked(run.mark), 20, "everything to end")
+        run.wait()
+        assert run.code == 3
+        assert "0 of 2 nodes after 3 s" in run.err
+        launcher.cluster = shared
+
+
+def cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def fork_servers(run) -> list[int]:
+    """The fork servers themselves: children of their keepers, parents of the workers."""
+    found = run.processes("node/forkserver.py")
+    parents = {pid: parent(pid) for pid in found}
+    return [pid for pid in found if parents[pid] in found and parents.get(parents[pid]) not in found]
+
+
+def workers(run) -> list[int]:
+    """Processes that lead a session of their own below a fork server, and run the script."""
+    servers = fork_servers(run)
+    return [
+        pid
+        for pid in run.processes("node/forkserver.py")
+        if parent(pid) in servers and os.getsid(pid) == pid and f"{MARK}={run.mark}".encode() in environ(pid)
+    ]
+
+
+def agents(cluster) -> list[int]:
+    return [pid for pid in marked(cluster.mark) if "ray::Agent" in cmdline(pid)]
+
+
+def parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

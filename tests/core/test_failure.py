@@ -1,0 +1,191 @@
+"""What failures mean: the words for them, which is the cause, what followed, and when a restart is no use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from story import failure, raised
+
+from raylaunch.core.failure import (
+    SAME_FAILURE_LIMIT,
+    SAME_FAILURE_WINDOW,
+    Failure,
+    WorkerError,
+    consequences,
+    root_cause,
+    why_hopeless,
+)
+
+TWO_FRAMES = """Traceback (most recent call last):
+  File "/job/train.py", line 88, in step
+    loss.backward()
+  File "/job/my model.py", line 12, in forward
+    raise ValueError("loss is NaN")
+ValueError: loss is NaN
+"""
+GLOO = "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:61574"
+
+
+def error(kind: str = "ValueError", message: str = "", trace: str = "") -> WorkerError:
+    return WorkerError(type=kind, message=message, traceback=trace)
+
+
+def test_the_place_is_the_innermost_frame():
+    """File and line where it was raised, not where the program began."""
+    assert error(trace=TWO_FRAMES).place == "/job/my model.py:12"
+
+
+def test_no_traceback_is_no_place():
+    """An error file of somebody else's may have none."""
+    assert error().place == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(0, ""), (1, ""), (-9, "SIGKILL"), (-15, "SIGTERM"), (-11, "SIGSEGV"), (-99, "signal 99")]
+)
+def test_exit_codes_name_their_signal(code, name):
+    """Negative ones are signals, as in `subprocess`; those without a name keep their number."""
+    assert failure(exit_code=code).signal == name
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        ({"exit_code": 1, "error": error("ValueError", "loss is NaN\nat step 3")}, "raised ValueError: loss is NaN"),
+        ({"exit_code": 1, "error": error("AssertionError")}, "raised AssertionError"),
+        ({"exit_code": -9}, "was killed by SIGKILL"),
+        ({"exit_code": -9, "evidence": "out of memory"}, "was killed by SIGKILL (out of memory)"),
+        ({"exit_code": 3}, "exited with code 3"),
+    ],
+)
+def test_what_happened_in_a_few_words(facts, what):
+    """An exception before a signal before an exit code; one line only."""
+    assert failure(**facts).what == what
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("RuntimeError", GLOO),
+        ("RuntimeError", "Connection reset by peer"),
+        ("RuntimeError", "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"),
+        ("RuntimeError", "NCCL communicator was aborted on rank 1"),
+        ("DistBackendError", "NCCL error: remote process exited or there was a network error"),
+        ("DistNetworkError", "failed to recv, got 0 bytes"),
+        ("DistStoreError", "wait timeout after 300000ms, keys: /default"),
+        ("BrokenPipeError", "[Errno 32] Broken pipe"),
+    ],
+)
+def test_echoes_of_a_dead_peer_are_collateral(kind, message):
+    """This is what healthy ranks say when another one is gone."""
+    assert failure(exit_code=1, error=error(kind, message)).is_collateral
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        raised("ValueError", "loss is NaN"),
+        raised("OutOfMemoryError", "CUDA out of memory"),
+        {"exit_code": -9, "tail": "Connection reset by peer"},
+        {"exit_code": 1, "tail": "Connection reset by peer"},
+        {"exit_code": -6, "tail": "free(): invalid pointer"},
+    ],
+)
+def test_other_failures_are_their_own(facts):
+    """A kill is one whatever was said before it, and so is an abort for reasons of its own."""
+    assert not failure(**facts).is_collateral
+
+
+def test_the_abort_of_a_watchdog_is_collateral():
+    """NCCL's watchdog aborts the process; only its stderr says why."""
+    assert failure(exit_code=-6, tail="ProcessGroupNCCL watchdog thread terminated: timeout").is_collateral
+
+
+def test_signatures_are_equal_at_the_same_place():
+    """Type and place count; the message may hold a step or a loss."""
+    one, two = (failure(**raised("ValueError", f"NaN at step {step}")) for step in (3, 4))
+    elsewhere = failure(**raised("ValueError", "NaN at step 3", line=8))
+    assert one.signature == two.signature == "ValueError at /job/train.py:7"
+    assert elsewhere.signature != one.signature
+
+
+def test_signatures_without_a_place_blank_numbers():
+    """Then the message must do."""
+    one, two = (failure(exit_code=1, error=error("error", f"port {port} at 0x7f{port}")) for port in (41234, 41235))
+    assert one.signature == two.signature == "raised error: port # at #"
+
+
+def test_signatures_of_exits_and_deaths():
+    """An exit code counts with its rank. A death by signal says nothing of the program."""
+    assert failure(exit_code=3, rank=5).signature == "rank 5 exited with code 3"
+    assert failure(exit_code=-9).signature == ""
+
+
+def test_the_cause_is_the_first_of_its_own():
+    """Never one that we stopped, an echo only for want of better, else by time."""
+    ours = failure(at=1.0, rank=0, exit_code=-15, stopped=True)
+    echo = failure(at=2.0, rank=1, **raised("RuntimeError", GLOO))
+    cause = failure(at=3.0, rank=2, **raised("ValueError", "NaN"))
+    later = failure(at=4.0, rank=3)
+    assert root_cause([later, echo, ours, cause]) == cause
+    assert root_cause([ours, echo]) == echo
+    assert root_cause([ours]) is None
+    assert root_cause([]) is None
+
+
+def test_the_cause_at_equal_times_is_the_lowest_rank():
+    """So that the answer does not hang on the order in which nodes are heard."""
+    two = [failure(rank=4), failure(rank=3)]
+    assert root_cause(two) == root_cause(two[::-1]) == two[1]
+
+
+def test_what_followed_is_grouped():
+    """Equal texts but for numbers are one group; the commonest comes first, the cause not at all."""
+    cause = failure("a", rank=0, **raised("ValueError", "NaN"))
+    echoes = [failure("b", rank=rank, **raised("RuntimeError", f"closed by peer :{rank}")) for rank in (5, 4)]
+    ours = failure("b", rank=6, exit_code=-15, stopped=True)
+    alone = failure("b", rank=1, exit_code=3)
+    assert consequences([ours, *echoes, cause, alone], cause) == [
+        ("raised RuntimeError: closed by peer :5", (4, 5)),
+        ("exited with code 3", (1,)),
+        ("stopped by raylaunch (SIGTERM)", (6,)),
+    ]
+
+
+def hopeless(cause: Failure, *earlier: tuple[float, Failure], now: float = 100.0) -> str:
+    return why_hopeless(cause, [(at, each.signature) for at, each in earlier], now)
+
+
+def test_what_cannot_begin_is_hopeless():
+    """Import and syntax errors by their type, all else by the word of the worker."""
+    assert hopeless(failure(**raised("ModuleNotFoundError"))) == "a restart cannot mend ModuleNotFoundError"
+    assert hopeless(failure(**raised("OSError", hopeless=True))) == "a restart cannot mend OSError"
+    assert hopeless(failure(**raised("OSError"))) == ""
+
+
+def test_the_same_three_times_is_hopeless():
+    """Two before, within the window, make this the third."""
+    nan = failure(**raised("ValueError"))
+    assert hopeless(nan, (60.0, nan), (80.0, nan)) == "the same failure 3 times within 60 s"
+    assert hopeless(nan, (80.0, nan)) == ""
+    assert (SAME_FAILURE_LIMIT, SAME_FAILURE_WINDOW) == (3, 60.0)
+
+
+def test_old_ones_and_others_do_not_count():
+    """The window slides, and the three must be in a row."""
+    nan, other = failure(**raised("ValueError")), failure(**raised("KeyError"))
+    assert hopeless(nan, (39.0, nan), (80.0, nan)) == ""
+    assert hopeless(nan, (60.0, nan), (70.0, nan), (80.0, other)) == ""
+
+
+@pytest.mark.parametrize("cause", [failure(), failure(**raised("RuntimeError", GLOO))])
+def test_signals_and_echoes_are_never_the_same(cause):
+    """They tell of the world around the program, and the next may be another."""
+    assert hopeless(cause, (80.0, cause), (90.0, cause)) == ""
+
+
+def test_failures_are_values():
+    """They compare by what they say, as the log needs it."""
+    assert failure() == failure()
+    assert failure() != replace(failure(), attempt=2)

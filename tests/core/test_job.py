@@ -1,0 +1,181 @@
+"""The schema of a job: what its values mean, and what can be wrong with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raylaunch.core.job import Entrypoint, Job, Problem, node_range, problems, shown_ranks
+
+
+def found(entrypoint: Entrypoint | None = None, **settings: Any) -> list[Problem]:
+    return problems(Job(entrypoint=entrypoint or Entrypoint(script="train.py"), **settings))
+
+
+def only(entrypoint: Entrypoint | None = None, **settings: Any) -> Problem:
+    (problem,) = found(entrypoint, **settings)
+    return problem
+
+
+# Values.
+
+
+@pytest.mark.parametrize(("text", "pair"), [(2, (2, 2)), ("2", (2, 2)), ("1:4", (1, 4)), ("1 : 4", (1, 4))])
+def test_a_range_of_nodes(text, pair):
+    """N or MIN:MAX, as torchrun has it."""
+    assert node_range(text) == pair
+    job = Job(nnodes=text)
+    assert (job.min_nodes, job.max_nodes) == pair
+
+
+@pytest.mark.parametrize("text", ["", "two", "1:", ":4", "1:2:3", "-1", "1.5"])
+def test_no_range_of_nodes(text):
+    """Anything else is an error that shows what was written."""
+    with pytest.raises(ValueError, match=f"`{text}` is neither N nor MIN:MAX"):
+        node_range(text)
+
+
+@pytest.mark.parametrize(("show", "ranks"), [("all", None), ("none", set()), ("0", {0}), ("0, 3,12", {0, 3, 12})])
+def test_shown_ranks(show, ranks):
+    """None stands for all."""
+    assert shown_ranks(show) == ranks
+
+
+@pytest.mark.parametrize("show", ["", "some", "0,", "-1", "1-3"])
+def test_no_shown_ranks(show):
+    """Anything else is an error."""
+    with pytest.raises(ValueError, match="is not `all`, `none` or a list of ranks"):
+        shown_ranks(show)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "kind", "text"),
+    [
+        (Entrypoint(script="train.py", args=["--lr", 0.1]), "script", "train.py --lr 0.1"),
+        (Entrypoint(module="pkg.train"), "module", "pkg.train"),
+        (Entrypoint(function="pkg:main"), "function", "pkg:main"),
+        (Entrypoint(command="bash"), "command", "bash"),
+        (Entrypoint(), "", ""),
+    ],
+)
+def test_what_is_run(entrypoint, kind, text):
+    """One of four kinds, in words as on a command line."""
+    assert (entrypoint.kind, str(entrypoint)) == (kind, text)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "title"),
+    [
+        (Entrypoint(script="src/train.py"), "train"),
+        (Entrypoint(script="C:\\src\\train.py"), "train"),
+        (Entrypoint(module="pkg.train"), "pkg.train"),
+        (Entrypoint(function="pkg.train:main"), "main"),
+        (Entrypoint(command="/usr/bin/env/"), "env"),
+        (Entrypoint(), "job"),
+    ],
+)
+def test_a_job_without_a_name_is_called_after_what_it_runs(entrypoint, title):
+    """The last part of it, so that it can name a folder."""
+    assert Job(entrypoint=entrypoint).title == title
+    assert Job(entrypoint=entrypoint, name="night").title == "night"
+
+
+# Problems.
+
+
+def test_nothing_is_wrong_with_the_defaults():
+    """A script is all that a job needs."""
+    assert found() == []
+
+
+def test_all_problems_are_found_at_once():
+    """As compilers do it."""
+    assert [problem.key for problem in found(Entrypoint(), nnodes=0, show="x", max_restarts=-1, name="..")] == [
+        "entrypoint",
+        "nnodes",
+        "show",
+        "max_restarts",
+        "name",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "key", "message"),
+    [
+        (Entrypoint(), "entrypoint", "nothing to run: give a script, module, function or command"),
+        (
+            Entrypoint(script="a.py", command="b"),
+            "entrypoint.command",
+            "both `script` and `command` are given, but one of script, module, function or command is expected",
+        ),
+        (Entrypoint(script=" "), "entrypoint.script", "`script` is empty"),
+        (Entrypoint(function="main"), "entrypoint.function", "`main` is not of the form `package.module:function`"),
+        (Entrypoint(function="a:b:c"), "entrypoint.function", "`a:b:c` is not of the form `package.module:function`"),
+        (Entrypoint(function="a:"), "entrypoint.function", "`a:` is not of the form `package.module:function`"),
+        (Entrypoint(script="a.py", kwargs={"x": 1}), "entrypoint.kwargs", "a script takes no keyword arguments"),
+    ],
+)
+def test_problems_of_the_entry_point(entrypoint, key, message):
+    """Exactly one of the four, well formed; keyword arguments for functions only."""
+    problem = only(entrypoint)
+    assert (problem.key, problem.message) == (key, message)
+
+
+def test_a_second_entry_point_points_at_the_first():
+    """So that both places can be shown."""
+    assert only(Entrypoint(script="a.py", module="b")).also == "entrypoint.script"
+
+
+def test_functions_take_keyword_arguments():
+    """They are the ones that do."""
+    assert found(Entrypoint(function="a:b", kwargs={"x": 1})) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nnodes": "many"}, "`many` is neither N nor MIN:MAX"),
+        ({"nnodes": "0:2"}, "at least one node is needed"),
+        ({"nnodes": "4:2"}, "the minimum (4) is larger than the maximum (2)"),
+        ({"nproc_per_node": 0}, "`0` is neither a number of workers nor one of auto, cpu, gpu"),
+        ({"nproc_per_node": "gpus"}, "`gpus` is neither a number of workers nor one of auto, cpu, gpu"),
+        ({"gpus_per_worker": "half"}, "`half` is neither a number of GPUs nor auto"),
+        ({"placement": "packed"}, "`packed` is not one of auto, spread, pack"),
+        ({"start_method": "fork"}, "`fork` is not one of forkserver, spawn"),
+        ({"show": "rank 0"}, "`rank 0` is not `all`, `none` or a list of ranks like `0,3`"),
+        ({"placement_timeout": 0}, "0 seconds is no time: more than 0 is expected"),
+        ({"join_timeout": -1}, "-1 seconds is no time: more than 0 is expected"),
+        ({"start_timeout": float("nan")}, "nan seconds is no time: more than 0 is expected"),
+        ({"max_restarts": -1}, "-1 is less than 0"),
+        ({"last_call": -0.5}, "-0.5 is less than 0"),
+        ({"shutdown_timeout": -1}, "-1 is less than 0"),
+        ({"cpus_per_worker": -1}, "-1 is less than 0"),
+        ({"name": "a/b"}, "`a/b` cannot name a folder"),
+        ({"name": " "}, "` ` cannot name a folder"),
+        ({"run_id": ".."}, "`..` cannot name a folder"),
+    ],
+)
+def test_problems_of_settings(settings, message):
+    """Each names its key and shows the value."""
+    problem = only(**settings)
+    assert (problem.key, problem.message) == (next(iter(settings)), message)
+
+
+def test_a_range_the_wrong_way_round_is_turned():
+    """The hint is what was meant."""
+    assert only(nnodes="4:2").hint == "did you mean `2:4`?"
+
+
+@pytest.mark.parametrize("settings", [{"last_call": 0}, {"shutdown_timeout": 0}, {"nproc_per_node": "4"}])
+def test_borders_that_are_fine(settings):
+    """No last call, no grace, a number in quotes."""
+    assert found(**settings) == []
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "A\0"])
+def test_names_that_no_variable_can_have(name):
+    """The operating system would refuse them, on every node."""
+    assert only(env={name: "1", "GOOD": "1"}) == Problem(
+        key=f"env.{name}", message=f"`{name}` cannot name an environment variable"
+    )

@@ -1,0 +1,475 @@
+"""What holds whatever happens.
+
+Scripts of disasters are generated, told to a machine, and each claim is checked at every step: what must never happen
+(safety). Then a world of obedient and of silent nodes carries the orders out: what must happen in the end (liveness).
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from story import (
+    WAITING,
+    asked,
+    begun,
+    check,
+    draining,
+    failed,
+    finished,
+    job,
+    joined,
+    lost,
+    raised,
+    started,
+    stopped,
+    tick,
+)
+
+from raylaunch.core import journal
+from raylaunch.core.actions import Action, Finish, Launch, Release, Stop, WakeAt
+from raylaunch.core.events import (
+    Event,
+    NodeDraining,
+    NodeJoined,
+    NodeLost,
+    Tick,
+    WorkerEvent,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
+from raylaunch.core.job import Job
+from raylaunch.core.machine import STOP_MARGIN, Machine, Phase
+
+FIXED = settings(derandomize=True, deadline=None, database=None)
+"""The same examples each time: what fails here fails everywhere."""
+
+HOW_WORKERS_FAIL: tuple[dict[str, Any], ...] = (
+    {},
+    {"rank": 2},
+    raised("ValueError", "loss is NaN"),
+    raised("RuntimeError", "Connection reset by peer"),
+    raised("ImportError", "no module named x"),
+    {"exit_code": -15, "stopped": True},
+)
+
+jobs = st.builds(
+    lambda low, more, **others: job(f"{low}:{low + more}", **others),
+    low=st.integers(1, 3),
+    more=st.integers(0, 2),
+    max_restarts=st.integers(0, 4),
+    last_call=st.sampled_from((5.0, 0.0, 400.0)),
+    join_timeout=st.sampled_from((600.0, 3.0)),
+    shutdown_timeout=st.sampled_from((30.0, 0.0)),
+)
+
+
+# Scripts: moves that mean something at every state of a machine.
+
+MOVES = {
+    "join": 4,
+    "start": 6,
+    "finish": 2,
+    "fail": 2,
+    "stop": 5,
+    "lose": 1,
+    "drain": 1,
+    "tick": 2,
+    "late tick": 1,
+    "ask": 1,
+}
+"""What may come next, and how often."""
+
+moves = st.tuples(
+    st.sampled_from([move for move, often in MOVES.items() for _ in range(often)]),
+    st.integers(0, 7),
+    st.sampled_from((0.1, 0.0, 4.0, 40.0)),
+)
+scripts = st.lists(moves, max_size=50)
+Script = list[tuple[str, int, float]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One event, what was ordered, and the machine before and after. `usable` is known from the events alone."""
+
+    event: Event
+    actions: list[Action]
+    before: dict[str, Any]
+    after: dict[str, Any]
+    usable: set[str]
+
+
+def play(of: Job, script: Script) -> list[Step]:
+    """Tell the machine the script's events."""
+    machine = begun(of)
+    names = iter(f"node-{number}" for number in range(1, 100))
+    usable: set[str] = set()
+    steps = []
+    for move, which, pause in script:
+        event = _event(machine, move, which, machine.now + pause, names)
+        if event is None:
+            continue
+        match event:
+            case NodeJoined():
+                usable.add(event.node)
+            case NodeLost() | NodeDraining():
+                usable.discard(event.node)
+        before = snapshot(machine)
+        actions = machine.handle(event)
+        check(machine)
+        usable -= {action.node for action in actions if isinstance(action, Release)}
+        steps.append(Step(event, actions, before, snapshot(machine), set(usable)))
+    return steps
+
+
+def _event(machine: Machine, move: str, which: int, at: float, names: Iterator[str]) -> Event | None:
+    here = list(machine.nodes)
+    match move:
+        case "ask":
+            return asked("SIGINT", at)
+        case "tick":
+            return tick(machine.deadline or machine.last_call or at)
+        case "late tick":
+            return tick((machine.deadline or at) + 1)
+        case "join":
+            return joined(next(names), at) if len(here) < 6 else None
+        case "lose":
+            return lost(here[which % len(here)], at) if here else None
+        case "drain":
+            return draining(here[which % len(here)], at, deadline=at + 10) if here else None
+    return _word(machine, move, which, at)
+
+
+def _word(machine: Machine, move: str, which: int, at: float) -> Event | None:
+    """What a node of the roster says; now and then, of the attempt before."""
+    nodes = sorted(machine.awaited) or machine.roster
+    if not nodes:
+        return None
+    node, attempt = nodes[which % len(nodes)], machine.attempt - (which == 7)
+    if move == "fail":
+        return failed(node, at, attempt=attempt, **HOW_WORKERS_FAIL[which % len(HOW_WORKERS_FAIL)])
+    return {"start": started, "finish": finished, "stop": stopped}[move](node, at, attempt=attempt)
+
+
+def snapshot(machine: Machine) -> dict[str, Any]:
+    """All that the machine knows."""
+    return {
+        name: copy.copy(value) if isinstance(value, (dict, set, list)) else value
+        for name, value in vars(machine).items()
+    }
+
+
+def orders(steps: Sequence[Step], kind: type[Any]) -> list[Any]:
+    return [action for step in steps for action in step.actions if isinstance(action, kind)]
+
+
+# Claims.
+
+
+def attempts_have_no_gaps(of: Job, steps: Sequence[Step]) -> None:
+    """Attempts count 1, 2, 3."""
+    attempts = [order.attempt for order in orders(steps, Launch)]
+    assert attempts == list(range(1, len(attempts) + 1))
+
+
+def rosters_are_good(of: Job, steps: Sequence[Step]) -> None:
+    """A roster has MIN to MAX nodes, each once, all there and none of them draining."""
+    for step in steps:
+        for order in orders([step], Launch):
+            assert of.min_nodes <= len(order.roster) <= of.max_nodes
+            assert len(set(order.roster)) == len(order.roster)
+            assert set(order.roster) <= step.usable
+
+
+def survivors_keep_their_order(of: Job, steps: Sequence[Step]) -> None:
+    """Nodes of two attempts in a row have the same order in both, and come before newcomers."""
+    for before, after in pairwise(orders(steps, Launch)):
+        both = [node for node in before.roster if node in after.roster]
+        assert list(after.roster[: len(both)]) == both
+
+
+def every_attempt_is_ended_once_for_the_next(of: Job, steps: Sequence[Step]) -> None:
+    """Between two launches there is a Stop of the first; and a Stop names only nodes that had a part in it."""
+    rosters: dict[int, tuple[str, ...]] = {}
+    ended = set()
+    for order in (action for step in steps for action in step.actions):
+        match order:
+            case Stop():
+                assert set(order.nodes) <= set(rosters[order.attempt])
+                ended.add(order.attempt)
+            case Launch():
+                assert order.attempt == 1 or order.attempt - 1 in ended
+                rosters[order.attempt] = order.roster
+
+
+def the_end_is_the_end(of: Job, steps: Sequence[Step]) -> None:
+    """At most one Finish, and nothing ordered after it."""
+    flat = [action for step in steps for action in step.actions]
+    ends = [index for index, action in enumerate(flat) if isinstance(action, Finish)]
+    assert ends in ([], [len(flat) - 1])
+
+
+def done_is_finished(of: Job, steps: Sequence[Step]) -> None:
+    """DONE comes with Finish, and not otherwise."""
+    assert bool(orders(steps, Finish)) == (bool(steps) and steps[-1].after["phase"] is Phase.DONE)
+
+
+def restarts_stay_in_the_budget(of: Job, steps: Sequence[Step]) -> None:
+    """The causes that count are the budget's and one more, and only failures of workers spend it."""
+    for step in steps:
+        assert step.after["restarts"] <= of.max_restarts
+        assert len(step.after["causes"]) <= of.max_restarts + 1
+        spent = step.after["restarts"] - step.before["restarts"]
+        assert spent == 0 or getattr(step.event, "failures", ())
+
+
+def no_wake_is_in_the_past(of: Job, steps: Sequence[Step]) -> None:
+    """A time to be woken at is still to come."""
+    for step in steps:
+        assert all(order.at >= step.after["now"] for order in orders([step], WakeAt))
+
+
+def who_waits_will_be_woken(of: Job, steps: Sequence[Step]) -> None:
+    """Whatever the machine waits for, the latest WakeAt is not later than the deadline."""
+    alarm: float | None = of.placement_timeout
+    for step in steps:
+        alarm = None if isinstance(step.event, Tick) else alarm
+        for order in orders([step], WakeAt):
+            alarm = order.at
+        times = [step.after[name] for name in ("deadline", "last_call") if step.after[name] is not None]
+        if times:
+            assert alarm is not None
+            assert alarm <= max(min(times), step.after["now"])
+
+
+def the_dropped_changes_nothing(of: Job, steps: Sequence[Step]) -> None:
+    """A word of another attempt leaves everything as it was, except the time."""
+    for step in steps:
+        if isinstance(step.event, WorkerEvent) and step.event.attempt != step.before["attempt"]:
+            assert step.actions == []
+            assert step.after == step.before | {"now": step.after["now"]}
+
+
+CLAIMS: tuple[Callable[[Job, Sequence[Step]], None], ...] = (
+    attempts_have_no_gaps,
+    rosters_are_good,
+    survivors_keep_their_order,
+    every_attempt_is_ended_once_for_the_next,
+    the_end_is_the_end,
+    done_is_finished,
+    restarts_stay_in_the_budget,
+    no_wake_is_in_the_past,
+    who_waits_will_be_woken,
+    the_dropped_changes_nothing,
+)
+
+
+@settings(FIXED, max_examples=300)
+@given(jobs, scripts)
+def test_what_must_never_happen(of, script):
+    """All claims hold at every step of every script (`check` adds those about the machine's state)."""
+    steps = play(of, script)
+    for claim in CLAIMS:
+        claim(of, steps)
+
+
+@settings(FIXED, max_examples=40)
+@given(jobs, scripts)
+def test_stale_words_change_nothing(of, script):
+    """At any state: words of other attempts, of nodes with no part in this one, of nodes nobody knows."""
+    machine = begun(of)
+    for step in play(of, script):
+        machine.handle(step.event)
+    before = snapshot(machine)
+    now, attempt = machine.now, machine.attempt
+    outside = [*(set(machine.nodes) - set(machine.roster)), "nobody"]
+    stale: list[Event] = [lost("nobody", now), draining("nobody", now)]
+    for word in (started, finished, failed, stopped):
+        stale += [word(node, now, attempt=attempt) for node in outside]
+        stale += [word(node, now, attempt=n) for node in machine.roster for n in (attempt - 1, attempt + 1)]
+    for event in stale:
+        assert machine.handle(event) == []
+        assert snapshot(machine) == before
+
+
+@settings(FIXED, max_examples=40)
+@given(jobs, scripts)
+def test_the_log_gives_the_same_decisions(of, script):
+    """Written down, read again and played again, the events lead to the same actions."""
+    told = [journal.Entry(event=step.event, actions=tuple(step.actions)) for step in play(of, script)]
+    first = journal.Entry(event=None, actions=tuple(Machine(of).start()))
+    lines = [journal.header(of, "2026-01-01T00:00:00"), *map(journal.line, [first, *told])]
+    found, entries = journal.read(lines)
+    assert (found, entries) == (of, [first, *told])
+    assert journal.replay(found, [entry.event for entry in entries if entry.event is not None]) == entries
+
+
+# A world that obeys, in part.
+
+SILENCES = ("", "", "", "never starts", "never stops", "never starts, never stops")
+
+
+@dataclass
+class World:
+    """Nodes that carry out orders within their time, save the silent ones; and a clock that wakes the machine."""
+
+    machine: Machine
+    silent: dict[str, str] = field(default_factory=dict)
+    now: float = 0.0
+    alarm: float | None = None
+    finish: Finish | None = None
+    #: What each node runs at present: the attempt. A node that is gone has no entry.
+    runs: dict[str, int] = field(default_factory=dict)
+    coming: list[tuple[float, int, Event]] = field(default_factory=list)
+    seen: int = 0
+
+    def expect(self, event: Event) -> None:
+        self.seen += 1
+        heapq.heappush(self.coming, (event.at, self.seen, event))
+
+    def live(self, *, at_most: int) -> None:
+        """Until the machine is done, or nothing more can happen."""
+        self.obey(self.machine.start())
+        for _ in range(at_most):
+            event = self.next_event()
+            if event is None or self.finish is not None:
+                return
+            self.now = max(self.now, event.at)
+            if self.happens(event):
+                self.obey(self.machine.handle(replace(event, at=self.now)))
+                check(self.machine)
+        pytest.fail("it goes on for ever")
+
+    def next_event(self) -> Event | None:
+        if self.alarm is not None and (not self.coming or self.alarm <= self.coming[0][0]):
+            alarm, self.alarm = self.alarm, None
+            return tick(alarm)
+        return heapq.heappop(self.coming)[2] if self.coming else None
+
+    def happens(self, event: Event) -> bool:
+        """Whether it does: the dead are silent, and workers that were ended do not exit by themselves."""
+        match event:
+            case NodeJoined():
+                self.runs[event.node] = 0
+            case NodeLost():
+                return self.runs.pop(event.node, None) is not None
+            case WorkersStopped():
+                return event.node in self.runs
+            case WorkersStarted() | WorkersExited():
+                return self.runs.get(event.node) == event.attempt
+        return True
+
+    def obey(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Launch():
+                    for node in action.roster:
+                        self.launch(node, action.attempt)
+                case Stop():
+                    for node in action.nodes:
+                        self.stop(node, action)
+                case Release():
+                    self.runs.pop(action.node)
+                case WakeAt():
+                    self.alarm = action.at
+                case Finish():
+                    self.finish = action
+
+    def launch(self, node: str, attempt: int) -> None:
+        self.runs[node] = attempt
+        if "never starts" not in self.silent.get(node, ""):
+            self.expect(started(node, self.now + 0.1, attempt=attempt))
+            self.expect(finished(node, self.now + 50.0, attempt=attempt))
+
+    def stop(self, node: str, order: Stop) -> None:
+        if self.runs[node] == order.attempt:
+            self.runs[node] = 0
+        if "never stops" not in self.silent.get(node, ""):
+            self.expect(stopped(node, self.now + order.grace / 2, attempt=order.attempt))
+
+
+NODES = tuple("abcdefgh")
+disasters = st.lists(
+    st.tuples(
+        st.sampled_from(("crash", "join", "lose", "drain", "ask")),
+        st.sampled_from(NODES),
+        st.sampled_from((0.05, 8.0, 30.0, 70.0, 700.0)),
+    ),
+    max_size=10,
+)
+
+
+def lived(of: Job, silences: Sequence[str], script: Sequence[tuple[str, str, float]]) -> World:
+    """Four nodes at first, up to four more later, and what befalls them."""
+    world = World(Machine(of), silent=dict(zip(NODES, silences, strict=False)))
+    for node in NODES[:4]:
+        world.expect(joined(node, 1.0))
+    came = set(NODES[:4])
+    at = 1.0
+    for kind, node, pause in script:
+        at += pause
+        if kind == "join" and node not in came:
+            came.add(node)
+            world.expect(joined(node, at))
+        elif kind == "crash":
+            for attempt in range(1, 10):  # of whichever runs then
+                world.expect(failed(node, at, attempt=attempt))
+        elif kind == "lose":
+            world.expect(lost(node, at))
+        elif kind == "drain":
+            world.expect(draining(node, at, deadline=at + 20))
+            world.expect(lost(node, at + 20))
+        elif kind == "ask" and node == "a":
+            world.expect(asked("SIGINT", at))
+    world.live(at_most=2000)
+    return world
+
+
+@settings(FIXED, max_examples=120)
+@given(jobs, disasters)
+def test_an_obedient_world_comes_to_an_end(of, script):
+    """Where every order is obeyed in its time, the run ends, or ends waiting for nodes that do not come."""
+    world = lived(of, [], script)
+    assert world.finish is not None, f"waits in {world.machine.phase} for {world.machine.awaited}"
+    assert world.finish.exit_code in (0, 1, 3, 130)
+
+
+@settings(FIXED, max_examples=120)
+@given(jobs, disasters, st.lists(st.sampled_from(SILENCES), min_size=8, max_size=8))
+def test_silent_nodes_do_not_hold_up_the_end(of, script, silences):
+    """Nodes that never start or never stop are given up, and the run ends without them."""
+    world = lived(of, silences, script)
+    assert world.finish is not None, f"waits in {world.machine.phase} for {world.machine.awaited}"
+
+
+def test_all_nodes_are_silent():
+    """Each is given up in its time; then there are too few, and the run ends with exit 3."""
+    world = lived(job("2:3"), ["never starts, never stops"] * 8, [])
+    assert world.finish == Finish(exit_code=3, why="1 of 2 nodes after 600 s")
+    assert world.now == 1 + 120 + 600
+
+
+def test_nothing_goes_wrong():
+    """The simulated world itself works: four nodes, one attempt, exit 0."""
+    world = lived(job(4), [], [])
+    assert world.finish == Finish(exit_code=0, why="all 8 workers finished")
+    assert world.machine.attempt == 1
+
+
+@pytest.mark.parametrize("silence", ["", "never stops"])
+def test_the_stop_is_bounded(silence):
+    """From the wish to stop to the end: the grace and a margin at most, whoever is silent."""
+    of = job(4, shutdown_timeout=5.0)
+    world = lived(of, [silence] * 8, [("ask", "a", 20.0)])
+    assert world.finish is not None
+    assert world.now <= 21.0 + of.shutdown_timeout + STOP_MARGIN
+    assert WAITING.count(world.machine.phase) == 0

@@ -1,0 +1,115 @@
+"""A Ray cluster for tests and benches: its own ports, its own folder, its own token, and nothing left in the end.
+
+`ray stop` ends every Ray on the machine, so it is never used: processes are found by the mark in their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "RAYLAUNCH_TEST_MARK"
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One head node on this machine."""
+
+    address: str
+    dashboard: str
+    folder: Path
+    token: str
+    mark: str
+
+    def env(self, **more: str) -> dict[str, str]:
+        """An environment in which a process is let in."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "RAY_ADDRESS": self.address} | more
+
+    def stop(self) -> None:
+        """End its processes, and those they started."""
+        end_marked(self.mark)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def private_cluster(*, cpus: int = 4, dashboard: bool = False) -> Iterator[Cluster]:
+    """Start one; `dashboard` is needed for `ray job submit`, and needs `ray[default]`."""
+    cluster = start(cpus=cpus, dashboard=dashboard)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def start(*, cpus: int = 4, dashboard: bool = False) -> Cluster:
+    """The same for whoever stops it himself."""
+    # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
+    folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))  # noqa: S108
+    port, http, client, agent_http, agent_grpc = free_ports(5)
+    mark = secrets.token_hex(8)
+    cluster = Cluster(
+        address=f"127.0.0.1:{port}",
+        dashboard=f"http://127.0.0.1:{http}",
+        folder=folder,
+        token=secrets.token_hex(32),
+        mark=mark,
+    )
+    command = [
+        *(str(BIN / "ray"), "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
+        *(f"--num-cpus={cpus}", f"--temp-dir={folder}", f"--include-dashboard={str(dashboard).lower()}"),
+        *(f"--dashboard-port={http}", f"--ray-client-server-port={client}"),
+        *(f"--dashboard-agent-listen-port={agent_http}", f"--dashboard-agent-grpc-port={agent_grpc}"),
+        *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
+    ]
+    env = cluster.env(**{MARK: mark})
+    del env["RAY_ADDRESS"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    if done.returncode != 0:
+        cluster.stop()
+        msg = f"`ray start` failed:\n{done.stdout}{done.stderr}"
+        raise RuntimeError(msg)
+    return cluster
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens at now."""
+    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in socks]
+    for sock in socks:
+        sock.close()
+    return ports
+
+
+def marked(mark: str) -> list[int]:
+    """Processes whose environment carries the mark; zombies have none."""
+    found = []
+    needle = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if needle in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found
+
+
+def end_marked(mark: str, seconds: float = 10.0) -> None:
+    """Kill them, and wait until they are gone."""
+    deadline = time.monotonic() + seconds
+    while (pids := marked(mark)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
