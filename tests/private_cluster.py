@@ -57,7 +57,7 @@ def private_cluster(*, cpus: int = 4, dashboard: bool = False) -> Iterator[Clust
 def start(*, cpus: int = 4, dashboard: bool = False) -> Cluster:
     """The same for whoever stops it himself."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
-    folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))  # noqa: S108
+    folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))
     port, http, client, agent_http, agent_grpc = free_ports(5)
     mark = secrets.token_hex(8)
     cluster = Cluster(
@@ -76,7 +76,7 @@ def start(*, cpus: int = 4, dashboard: bool = False) -> Cluster:
     ]
     env = cluster.env(**{MARK: mark})
     del env["RAY_ADDRESS"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
         cluster.stop()
         msg = f"`ray start` failed:\n{done.stdout}{done.stderr}"

@@ -80,8 +80,8 @@ class Driver:
         self._began = clock()
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._wake_at: float | None = None
-        #: Ports of stores that listen, by node and attempt.
-        self._stores: dict[tuple[str, int], int] = {}
+        #: Ports of stores by node and attempt; None: asked for, but not open yet.
+        self._stores: dict[tuple[str, int], int | None] = {}
         #: An attempt that waits for the store of its first node.
         self._unsent: Launch | None = None
         self._finish: Finish | None = None
@@ -155,7 +155,7 @@ class Driver:
         for why in up.ready.why:
             self._observer.said(f"{node}: {why}")
         if not up.ready.torch:
-            msg = f"torch cannot be imported on {up.address}"
+            msg = f"no worker can be started on {up.address}, since torch cannot be imported there"
             raise ClusterError(msg, hint="; ".join(up.ready.why))
         if node in self.machine.nodes:
             return  # its fork server was replaced, the agent is the same
@@ -167,8 +167,12 @@ class Driver:
             yield NodeLost(at=self._now(), node=node, why=f"cannot open a store: {word.why}")
             return
         self._stores[node, word.attempt] = word.port
-        if self._unsent is not None and (node, word.attempt) == (self._unsent.roster[0], self._unsent.attempt):
+        if self._unsent is not None and self._needs(self._unsent) == (node, word.attempt):
             self._send(self._unsent, word.port)
+
+    def _needs(self, launch: Launch) -> tuple[str, int]:
+        """The store that an attempt waits for: on its first node."""
+        return launch.roster[0], launch.attempt
 
     # From orders to deeds.
 
@@ -192,13 +196,18 @@ class Driver:
 
     def _launch(self, launch: Launch) -> None:
         """Send it at once where the store is open; else when it is."""
-        first = launch.roster[0]
-        port = self._stores.get((first, launch.attempt))
+        port = self._stores.get(self._needs(launch))
         if port is not None:
             self._send(launch, port)
         else:
             self._unsent = launch
-            self._fleet.open_store(first, launch.attempt)
+            self._ask_store(*self._needs(launch))
+
+    def _ask_store(self, node: str, attempt: int) -> None:
+        """Once only: a second store for the attempt would close the first."""
+        if (node, attempt) not in self._stores:
+            self._stores[node, attempt] = None
+            self._fleet.open_store(node, attempt)
 
     def _send(self, launch: Launch, port: int) -> None:
         """One message to each node; then have the next attempt's store opened, before it is needed."""
@@ -214,8 +223,8 @@ class Driver:
         )
         for part in assign(launch.attempt, members):
             self._fleet.launch(part.node, part, meeting)
-        self._fleet.open_store(launch.roster[0], launch.attempt + 1)
         self._stores = {key: port for key, port in self._stores.items() if key[1] > launch.attempt}
+        self._ask_store(launch.roster[0], launch.attempt + 1)
 
 
 def _on_our_clock(failures: tuple[Failure, ...], behind: float) -> tuple[Failure, ...]:

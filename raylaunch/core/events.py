@@ -38,11 +38,12 @@ class NodeDraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersStarted:
-    """All workers of the node are forked."""
+    """All workers of the node are forked. `pids` are their process ids there, by local rank."""
 
     at: float
     attempt: int
     node: str
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,10 +77,10 @@ class Failure:
     @property
     def what(self) -> str:
         """What happened to it, in a few words: `raised ValueError: loss is NaN`."""
-        if self.error is not None and self.error.hopeless:
-            return f"could not begin: {self.error.message}"
         if self.error is not None:
             first_line = self.error.message.strip().split("\n", 1)[0]
+            if self.error.hopeless:
+                return f"could not begin: {first_line}"
             return f"raised {self.error.type}: {first_line}" if first_line else f"raised {self.error.type}"
         if self.exit_code < 0:
             return f"was killed by {self.signal}" + (f" ({self.evidence})" if self.evidence else "")

@@ -246,7 +246,7 @@ class Supervisor:
             self._stores = {attempt: port for attempt, port in self._stores.items() if attempt >= word.attempt}
             if present is not None and present.part.attempt == word.attempt:
                 present.pids = word.pids
-            return WorkersStarted(at=now, attempt=word.attempt, node=self.settings.node)
+            return WorkersStarted(at=now, attempt=word.attempt, node=self.settings.node, pids=word.pids)
         self._stopping.discard(word.attempt)
         late: tuple[Failure, ...] = ()
         if present is not None and present.part.attempt == word.attempt:

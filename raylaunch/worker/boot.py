@@ -114,10 +114,16 @@ def run(spec: WorkerSpec, report_fd: int) -> int:
 
 
 def _reseed() -> None:
-    """Undo what a fork shares: NumPy's global generator would be the same in every worker."""
+    """Undo what a fork shares: NumPy's and torch's global generators, which each process seeds anew, would be the same.
+
+    torch seeds those of CUDA devices only when it first uses them.
+    """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
 
 
 def _exec(spec: WorkerSpec, report_fd: int) -> int:

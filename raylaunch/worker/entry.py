@@ -44,7 +44,7 @@ def call(spec: WorkerSpec) -> object:
 def run_script(path: str, args: Sequence[Any]) -> None:
     """`python path args...`, for a file, or a folder or zip file that has a `__main__.py`."""
     _begin_argv(path, args)
-    path = os.path.abspath(path)
+    path = os.path.join(os.getcwd(), path)
     if pkgutil.get_importer(path) is not None:
         sys.path.insert(0, path)
         _run_as_main("__main__", alter_argv=False)

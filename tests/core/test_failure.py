@@ -54,6 +54,7 @@ def test_exit_codes_name_their_signal(code, name):
     [
         ({"exit_code": 1, "error": error("ValueError", "loss is NaN\nat step 3")}, "raised ValueError: loss is NaN"),
         ({"exit_code": 1, "error": error("AssertionError")}, "raised AssertionError"),
+        (raised("OSError", "no script a.py\nin /job", hopeless=True), "could not begin: no script a.py"),
         ({"exit_code": -9}, "was killed by SIGKILL"),
         ({"exit_code": -9, "evidence": "out of memory"}, "was killed by SIGKILL (out of memory)"),
         ({"exit_code": 3}, "exited with code 3"),
@@ -160,7 +161,7 @@ def hopeless(cause: Failure, *earlier: tuple[float, Failure], now: float = 100.0
 def test_what_cannot_begin_is_hopeless():
     """Import and syntax errors by their type, all else by the word of the worker."""
     assert hopeless(failure(**raised("ModuleNotFoundError"))) == "a restart cannot mend ModuleNotFoundError"
-    assert hopeless(failure(**raised("OSError", hopeless=True))) == "a restart cannot mend OSError"
+    assert hopeless(failure(**raised("OSError", hopeless=True))) == "a restart cannot mend that"
     assert hopeless(failure(**raised("OSError"))) == ""
 
 

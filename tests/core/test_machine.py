@@ -217,19 +217,23 @@ def test_the_budget_is_spent():
 
 
 @pytest.mark.parametrize(
-    ("facts", "what"),
+    ("facts", "why"),
     [
-        (raised("ImportError", "no torchvision"), "raised ImportError: no torchvision"),
-        (raised("ModuleNotFoundError", "No module named 'x'"), "raised ModuleNotFoundError: No module named 'x'"),
-        (raised("SyntaxError", "invalid syntax"), "raised SyntaxError: invalid syntax"),
-        (raised("FileNotFoundError", "no /job/train.py", hopeless=True), "raised FileNotFoundError: no /job/train.py"),
+        (
+            raised("ImportError", "no torchvision"),
+            "raised ImportError: no torchvision; a restart cannot mend ImportError",
+        ),
+        (raised("SyntaxError", "bad input"), "raised SyntaxError: bad input; a restart cannot mend SyntaxError"),
+        (
+            raised("FileNotFoundError", "no script /job/train.py", hopeless=True),
+            "could not begin: no script /job/train.py; a restart cannot mend that",
+        ),
     ],
 )
-def test_the_hopeless_is_not_tried_again(facts, what):
+def test_the_hopeless_is_not_tried_again(facts, why):
     """A script that is not there, or cannot be imported, will not be there the next time."""
     machine = running("a", max_restarts=10)
-    kind = facts["error"].type
-    why = f"rank 1 on a {what}; a restart cannot mend {kind}"
+    why = f"rank 1 on a {why}"
     assert told(machine, failed("a", 5.0, **facts)) == [stop(1, "a", grace=30.0, why=why), gone_by(45.0)]
 
 
@@ -446,10 +450,11 @@ def test_a_node_that_joins_while_others_start():
 
 
 def test_spare_nodes_beyond_max_wait():
-    """A full job is not disturbed by more nodes."""
-    machine = running("a", "b")
-    assert told(machine, joined("c", 5.0)) == []
-    assert machine.roster == ("a", "b")
+    """A full job is not disturbed by more nodes, and does not take them while its own are there."""
+    machine = running("b", "c", max_restarts=1)
+    assert told(machine, joined("a", 5.0)) == []
+    told(machine, failed("b", 6.0))
+    assert (machine.attempt, machine.roster) == (2, ("b", "c"))
 
 
 def test_a_join_that_is_gone_again_resizes_nothing():

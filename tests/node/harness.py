@@ -70,10 +70,10 @@ class Outcome:
         return self.failures[0]
 
     def stdout(self, rank: int = 0) -> str:
-        return (self.folders[rank] / "stdout.log").read_text()
+        return (self.folders[rank] / "stdout.log").read_text(errors="surrogateescape")
 
     def stderr(self, rank: int = 0) -> str:
-        return (self.folders[rank] / "stderr.log").read_text()
+        return (self.folders[rank] / "stderr.log").read_text(errors="surrogateescape")
 
 
 class Ears:
@@ -299,7 +299,7 @@ def plain(*command: str, env: dict[str, str], cwd: Path) -> subprocess.Completed
             timeout=SECONDS,
             check=False,
         )
-    texts = ((cwd / name).read_text() for name in ("plain.out", "plain.err"))
+    texts = ((cwd / name).read_text(errors="surrogateescape") for name in ("plain.out", "plain.err"))
     return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -60,6 +61,7 @@ WANTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "sys.path": ("our own package comes last, where it is not installed", with_root_last),
     "torch.distributed": ("torch knows that it was launched", elastic),
     "frozen objects": ("the collector does not touch what workers share", lambda _: ANYTHING),
+    "kernel threads": ("libraries that end their threads for a fork start them again on use", lambda _: ANYTHING),
     "exit handlers": ("imported modules that no script asked for may have some", lambda _: ANYTHING),
 }
 """Field of the dump: why a worker's may differ, and what to do to it before it is compared."""
@@ -94,7 +96,9 @@ class Kinds:
             command = ["-m", target] if how == "module" else [target]
             done = plain(*command, "--lr", "1e-3", "", env=env, cwd=self.folder)
             assert done.returncode == 0, done.stderr
-            self._plain[kind] = json.loads(done.stdout)
+            found = json.loads(done.stdout)
+            found["files"] = {fd: name for fd, name in found["files"].items() if name != "app"}  # held open by `python app`
+            self._plain[kind] = found
         return self._plain[kind]
 
 
@@ -108,7 +112,7 @@ def test_a_worker_sees_what_plain_python_shows(either: Node, kinds: Kinds, kind:
     """Field by field, the same surroundings as `python -u`, but for the differences in the table."""
     how, target = kinds.targets[kind]
     either.set(cwd=str(kinds.folder))
-    outcome = either.run(target, "--lr", 1e-3, "", kind=how)
+    outcome = either.run(target, "--lr", "1e-3", "", kind=how)
     assert outcome.exit_code == 0, outcome.stderr()
     worker = json.loads(outcome.stdout())
     reference = dict(kinds.plain(kind, either.supervisor.settings.env))
@@ -124,21 +128,19 @@ def test_a_worker_sees_what_plain_python_shows(either: Node, kinds: Kinds, kind:
     assert differences == {}
 
 
-def test_random_numbers_differ_between_workers(either: Node) -> None:
-    """Python's and NumPy's global generators differ by worker and by attempt; torch's default seed is its own."""
-    script = either.script("""
+def test_random_numbers_differ_between_workers(node: Node) -> None:
+    """Global generators (Python's, NumPy's, torch's) differ by worker and by attempt, as in processes of their own."""
+    script = node.script("""
         import random, sys
         import numpy, torch
-        print(random.random(), numpy.random.random(), torch.initial_seed())
+        print(random.random(), numpy.random.random(), torch.initial_seed(), torch.rand(()).item())
     """)
     found = []
     for _ in range(2):
-        outcome = either.run(script, nproc=3)
+        outcome = node.run(script, nproc=2)
         assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
-        found += [outcome.stdout(rank).split() for rank in range(3)]
-    ours, numpys, torchs = zip(*found, strict=True)
-    assert len(set(ours)) == len(set(numpys)) == 6
-    assert set(torchs) == {"67280421310721"}
+        found += [outcome.stdout(rank).split() for rank in range(2)]
+    assert [len(set(values)) for values in zip(*found, strict=True)] == [4, 4, 4, 4]
 
 
 def test_path_of_a_linked_script(either: Node) -> None:
@@ -176,10 +178,7 @@ ENDS = {
     "recursion": "def f(): f()\nf()",
     "syntax": "x = 1\nif x\n    print(x)",
     "indentation": "if 1:\n    x = 1\n  y = 2",
-    "unknown_encoding": "# coding: klingon\nprint(1)",
     "latin_1": b"# coding: latin-1\nprint(ascii('\xe9'))",
-    "not_utf8": b"print('\xe9')",
-    "null_byte": b"print(1)\0",
     "import_error": "import torhc",
     "interrupt": "import atexit\natexit.register(print, 'at exit')\nraise KeyboardInterrupt",
     "interrupt_by_signal": "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)",
@@ -226,7 +225,23 @@ def test_a_worker_ends_as_plain_python_does(either: Node, name: str) -> None:
     outcome = either.run(str(path))
     assert outcome.exit_code == expected.returncode
     assert outcome.stdout() == expected.stdout
-    assert outcome.stderr() == expected.stderr
+    assert without_chance(outcome.stderr()) == without_chance(expected.stderr)
+
+
+def without_chance(text: str) -> str:
+    """Addresses, and how deep the stack was already."""
+    return re.sub(r"0x[0-9a-f]+|repeated \d+ more", "#", text)
+
+
+@pytest.mark.parametrize("source", [b"# coding: klingon\n", b"print('\xe9')", b"print(1)\0"])
+def test_a_file_that_is_no_text_is_a_syntax_error(node: Node, source: bytes) -> None:
+    """Python's words for it depend on how it reads the file; its kind and the exit code do not."""
+    path = node.folder / "train.py"
+    path.write_bytes(source)
+    outcome = node.run(str(path))
+    assert outcome.exit_code == 1
+    assert outcome.failure.error is not None
+    assert outcome.failure.error.type == "SyntaxError"
 
 
 def test_a_hook_that_fails_is_told_and_the_error_is_kept(node: Node) -> None:

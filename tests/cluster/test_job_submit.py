@@ -1,0 +1,40 @@
+"""`ray job submit --working-dir . -- python -m raylaunch job.yaml`: logs and exit code come through Ray."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.private_cluster import BIN
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+
+def submit(cluster, folder, *words: str):
+    command = [str(BIN / "ray"), "job", "submit", "--address", cluster.dashboard, "--working-dir", str(folder)]
+    command += ["--", sys.executable, "-m", "raylaunch", "job.yaml", *words]
+    env = cluster.env()
+    del env["RAY_ADDRESS"]  # the job has its own from Ray
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_submitted(cluster, tmp_path):
+    """The script comes along in the working folder; its output and our words are in the job's logs; failure is told."""
+    (tmp_path / "train.py").write_text(
+        "import sys, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "print('world', dist.get_world_size())\n"
+        "sys.exit(int(sys.argv[1]))\n"
+    )
+    job = {"entrypoint": {"script": "train.py", "args": [0]}, "nnodes": 2, "nproc_per_node": 2, "placement": "pack"}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    done = submit(cluster, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "world 4" in done.stdout
+    assert "all 4 workers finished" in done.stdout + done.stderr
+    done = submit(cluster, tmp_path, "entrypoint.args=[5]")
+    assert done.returncode == 1
+    assert "exited with code 5" in done.stdout + done.stderr

@@ -1,0 +1,98 @@
+"""The fork server forks only where that is safe, and says why where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raylaunch.node.messages import Ready
+from tests.node.harness import Ears, Node, basic_env
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def warm(folder: Path, mark: str, ears: Ears, preload: dict[str, str], start_method: str = "forkserver") -> tuple[Node, Ready]:
+    for name, text in preload.items():
+        if text:
+            (folder / f"{name}.py").write_text(text)
+    env = basic_env(mark) | {"PYTHONPATH": str(folder)}
+    node = Node(start_method, env=env, preload=tuple(preload))
+    node.move_to(folder, mark, ears)
+    return node, node.start()
+
+
+def test_threads_after_the_preload_forbid_forking(tmp_path: Path, mark: str, ears: Ears) -> None:
+    """A module that starts a thread makes workers start in fresh interpreters; they work nevertheless."""
+    text = "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()"
+    node, ready = warm(tmp_path, mark, ears, {"starts_a_thread": text})
+    try:
+        assert ready.start_method == "spawn"
+        assert any("threads are running" in why for why in ready.why)
+        outcome = node.run(node.script("import sys\nprint('starts_a_thread' in sys.modules)"))
+        assert outcome.stdout() == "False\n"
+    finally:
+        node.supervisor.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "No module named 'no_such_module'"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise ValueError('no licence')", "ValueError: no licence"),
+        ("import os; os._exit(3)", "the fork server died of it"),
+    ],
+    ids=["missing", "exits", "raises", "kills"],
+)
+def test_a_preload_that_fails_is_told_and_the_node_is_ready(
+    tmp_path: Path, mark: str, ears: Ears, text: str, word: str
+) -> None:
+    """Missing, failing, exiting or deadly modules are a word to the user; workers start without them."""
+    node, ready = warm(tmp_path, mark, ears, {"no_such_module": text})
+    try:
+        assert ready.start_method == "forkserver"
+        assert ready.torch
+        assert len(ready.why) == 1
+        assert "no_such_module" in ready.why[0]
+        assert word in ready.why[0]
+        assert node.run(node.script("print(1)")).exit_code == 0
+    finally:
+        node.supervisor.close()
+
+
+def test_libraries_that_end_their_threads_for_a_fork_do_not_forbid_it(tmp_path: Path, mark: str, ears: Ears) -> None:
+    """NumPy's OpenBLAS starts threads at import where OMP_NUM_THREADS is unset; forking is safe all the same."""
+    node, ready = warm(tmp_path, mark, ears, {"numpy": ""})
+    try:
+        assert "OMP_NUM_THREADS" not in node.supervisor.settings.env
+        assert (ready.start_method, ready.why) == ("forkserver", ())
+        script = node.script("""
+            import numpy, torch
+            print(numpy.ones((300, 300)).dot(numpy.ones((300, 300))).sum() + (torch.ones(300, 300) @ torch.ones(300, 300)).sum().item())
+        """)
+        assert node.run(script).stdout() == "54000000.0\n"
+    finally:
+        node.supervisor.close()
+
+
+def test_threads_of_torch_itself_forbid_forking(tmp_path: Path, mark: str, ears: Ears) -> None:
+    """A preload that computes starts OpenMP threads, which a fork would lose: workers are spawned, and work."""
+    text = "import torch\ntorch.set_num_threads(2)\n(torch.ones(600, 600) @ torch.ones(600, 600)).sum()\ntorch.ones(10**6).sum()"
+    node, ready = warm(tmp_path, mark, ears, {"computes": text})
+    try:
+        assert ready.start_method == "spawn"
+        assert node.run(node.script("print(1)")).exit_code == 0
+    finally:
+        node.supervisor.close()
+
+
+def test_the_fork_server_leaves_cuda_alone(node: Node) -> None:
+    """A forked worker has torch loaded and CUDA untouched, and is no bad fork."""
+    outcome = node.run(node.script("""
+        import sys
+        print("torch" in sys.modules)
+        import torch
+        print(torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork())
+    """))
+    assert outcome.stdout() == "True\nFalse False\n"
