@@ -39,6 +39,10 @@ class Console:
         self._only_rank = next(iter(shown)) if shown is not None and len(shown) == 1 else None
         self.say(f"{job.title}: {job.entrypoint}")
         self.say(f"asking for {plan.asked}; logs in {run_dir}")
+        if not plan.feasible:
+            self.say(f"waiting up to {job.placement_timeout:g} s for room", style="yellow")
+            for line in plan.shortage.splitlines()[1:]:
+                self.say(f"  {line}", style="yellow")
 
     def decided(self, entry: Entry, machine: Machine) -> None:
         """Say what changed, and why."""

@@ -96,10 +96,16 @@ class RayFleet:
         self._false_starts = 0
 
     def start(self, tell: Tell) -> None:
-        """Reserve the gang; each agent starts as soon as its place is granted."""
+        """Reserve the gang; each agent starts as soon as its place is granted.
+
+        Where agents may share a node, the others are asked for at once too; else each must know the nodes before it.
+        """
         self._tell = tell
         for seat in self._reservation.gang():
             self._man(seat)
+        if not self._plan.spread:
+            for _ in range(self._plan.max_nodes - self._plan.min_nodes):
+                self._man(self._reservation.one_more(()))
 
     def _man(self, seat: Seat) -> None:
         self._count += 1
@@ -138,8 +144,15 @@ class RayFleet:
 
     def _order(self, node: str, name: str, *args: Any) -> None:
         post = self._posts.get(node)
-        if post is not None:
-            getattr(post.actor, name).remote(*args)
+        if post is None:
+            return
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            if error is not None and not isinstance(error, RayActorError):  # of a death, `words` tells
+                self._tell(Gone(node=node, why=_in_words(error), error=error))
+
+        getattr(post.actor, name).remote(*args).future().add_done_callback(done)
 
     def joined(self, node: str, node_id: str) -> None:
         """Remember where it is; ask for one more beyond the gang while the job may use it."""
@@ -160,6 +173,8 @@ class RayFleet:
         post = self._posts.pop(gone.node, None)
         if post is None:
             return
+        with contextlib.suppress(Exception):  # dead already, or of no use any more
+            ray.kill(post.actor)
         if not post.node_id:  # it never came up
             self._false_starts += 1
             if self._false_starts >= _MOST_FALSE_STARTS or _CONSTRUCTOR_FAILED in str(gone.error):

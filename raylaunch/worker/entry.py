@@ -168,7 +168,7 @@ def pickled(value: object) -> bytes:
         if isinstance(value, BaseException):
             return b""
         msg = f"the function's result, a {type(value).__name__}, cannot be pickled: {error}"
-        raise TypeError(msg) from error
+        raise TypeError(msg) from None
 
 
 _RENDEZVOUS = "torch.distributed.rendezvous"

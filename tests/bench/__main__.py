@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -62,6 +63,8 @@ def _measure(names: list[str], scratch: Path) -> tuple[dict[str, Outcome], bool]
                     print(f"{time.monotonic() - began:.0f} s", flush=True)
                 except BenchError as error:
                     print(f"could not run\n{error}", file=sys.stderr, flush=True)
+                except Exception:
+                    print(f"could not run\n{traceback.format_exc()}", file=sys.stderr, flush=True)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"no Ray cluster: {error}", file=sys.stderr)
     return outcomes, len(outcomes) < len(names)

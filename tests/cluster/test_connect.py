@@ -51,7 +51,11 @@ def test_wrong_token(launcher, cluster):
 
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("ray://127.0.0.1:10001", "Ray Client"), ("127.0.0.1:port", "is not a Ray address"), ("no.such.host", "no Ray cluster")],
+    [
+        ("ray://127.0.0.1:10001", "Ray Client"),
+        ("127.0.0.1:port", "is not a Ray address"),
+        ("no.such.host", "no Ray cluster"),
+    ],
 )
 def test_not_an_address(launcher, address, words):
     """What cannot be an address of a cluster."""

@@ -15,9 +15,17 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 def python(launcher, text: str) -> dict:
     """Run a program that uses raylaunch, as a person would; it prints JSON."""
     path = launcher.folder / "program.py"
-    path.write_text("import json, raylaunch\nWHERE = dict(nnodes=2, nproc_per_node=2, placement='pack')\n" + textwrap.dedent(text))
+    path.write_text(
+        "import json, raylaunch\nWHERE = dict(nnodes=2, nproc_per_node=2, placement='pack')\n" + textwrap.dedent(text)
+    )
     done = subprocess.run(
-        [sys.executable, str(path)], cwd=launcher.folder, env=launcher.cluster.env(), capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, str(path)],
+        cwd=launcher.folder,
+        env=launcher.cluster.env(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

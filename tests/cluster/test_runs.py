@@ -23,7 +23,9 @@ print("sum", int(total), "attempt", attempt)
 
 def test_survives_kills(launcher):
     """Workers killed in two attempts: the world comes back each time, the run ends well, stdout is rank 0's alone."""
-    dies = "if attempt < 2 and rank == 1 + attempt: os.kill(os.getpid(), 9)\ndist.barrier()\ndist.destroy_process_group()"
+    dies = (
+        "if attempt < 2 and rank == 1 + attempt: os.kill(os.getpid(), 9)\ndist.barrier()\ndist.destroy_process_group()"
+    )
     script = launcher.script(ALL_REDUCE + dies)
     run = launcher.run(entrypoint={"script": script}, max_restarts=2)
     assert run.code == 0, run.err
@@ -105,7 +107,11 @@ def test_stopped_politely(launcher, until, number, code):
     """One signal: workers get SIGTERM and the time to save; the exit code says which signal it was."""
     script = launcher.script(WAITS.format(handler="saved"))
     run = launcher.start(entrypoint={"script": script}, show="all", shutdown_timeout=20)
-    until(lambda: all(run.log(rank) for rank in range(4)) if list(run.folder.glob("runs/*/*/events.jsonl")) else 0, 60, "up")
+    until(
+        lambda: all(run.log(rank) for rank in range(4)) if list(run.folder.glob("runs/*/*/events.jsonl")) else 0,
+        60,
+        "up",
+    )
     run.process.send_signal(number)
     run.wait()
     assert run.code == code, run.err

@@ -12,7 +12,9 @@ from tests.node.harness import Ears, Node, basic_env
 pytestmark = pytest.mark.timeout(60)
 
 
-def warm(folder: Path, mark: str, ears: Ears, preload: dict[str, str], start_method: str = "forkserver") -> tuple[Node, Ready]:
+def warm(
+    folder: Path, mark: str, ears: Ears, preload: dict[str, str], start_method: str = "forkserver"
+) -> tuple[Node, Ready]:
     for name, text in preload.items():
         if text:
             (folder / f"{name}.py").write_text(text)
@@ -89,10 +91,12 @@ def test_threads_of_torch_itself_forbid_forking(tmp_path: Path, mark: str, ears:
 
 def test_the_fork_server_leaves_cuda_alone(node: Node) -> None:
     """A forked worker has torch loaded and CUDA untouched, and is no bad fork."""
-    outcome = node.run(node.script("""
+    outcome = node.run(
+        node.script("""
         import sys
         print("torch" in sys.modules)
         import torch
         print(torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork())
-    """))
+    """)
+    )
     assert outcome.stdout() == "True\nFalse False\n"

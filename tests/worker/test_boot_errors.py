@@ -65,7 +65,7 @@ def test_an_error_of_the_run_may_be_mended(node: Node) -> None:
     outcome = node.run(node.script("raise ValueError('loss is NaN')"))
     assert not is_hopeless(outcome.failure)
     assert outcome.failure.what == "raised ValueError: loss is NaN"
-    assert error(outcome.failure).place.endswith("train.py:9") or error(outcome.failure).place
+    assert error(outcome.failure).place.startswith(f"{node.folder}/train.py:")
 
 
 def test_a_log_folder_that_cannot_be_made(either: Node) -> None:
@@ -110,7 +110,9 @@ def test_a_missing_command(either: Node) -> None:
 
 def test_a_command_gets_its_ranks_and_gives_its_exit_code(either: Node) -> None:
     """`--no-python`: any program, with the environment of a worker and its own arguments."""
-    outcome = either.run("sh", "-c", 'echo "$RANK of $WORLD_SIZE: $0"; exit $((RANK + 3))', "arg", kind="command", nproc=2)
+    outcome = either.run(
+        "sh", "-c", 'echo "$RANK of $WORLD_SIZE: $0"; exit $((RANK + 3))', "arg", kind="command", nproc=2
+    )
     assert outcome.exit_codes == {0: 3, 1: 4}
     assert [outcome.stdout(rank) for rank in (0, 1)] == ["0 of 2: arg\n", "1 of 2: arg\n"]
     assert outcome.failure.error is None
@@ -166,10 +168,13 @@ def test_a_function_gets_its_arguments_and_a_group(work: Node) -> None:
     assert [outcome.stdout(rank) for rank in (0, 1)] == ["3 2 1.0 gloo\n"] * 2
 
 
-@pytest.mark.parametrize(("name", "printed"), [("is_left", "True\nFalse\n"), ("destroys", ""), ("Class.method", "method\n")])
-def test_the_group_is_left_after_the_function(work: Node, name: str, printed: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "printed"), [("is_left", "True\nFalse\n"), ("destroys", ""), ("Class.method", "method\n")]
+)
+def test_the_group_is_left_after_the_function(node: Node, name: str, printed: str) -> None:
     """It is destroyed after the call, unless the function did that itself."""
-    outcome = work.run(f"work:{name}", kind="function", port=work.open_store())
+    (node.folder / "work.py").write_text(WORK)
+    outcome = node.run(f"work:{name}", kind="function", port=node.open_store())
     assert (outcome.exit_code, outcome.stdout(), outcome.stderr()) == (0, printed, "")
 
 
@@ -179,7 +184,7 @@ def test_an_exception_of_a_function(work: Node) -> None:
     assert outcome.exit_code == 1
     lines = error(outcome.failure).traceback.splitlines()
     assert lines[1] == f'  File "{work.folder}/work.py", line {WORK.splitlines().index("def raises():") + 2}, in raises'
-    assert outcome.stderr() == error(outcome.failure).traceback
+    assert outcome.stderr().replace("[rank0]: ", "") == error(outcome.failure).traceback
 
 
 @pytest.mark.parametrize(
@@ -235,9 +240,9 @@ def test_a_big_result_comes_back(node: Node) -> None:
     assert pickle.loads(outcome.values[0]) == b"x" * 10_000_000
 
 
-def test_a_result_that_cannot_be_pickled(either: Node) -> None:
+def test_a_result_that_cannot_be_pickled(node: Node) -> None:
     """A mistake of the function's, said in words and reported as its failure."""
-    outcome = call(either, eval, "__import__('threading').Lock()")
+    outcome = call(node, eval, "__import__('threading').Lock()")
     assert outcome.exit_code == 1
     assert error(outcome.failure).type == "TypeError"
     assert error(outcome.failure).message.startswith("the function's result, a lock, cannot be pickled")
@@ -301,7 +306,9 @@ def test_an_error_file_alone_is_believed(node: Node) -> None:
     assert node.run(node.script(record('{"message": "plain text"}'))).failure.what == "raised error: plain text"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"message": {"message": 5}}', '{"message": null}', '{"other": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "5", '{"message": {"message": 5}}', '{"message": null}', '{"other": 1}']
+)
 def test_a_malformed_error_file_harms_nobody(node: Node, text: str) -> None:
     """It is reported as such; the exit code is still the worker's."""
     outcome = node.run(node.script(record(text)))

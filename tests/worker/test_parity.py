@@ -36,9 +36,15 @@ def without_ranks(env: dict[str, str]) -> dict[str, str]:
 
 
 def without_report(files: dict[str, str]) -> dict[str, str]:
-    extra = [fd for fd, name in files.items() if name.startswith("memfd:raylaunch-report") or "raylaunch-report" in name]
+    extra = [
+        fd for fd, name in files.items() if name.startswith("memfd:raylaunch-report") or "raylaunch-report" in name
+    ]
     assert len(extra) == 1
-    return {fd: {"stdout.log": "plain.out", "stderr.log": "plain.err"}.get(name, name) for fd, name in files.items() if fd not in extra}
+    return {
+        fd: {"stdout.log": "plain.out", "stderr.log": "plain.err"}.get(name, name)
+        for fd, name in files.items()
+        if fd not in extra
+    }
 
 
 def without_mend(finders: list[str]) -> list[str]:
@@ -97,7 +103,9 @@ class Kinds:
             done = plain(*command, "--lr", "1e-3", "", env=env, cwd=self.folder)
             assert done.returncode == 0, done.stderr
             found = json.loads(done.stdout)
-            found["files"] = {fd: name for fd, name in found["files"].items() if name != "app"}  # held open by `python app`
+            found["files"] = {
+                fd: name for fd, name in found["files"].items() if name != "app"
+            }  # held open by `python app`
             self._plain[kind] = found
         return self._plain[kind]
 
@@ -147,7 +155,9 @@ def test_path_of_a_linked_script(either: Node) -> None:
     """A script behind a symbolic link imports its real neighbours."""
     (either.folder / "real").mkdir()
     (either.folder / "real" / "neighbour.py").write_text("NAME = 'real'")
-    (either.folder / "real" / "script.py").write_text("import neighbour, sys; print(neighbour.NAME, __file__, sys.path[0])")
+    (either.folder / "real" / "script.py").write_text(
+        "import neighbour, sys; print(neighbour.NAME, __file__, sys.path[0])"
+    )
     (either.folder / "link.py").symlink_to("real/script.py")
     outcome = either.run("link.py")
     expected = plain("link.py", env=either.supervisor.settings.env, cwd=either.folder)
