@@ -76,11 +76,12 @@ def start(*, cpus: int = 4, dashboard: bool = False) -> Cluster:
     ]
     env = cluster.env(**{MARK: mark})
     del env["RAY_ADDRESS"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode != 0:
+    try:
+        subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    except subprocess.SubprocessError as error:
         cluster.stop()
-        msg = f"`ray start` failed:\n{done.stdout}{done.stderr}"
-        raise RuntimeError(msg)
+        msg = f"`ray start` failed: {error}\n{getattr(error, 'stdout', '')}{getattr(error, 'stderr', '')}"
+        raise RuntimeError(msg) from error
     return cluster
 
 

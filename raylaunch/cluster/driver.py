@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -69,15 +69,15 @@ class Driver:
         fleet: Fleet,
         journal: Journal,
         observer: Observer,
-        clock: Callable[[], float] = time.monotonic,
+        began: float,
     ) -> None:
+        """`began`: the time.monotonic() that all times in events count from."""
         self.machine = Machine(job)
         self._run_id = run_id
         self._fleet = fleet
         self._journal = journal
         self._observer = observer
-        self._clock = clock
-        self._began = clock()
+        self._began = began
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._wake_at: float | None = None
         #: Ports of stores by node and attempt; None: asked for, but not open yet.
@@ -101,7 +101,7 @@ class Driver:
         return self._finish
 
     def _now(self) -> float:
-        return self._clock() - self._began
+        return time.monotonic() - self._began
 
     def _next(self) -> Item | None:
         """The next item; None: it is time for a tick."""
@@ -154,6 +154,10 @@ class Driver:
     def _up(self, node: str, up: AgentUp) -> Iterator[Event]:
         for why in up.ready.why:
             self._observer.said(f"{node}: {why}")
+        if not up.ready.torch and node in self.machine.nodes:
+            yield NodeLost(at=self._now(), node=node, why="no worker can be started there any more")
+            self._fleet.release(node)
+            return
         if not up.ready.torch:
             msg = f"no worker can be started on {up.address}, since torch cannot be imported there"
             raise ClusterError(msg, hint="; ".join(up.ready.why))

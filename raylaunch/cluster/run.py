@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,19 +62,19 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
     InterruptedByUserError for a signal before the first worker was asked for; whatever happens to workers is in the
     outcome.
     """
-    began = datetime.now(UTC)
     with signals.handled() as stops, session.connected(job) as connection:
         plan = _plan(job, inventory.nodes(), local=connection.local)
         if connection.local and not plan.feasible:
             msg = "this machine cannot hold the job"
             raise ClusterError(msg, hint=plan.shortage)
+        began, began_at = datetime.now(UTC), time.monotonic()
         run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
         folder = RunFolder.create(job, run_id, watcher.said)
         folder.open(job, job_text, plan, began.isoformat())
         watcher.planned(job, plan, str(folder.path))
         told = _told(job, plan, connection, folder.path, run_id, payload)
         fleet = RayFleet(plan, told)
-        driver = Driver(job, run_id, fleet, folder, watcher)
+        driver = Driver(job, run_id, fleet, folder, watcher, began_at)
         stops.go_to(driver.ask_stop)
         with contextlib.closing(fleet):
             finish = driver.run()

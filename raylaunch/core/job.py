@@ -6,6 +6,7 @@ Keys are torchrun's flags with underscores wherever torchrun has the flag.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
@@ -222,7 +223,8 @@ def _word_problems(job: Job) -> list[Problem]:
         value = getattr(job, key)
         if value not in words:
             message = f"`{value}` is not one of {', '.join(words)}"
-            found.append(Problem(key=key, message=message))
+            close = get_close_matches(value, words, n=1)
+            found.append(Problem(key=key, message=message, hint=f"did you mean `{close[0]}`?" if close else ""))
     try:
         shown_ranks(job.show)
     except ValueError as error:

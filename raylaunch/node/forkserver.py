@@ -43,6 +43,7 @@ def warm_up(begin: messages.Begin) -> messages.Ready:
         why.append(f"workers start in fresh interpreters: after the preload, {unclean}")
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that all workers share
+    processes.let_go_of_files()
     return messages.Ready(start_method=method, why=tuple(why), torch=torch, pid=os.getpid())
 
 
@@ -230,6 +231,7 @@ def _exec_boot(spec: WorkerSpec, report: int) -> None:
 def main() -> int:
     """The program: `forkserver.py CONTROL_FD`. In a forked child it returns the worker's exit code."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    processes.be_as_nice_as_others()
     keeper = os.getpid()
     processes.become_reaper()
     pid = os.fork()

@@ -22,6 +22,8 @@ from raylaunch.node import deaths, forkserver, messages, wire
 from raylaunch.node.deaths import Death
 from raylaunch.worker.spec import Report, WorkerSpec
 
+_MOST_FALSE_STARTS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
@@ -80,6 +82,8 @@ class Supervisor:
         self._stopping: set[int] = set()
         self._preload = settings.preload
         self._why: tuple[str, ...] = ()
+        #: Fork servers in a row that died before they were ready.
+        self._false_starts = 0
 
     def start(self) -> None:
         """Start the fork server; `Ready` comes when it has imported everything."""
@@ -259,9 +263,7 @@ class Supervisor:
         assert self._server is not None
         self._control.close()
         self._server.wait()  # for the keeper, which ends the orphans
-        if not self.ready and self._preload:
-            self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
-            self._preload = ()
+        self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
         unsent = [order for order in self._waiting if isinstance(order, messages.StartWorkers)]
         unsent = [order for order in unsent[-1:] if order.attempt not in self._stopping]
@@ -281,7 +283,23 @@ class Supervisor:
             ),
             *unsent,
         ]
-        self.start()
+        yield from self._start_again()
+
+    def _start_again(self) -> Iterator[tuple[messages.Word, int | None]]:
+        """Another fork server: without the preload if the last one died of it, and none after a few that died young."""
+        died_too_often = self._false_starts >= _MOST_FALSE_STARTS
+        why = "the fork server dies again and again while it imports torch" if died_too_often else ""
+        if self._false_starts and self._preload:
+            self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
+            self._preload = ()
+        try:
+            if not why:
+                self.start()
+                return
+        except OSError as error:
+            why = f"the fork server cannot be started: {error}"
+        self._control = None
+        yield messages.Ready(start_method="", why=(why,), torch=False, pid=0), None
 
 
 def _died_with_server(attempt: int, rank: int, local_rank: int, pid: int, *, stopped: bool) -> messages.Exited:

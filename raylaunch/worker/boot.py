@@ -40,8 +40,6 @@ def become(spec: WorkerSpec, report_fd: int, parent: int) -> None:
     _reset_signals()
     _redirect(spec)
     keep_only(report_fd)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)  # Ray's workers run at nice 15; raising it again needs privilege
     os.environ.update(spec.env)  # what the interpreter and the imports added to it stays, as in a script of its own
     os.chdir(spec.cwd)
 

@@ -164,7 +164,7 @@ def pickled(value: object) -> bytes:
 
     try:
         return bytes(cloudpickle.dumps(value))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         if isinstance(value, BaseException):
             return b""
         msg = f"the function's result, a {type(value).__name__}, cannot be pickled: {error}"

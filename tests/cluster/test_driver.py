@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from raylaunch.cluster.driver import Driver
@@ -19,7 +21,7 @@ def drive(fleet: FakeFleet, **job):
     """Run to the end; the driver, the last action, and what was written."""
     book = Notebook()
     asked = Job(**({"entrypoint": Entrypoint(script="train.py"), "nnodes": len(fleet.names)} | job))
-    driver = Driver(asked, "run", fleet, book, book)
+    driver = Driver(asked, "run", fleet, book, book, time.monotonic())
     return driver, driver.run(), book
 
 
@@ -100,7 +102,7 @@ def test_stop_asked_twice():
     fleet = FakeFleet(1)
     fleet.stop = lambda *order: fleet.sent.append(("stop", *order))  # workers that do not stop
     book = Notebook()
-    driver = Driver(Job(entrypoint=Entrypoint(script="train.py")), "run", fleet, book, book)
+    driver = Driver(Job(entrypoint=Entrypoint(script="train.py")), "run", fleet, book, book, time.monotonic())
     fleet.then[1] = lambda: (driver.ask_stop("SIGINT"), driver.ask_stop("SIGINT"))
     assert driver.run().exit_code == 130
     assert orders(fleet, "stop") == [("stop", "node-1", 1, 30.0), ("stop", "node-1", 1, 0.0)]

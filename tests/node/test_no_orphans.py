@@ -146,6 +146,24 @@ def test_kill_of_a_fork_server_that_is_not_ready(tmp_path: Path, mark: str, ears
     node.supervisor.close()
 
 
+def test_fork_server_that_never_gets_ready(tmp_path: Path, mark: str, ears: Ears) -> None:
+    """After three deaths in a row before it was ready it is given up, with a word why, instead of tried for ever."""
+    node = Node(env=basic_env(mark))
+    node.move_to(tmp_path, mark, ears)
+    node.supervisor.start()
+    killed: set[int] = set()
+    while len(killed) < 3:
+        assert node.supervisor._server is not None
+        found = until(lambda seen=frozenset(killed): children_of(node.supervisor._server.pid) - seen, "none came")
+        killed |= found
+        send(*found)
+        heard = node.silence(0.3)  # long enough to hear of the death, much shorter than an import of torch
+    (ready,) = heard
+    assert not ready.torch
+    assert "dies again and again" in ready.why[0]
+    node.supervisor.close()
+
+
 def test_kill_of_the_keeper(own: Node, ears: Ears) -> None:
     """The process between us and the fork server is as mortal: everything goes, and comes anew."""
     pids = family(own, ears)

@@ -35,10 +35,14 @@ def without_ranks(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in RANKS}
 
 
+def without_zip(files: dict[str, str]) -> dict[str, str]:
+    """The zip file that runs is held open or not, by when torch was imported."""
+    return {fd: name for fd, name in files.items() if name != "app"}
+
+
 def without_report(files: dict[str, str]) -> dict[str, str]:
-    extra = [
-        fd for fd, name in files.items() if name.startswith("memfd:raylaunch-report") or "raylaunch-report" in name
-    ]
+    files = without_zip(files)
+    extra = [fd for fd, name in files.items() if "raylaunch-report" in name]
     assert len(extra) == 1
     return {
         fd: {"stdout.log": "plain.out", "stderr.log": "plain.err"}.get(name, name)
@@ -103,9 +107,7 @@ class Kinds:
             done = plain(*command, "--lr", "1e-3", "", env=env, cwd=self.folder)
             assert done.returncode == 0, done.stderr
             found = json.loads(done.stdout)
-            found["files"] = {
-                fd: name for fd, name in found["files"].items() if name != "app"
-            }  # held open by `python app`
+            found["files"] = without_zip(found["files"])
             self._plain[kind] = found
         return self._plain[kind]
 
