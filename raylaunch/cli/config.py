@@ -1,237 +1,287 @@
-"""From a job file and `key=value` overrides to a `Job`, or to an error that points at every mistake."""
+"""From a job file and `key=value` overrides to a `Job`, or to one text that points at every mistake."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from operator import eq
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
-from raylaunch.cli.marks import Finding, Place, render
-from raylaunch.cli.overrides import places, put
-from raylaunch.cli.references import (
-    DeadReferenceError,
-    escaped,
-    is_complete,
-    refers,
-    resolved,
-)
-from raylaunch.cli.settings import MisfitError, advice, fitted, inner, names, near_miss
-from raylaunch.cli.written import Dumper, Given, UnreadableError, parse
+from raylaunch.cli import explain
+from raylaunch.cli.marks import Finding, Locate, Place, in_file, on_command_line, render
 from raylaunch.core.job import Job, problems
 from raylaunch.errors import ConfigError
 
-_MISSING = "???"
+_NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
 _EXAMPLE = "for example `entrypoint: {script: train.py}`"
 
 
 def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Job:
     """The job of a file with overrides merged in; raises ConfigError with everything that is wrong."""
     title = os.fspath(path)
-    text = _read(title)
-    findings: list[Finding] = []
-    root, readable = Given(key=Place(source=title), place=Place(source=title), children={}), True
-    try:
-        root = _settings(parse(text, _Lines(title, text), root.place, findings)) or root
-    except UnreadableError as error:
-        findings.append(error.finding)
-        readable = False
-    for override, place in zip(overrides, places(title, overrides), strict=True):
-        put(root, override, place, findings)
-    job = _Check(root, findings).job()
-    if readable:
-        findings += _semantic(job, root, findings)
-    if findings:
-        raise ConfigError(render(findings))
+    reading = _Reading(title)
+    reading.file(_text(title))
+    for override, place in zip(overrides, on_command_line(title, overrides), strict=True):
+        reading.override(override, place)
+    job = reading.job()
+    if reading.findings:
+        raise ConfigError(render(reading.findings))
     return job
 
 
 def dump(job: Job) -> str:
     """The whole job as YAML that `load` reads back."""
-    data = _escaped(asdict(job))
-    return str(yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000))
-
-
-class _Lines:
-    """Turns lines and columns of a file into places."""
-
-    def __init__(self, title: str, text: str) -> None:
-        self.title = title
-        self.lines = re.split(r"\r\n|[\r\n\x85\u2028\u2029]", text)
-
-    def __call__(self, line: int, column: int, end: int | None) -> Place:
-        # What is missing at the end of a file is shown behind its last word.
-        while line > 0 and not "".join(self.lines[line:]).strip():
-            line -= 1
-            column = end = len(self.lines[line].rstrip())
-        text = self.lines[line]
-        width = (len(text) if end is None else end) - column
-        return Place(source=self.title, line=line + 1, text=text, column=column, width=max(1, width))
-
-
-class _Check:
-    """One walk along the settings and their types; what does not fit is found and left out."""
-
-    def __init__(self, root: Given, findings: list[Finding]) -> None:
-        self.root = root
-        self.findings = findings
-        self.config = OmegaConf.create(_over(asdict(Job()), _plain(Job, root)))
-        function = _find(root, "entrypoint.function")
-        self.takes_words = function is None or function.is_empty
-
-    def job(self) -> Job:
-        """What is right of the settings, and defaults for the rest."""
-        children = (self.root.children or {}).items()
-        return Job(**dict(self._each(Job, children, self.config, "")))
-
-    def _each(self, hint: Any, given: Any, config: Any, prefix: str) -> Iterator[tuple[Any, Any]]:
-        for text, child in given:
-            key, name = f"{prefix}{text}", child.name if hint is Any else text
-            # A program gets its arguments as they are written; only a function knows numbers from text.
-            words = self.takes_words and key == "entrypoint.args"
-            kind = list[str] if words else inner(hint, str(text))
-            try:
-                if kind is None:
-                    message = f"`{key}` {'has a dot in its name' if key in names() else 'is not a setting'}"
-                    self._refuse(child.key, message, advice(key), key, near_miss(key))
-                else:
-                    yield name, self._value(kind, child, config, name, key)
-            except (MisfitError, DeadReferenceError) as error:
-                self._refuse(child.place, error.message, error.hint, key)
-
-    def _value(self, hint: Any, given: Given, config: Any, name: Any, key: str) -> Any:
-        section, origin = is_dataclass(hint), get_origin(hint)
-        if given.text == _MISSING:
-            message, remedy = f"`{key}` must be given", f"here, or as `{key}=value` on the command line"
-            raise MisfitError(message, remedy)
-        if given.children is not None and (section or hint is Any or origin is dict):
-            inside = dict(self._each(hint, given.children.items(), config[name], f"{key}."))
-            return hint(**inside) if section else inside
-        if given.items is not None and (hint is Any or origin is list):
-            return [value for _, value in self._each(hint, enumerate(given.items), config[name], f"{key}.")]
-        if given.is_empty and (section or origin in (list, dict)):
-            return hint()
-        if refers(given.text):
-            return fitted(hint, resolved(config, name, given.text), written=given.text)
-        return fitted(hint, given.bare, given.text)
-
-    def _refuse(self, place: Place, message: str, hint: str, *keys: str) -> None:
-        self.findings.append(Finding(message=message, place=place, hint=hint, keys=frozenset(keys) - {""}))
-
-
-def _plain(hint: Any, given: Given) -> Any:
-    """Values without places, as `${...}` of other values sees them."""
-    if given.children is not None:
-        return {
-            child.name if hint is Any else name: _plain(inner(hint, name) or Any, child)
-            for name, child in given.children.items()
-        }
-    if given.items is not None:
-        return [_plain(inner(hint) or Any, item) for item in given.items]
-    if refers(given.text):
-        return given.text if is_complete(given.text) else None
-    try:
-        return fitted(hint, given.value, given.text)
-    except MisfitError:
-        return given.value
-
-
-def _over(below: Any, above: Any) -> Any:
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above
-    return below | {name: _over(below.get(name), value) for name, value in above.items()}
-
-
-def _settings(given: Given | None) -> Given | None:
-    if given is not None and given.children is None and not given.is_empty:
-        what, place = ("a list", given.items[0].place) if given.items else ("text", given.place)
-        message = f"a section of settings is expected, but the file is {what}"
-        raise UnreadableError(Finding(message=message, place=place, hint=_EXAMPLE))
-    return None if given is None or given.is_empty else given
-
-
-def _semantic(job: Job, root: Given, findings: list[Finding]) -> list[Finding]:
-    """What is wrong with values of the right types, unless it follows from something found before."""
-    known = {key for finding in findings for key in finding.keys}
-    found = []
-    for problem in problems(job):
-        keys = {problem.key, problem.also} - {""}
-        if any(_overlap(key, other) for key in keys for other in known):
-            continue
-        nothing = problem.key == "entrypoint"
-        message = "nothing to run: the file is empty" if nothing and not root.children else problem.message
-        place, also = _place(root, problem.key), _place(root, problem.also) if problem.also else None
-        hint = problem.hint or (_EXAMPLE if nothing else "")
-        found.append(Finding(message=message, place=place, also=also, hint=hint))
-    return found
-
-
-def _overlap(key: str, other: str) -> bool:
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
-
-
-def _find(root: Given, key: str) -> Given | None:
-    found: Given | None = root
-    for name in key.split("."):
-        found = (found.children or {}).get(name) if found else None
-    return found
-
-
-def _place(root: Given, key: str) -> Place:
-    """Of a value; of the section it should be in where it is not given."""
-    while key:
-        if found := _find(root, key):
-            return found.place
-        key = key.rpartition(".")[0]
-    return root.place
+    return str(yaml.dump(_escaped(asdict(job)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000))
 
 
 def _escaped(value: Any) -> Any:
-    """Text that holds a `${` would be taken for a reference."""
+    """A `${` in text is not meant as a reference, and backslashes before it count."""
     if isinstance(value, dict):
         return {name: _escaped(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_escaped(item) for item in value]
-    return escaped(value) if isinstance(value, str) else value
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def _read(path: str) -> str:
+class _Loader(yaml.SafeLoader):
+    """Reads scalars as YAML 1.2 does, and refuses two equal keys, of which YAML takes the last without a word."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            problem = ""
+            if not isinstance(key, yaml.ScalarNode):
+                problem = "a key must be text"
+            elif key.value in lines:
+                problem = f"`{key.value}` is given twice, first in line {lines[key.value]}"
+            if problem:
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        self.flatten_mapping(node)
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever our loader or a reader of YAML 1.1 would not take for text."""
+
+
+# In PyYAML's YAML 1.1, `1:4` is sixty-four, `no` is false, `010` is eight and `3e-4` is text.
+_DECIMAL = r"(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+"
+for _kind, _pattern, _first in (
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^(?:[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+)$", list("-+0123456789")),
+    ("float", rf"^(?:[-+]?(?:{_DECIMAL}|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$", list("-+.0123456789")),
+    ("merge", r"^<<$", ["<"]),
+):
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A setting, a section or an item of a list, as somebody wrote it."""
+
+    path: explain.Path
+    node: yaml.Node
+    key: Place
+    value: Place
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is a section or a list, whose insides are given one by one."""
+        kind = dict if isinstance(self.node, yaml.MappingNode) else list
+        return isinstance(self.node, yaml.CollectionNode) and kind is explain.container(self.path)
+
+    @property
+    def is_null(self) -> bool:
+        return self.node.tag == _NULL
+
+    @property
+    def config_key(self) -> str:
+        """The path as OmegaConf spells it."""
+        return ".".join(re.sub(r"([].=[])", r"\\\1", name) for name in self.path)
+
+
+def _walk(node: yaml.Node, locate: Locate, path: explain.Path, key: Place) -> Iterator[_Given]:
+    """All that a node gives. A block, and what is left empty, is shown at its key."""
+    is_block = isinstance(node, yaml.CollectionNode) and not node.flow_style
+    is_empty = isinstance(node, yaml.ScalarNode) and not node.value and node.style is None
+    given = _Given(path, node, key, key if is_block or is_empty else locate(node))
+    yield given
+    if given.opens and isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            yield from _walk(value, locate, (*path, name.value), locate(name))
+    elif given.opens:
+        for index, item in enumerate(node.value):
+            yield from _walk(item, locate, (*path, str(index)), locate(item))
+
+
+def _schema() -> Any:
+    config = OmegaConf.structured(Job)
+    for section in (config, config.entrypoint, config.ray):
+        OmegaConf.set_readonly(section, False)  # which it is since the dataclasses are frozen
+    return config
+
+
+def _set(config: Any, given: _Given, hint: Any) -> None:
+    """Hands one value to OmegaConf, which knows its type."""
+    value: Any
+    kind = explain.container(given.path)
+    if kind and (given.opens or given.is_null):
+        if kind is dict:
+            return
+        value = []
+    elif hint in (str, str | None) and isinstance(given.node, yaml.ScalarNode) and not given.is_null:
+        value = given.node.value  # as it is written: `1.10` is a version, and an environment wants `true`
+    else:
+        value = _Loader("").construct_object(given.node, deep=True)
+    if explain.container(given.path[:-1]) is list:
+        OmegaConf.typed_list([value], hint)  # a script's arguments are text, though the schema takes any
+        OmegaConf.select(config, given.config_key.rpartition(".")[0]).append(value)
+    else:
+        OmegaConf.update(config, given.config_key, value, merge=False)
+
+
+def _resolve(config: Any, given: _Given, _hint: Any) -> None:
+    """Looks at a value as it will be: not missing, its references replaced."""
+    if not given.opens:
+        value = OmegaConf.select(config, given.config_key, throw_on_missing=True)
+        if OmegaConf.is_config(value):
+            OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+
+
+class _Reading:
+    """Collects what is given, and what is wrong with it."""
+
+    def __init__(self, title: str) -> None:
+        self.whole = Place(source=title)
+        self.given: dict[explain.Path, _Given] = {}
+        self.findings: list[Finding] = []
+        self.types = dict(explain.SETTINGS)
+
+    def file(self, text: str) -> None:
+        locate = in_file(self.whole.source, text)
+        node = self._composed(text, locate, ())
+        if isinstance(node, yaml.MappingNode):
+            self._add(node, locate)
+        elif node and node.tag != _NULL:
+            message, _ = explain.misfit(Job, node)
+            self.findings.append(Finding(message=message, place=locate(node), hint=_EXAMPLE, paths=((),)))
+
+    def override(self, text: str, place: Place) -> None:
+        """Takes `a.b=value` as the file takes `{a: {b: value}}`."""
+        key, equals, value = text.partition("=")
+        path = tuple(key.split("."))
+        if not equals or not all(path):
+            message = f"`{text}` names no setting" if equals else f"`{key}` is given no value"
+            hint = f"write `{explain.near_miss(key) or 'key'}=value`"
+            self.findings.append(Finding(message=message, place=place, hint=hint, paths=(path,)))
+        elif node := self._composed(value, lambda _: place, path):
+            for name in reversed(path):
+                node = yaml.MappingNode(_MAP, [(yaml.ScalarNode(_STR, name), node)])
+            self._add(node, lambda _: place)
+
+    def _composed(self, text: str, locate: Locate, path: explain.Path) -> yaml.Node | None:
+        """The nodes of a text; None if there is an error in it."""
+        try:
+            return _Loader(text).get_single_node() or yaml.ScalarNode(_NULL, "")
+        except yaml.YAMLError as error:
+            (message, hint), mark = explain.unreadable(error)
+            place = locate(yaml.ScalarNode(_STR, "", mark, mark)) if mark or path else self.whole
+            self.findings.append(Finding(message=message, place=place, hint=hint, paths=(path,)))
+            return None
+
+    def _add(self, node: yaml.Node, locate: Locate) -> None:
+        """Sections are merged, the rest is replaced."""
+        for given in _walk(node, locate, (), self.whole):
+            old = self.given.get(given.path)
+            if not (old and old.opens and isinstance(old.node, yaml.MappingNode) and given.opens):
+                below = [path for path in self.given if path[: len(given.path)] == given.path]
+                for path in below:
+                    del self.given[path]
+                self.given[given.path] = given
+
+    def job(self) -> Job:
+        """What is right of all this, and defaults for the rest."""
+        function = self.given.get(("entrypoint", "function"))
+        if function is None or function.is_null:
+            self.types["entrypoint", "args"] = list[str]
+        config = _schema()
+        taken = [given for given in self.given.values() if self._accepts(_set, config, given)]
+        right = [given for given in taken if self._accepts(_resolve, config, given)]
+        if self.findings:
+            config = _schema()
+            for given in right:
+                _set(config, given, explain.type_of(given.path, self.types))
+        job = OmegaConf.to_object(config)
+        assert isinstance(job, Job)
+        self.findings += self._problems(job)
+        return job
+
+    def _accepts(self, step: Callable[[Any, _Given, Any], None], config: Any, given: _Given) -> bool:
+        hint = explain.type_of(given.path, self.types)
+        place, meant = given.value, given.path
+        try:
+            step(config, given, hint)
+            return True
+        except ConfigAttributeError:
+            message, advice = explain.unknown(given.path)
+            place, meant = given.key, tuple(explain.near_miss(".".join(given.path)).split("."))
+        except OmegaConfBaseException as error:
+            message, advice = explain.refused(error, given.path, hint, given.node)
+        except yaml.YAMLError as error:
+            (message, advice), _ = explain.unreadable(error)
+        except (KeyError, ValueError):
+            message, advice = f"`{given.node.value}` does not fit its tag", ""
+        self.findings.append(Finding(message=message, place=place, hint=advice, paths=(given.path, meant)))
+        return False
+
+    def _problems(self, job: Job) -> Iterator[Finding]:
+        """What is wrong with values of the right types, unless it follows from something found before."""
+        known = [path for finding in self.findings for path in finding.paths]
+        for problem in problems(job):
+            paths = [tuple(key.split(".", 1)) for key in (problem.key, problem.also) if key]
+            if any(all(map(eq, one, other)) for one in paths for other in known):
+                continue  # one is the other, or a section around it
+            message, hint = problem.message, problem.hint
+            if problem.key == "entrypoint":
+                message, hint = message if self.given else "nothing to run: the file is empty", _EXAMPLE
+            place, also = self._place(paths[0]), self._place(paths[1]) if problem.also else None
+            yield Finding(message=message, place=place, also=also, hint=hint)
+
+    def _place(self, path: explain.Path) -> Place:
+        """Of a value; of the section it would be in where it is not given."""
+        given = self.given.get(path) or self.given.get(path[:-1])
+        return given.value if given else self.whole
+
+
+def _text(path: str) -> str:
     try:
-        content = Path(path).read_bytes()
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        message, hint = f"`{path}` does not exist", _near_file(Path(path))
+    except UnicodeDecodeError:
+        message, hint = f"`{path}` is not UTF-8", ""
     except OSError as error:
-        raise ConfigError(render([_unread(path, error)])) from None
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        message = f"the file is not UTF-8: byte 0x{content[error.start]:02x} in line {line}"
-        raise ConfigError(render([Finding(message=message, place=Place(source=path))])) from None
+        message, hint = f"`{path}` cannot be read: {str(error.strerror or error).lower()}", ""
+    raise ConfigError(f"error: {message}" + f"\n  = {hint}" * bool(hint))
 
 
-def _unread(path: str, error: OSError) -> Finding:
-    match error:
-        case FileNotFoundError() | NotADirectoryError():
-            return Finding(message=f"`{path}` does not exist", hint=_near_file(path))
-        case IsADirectoryError():
-            files = [str(file) for file in sorted(Path(path).glob("*.y*ml"))]
-            hint = f"did you mean `{files[0]}`?" if files else ""
-            return Finding(message=f"`{path}` is a folder, but a job file is expected", hint=hint)
-        case PermissionError():
-            return Finding(message=f"`{path}` may not be read", hint="look at its permissions: `ls -l`")
-        case _:
-            return Finding(message=f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}")
-
-
-def _near_file(path: str) -> str:
-    folder, name = Path(path).parent, Path(path).name
-    if not folder.is_dir():
-        return f"there is no folder `{folder}`"
-    files = [file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml")]
-    close = get_close_matches(name, files, n=1, cutoff=0.5)
-    return f"did you mean `{folder / close[0]}`?" if close else ""
+def _near_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"there is no folder `{path.parent}`"
+    files = [file.name for file in path.parent.glob("*.y*ml")]
+    close = get_close_matches(path.name, files, n=1, cutoff=0.5)
+    return explain.did_you_mean(str(path.parent / close[0]) if close else "")
