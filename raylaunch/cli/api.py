@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import cloudpickle
 
-from raylaunch.cli import config
+from raylaunch.cli import config, dialect
 from raylaunch.cli.console import Console
 from raylaunch.cli.report import report
 from raylaunch.cluster.run import Outcome, run_job
-from raylaunch.core.job import Entrypoint, Job, problems
-from raylaunch.errors import ClusterError, ConfigError, ExitCode, InterruptedByUserError, JobFailedError
+from raylaunch.core.job import Job
+from raylaunch.errors import ClusterError, ExitCode, InterruptedByUserError, JobFailedError
 
 
 def launch(
@@ -41,7 +40,7 @@ def launch(
     payload = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})))
     console = Console()
     try:
-        outcome = run_job(job, config.dump(job), console, payload=payload)
+        outcome = run_job(job, dialect.dump(job), console, payload=payload)
     finally:
         console.close()
     if not outcome.result.ok:
@@ -50,19 +49,10 @@ def launch(
 
 
 def _job(function: Callable[..., Any], settings: dict[str, Any]) -> Job:
-    known = {field.name for field in fields(Job)} - {"entrypoint"}
-    for key in settings:
-        if key not in known:
-            msg = f"`{key}` is not a setting"
-            raise ConfigError(msg, hint=f"settings are {', '.join(sorted(known))}")
     module = getattr(function, "__module__", None) or "__main__"
     name = getattr(function, "__qualname__", type(function).__name__)
-    values: dict[str, Any] = {"name": name.strip("<>")} | settings
-    job = Job(entrypoint=Entrypoint(function=f"{module}:{name}"), **values)
-    found = problems(job)
-    if found:
-        raise ConfigError("; ".join(f"{problem.key}: {problem.message}" for problem in found))
-    return job
+    entrypoint = {"function": f"{module}:{name}"}
+    return config.from_python({"name": name.strip("<>")} | settings | {"entrypoint": entrypoint})
 
 
 def _error(outcome: Outcome) -> Exception:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from operator import eq
 from pathlib import Path
@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
 from raylaunch.cli import explain
+from raylaunch.cli.dialect import Loader
 from raylaunch.cli.marks import Finding, Locate, Place, in_file, on_command_line, render
 from raylaunch.core.job import Job, problems
 from raylaunch.errors import ConfigError
@@ -35,58 +36,6 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Job:
     if reading.findings:
         raise ConfigError(render(reading.findings))
     return job
-
-
-def dump(job: Job) -> str:
-    """The whole job as YAML that `load` reads back."""
-    return str(yaml.dump(_escaped(asdict(job)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000))
-
-
-def _escaped(value: Any) -> Any:
-    """A `${` in text is not meant as a reference, and backslashes before it count."""
-    if isinstance(value, dict):
-        return {name: _escaped(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_escaped(item) for item in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads scalars as YAML 1.2 does, and refuses two equal keys, of which YAML takes the last without a word."""
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            problem = ""
-            if not isinstance(key, yaml.ScalarNode):
-                problem = "a key must be text"
-            elif key.value in lines:
-                problem = f"`{key.value}` is given twice, first in line {lines[key.value]}"
-            if problem:
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            lines[key.value] = key.start_mark.line + 1
-        self.flatten_mapping(node)
-        return node
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes whatever our loader or a reader of YAML 1.1 would not take for text."""
-
-
-# In PyYAML's YAML 1.1, `1:4` is sixty-four, `no` is false, `010` is eight and `3e-4` is text.
-_DECIMAL = r"(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+"
-for _kind, _pattern, _first in (
-    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    ("int", r"^(?:[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+)$", list("-+0123456789")),
-    ("float", rf"^(?:[-+]?(?:{_DECIMAL}|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$", list("-+.0123456789")),
-    ("merge", r"^<<$", ["<"]),
-):
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +95,7 @@ def _set(config: Any, given: _Given, hint: Any) -> None:
     elif hint in (str, str | None) and isinstance(given.node, yaml.ScalarNode) and not given.is_null:
         value = given.node.value  # as it is written: `1.10` is a version, and an environment wants `true`
     else:
-        value = _Loader("").construct_object(given.node, deep=True)
+        value = Loader("").construct_object(given.node, deep=True)
     if explain.container(given.path[:-1]) is list:
         OmegaConf.typed_list([value], hint)  # a script's arguments are text, though the schema takes any
         OmegaConf.select(config, given.config_key.rpartition(".")[0]).append(value)
@@ -160,6 +109,25 @@ def _resolve(config: Any, given: _Given, _hint: Any) -> None:
         value = OmegaConf.select(config, given.config_key, throw_on_missing=True)
         if OmegaConf.is_config(value):
             OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+
+
+def from_python(settings: Mapping[str, Any]) -> Job:
+    """The job of settings given in Python; a section may be a dataclass or a dict. Raises ConfigError."""
+    config = _schema()
+    for key, value in settings.items():
+        try:
+            OmegaConf.update(config, key, value, merge=False)
+        except ConfigAttributeError:
+            message, hint = explain.unknown((key,))
+            raise ConfigError(message, hint=hint) from None
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"`{key}`: {str(error).splitlines()[0]}") from None
+    job = OmegaConf.to_object(config)
+    assert isinstance(job, Job)
+    found = problems(job)
+    if found:
+        raise ConfigError("; ".join(f"`{problem.key}`: {problem.message}" for problem in found), hint=found[0].hint)
+    return job
 
 
 class _Reading:
@@ -196,7 +164,7 @@ class _Reading:
     def _composed(self, text: str, locate: Locate, path: explain.Path) -> yaml.Node | None:
         """The nodes of a text; None if there is an error in it."""
         try:
-            return _Loader(text).get_single_node() or yaml.ScalarNode(_NULL, "")
+            return Loader(text).get_single_node() or yaml.ScalarNode(_NULL, "")
         except yaml.YAMLError as error:
             (message, hint), mark = explain.unreadable(error)
             place = locate(yaml.ScalarNode(_STR, "", mark, mark)) if mark or path else self.whole

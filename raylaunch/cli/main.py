@@ -19,11 +19,17 @@ _HELP = """Run a PyTorch script on all nodes of a Ray cluster, as `torchrun` wou
 
 JOB is a YAML file; KEY=VALUE override what it says, as in
 
-    raylaunch conf/job.yaml nnodes=2 nproc_per_node=8 entrypoint.args='[--lr,3e-4]'
+\b
+    raylaunch conf/job.yaml nproc_per_node=8 entrypoint.args='[--lr,3e-4]'
 
-Exit codes: 0 finished, 1 the job failed, 2 the command line or the job file is wrong,
-3 the cluster could not be reached or did not give what was asked in time,
-4 raylaunch is at fault, 130 / 143 stopped by SIGINT / SIGTERM.
+\b
+Exit codes:
+    0         all workers finished
+    1         the job failed
+    2         the command line or the job file is wrong
+    3         the cluster cannot be reached, or did not give what was asked
+    4         raylaunch is at fault
+    130, 143  stopped by SIGINT, SIGTERM
 """
 
 
@@ -35,13 +41,13 @@ Exit codes: 0 finished, 1 the job failed, 2 the command line or the job file is 
 )
 @click.version_option(message="raylaunch %(version)s", package_name="raylaunch")
 def _command(job_file: str, overrides: tuple[str, ...], *, only_plan: bool) -> int:
-    from raylaunch.cli import config  # noqa: PLC0415
+    from raylaunch.cli import config, dialect  # noqa: PLC0415
 
     if not job_file.endswith((".yaml", ".yml")):
         msg = f"`{job_file}` is not a job file: a name that ends in .yaml is expected"
         raise ConfigError(msg, hint="name the script in one, as `entrypoint: {script: train.py}`")
     job = config.load(job_file, overrides)
-    return _plan(job) if only_plan else _run(job, config.dump(job))
+    return _plan(job) if only_plan else _run(job, dialect.dump(job))
 
 
 def _plan(job: Job) -> int:

@@ -177,7 +177,9 @@ class Machine:
 
     def _budget(self) -> str:
         used = self.job.max_restarts
-        return "no restarts were allowed" if used == 0 else f"all {used} restarts are used"
+        if used == 0:
+            return "no restarts were allowed"
+        return "the only restart is used" if used == 1 else f"all {used} restarts are used"
 
     def _workers_stopped(self, event: WorkersStopped) -> list[Action]:
         self.failures.extend(event.failures)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raylaunch.cli.config import dump, load
+from raylaunch.cli.config import load
+from raylaunch.cli.dialect import dump
 from raylaunch.core.job import Entrypoint, Job, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
 

@@ -73,7 +73,7 @@ def test_exception(golden):
         for rank in (0, 1, 2, 4)
     ]
     stopped = [dead(rank, 20.1, exit_code=-15, stopped=True) for rank in (3, 6, 7)]
-    why = f"rank 5 on node-2 {cause.what}; all 1 restarts are used"
+    why = f"rank 5 on node-2 {cause.what}; the only restart is used"
     golden("report_exception", report(ended(why, [*echoes, cause, *stopped], cause=cause)))
 
 

@@ -57,7 +57,7 @@ def test_one_root_cause(launcher):
     assert "error: rank 2 raised ValueError: loss is NaN (attempt 2)" in run.err
     assert "raise ValueError('loss is NaN')" in run.err
     assert "train.py" in run.err.split("error: rank 2")[1]
-    assert "not restarted: all 1 restarts are used" in run.err
+    assert "not restarted: the only restart is used" in run.err
     assert "as a consequence" in run.err
     assert run.result["cause"]["rank"] == 2
     assert Path(run.result["cause"]["stderr"]).read_text().count("ValueError: loss is NaN") == 1

@@ -68,6 +68,7 @@ def value(kind: type[Any]) -> st.SearchStrategy[Any]:
         "float": times,
         "int": st.integers(0, 200),
         "str": texts,
+        "tuple[int, ...]": st.lists(st.integers(1, 99), max_size=3).map(tuple),
         "tuple[str, ...]": st.lists(texts, max_size=3).map(tuple),
         "tuple[Failure, ...]": st.lists(failures, max_size=2).map(tuple),
     }
