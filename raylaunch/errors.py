@@ -30,6 +30,9 @@ class RaylaunchError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders, and keyword arguments are lost by the default way.
         return _rebuild, (type(self), self.message, self.hint)

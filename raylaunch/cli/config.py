@@ -116,12 +116,14 @@ def from_python(settings: Mapping[str, Any]) -> Job:
     config = _schema()
     for key, value in settings.items():
         try:
-            OmegaConf.update(config, key, value, merge=False)
+            OmegaConf.update(config, key, value, merge=isinstance(value, Mapping))
         except ConfigAttributeError:
             message, hint = explain.unknown((key,))
             raise ConfigError(message, hint=hint) from None
         except OmegaConfBaseException as error:
-            raise ConfigError(f"`{key}`: {str(error).splitlines()[0]}") from None
+            written = yaml.ScalarNode(_STR, str(value))
+            message, hint = explain.refused(error, (key,), explain.type_of((key,), explain.SETTINGS), written)
+            raise ConfigError(f"`{key}`: {message}", hint=hint) from None
     job = OmegaConf.to_object(config)
     assert isinstance(job, Job)
     found = problems(job)

@@ -82,6 +82,14 @@ class Console:
             self.rich.print(line)
         self._writer.put("stderr", captured.get().encode())
 
+    def last_words(self, text: str, *, ok: bool) -> None:
+        """The report: lines of ours where all went well, else a block that stands for itself."""
+        if ok:
+            for line in text.splitlines():
+                self.say(line, style="green")
+        else:
+            self._writer.put("stderr", f"\n{text}".encode())
+
     def close(self) -> None:
         """Print what still waits."""
         self._writer.close()

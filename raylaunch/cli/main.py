@@ -66,8 +66,7 @@ def _run(job: Job, job_text: str) -> int:
     console = Console()
     try:
         result = run_job(job, job_text, console).result
-        for line in report(result).splitlines():
-            console.say(line, style="green" if result.ok else "")
+        console.last_words(report(result), ok=result.ok)
     finally:
         console.close()
     return result.exit_code

@@ -61,6 +61,8 @@ def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
 
 def _evidence(cause: Failure) -> Iterator[str]:
     """Its traceback, or the end of its stderr where it has none."""
+    if cause.error is not None and cause.error.hopeless:
+        return  # its message says it all
     text = cause.error.traceback if cause.error is not None and cause.error.traceback else cause.tail
     for line in text.rstrip().splitlines():
         yield f"    {line}"

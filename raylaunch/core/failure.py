@@ -116,7 +116,8 @@ def consequences(failures: Iterable[Failure], cause: Failure) -> list[tuple[str,
     for failure in failures:
         if (failure.rank, failure.node) == (cause.rank, cause.node):
             continue
-        what = f"stopped by raylaunch ({failure.signal})" if failure.stopped else _blank(failure.what)
+        how = failure.signal or f"exit code {failure.exit_code}"
+        what = f"stopped by raylaunch ({how})" if failure.stopped else _blank(failure.what)
         groups.setdefault(what, []).append(failure)
     found = [
         (what if members[0].stopped else members[0].what, tuple(sorted(member.rank for member in members)))

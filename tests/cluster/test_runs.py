@@ -66,7 +66,7 @@ def test_one_root_cause(launcher):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "cannot read the script `train.py`: No such file or directory"),
+        (None, "train.py`: No such file or directory"),
         ("print('never'\n", "SyntaxError"),
         ("import no_such_module\n", "No module named 'no_such_module'"),
     ],
