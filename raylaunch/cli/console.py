@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
 from collections.abc import Iterable
 from typing import BinaryIO
 
-from rich.console import Console as RichConsole
-from rich.text import Text
+import click
 
 from raylaunch.core.actions import Launch, Stop
 from raylaunch.core.events import NodeJoined, NodeLost
@@ -27,7 +27,7 @@ class Console:
     """One line for each change, the same on a terminal and on a pipe."""
 
     def __init__(self) -> None:
-        self.rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         self._writer = OutputWriter(sys.stdout.buffer, sys.stderr.buffer)
         self._phase = Phase.GATHERING
         self._launched_at = 0.0
@@ -40,9 +40,9 @@ class Console:
         self.say(f"{job.title}: {job.entrypoint}")
         self.say(f"asking for {plan.asked}; logs in {run_dir}")
         if not plan.feasible:
-            self.say(f"waiting up to {job.placement_timeout:g} s for room", style="yellow")
+            self.say(f"waiting up to {job.placement_timeout:g} s for room", colour="yellow")
             for line in plan.shortage.splitlines()[1:]:
-                self.say(f"  {line}", style="yellow")
+                self.say(f"  {line}", colour="yellow")
 
     def decided(self, entry: Entry, machine: Machine) -> None:
         """Say what changed, and why."""
@@ -50,20 +50,20 @@ class Console:
             case NodeJoined() as event:
                 self.say(f"{event.node} ({event.address}) is ready, {event.nproc} workers")
             case NodeLost() as event if event.node in machine.roster:
-                self.say(f"{event.node} was lost: {event.why}", style="yellow")
+                self.say(f"{event.node} was lost: {event.why}", colour="yellow")
         for action in entry.actions:
             match action:
                 case Launch(attempt=attempt, why=why):
                     self._launched_at = machine.now
                     if attempt > 1:
-                        self.say(why, style="yellow")
+                        self.say(why, colour="yellow")
                 case Stop(why=why, grace=grace) if grace > 0:
-                    self.say(f"stopping, {grace:g} s at most: {why}", style="yellow")
+                    self.say(f"stopping, {grace:g} s at most: {why}", colour="yellow")
         if machine.phase is not self._phase:
             self._phase = machine.phase
             if machine.phase is Phase.RUNNING:
                 took = machine.now - self._launched_at
-                self.say(f"attempt {machine.attempt} runs: {machine.status} (started in {took:.2f} s)", style="green")
+                self.say(f"attempt {machine.attempt} runs: {machine.status} (started in {took:.2f} s)", colour="green")
 
     def wrote(self, output: Iterable[Output]) -> None:
         """Pass on what shown ranks wrote. Where several are shown, each line names its rank."""
@@ -73,20 +73,18 @@ class Console:
 
     def said(self, text: str) -> None:
         """A line that is no decision."""
-        self.say(text, style="yellow")
+        self.say(text, colour="yellow")
 
-    def say(self, text: str, *, style: str = "") -> None:
+    def say(self, text: str, *, colour: str | None = None) -> None:
         """One line of ours, in order with the job's output."""
-        line = Text("raylaunch: ", style="dim").append(Text(text, style=style))
-        with self.rich.capture() as captured:
-            self.rich.print(line)
-        self._writer.put("stderr", captured.get().encode())
+        line = f"{click.style('raylaunch:', dim=True)} {click.style(text, fg=colour)}"
+        self._writer.put("stderr", f"{line if self._colour else click.unstyle(line)}\n".encode())
 
     def last_words(self, text: str, *, ok: bool) -> None:
         """The report: lines of ours where all went well, else a block that stands for itself."""
         if ok:
             for line in text.splitlines():
-                self.say(line, style="green")
+                self.say(line, colour="green")
         else:
             self._writer.put("stderr", f"\n{text}".encode())
 

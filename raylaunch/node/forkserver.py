@@ -7,12 +7,6 @@ everything it started and then itself.
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    # Started by path: make our own package importable without putting the current folder on sys.path.
-    sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 3)[0]]
-
 import gc
 import importlib
 import os
@@ -20,6 +14,7 @@ import pickle
 import selectors
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -228,18 +223,9 @@ def _exec_boot(spec: WorkerSpec, report: int) -> None:
     os.execve(sys.executable, [sys.executable, "-u", boot.__file__, str(body), str(report)], spec.env)
 
 
-def main() -> int:
-    """The program: `forkserver.py CONTROL_FD`. In a forked child it returns the worker's exit code."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    processes.be_as_nice_as_others()
-    keeper = os.getpid()
-    processes.become_reaper()
-    pid = os.fork()
-    if pid:
-        control.close()
-        return keep(pid)
-    processes.on_death_of_parent(signal.SIGTERM, keeper)
-    processes.become_reaper()
+def main(control_fd: int) -> int:
+    """Serve until the supervisor is gone. In a forked child it returns the worker's exit code."""
+    control = socket.socket(fileno=control_fd)
     entry.forget_start()
     server = None
     role = None
@@ -257,19 +243,3 @@ def main() -> int:
     if server is not None:
         server.end()
     return 0
-
-
-def keep(server: int) -> int:
-    """Outlive the fork server, and end whatever it left behind.
-
-    This process stands between it and the agent for one more reason: a Ray worker that exits kills its own children
-    outright, and would leave the fork server no time to end its workers' children.
-    """
-    while os.wait()[0] != server:
-        pass
-    processes.end_children(seconds=5.0)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import signal
 import time
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_MADV_DONTNEED = 4
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -46,7 +46,7 @@ def let_go_of_files() -> None:
     """
     libc = ctypes.CDLL(None)
     for start, end in _clean_file_mappings(Path("/proc/self/smaps").read_text()):
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
 
 def _clean_file_mappings(smaps: str) -> Iterator[tuple[int, int]]:

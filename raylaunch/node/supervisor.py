@@ -18,7 +18,7 @@ from raylaunch.core.contract import ERROR, STDERR, STDOUT, rank_dir
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
 from raylaunch.core.ranks import Assignment, Rendezvous, worker_env
-from raylaunch.node import deaths, forkserver, messages, wire
+from raylaunch.node import deaths, keeper, messages, wire
 from raylaunch.node.deaths import Death
 from raylaunch.worker.spec import Report, WorkerSpec
 
@@ -89,7 +89,7 @@ class Supervisor:
         """Start the fork server; `Ready` comes when it has imported everything."""
         ours, theirs = wire.pair()
         self._server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-u", forkserver.__file__, str(theirs.fileno())],
+            [sys.executable, "-u", keeper.__file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=self.settings.env,

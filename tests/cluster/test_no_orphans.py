@@ -110,7 +110,7 @@ def cmdline(pid: int) -> str:
 
 def fork_servers(run) -> list[int]:
     """The fork servers themselves: children of their keepers, parents of the workers."""
-    found = run.processes("node/forkserver.py")
+    found = run.processes("node/keeper.py")
     parents = {pid: parent(pid) for pid in found}
     return [pid for pid in found if parents[pid] in found and parents.get(parents[pid]) not in found]
 
@@ -120,7 +120,7 @@ def workers(run) -> list[int]:
     servers = fork_servers(run)
     return [
         pid
-        for pid in run.processes("node/forkserver.py")
+        for pid in run.processes("node/keeper.py")
         if parent(pid) in servers and os.getsid(pid) == pid and f"{MARK}={run.mark}".encode() in environ(pid)
     ]
 
