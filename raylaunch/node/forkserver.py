@@ -38,7 +38,7 @@ def warm_up(begin: messages.Begin) -> messages.Ready:
         why.append(f"workers start in fresh interpreters: after the preload, {unclean}")
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that all workers share
-    processes.let_go_of_files()
+    processes.give_back_memory()
     return messages.Ready(start_method=method, why=tuple(why), torch=torch, pid=os.getpid())
 
 
