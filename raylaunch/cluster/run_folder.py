@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -82,6 +83,8 @@ class RunFolder:
             aside.write_text(text)
             aside.replace(self.path / name)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink()
             self._lament(name, error)
 
     def _lament(self, name: str, error: OSError) -> None:
