@@ -32,7 +32,7 @@ class Figure:
 
     def row(self) -> list[str]:
         """Its line of the table."""
-        ratio = f"{self.ratio:.1f} x faster" if self.as_speedup else f"{self.ratio:.2f} x"
+        ratio = f"{self.ratio:.1f} x faster" if self.as_speedup else f"{self.ratio:.3f} x"
         return [self.name, *self._summary(self.raylaunch), *self._summary(self.torchrun), ratio, self.goal]
 
     def _summary(self, samples: Sequence[float]) -> list[str]:
