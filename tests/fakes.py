@@ -26,6 +26,7 @@ class FakeFleet:
         self.tell: Callable[[Any], None] = lambda _: None
         self.then: dict[int, Callable[[], None]] = {}
         self.ready = READY
+        self.given_up: set[str] = set()
         self._parts: dict[str, Assignment] = {}
         self._up: set[str] = set()
 
@@ -83,8 +84,9 @@ class FakeFleet:
         self.sent.append(("store", node, attempt))
         self.say(node, messages.StoreOpen(attempt=attempt, port=5000 + attempt))
 
-    def joined(self, node: str, node_id: str) -> None:
+    def joined(self, node: str, node_id: str) -> bool:
         self.sent.append(("joined", node, node_id))
+        return node not in self.given_up
 
     def release(self, node: str) -> None:
         self.sent.append(("release", node))

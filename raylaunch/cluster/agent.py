@@ -76,6 +76,7 @@ class Agent:
         self._supervisor.start()
         self._unsaid = Words(now=0.0)
         self._something = asyncio.Event()
+        self._mistake: Exception | None = None
         self._watched = False
         self._tails: Tails | None = None
         self._tailing: asyncio.Task[None] | None = None
@@ -86,6 +87,8 @@ class Agent:
             self._watched = True
             asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._hear)
         await self._something.wait()
+        if self._mistake is not None:
+            raise self._mistake
         self._something.clear()
         said, self._unsaid = self._unsaid, Words(now=0.0)
         return replace(said, now=time.monotonic())
@@ -120,7 +123,12 @@ class Agent:
         await asyncio.get_running_loop().run_in_executor(None, self._supervisor.close)
 
     def _hear(self) -> None:
-        events = self._supervisor.poll()
+        try:
+            events = self._supervisor.poll()
+        except Exception as error:  # noqa: BLE001
+            self._mistake = error  # ours; the next `words` tells the driver, which has no other way to hear of it
+            self._something.set()
+            return
         if any(not isinstance(event, messages.Ready | messages.StoreOpen) for event in events):
             self._drain()  # a worker's last output comes before the word of its end
         for event in events:

@@ -163,8 +163,8 @@ class Driver:
             raise ClusterError(msg, hint="; ".join(up.ready.why))
         if node in self.machine.nodes:
             return  # its fork server was replaced, the agent is the same
-        self._fleet.joined(node, up.node_id)
-        yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc)
+        if self._fleet.joined(node, up.node_id):
+            yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc)
 
     def _store_open(self, node: str, word: StoreOpen) -> Iterator[Event]:
         if word.port == 0:

@@ -17,6 +17,7 @@ from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.errors import ClusterError
 
 _CLOSE_SECONDS = 10.0
+_VALUES_SECONDS = 600.0
 _MOST_FALSE_STARTS = 3
 _CONSTRUCTOR_FAILED = "creation task"
 """What Ray's message says where an actor's `__init__` raised: a restart would end the same way."""
@@ -58,8 +59,8 @@ class Fleet(Protocol):
     def open_store(self, node: str, attempt: int) -> None:
         """Have a store ready on a node."""
 
-    def joined(self, node: str, node_id: str) -> None:
-        """A node is up, on the Ray node of that id; the next may be asked for."""
+    def joined(self, node: str, node_id: str) -> bool:
+        """A node is up, on the Ray node of that id; the next may be asked for. False: it was given up before."""
 
     def release(self, node: str) -> None:
         """Give a node up."""
@@ -125,8 +126,8 @@ class RayFleet:
             if error is not None:
                 self._tell(Gone(node=node, why=_in_words(error), error=error))
                 return
-            self._listen(node)  # before anything is done about the words: the next must not wait for it
             self._tell(Heard(node=node, words=future.result()))
+            self._listen(node)
 
         post.actor.words.remote().future().add_done_callback(heard)
 
@@ -154,12 +155,15 @@ class RayFleet:
 
         getattr(post.actor, name).remote(*args).future().add_done_callback(done)
 
-    def joined(self, node: str, node_id: str) -> None:
+    def joined(self, node: str, node_id: str) -> bool:
         """Remember where it is; ask for one more beyond the gang while the job may use it."""
+        if node not in self._posts:
+            return False
         self._posts[node].node_id = node_id
         everybody = all(post.node_id for post in self._posts.values())
         if everybody and len(self._posts) < self._plan.max_nodes:
             self._man(self._reservation.one_more(post.node_id for post in self._posts.values()))
+        return True
 
     def release(self, node: str) -> None:
         """Kill the agent, whose fork server then ends its workers; its place is manned anew."""
@@ -184,10 +188,12 @@ class RayFleet:
     def values(self, nodes: Mapping[str, Any]) -> dict[int, bytes]:
         """Collect the results of the last attempt."""
         refs = [self._posts[node].actor.values.remote() for node in nodes if node in self._posts]
-        found: dict[int, bytes] = {}
-        for part in ray.get(refs):
-            found.update(part)
-        return found
+        try:
+            parts = ray.get(refs, timeout=_VALUES_SECONDS)
+        except RayError as error:
+            msg = f"the results could not be fetched from the nodes: {_in_words(error)}"
+            raise ClusterError(msg) from error
+        return {rank: value for part in parts for rank, value in part.items()}
 
     def close(self) -> None:
         """Have each agent end its processes and wait for that, within seconds; then kill it and give its place back."""

@@ -13,10 +13,11 @@ from typing import Protocol
 from raylaunch.cluster import inventory, session, signals
 from raylaunch.cluster.agent import AgentSettings
 from raylaunch.cluster.driver import Driver, Observer
-from raylaunch.cluster.fleet import RayFleet
+from raylaunch.cluster.fleet import Fleet, RayFleet
 from raylaunch.cluster.run_folder import RunFolder
 from raylaunch.cluster.session import Session
 from raylaunch.core import result as results
+from raylaunch.core.actions import Finish
 from raylaunch.core.environment import submitted
 from raylaunch.core.job import Job, shown_ranks
 from raylaunch.core.plan import NodeFacts, Plan, make_plan
@@ -78,12 +79,22 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
         stops.go_to(driver.ask_stop)
         with contextlib.closing(fleet):
             finish = driver.run()
-            values = fleet.values(driver.machine.nodes) if payload else {}
+            values = _values(fleet, driver, finish) if payload else {}
         found = results.result(folder.entries, run_dir=str(folder.path))
         if finish.exit_code == ExitCode.UNAVAILABLE:
             found = replace(found, why=f"{found.why}\n{_plan(job, inventory.nodes(), local=connection.local).shortage}")
         folder.close(found)
         return Outcome(result=found, values=values)
+
+
+def _values(fleet: Fleet, driver: Driver, finish: Finish) -> dict[int, bytes]:
+    """What functions returned or raised. Of a run that failed anyway, what can be had."""
+    try:
+        return fleet.values(driver.machine.nodes)
+    except ClusterError:
+        if finish.exit_code == ExitCode.OK:
+            raise
+        return {}
 
 
 def _told(job: Job, plan: Plan, connection: Session, run_dir: Path, run_id: str, payload: bytes) -> AgentSettings:

@@ -89,6 +89,15 @@ def test_store_that_cannot_be_opened():
     assert any("cannot open a store: no ports" in str(entry.event) for entry in book.entries)
 
 
+def test_word_of_a_node_that_was_given_up():
+    """An agent that was given up may have spoken before: its node does not join."""
+    fleet = FakeFleet(2)
+    fleet.given_up = {"node-1"}
+    driver, finish, _ = drive(fleet, placement_timeout=0.05)
+    assert finish.exit_code == 3
+    assert set(driver.machine.nodes) == {"node-2"}
+
+
 def test_no_torch():
     """Nodes without torch end the run at once: waiting would not bring it."""
     fleet = FakeFleet(1)
