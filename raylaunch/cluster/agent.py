@@ -12,7 +12,7 @@ import ray
 
 from raylaunch.core.environment import base_env
 from raylaunch.core.ranks import Assignment, Rendezvous
-from raylaunch.node import messages
+from raylaunch.node import messages, processes
 from raylaunch.node.logs import Output, Tails
 from raylaunch.node.supervisor import Event, NodeSettings, Supervisor
 
@@ -137,6 +137,7 @@ class Agent:
             self._something.set()
 
     def _up(self, ready: messages.Ready) -> AgentUp:
+        processes.give_back_memory()  # from here on this process waits, for days perhaps
         return AgentUp(node_id=self._node_id, address=self._address, nproc=self._nproc, pid=os.getpid(), ready=ready)
 
     async def _tail(self) -> None:

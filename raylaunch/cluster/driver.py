@@ -27,6 +27,7 @@ from raylaunch.core.journal import Entry
 from raylaunch.core.machine import Machine, Phase
 from raylaunch.core.ranks import Rendezvous, assign
 from raylaunch.errors import ClusterError
+from raylaunch.node import processes
 from raylaunch.node.logs import Output
 from raylaunch.node.messages import Ready, StoreOpen
 
@@ -94,6 +95,7 @@ class Driver:
         """Until the machine is done. The fleet is the caller's to close."""
         self._record(None, self.machine.start())
         self._fleet.start(self._inbox.put)
+        processes.give_back_memory()  # while the agents start; later this process only waits
         while self.machine.phase is not Phase.DONE:
             for event in self._facts(self._next()):
                 self._record(event, self.machine.handle(event))

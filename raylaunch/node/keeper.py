@@ -28,6 +28,7 @@ def main() -> int:
     server = os.fork()
     if server:
         os.close(control)
+        processes.give_back_memory()
         while os.wait()[0] != server:
             pass
         processes.end_children(seconds=5.0)

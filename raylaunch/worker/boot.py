@@ -62,10 +62,9 @@ def keep_only(*fds: int) -> None:
 def _reset_signals() -> None:
     """What a fresh Python has: everything default, SIGINT raising KeyboardInterrupt, SIGPIPE ignored, none blocked."""
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)
+    for number in range(1, signal.NSIG):
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL, SIGSTOP, and two that belong to the C library
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
