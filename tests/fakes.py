@@ -38,7 +38,7 @@ class FakeFleet:
     # Levers.
 
     def join(self, node: str) -> None:
-        up = AgentUp(node_id=f"id-{node}", address="10.0.0.1", nproc=self.nproc, pid=1, ready=self.ready)
+        up = AgentUp(node_id=f"id-{node}", address="10.0.0.1", nproc=self.nproc, ready=self.ready)
         self.say(node, up)
 
     def say(self, node: str, *events: Any, output: list[Output] | None = None, now: float = 0.0) -> None:

@@ -42,7 +42,6 @@ class AgentUp:
     node_id: str
     address: str
     nproc: int
-    pid: int
     ready: messages.Ready
 
 
@@ -138,7 +137,7 @@ class Agent:
 
     def _up(self, ready: messages.Ready) -> AgentUp:
         processes.give_back_memory()  # from here on this process waits, for days perhaps
-        return AgentUp(node_id=self._node_id, address=self._address, nproc=self._nproc, pid=os.getpid(), ready=ready)
+        return AgentUp(node_id=self._node_id, address=self._address, nproc=self._nproc, ready=ready)
 
     async def _tail(self) -> None:
         while True:

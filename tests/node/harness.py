@@ -29,8 +29,9 @@ from raylaunch.core.ranks import Member, Rendezvous, assign
 from raylaunch.node import processes
 from raylaunch.node.messages import Ready, StoreOpen
 from raylaunch.node.supervisor import Event, NodeSettings, Supervisor
+from tests import private_cluster
+from tests.private_cluster import MARK
 
-MARK = "RAYLAUNCH_TEST_MARK"
 SECONDS = 20.0
 """How long anything may take before a test calls it missing; nothing waits that long when all is well."""
 ADDRESS = "127.0.0.1"
@@ -235,14 +236,11 @@ def children_of(pid: int) -> set[int]:
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Processes anywhere that carry the mark: their ids and command lines."""
-    found = {}
-    wanted = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    """All processes that carry the mark, wherever they are, with their command lines."""
+    found: dict[int, str] = {}
+    for pid in private_cluster.marked(mark):
+        with contextlib.suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
 
 
