@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the `raylaunch` process answers to its shell."""
+    """What the `raylaunch` process answers to its shell; after a signal, 128 and its number (`stopped_by`)."""
 
     OK = 0
     JOB_FAILED = 1
@@ -14,7 +14,11 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 3
     INTERNAL = 4
     INTERRUPTED = 130
-    TERMINATED = 143
+
+
+def stopped_by(signal: int) -> int:
+    """The exit code of a run that a signal ended, as a shell has it: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + signal
 
 
 class RaylaunchError(Exception):
@@ -23,7 +27,7 @@ class RaylaunchError(Exception):
     The message says what is wrong and where; the hint says what to do. Neither ends in a full stop.
     """
 
-    exit_code = ExitCode.INTERNAL
+    exit_code: int = ExitCode.INTERNAL
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -63,4 +67,4 @@ class JobFailedError(RaylaunchError):
 class InterruptedByUserError(RaylaunchError):
     """The run was stopped by a signal before it finished."""
 
-    exit_code = ExitCode.INTERRUPTED
+    exit_code: int = ExitCode.INTERRUPTED

@@ -76,9 +76,12 @@ class FakeFleet:
             self._up.clear()
             self.then.get(part.attempt, self.finish)()
 
-    def stop(self, node: str, attempt: int, grace: float) -> None:
-        self.sent.append(("stop", node, attempt, grace))
+    def stop(self, node: str, attempt: int, grace: float, signal: str) -> None:
+        self.sent.append(("stop", node, attempt, grace, signal))
         self.say(node, WorkersStopped(at=0.0, attempt=attempt, node=node))
+
+    def forward(self, node: str, attempt: int, signal: str) -> None:
+        self.sent.append(("forward", node, attempt, signal))
 
     def open_store(self, node: str, attempt: int) -> None:
         self.sent.append(("store", node, attempt))

@@ -20,11 +20,22 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """End the attempt's workers on these nodes: SIGTERM, SIGKILL after `grace` seconds. Answer: `WorkersStopped`."""
+    """End the attempt's workers on these nodes: the signal, SIGKILL after `grace` seconds. Answer: `WorkersStopped`."""
 
     attempt: int
     nodes: tuple[str, ...]
     grace: float
+    why: str
+    signal: str = "SIGTERM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """Send the attempt's workers on these nodes a signal; the run goes on. No answer."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+    signal: str
     why: str
 
 
@@ -52,4 +63,4 @@ class Finish:
     why: str
 
 
-Action = Launch | Stop | Release | WakeAt | Finish
+Action = Launch | Stop | Forward | Release | WakeAt | Finish

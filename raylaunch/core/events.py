@@ -75,6 +75,14 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardAsked:
+    """A signal came that is the workers' own affair."""
+
+    at: float
+    signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """The time that `WakeAt` asked for has come."""
 
@@ -82,4 +90,4 @@ class Tick:
 
 
 WorkerEvent = WorkersStarted | WorkersExited | WorkersStopped
-Event = NodeJoined | NodeLost | NodeDraining | WorkerEvent | StopAsked | Tick
+Event = NodeJoined | NodeLost | NodeDraining | WorkerEvent | StopAsked | ForwardAsked | Tick

@@ -16,24 +16,29 @@ from raylaunch.core import actions, events
 from raylaunch.core.actions import Action
 from raylaunch.core.events import Event
 from raylaunch.core.failure import Failure, WorkerError
-from raylaunch.core.job import Entrypoint, Job, RayOptions
+from raylaunch.core.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine import Machine
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(getattr(actions, name) for name in ("Launch", "Stop", "Release", "WakeAt", "Finish")),
-        *(getattr(events, name) for name in ("NodeJoined", "NodeLost", "NodeDraining", "StopAsked", "Tick")),
+        *(getattr(actions, name) for name in ("Launch", "Stop", "Forward", "Release", "WakeAt", "Finish")),
+        *(getattr(events, name) for name in ("NodeJoined", "NodeLost", "NodeDraining", "StopAsked", "ForwardAsked", "Tick")),
         *(getattr(events, name) for name in ("WorkersStarted", "WorkersExited", "WorkersStopped")),
-        *(Failure, WorkerError, Job, Entrypoint, RayOptions),
+        *(Failure, WorkerError, Job, Entrypoint, NodeRule, RayOptions),
     )
 }
 
 _KIND = "is"
 """The key that names the class. No field has this name: `type` is one of `WorkerError`."""
 
-_AS_WRITTEN = frozenset(("args", "kwargs", "env", "preload"))
-"""Fields of a job that may hold anything JSON can say, even objects that look like ours."""
+_AS_WRITTEN = frozenset(
+    (
+        *("args", "kwargs", "env", "preload", "signals_to_handle", "signals_to_forward"),
+        *("duplicate_stdout_filters", "duplicate_stderr_filters"),
+    )
+)
+"""Lists and sections of a job: what a person wrote, even where it looks like an object of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,8 @@ def encode(value: Any) -> Any:
         return {_KIND: type(value).__name__, **body}
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
+    if isinstance(value, dict):
+        return {name: encode(item) for name, item in value.items()}
     return value
 
 
@@ -98,4 +105,6 @@ def decode(value: Any) -> Any:
         return kind(**{name: item if name in _AS_WRITTEN else decode(item) for name, item in body.items()})
     if isinstance(value, list):
         return tuple(decode(item) for item in value)
+    if isinstance(value, dict):
+        return {name: decode(item) for name, item in value.items()}
     return value

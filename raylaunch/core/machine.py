@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal as signals
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 from typing import assert_never
 
-from raylaunch.core.actions import Action, Finish, Launch, Release, Stop, WakeAt
+from raylaunch.core.actions import Action, Finish, Forward, Launch, Release, Stop, WakeAt
 from raylaunch.core.events import (
     Event,
+    ForwardAsked,
     NodeDraining,
     NodeJoined,
     NodeLost,
@@ -22,12 +24,10 @@ from raylaunch.core.events import (
 from raylaunch.core.failure import Failure, root_cause, why_hopeless
 from raylaunch.core.job import Job
 from raylaunch.core.ranks import Member, order
-from raylaunch.errors import ExitCode
+from raylaunch.errors import ExitCode, stopped_by
 
 STOP_MARGIN = 10.0
 """Seconds a node has, beyond the grace, to say that its workers are gone."""
-
-_EXIT_CODES = {"SIGINT": ExitCode.INTERRUPTED, "SIGTERM": ExitCode.TERMINATED}
 
 
 class Phase(StrEnum):
@@ -93,8 +93,8 @@ class Machine:
                 return self._workers_exited(event)
             case WorkersStopped():
                 return self._workers_stopped(event)
-            case StopAsked():
-                return self._stop_asked(event)
+            case StopAsked() | ForwardAsked():
+                return self._signal_came(event)
             case Tick():
                 return self._tick()
             case _:
@@ -195,18 +195,28 @@ class Machine:
 
     # People and time.
 
+    def _signal_came(self, event: StopAsked | ForwardAsked) -> list[Action]:
+        return self._stop_asked(event) if isinstance(event, StopAsked) else self._forward_asked(event)
+
     def _stop_asked(self, event: StopAsked) -> list[Action]:
-        code = _EXIT_CODES.get(event.signal, ExitCode.TERMINATED)
+        code = stopped_by(signals.Signals[event.signal])
         ending = Finish(exit_code=code, why=f"stopped by {event.signal}")
         if self.phase is Phase.GATHERING:
             return self._finish(ending.exit_code, ending.why)
         if self.phase is not Phase.STOPPING:
-            return self._stop(f"{event.signal} received", grace=self.job.shutdown_timeout, ending=ending)
+            why = f"{event.signal} received"
+            return self._stop(why, grace=self.job.shutdown_timeout, ending=ending, signal=event.signal)
         if self.ending is None:
             self.ending = ending
             return []
         at_once = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=0.0, why=f"{event.signal} again")
         return [at_once, *self._finish(self.ending.exit_code, self.ending.why)]
+
+    def _forward_asked(self, event: ForwardAsked) -> list[Action]:
+        if self.phase is not Phase.RUNNING:
+            return []  # workers that are not there, or so young that they cannot have a handler for it
+        nodes = tuple(node for node in self.roster if node in self._unfinished())
+        return [Forward(attempt=self.attempt, nodes=nodes, signal=event.signal, why=f"{event.signal} received")]
 
     def _tick(self) -> list[Action]:
         self._woken = None
@@ -275,7 +285,7 @@ class Machine:
         stop = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=0.0, why=why)
         return [stop, *self._launch(why)]
 
-    def _stop(self, why: str, *, grace: float, ending: Finish | None = None) -> list[Action]:
+    def _stop(self, why: str, *, grace: float, ending: Finish | None = None, signal: str = "SIGTERM") -> list[Action]:
         """End the attempt and wait for it; then comes the ending, or another attempt."""
         self.phase = Phase.STOPPING
         self.status = why
@@ -283,7 +293,7 @@ class Machine:
         self.awaited = set(self._alive(self.roster))
         self.last_call = None
         self.deadline = self.now + grace + STOP_MARGIN
-        stop = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=grace, why=why)
+        stop = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=grace, why=why, signal=signal)
         if not self.awaited:
             return [stop, *self._stopped_so_far()]
         return [stop, *self._wake("all workers must be gone by then")]

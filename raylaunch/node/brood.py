@@ -29,10 +29,10 @@ class _Worker:
 class Brood:
     """All processes of the present attempt.
 
-    `say` tells the supervisor of their ends. `spared` are children of the fork server that are no workers.
+    `say` tells the supervisor of their ends. `spared` gives the children of the fork server that are no workers.
     """
 
-    def __init__(self, say: Callable[[messages.Word, int | None], None], spared: Collection[int]) -> None:
+    def __init__(self, say: Callable[[messages.Word, int | None], None], spared: Callable[[], Collection[int]]) -> None:
         self._say = say
         self._spared = spared
         self.attempt = 0
@@ -59,7 +59,7 @@ class Brood:
         """Process ids of the workers, by local rank."""
         return tuple(sorted(self._alive, key=lambda pid: self._alive[pid].spec.local_rank))
 
-    def stop(self, attempt: int, grace: float) -> None:
+    def stop(self, attempt: int, grace: float, number: int = signal.SIGTERM) -> None:
         """Ask them to end; `press` sees to it. Answered by `Stopped`, at once where nothing is left."""
         if attempt != self.attempt:
             self._say(messages.Stopped(attempt=attempt), None)
@@ -69,8 +69,14 @@ class Brood:
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         if grace > 0 and not self._killing:
             for pid in self._alive:
-                if not processes.signal_group(pid, signal.SIGTERM):  # so young that it leads no group yet
-                    os.kill(pid, signal.SIGTERM)
+                if not processes.signal_group(pid, number):  # so young that it leads no group yet
+                    os.kill(pid, number)
+
+    def forward(self, attempt: int, number: int) -> None:
+        """Pass a signal on to the workers, which are to live; what they started is their own affair."""
+        if attempt == self.attempt and not self._stopping:
+            for pid in self._alive:
+                os.kill(pid, number)
 
     def kill(self) -> None:
         """End them now."""
@@ -103,7 +109,7 @@ class Brood:
         return not self._groups and not self._escaped()
 
     def _escaped(self) -> set[int]:
-        return processes.children() - set(self._spared)
+        return processes.children() - set(self._spared())
 
     def until_deadline(self) -> float | None:
         """Seconds until `press` has something to do by itself."""

@@ -25,20 +25,36 @@ class StartWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWorkers:
-    """SIGTERM, and SIGKILL after `grace` seconds, to all of the attempt."""
+    """The signal, and SIGKILL after `grace` seconds, to all of the attempt."""
 
     attempt: int
     grace: float
+    signal: str = "SIGTERM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalWorkers:
+    """This signal to the attempt's workers, and nothing else."""
+
+    attempt: int
+    signal: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStore:
-    """Have a store listening at this address for the attempt; stores of attempts before the present one go."""
+    """Have a store listening for the attempt; stores of attempts before the present one go."""
 
     attempt: int
     address: str
+    """The node's own."""
+    master_addr: str = ""
+    """Where the job wants the workers to meet."""
+    several_nodes: bool = False
+    """Workers of other nodes must reach it too."""
     port: int = 0
     """0: any. A store that died with its fork server comes back where it was."""
+    fixed: bool = False
+    """All attempts use the same port: what is left of those before must leave it first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +97,15 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOpen:
-    """The store of the attempt listens. `port` 0: it could not be opened, `why` says so."""
+    """The store of the attempt listens. `port` 0: it could not be opened."""
 
     attempt: int
     port: int
+    address: str = ""
+    """What the workers are told. Empty: the node's address."""
     why: str = ""
+    """Why it could not be opened, or why not where the job wants it."""
 
 
-Order = Begin | StartWorkers | StopWorkers | OpenStore
+Order = Begin | StartWorkers | StopWorkers | SignalWorkers | OpenStore
 Word = Ready | Started | Exited | Stopped | StoreOpen

@@ -22,7 +22,7 @@ import traceback
 from types import FrameType
 from typing import Any
 
-from raylaunch.worker import entry
+from raylaunch.worker import affinity, agent_store, entry
 from raylaunch.worker.spec import Report, WorkerSpec
 
 _PR_SET_PDEATHSIG = 1
@@ -86,6 +86,13 @@ def run(spec: WorkerSpec, report_fd: int) -> int:
     """Run the user's code as `__main__`; the exit code that Python would have ended with."""
     faulthandler.enable()
     _reseed()
+    agent_store.remember(spec)
+    try:
+        affinity.bind(spec)
+    except affinity.CannotBindError as error:
+        print(f"raylaunch: {error}", file=sys.stderr)
+        refuse(report_fd, error)
+        return 1
     if spec.kind == "command":
         return _exec(spec, report_fd)
     try:
@@ -207,7 +214,7 @@ def main() -> int:
         spec: Any = pickle.load(file)  # noqa: S301
     os.set_inheritable(report_fd, False)
     entry.forget_start()
-    entry.mend_private_groups()
+    agent_store.mend_private_groups()
     return run(spec, report_fd)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
@@ -14,9 +14,13 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
+from string import Template
 from typing import Any
 
 from raylaunch.worker.spec import WorkerSpec
+
+NO_GROUP = "none"
+"""The backend of functions that make their process group themselves, or want none."""
 
 
 class CannotBeginError(Exception):
@@ -28,6 +32,12 @@ def forget_start() -> None:
     start = sys.path.pop(0)
     if start not in sys.path:
         sys.path.append(start)
+
+
+def arguments(args: Sequence[Any], local_rank: int, *, pass_local_rank: bool) -> tuple[Any, ...]:
+    """A worker's own: `${local_rank}` replaced as torchrun does (so `$$` is `$`), `--local-rank=N` before them."""
+    mine = [Template(arg).safe_substitute(local_rank=local_rank) if isinstance(arg, str) else arg for arg in args]
+    return (f"--local-rank={local_rank}", *mine) if pass_local_rank else tuple(mine)
 
 
 def call(spec: WorkerSpec) -> object:
@@ -109,10 +119,18 @@ def run_function(spec: WorkerSpec) -> object:
     sys.path.insert(0, os.getcwd())
     fresh_main()
     function, args, kwargs = _unpickled(spec) if spec.kind == "pickle" else _imported(spec)
+    if spec.backend == NO_GROUP:
+        return function(*args, **kwargs)
     join_group(spec)
     value = function(*args, **kwargs)
     leave_group()
     return value
+
+
+def call_with_rank(function: Callable[..., object], args: Sequence[Any]) -> None:
+    """`torch.multiprocessing.spawn`'s way: the index comes first, Ctrl-C is no failure, and nothing is returned."""
+    with contextlib.suppress(KeyboardInterrupt):
+        function(int(os.environ["RANK"]), *args)
 
 
 def _unpickled(spec: WorkerSpec) -> tuple[Callable[..., object], Sequence[Any], dict[str, Any]]:
@@ -169,58 +187,3 @@ def pickled(value: object) -> bytes:
             return b""
         msg = f"the function's result, a {type(value).__name__}, cannot be pickled: {error}"
         raise TypeError(msg) from None
-
-
-_RENDEZVOUS = "torch.distributed.rendezvous"
-
-
-def mend_private_groups() -> None:
-    """Let `tcp://` groups of the script's own have a server.
-
-    TORCHELASTIC_USE_AGENT_STORE makes torch treat every endpoint as one that the agent serves, so that a private
-    `tcp://host:port` group waits for a server that nobody starts (pytorch#192113). Only MASTER_PORT is the agent's.
-    """
-    module = sys.modules.get(_RENDEZVOUS)
-    if module is not None:
-        _mend(module)
-    else:
-        sys.meta_path.insert(0, _MendOnImport())
-
-
-def _mend(module: types.ModuleType) -> None:
-    original = getattr(module, "_create_c10d_store", None)
-    uses_agent_store = getattr(module, "_torchelastic_use_agent_store", None)
-    if original is None or uses_agent_store is None or hasattr(original, "__wrapped__"):
-        return  # another torch; it is left as it is
-
-    def create_c10d_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        agents = str(port) == os.environ.get("MASTER_PORT")
-        module.__dict__["_torchelastic_use_agent_store"] = uses_agent_store if agents else lambda: False
-        try:
-            return original(hostname, port, *args, **kwargs)
-        finally:
-            module.__dict__["_torchelastic_use_agent_store"] = uses_agent_store
-
-    create_c10d_store.__wrapped__ = original  # type: ignore[attr-defined]
-    module.__dict__["_create_c10d_store"] = create_c10d_store
-
-
-class _MendOnImport(importlib.abc.MetaPathFinder):
-    """For a fresh interpreter, where torch may come later or never: mend the module right after it is loaded."""
-
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _RENDEZVOUS:
-            return None
-        sys.meta_path.remove(self)
-        found = importlib.util.find_spec(fullname)
-        if found is not None and found.loader is not None:
-            original = found.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                original(module)
-                _mend(module)
-
-            found.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return found

@@ -26,7 +26,9 @@ class WorkerSpec:
     stderr: str
     """Paths of the files that its output is appended to."""
     backend: str | None = None
-    """For functions: the process group's backend."""
+    """For functions: the process group's backend; `none`: they get no process group."""
+    numa_binding: str | None = None
+    """Which CPUs near its GPU the worker is bound to, in torchrun's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import textwrap
@@ -69,6 +70,12 @@ class Run:
         return found
 
 
+def dispose(ignored: tuple[int, ...]) -> None:
+    """Signals as a terminal leaves them, or ignored: whoever runs the tests may have ignored some himself."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
+
 @dataclass
 class Launcher:
     """Starts `raylaunch` in a folder of its own."""
@@ -81,7 +88,15 @@ class Launcher:
         (self.folder / name).write_text(textwrap.dedent(text))
         return name
 
-    def start(self, *overrides: str, plan: bool = False, env: dict[str, str] | None = None, **job: Any) -> Run:
+    def start(
+        self,
+        *overrides: str,
+        plan: bool = False,
+        env: dict[str, str] | None = None,
+        ignored: tuple[int, ...] = (),
+        **job: Any,
+    ) -> Run:
+        """`env`: of the driver; `ignored`: signals that it is to find ignored."""
         mark = secrets.token_hex(8)
         job = {"nnodes": 2, "nproc_per_node": 2, "placement": "pack", "preload": []} | job
         job["env"] = {MARK: mark} | job.get("env", {})
@@ -91,6 +106,7 @@ class Launcher:
             command,
             cwd=self.folder,
             env=self.cluster.env(**(env or {})),
+            preexec_fn=lambda: dispose(ignored),  # noqa: PLW1509
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -66,7 +66,7 @@ def test_lost_node_is_stopped_around():
     driver, finish, _ = drive(fleet)
     assert finish.exit_code == 0
     assert ("replace", "node-1") in fleet.sent
-    assert ("stop", "node-2", 1, 0.0) in fleet.sent
+    assert ("stop", "node-2", 1, 0.0, "SIGTERM") in fleet.sent
     assert driver.machine.roster == ("node-2", "node-3")
     assert ("store", "node-2", 2) in fleet.sent  # the store of attempt 2 was on the node that is gone
 
@@ -112,9 +112,21 @@ def test_stop_asked_twice():
     fleet.stop = lambda *order: fleet.sent.append(("stop", *order))  # workers that do not stop
     book = Notebook()
     driver = Driver(Job(entrypoint=Entrypoint(script="train.py")), "run", fleet, book, book, time.monotonic())
-    fleet.then[1] = lambda: (driver.ask_stop("SIGINT"), driver.ask_stop("SIGINT"))
+    fleet.then[1] = lambda: (driver.signalled("SIGINT"), driver.signalled("SIGINT"))
     assert driver.run().exit_code == 130
-    assert orders(fleet, "stop") == [("stop", "node-1", 1, 30.0), ("stop", "node-1", 1, 0.0)]
+    assert orders(fleet, "stop") == [("stop", "node-1", 1, 30.0, "SIGINT"), ("stop", "node-1", 1, 0.0, "SIGTERM")]
+
+
+def test_signals_to_forward():
+    """They go to every node, and the run ends as if nothing had happened."""
+    fleet = FakeFleet(2)
+    book = Notebook()
+    job = Job(entrypoint=Entrypoint(script="train.py"), nnodes=2, signals_to_forward=["SIGUSR1"])
+    driver = Driver(job, "run", fleet, book, book, time.monotonic())
+    fleet.forward = lambda *order: (fleet.sent.append(("forward", *order)), fleet.finish())
+    fleet.then[1] = lambda: driver.signalled("SIGUSR1")
+    assert driver.run().exit_code == 0
+    assert orders(fleet, "forward")[:2] == [("forward", "node-1", 1, "SIGUSR1"), ("forward", "node-2", 1, "SIGUSR1")]
 
 
 def test_deadlines_are_kept():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -90,56 +89,6 @@ def test_same_failure_thrice(launcher):
     assert run.code == 1
     assert "the same failure 3 times within 60 s" in run.err
     assert len(run.result["attempts"]) == 3
-
-
-WAITS = """
-import os, signal, sys, time
-def saved(*_):
-    print("saved", os.environ["RANK"]); time.sleep(0.2); sys.exit(0)
-signal.signal(signal.SIGTERM, {handler})
-print("up", flush=True)
-time.sleep(120)
-"""
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_politely(launcher, until, number, code):
-    """One signal: workers get SIGTERM and the time to save; the exit code says which signal it was."""
-    script = launcher.script(WAITS.format(handler="saved"))
-    run = launcher.start(entrypoint={"script": script}, show="all", shutdown_timeout=20)
-    until(
-        lambda: all(run.log(rank) for rank in range(4)) if list(run.folder.glob("runs/*/*/events.jsonl")) else 0,
-        60,
-        "up",
-    )
-    run.process.send_signal(number)
-    run.wait()
-    assert run.code == code, run.err
-    assert [run.log(rank) for rank in range(4)] == [f"up\nsaved {rank}\n" for rank in range(4)]
-    assert f"stopped by {number.name}" in run.err
-
-
-def test_stopped_twice(launcher, until):
-    """The second Ctrl-C does not wait for workers that ignore the first."""
-    script = launcher.script(WAITS.format(handler="signal.SIG_IGN"))
-    run = launcher.start(entrypoint={"script": script}, shutdown_timeout=60)
-    until(lambda: any(run.folder.glob("runs/*/*/attempt-1/rank-3/stdout.log")) and run.log(3), 60, "up")
-    run.process.send_signal(signal.SIGINT)
-    until(lambda: "SIGINT" in (run.run_dir / "events.jsonl").read_text(), 10, "the first to be heard")
-    run.process.send_signal(signal.SIGINT)
-    run.wait()
-    assert run.code == 130
-
-
-def test_killed_after_the_grace(launcher, until):
-    """Workers that ignore SIGTERM are killed when the grace is over."""
-    script = launcher.script(WAITS.format(handler="signal.SIG_IGN"))
-    run = launcher.start(entrypoint={"script": script}, shutdown_timeout=1)
-    until(lambda: any(run.folder.glob("runs/*/*/attempt-1/rank-3/stdout.log")) and run.log(3), 60, "up")
-    run.process.send_signal(signal.SIGTERM)
-    run.wait()
-    assert run.code == 143
-    assert [f["exit_code"] for a in run.result["attempts"] for f in a["failures"]] == [-9] * 4
 
 
 def test_what_cannot_be_placed(launcher):

@@ -7,6 +7,7 @@ from typing import Any
 from raylaunch.core.actions import Action, Launch, Stop, WakeAt
 from raylaunch.core.events import (
     Event,
+    ForwardAsked,
     NodeDraining,
     NodeJoined,
     NodeLost,
@@ -59,6 +60,10 @@ def stopped(node: str, at: float = 0.0, *failures: Failure, attempt: int = 1) ->
 def failed(node: str, at: float = 0.0, *, attempt: int = 1, **facts: Any) -> WorkersExited:
     """One worker of the node failed; killed, unless told otherwise."""
     return exited(node, at, failure(node, at, attempt=attempt, **facts), attempt=attempt)
+
+
+def forward(signal: str, at: float = 0.0) -> ForwardAsked:
+    return ForwardAsked(at=at, signal=signal)
 
 
 def asked(signal: str, at: float = 0.0) -> StopAsked:
@@ -126,8 +131,8 @@ def launch(attempt: int, *roster: str, why: str) -> Launch:
     return Launch(attempt=attempt, roster=roster, why=why)
 
 
-def stop(attempt: int, *nodes: str, grace: float, why: str) -> Stop:
-    return Stop(attempt=attempt, nodes=nodes, grace=grace, why=why)
+def stop(attempt: int, *nodes: str, grace: float, why: str, signal: str = "SIGTERM") -> Stop:
+    return Stop(attempt=attempt, nodes=nodes, grace=grace, why=why, signal=signal)
 
 
 def start_by(at: float) -> WakeAt:

@@ -11,6 +11,7 @@ from story import (
     failed,
     failure,
     finished,
+    forward,
     gone_by,
     job,
     joined,
@@ -27,7 +28,7 @@ from story import (
     told,
 )
 
-from raylaunch.core.actions import Finish, Release, WakeAt
+from raylaunch.core.actions import Finish, Forward, Release, WakeAt
 from raylaunch.core.machine import Machine, Phase
 
 KILLED = "rank 1 on a was killed by SIGKILL"
@@ -540,12 +541,12 @@ def test_nobody_stops():
 # People.
 
 
-@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 143)])
+@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129), ("SIGUSR1", 138)])
 def test_asked_to_stop_while_running(signal, code):
-    """Workers get their grace; the exit code tells the signal."""
+    """Workers get the same signal, and their grace; the exit code tells the signal."""
     machine = running("a", "b")
     assert told(machine, asked(signal, 5.0)) == [
-        stop(1, "a", "b", grace=30.0, why=f"{signal} received"),
+        stop(1, "a", "b", grace=30.0, why=f"{signal} received", signal=signal),
         gone_by(45.0),
     ]
     assert told(machine, stopped("a", 6.0), stopped("b", 7.0)) == [
@@ -589,6 +590,29 @@ def test_asked_to_stop_when_all_is_done():
     told(machine, finished("a", 5.0))
     assert told(machine, asked("SIGINT", 6.0)) == []
     assert machine.phase is Phase.DONE
+
+
+def test_forwarded_signals_reach_all_workers_and_the_run_goes_on():
+    """Nodes whose workers have finished are left in peace."""
+    machine = running("a", "b")
+    assert told(machine, forward("SIGUSR1", 5.0)) == [
+        Forward(attempt=1, nodes=("a", "b"), signal="SIGUSR1", why="SIGUSR1 received")
+    ]
+    told(machine, finished("a", 6.0))
+    assert told(machine, forward("SIGUSR1", 7.0)) == [
+        Forward(attempt=1, nodes=("b",), signal="SIGUSR1", why="SIGUSR1 received")
+    ]
+    assert machine.phase is Phase.RUNNING
+
+
+def test_forwarded_signals_need_somebody_who_can_handle_them():
+    """Before all workers run, and while they stop, nobody gets them."""
+    machine = begun(job(1))
+    assert told(machine, forward("SIGUSR1", 1.0)) == []
+    told(machine, joined("a"))
+    assert told(machine, forward("SIGUSR1", 2.0)) == []
+    told(machine, started("a", 3.0), asked("SIGTERM", 4.0))
+    assert told(machine, forward("SIGUSR1", 5.0)) == []
 
 
 # Words that come too late.

@@ -24,6 +24,7 @@ from story import (
     draining,
     failed,
     finished,
+    forward,
     job,
     joined,
     lost,
@@ -34,9 +35,10 @@ from story import (
 )
 
 from raylaunch.core import journal
-from raylaunch.core.actions import Action, Finish, Launch, Release, Stop, WakeAt
+from raylaunch.core.actions import Action, Finish, Forward, Launch, Release, Stop, WakeAt
 from raylaunch.core.events import (
     Event,
+    ForwardAsked,
     NodeDraining,
     NodeJoined,
     NodeLost,
@@ -147,7 +149,7 @@ def _event(machine: Machine, move: str, which: int, at: float, names: Iterator[s
     here = list(machine.nodes)
     match move:
         case "ask":
-            return asked("SIGINT", at) if which < 3 else None
+            return asked("SIGINT", at) if which < 3 else forward("SIGUSR1", at)
         case "tick":
             return tick(machine.last_call or at)
         case "late tick":
@@ -225,6 +227,15 @@ def every_attempt_is_ended_once_for_the_next(of: Job, steps: Sequence[Step]) -> 
                 rosters[order.attempt] = order.roster
 
 
+def forwarding_changes_nothing(of: Job, steps: Sequence[Step]) -> None:
+    """A forwarded signal reaches nodes that run workers, and the machine is as it was."""
+    for step in steps:
+        if isinstance(step.event, ForwardAsked):
+            assert step.after | {"now": 0.0} == step.before | {"now": 0.0}
+            assert all(isinstance(action, Forward) for action in step.actions)
+            assert all(set(action.nodes) <= set(step.before["nodes"]) for action in step.actions)
+
+
 def the_end_is_the_end(of: Job, steps: Sequence[Step]) -> None:
     """At most one Finish, and nothing ordered after it."""
     flat = [action for step in steps for action in step.actions]
@@ -278,6 +289,7 @@ CLAIMS: tuple[Callable[[Job, Sequence[Step]], None], ...] = (
     rosters_are_good,
     survivors_keep_their_order,
     every_attempt_is_ended_once_for_the_next,
+    forwarding_changes_nothing,
     the_end_is_the_end,
     done_is_finished,
     restarts_stay_in_the_budget,
