@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import PurePath
 
-from raylaunch.core.failure import Failure, consequences
-from raylaunch.core.plan import Plan
+from raylaunch.core.contract import EVENTS
+from raylaunch.core.failure import Failure, alike, consequences
+from raylaunch.core.plan import NOT_NEEDED, Plan
 from raylaunch.core.result import Attempt, RunResult
 from raylaunch.errors import ExitCode
 
 _MOST_RANKS = 12
+_MOST_ATTEMPTS = 12
+_NOT_AVAILABLE = "<N/A>"
 
 
 def report(result: RunResult) -> str:
@@ -20,7 +24,7 @@ def report(result: RunResult) -> str:
     if result.cause is not None:
         return "\n".join(_failure(result, result.cause)) + "\n"
     first, *rest = result.why.splitlines()
-    head = f"error: {first}" if result.exit_code not in (ExitCode.INTERRUPTED, ExitCode.TERMINATED) else first
+    head = first if result.exit_code in (ExitCode.OK, *range(129, 193)) else f"error: {first}"
     return "\n".join([head, *(f"  {line}" for line in rest)]) + "\n"
 
 
@@ -32,15 +36,14 @@ def _success(result: RunResult) -> Iterator[str]:
 
 def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
     last = result.attempts[-1]
-    where = f"{cause.node} ({result.addresses.get(cause.node, '?')})"
     yield f"error: rank {cause.rank} {cause.what} (attempt {last.number})"
     yield ""
-    started = last.running_at if last.running_at is not None else last.launched_at
-    yield (
-        f"  rank {cause.rank}, local rank {cause.local_rank} of {where}, pid {cause.pid}, "
-        f"{max(0.0, cause.at - started):.3f} s after its start"
-    )
-    yield from _evidence(cause)
+    yield "  Root Cause (first observed failure):"
+    yield from _root_cause(result, cause)
+    same = alike(last.failures, cause)
+    if same:
+        yield ""
+        yield f"  the same on {_times(len(same), 'other rank')}: {_span(same)}"
     groups = consequences(last.failures, cause)
     if groups:
         yield ""
@@ -50,26 +53,62 @@ def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
     if result.restarts:
         yield ""
         yield from _timeline(result)
-    yield ""
-    yield f"  logs: {PurePath(cause.stderr).parent} on {cause.node}"
-    yield f"  all:  {result.run_dir}"
-    reason = result.why.partition(f"{cause.what}; ")[2]
-    if reason:
+    if result.run_dir:
         yield ""
-        yield f"hint: not restarted: {reason}"
+        yield f"  logs: {PurePath(cause.stderr).parent} on {cause.node}"
+        yield f"  all:  {result.run_dir}"
+    reason = result.why.partition(f"{cause.what}; ")[2]
+    hints = [*([f"not restarted: {reason}"] if reason else []), *result.hints]
+    if hints:
+        yield ""
+    yield from (f"hint: {hint}" for hint in hints)
 
 
-def _evidence(cause: Failure) -> Iterator[str]:
-    """Its traceback, or the end of its stderr where it has none."""
-    if cause.error is not None and cause.error.hopeless:
-        return  # its message says it all
-    text = cause.error.traceback if cause.error is not None and cause.error.traceback else cause.tail
-    for line in text.rstrip().splitlines():
-        yield f"    {line}"
+def _root_cause(result: RunResult, cause: Failure) -> Iterator[str]:
+    """Under the names that torchrun gives them, for those who search logs for these."""
+    last = result.attempts[-1]
+    started = last.running_at if last.running_at is not None else last.launched_at
+    after = f"{max(0.0, cause.at - started):.3f} s after its start"
+    signal = f" ({cause.signal})" if cause.signal else ""
+    spoilt = f" (cannot be read: {cause.spoilt})" if cause.spoilt else ""
+    yield f"  time      : {_clock(result.began, cause.at)} ({after})"
+    yield f"  host      : {cause.host or cause.node} ({cause.node}, {result.addresses.get(cause.node, '?')})"
+    yield f"  rank      : {cause.rank} (local_rank: {cause.local_rank})"
+    yield f"  exitcode  : {cause.exit_code} (pid: {cause.pid}){signal}"
+    yield f"  error_file: {cause.error_file or _NOT_AVAILABLE}{spoilt}"
+    first, *rest = _traceback(cause)
+    yield f"  traceback : {first}"
+    yield from (f"    {line}".rstrip() for line in rest)
+
+
+def _clock(began: str, at: float) -> str:
+    """The time of day where the report is read, as torchrun writes it."""
+    if not began:
+        return f"{at:.3f} s of the run"
+    then = datetime.fromisoformat(began) + timedelta(seconds=at)
+    return then.astimezone().replace(tzinfo=None).isoformat(sep="_", timespec="seconds")
+
+
+def _traceback(cause: Failure) -> list[str]:
+    """Its traceback, else its message, else the signal; where it has no exception, then the end of its stderr."""
+    said = cause.error
+    lines = (said.traceback.rstrip() or said.text.rstrip()).splitlines() if said else []
+    if cause.exception is not None and lines:
+        return lines
+    if cause.signal:
+        lines = [f"Signal {-cause.exit_code} ({cause.signal}) received by PID {cause.pid}", *lines]
+    tail = cause.tail.rstrip().splitlines()
+    return [*(lines or [_NOT_AVAILABLE]), *(["", "the end of its stderr:", *tail] if tail else [])]
 
 
 def _timeline(result: RunResult) -> Iterator[str]:
-    for attempt in result.attempts:
+    shown = result.attempts
+    if len(shown) > _MOST_ATTEMPTS:
+        shown = shown[: _MOST_ATTEMPTS // 2] + shown[-_MOST_ATTEMPTS // 2 :]
+    left_out = len(result.attempts) - len(shown)
+    for place, attempt in enumerate(shown):
+        if left_out and place == _MOST_ATTEMPTS // 2:
+            yield f"  ... {_times(left_out, 'attempt')} more{f': {EVENTS} has them all' if result.run_dir else ''}"
         yield f"  attempt {attempt.number}: {_ran(attempt)}{attempt.why_ended or 'finished'}"
     between = result.seconds - result.training_seconds
     yield f"  {result.training_seconds:.1f} s with all workers up, {between:.1f} s without"
@@ -101,21 +140,21 @@ def plan_table(plan: Plan, title: str) -> str:
     """`--plan`: who would run where, what was assumed, and why other nodes would not do."""
     rows = [("NODE", "ADDRESS", "RANKS", "")]
     for seat in plan.seats:
-        note = "master" if seat.node_rank == 0 else ""
-        rows.append((str(seat.node_rank), seat.address, _span(seat.ranks), note))
-    rows += [("-", node.address, "-", f"skipped: {node.why}") for node in plan.skipped if node.why != "not needed"]
-    rows += [("-", node.address, "-", "not needed") for node in plan.skipped if node.why == "not needed"]
+        notes = ["master"] * (seat.node_rank == 0) + [f"`{key}`" for key in seat.rules]
+        rows.append((str(seat.node_rank), seat.address, _span(seat.ranks), ", ".join(notes)))
+    rows += [("-", node.address, "-", f"skipped: {node.why}") for node in plan.skipped if node.why != NOT_NEEDED]
+    rows += [("-", node.address, "-", node.why) for node in plan.skipped if node.why == NOT_NEEDED]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"job      {title}", f"asks     {plan.asked}"]
     lines += [f"assumed  {text}" for text in plan.assumed]
+    lines += [f"warning  {text}" for text in plan.warnings]
     lines.append("")
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[3]]).rstrip())
     lines.append("")
-    workers = len(plan.seats) * plan.nproc
     if plan.feasible:
-        lines.append(f"would start {workers} workers on {_times(len(plan.seats), 'node')}")
+        lines.append(f"would start {plan.workers} workers on {_times(len(plan.seats), 'node')}")
     else:
         lines.append(f"would wait: {len(plan.seats)} of {plan.min_nodes} nodes fit now")
     return "\n".join(lines) + "\n"

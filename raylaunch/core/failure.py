@@ -11,6 +11,9 @@ SAME_FAILURE_LIMIT = 3
 SAME_FAILURE_WINDOW = 60.0
 """Seconds: this many equal failures within this time, and the next restart would end the same way."""
 
+UNKNOWN_TYPE = "error"
+"""The type of an error of which an error file has only a text."""
+
 _HOPELESS_TYPES = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 
 _COLLATERAL = re.compile(
@@ -22,6 +25,9 @@ _COLLATERAL = re.compile(
 )
 """What a healthy rank says when a peer is gone. Never the cause while another failure is known."""
 
+_OWN = re.compile(r"address already in use|EADDRINUSE|Duplicate GPU|ncclInvalid(Usage|Argument)", re.IGNORECASE)
+"""What errors of the same types say where the rank itself did something wrong."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerError:
@@ -32,6 +38,17 @@ class WorkerError:
     traceback: str
     hopeless: bool = False
     """The worker could not even begin: no script, a syntax error, a missing module."""
+    from_file: bool = False
+    """Only its error file tells of it: the worker may have lived on after it."""
+    timestamp: int = 0
+    """When it was written down, seconds since the epoch on the worker's clock; 0 where that is not known."""
+    written: str = ""
+    """The worker's error file as JSON, where it holds more than this, or is in another form."""
+
+    @property
+    def text(self) -> str:
+        """Type and message; the message alone where the type is not known."""
+        return self.message if self.type == UNKNOWN_TYPE else f"{self.type}: {self.message}"
 
     @property
     def place(self) -> str:
@@ -63,34 +80,47 @@ class Failure:
     """Paths of its log files on its node."""
     tail: str = ""
     """The last lines of its stderr."""
+    host: str = ""
+    """The host name of its node, as the node itself knows it."""
+    error_file: str = ""
+    """Path of its error file on its node, `""` where there is none."""
+    spoilt: str = ""
+    """Why its error file cannot be read, where it cannot."""
 
     @property
     def signal(self) -> str:
         """`SIGKILL` and the like; `""` where it exited by itself."""
-        if self.exit_code >= 0:
-            return ""
-        try:
-            return signals.Signals(-self.exit_code).name
-        except ValueError:
-            return f"signal {-self.exit_code}"
+        return _name_of(-self.exit_code) if self.exit_code < 0 else ""
+
+    @property
+    def shell_signal(self) -> str:
+        """The signal that a shell means by an exit code of 128 and its number: the end of a command it ran."""
+        name = _name_of(self.exit_code - 128)
+        return name if name in signals.Signals.__members__ else ""
+
+    @property
+    def exception(self) -> WorkerError | None:
+        """What ended it, where that was an exception: not one that only an error file tells of before a kill."""
+        outlived = self.error is not None and self.error.from_file and self.exit_code < 0
+        return None if outlived else self.error
 
     @property
     def what(self) -> str:
         """What happened to it, in a few words: `raised ValueError: loss is NaN`."""
-        if self.error is not None:
-            first_line = self.error.message.strip().split("\n", 1)[0]
-            if self.error.hopeless:
-                return f"could not begin: {first_line}"
-            return f"raised {self.error.type}: {first_line}" if first_line else f"raised {self.error.type}"
+        if self.exception is not None:
+            then = f", then was killed by {self.signal}" if self.signal else ""
+            return _said(self.exception) + then
         if self.exit_code < 0:
-            return f"was killed by {self.signal}" + (f" ({self.evidence})" if self.evidence else "")
-        return f"exited with code {self.exit_code}"
+            before = f"; its error file says that it {_said(self.error)}" if self.error is not None else ""
+            return f"was killed by {self.signal}{_in_brackets(self.evidence)}{before}"
+        known = (f"as a shell says of {self.shell_signal}" if self.shell_signal else "", self.evidence)
+        return f"exited with code {self.exit_code}{_in_brackets(*known)}"
 
     @property
     def is_collateral(self) -> bool:
         """Whether it looks like what a healthy worker says when a peer is gone."""
-        if self.error is not None:
-            return bool(_COLLATERAL.search(f"{self.error.type}: {self.error.message}"))
+        if self.exception is not None:
+            return bool(_COLLATERAL.search(self.exception.text)) and not _OWN.search(self.exception.text)
         return self.exit_code == -signals.SIGABRT and bool(_COLLATERAL.search(self.tail))
 
     @property
@@ -99,9 +129,10 @@ class Failure:
 
         `""` for a death by signal: it came from outside, and says nothing of where the program was.
         """
-        if self.error is not None:
-            return f"{self.error.type} at {self.error.place}" if self.error.place else _blank(self.what)
-        return f"rank {self.rank} {self.what}" if self.exit_code > 0 else ""
+        error = self.exception
+        if error is not None:
+            return f"{error.type} at {error.place}" if error.place else _blank(self.what)
+        return f"rank {self.rank} exited with code {self.exit_code}" if self.exit_code > 0 else ""
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
@@ -110,11 +141,16 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
     return min(own, key=lambda failure: (failure.is_collateral, failure.at, failure.rank), default=None)
 
 
+def alike(failures: Iterable[Failure], cause: Failure) -> tuple[int, ...]:
+    """The ranks that ended in the same way as the cause: a missing module is missing for all of them."""
+    return tuple(sorted(failure.rank for failure in failures if _is_like(failure, cause)))
+
+
 def consequences(failures: Iterable[Failure], cause: Failure) -> list[tuple[str, tuple[int, ...]]]:
     """What followed from the cause: a text and the ranks it befell, the commonest first."""
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
-        if (failure.rank, failure.node) == (cause.rank, cause.node):
+        if _is(failure, cause) or _is_like(failure, cause):
             continue
         how = failure.signal or f"exit code {failure.exit_code}"
         what = f"stopped by raylaunch ({how})" if failure.stopped else _blank(failure.what)
@@ -126,17 +162,44 @@ def consequences(failures: Iterable[Failure], cause: Failure) -> list[tuple[str,
     return sorted(found, key=lambda group: (-len(group[1]), group[1]))
 
 
+def _is(failure: Failure, cause: Failure) -> bool:
+    return (failure.rank, failure.node) == (cause.rank, cause.node)
+
+
+def _is_like(failure: Failure, cause: Failure) -> bool:
+    return not failure.stopped and not _is(failure, cause) and _blank(failure.what) == _blank(cause.what)
+
+
 def why_hopeless(cause: Failure, earlier: Sequence[tuple[float, str]], now: float) -> str:
     """Why a restart cannot help, or `""`. `earlier` holds (at, signature) of the causes before this one."""
-    if cause.error is not None and cause.error.hopeless:
+    if cause.exception is not None and cause.exception.hopeless:
         return "a restart cannot mend that"
-    if cause.error is not None and cause.error.type in _HOPELESS_TYPES:
-        return f"a restart cannot mend {cause.error.type}"
+    if cause.exception is not None and cause.exception.type in _HOPELESS_TYPES:
+        return f"a restart cannot mend {cause.exception.type}"
     recent = [signature for at, signature in earlier if now - at <= SAME_FAILURE_WINDOW]
     same = [signature for signature in recent[-(SAME_FAILURE_LIMIT - 1) :] if signature == cause.signature]
     if cause.signature and len(same) == SAME_FAILURE_LIMIT - 1 and not cause.is_collateral:
         return f"the same failure {SAME_FAILURE_LIMIT} times within {SAME_FAILURE_WINDOW:.0f} s"
     return ""
+
+
+def _said(error: WorkerError) -> str:
+    first_line = error.message.strip().split("\n", 1)[0]
+    if error.hopeless:
+        return f"could not begin: {first_line}"
+    return f"raised {error.type}: {first_line}" if first_line else f"raised {error.type}"
+
+
+def _in_brackets(*known: str) -> str:
+    text = "; ".join(part for part in known if part)
+    return f" ({text})" if text else ""
+
+
+def _name_of(signal: int) -> str:
+    try:
+        return signals.Signals(signal).name
+    except ValueError:
+        return f"signal {signal}"
 
 
 def _blank(text: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from raylaunch.core.actions import Finish, Launch, Stop
-from raylaunch.core.events import NodeJoined, WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.core.failure import Failure, root_cause
+from raylaunch.core.events import NodeJoined, NodeLost, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.failure import Failure, alike, consequences, root_cause
+from raylaunch.core.hints import hints
 from raylaunch.core.journal import Entry
 from raylaunch.errors import ExitCode
 
@@ -25,6 +27,17 @@ class Attempt:
     why_launched: str
     why_ended: str
     failures: tuple[Failure, ...]
+    world_size: int = 0
+    lost: tuple[str, ...] = ()
+    """Nodes of which nothing more was heard."""
+
+    @property
+    def unheard(self) -> tuple[int, ...]:
+        """Ranks that no failure is known of: they ended with exit code 0. None, where nodes were lost."""
+        if self.lost:
+            return ()
+        heard = {failure.rank for failure in self.failures}
+        return tuple(rank for rank in range(self.world_size) if rank not in heard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +53,8 @@ class RunResult:
     addresses: dict[str, str] = field(default_factory=dict)
     """Of all nodes that ever joined, by name."""
     run_dir: str = ""
+    began: str = ""
+    """The wall-clock time that all times count from, ISO 8601."""
 
     @property
     def ok(self) -> bool:
@@ -51,6 +66,11 @@ class RunResult:
         """The time during which all workers of an attempt were up."""
         return sum(a.ended_at - a.running_at for a in self.attempts if a.running_at is not None)
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What a person may do about it."""
+        return () if self.cause is None else hints(self.cause, self.attempts[-1].unheard)
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -61,6 +81,8 @@ class _Draft:
     ended_at: float | None = None
     why_ended: str = ""
     failures: list[Failure] = field(default_factory=list)
+    world_size: int = 0
+    lost: list[str] = field(default_factory=list)
 
     def attempt(self, now: float) -> Attempt:
         return Attempt(
@@ -72,28 +94,34 @@ class _Draft:
             why_launched=self.launch.why,
             why_ended=self.why_ended,
             failures=tuple(self.failures),
+            world_size=self.world_size,
+            lost=tuple(self.lost),
         )
 
 
-def result(entries: Iterable[Entry], *, run_dir: str = "") -> RunResult:
-    """Read the journal.
+def result(entries: Iterable[Entry], *, run_dir: str = "", began: str = "") -> RunResult:
+    """Read the journal. `began` is in its first line.
 
     Failures told too late for the machine to act on still count here, under their own attempt: a cause may be heard
     of after its consequences.
     """
     drafts: dict[int, _Draft] = {}
     addresses: dict[str, str] = {}
+    nproc: dict[str, int] = {}
     now = 0.0
     finish = Finish(exit_code=ExitCode.INTERNAL, why="the run did not come to an end")
     for entry in entries:
         now = now if entry.event is None else max(now, entry.event.at)
         _note_event(drafts, entry, now)
         if isinstance(entry.event, NodeJoined):
-            addresses[entry.event.node] = entry.event.address
+            addresses[entry.event.node], nproc[entry.event.node] = entry.event.address, entry.event.nproc
         for action in entry.actions:
             match action:
                 case Launch():
-                    drafts[action.attempt] = _Draft(launch=action, launched_at=now, awaited=set(action.roster))
+                    size = sum(nproc.get(node, 0) for node in action.roster)
+                    drafts[action.attempt] = _Draft(
+                        launch=action, launched_at=now, awaited=set(action.roster), world_size=size
+                    )
                 case Stop(attempt=attempt) if attempt in drafts and drafts[attempt].ended_at is None:
                     drafts[attempt].ended_at, drafts[attempt].why_ended = now, action.why
                 case Finish():
@@ -111,11 +139,14 @@ def result(entries: Iterable[Entry], *, run_dir: str = "") -> RunResult:
         cause=root_cause(attempts[-1].failures) if at_fault else None,
         addresses=addresses,
         run_dir=run_dir,
+        began=began,
     )
 
 
 def _note_event(drafts: dict[int, _Draft], entry: Entry, now: float) -> None:
     match entry.event:
+        case NodeLost(node=node) if drafts and node in drafts[max(drafts)].launch.roster:
+            drafts[max(drafts)].lost.append(node)
         case WorkersStarted(attempt=attempt, node=node) if attempt in drafts:
             draft = drafts[attempt]
             draft.awaited.discard(node)
@@ -123,3 +154,16 @@ def _note_event(drafts: dict[int, _Draft], entry: Entry, now: float) -> None:
                 draft.running_at = now
         case WorkersExited(attempt=attempt) | WorkersStopped(attempt=attempt) if attempt in drafts:
             drafts[attempt].failures.extend(entry.event.failures)
+
+
+def facts(result: RunResult) -> dict[str, Any]:
+    """The result as JSON can hold it, with what the report says of it in words."""
+    body = asdict(result)
+    if result.cause is not None:
+        failures = result.attempts[-1].failures
+        followed = consequences(failures, result.cause)
+        body["cause"] |= {"what": result.cause.what, "signal": result.cause.signal}
+        body["alike"] = list(alike(failures, result.cause))
+        body["consequences"] = [{"what": what, "ranks": list(ranks)} for what, ranks in followed]
+        body["hints"] = list(result.hints)
+    return body

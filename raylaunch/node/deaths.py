@@ -1,21 +1,27 @@
-"""What is known of a dead worker: its report, the error file it may have left, the end of its stderr."""
+"""What is known of a dead worker: its report, the error file it may have left, the end of its stderr, the evidence."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import signal
+import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
 
+from raylaunch.core import error_file
 from raylaunch.core.contract import ERROR, STDERR, STDOUT
 from raylaunch.core.failure import Failure, WorkerError
+from raylaunch.node.memory import KernelKills
 from raylaunch.worker.spec import Report
 
 _TAIL_BYTES = 8192
 _TAIL_LINES = 20
+_MOST_ERROR_BYTES = 256 * 1024
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+_SHELL = 128
+"""What a shell adds to the number of the signal that ended its command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,65 +35,109 @@ class Death:
     at: float
 
 
-def failure(death: Death, *, exit_code: int, stopped: bool, report: Report, node: str, folder: PurePath) -> Failure:
+def failure(
+    death: Death,
+    *,
+    exit_code: int,
+    stopped: bool,
+    report: Report,
+    node: str,
+    folder: PurePath,
+    kills: KernelKills,
+) -> Failure:
     """All that can be found out, as the core wants it. Leaves an error file where the worker left none."""
-    error_file = Path(folder / ERROR)
-    error = _from_report(report) or _from_file(error_file)
+    path = Path(folder / ERROR)
+    error, spoilt = _recorded(path)
     if report.error_type:
-        _write(error_file, report)
+        error = _reported(report, error)
+        if not os.path.lexists(path):
+            _write(path, error)
+    last_lines = tail(Path(folder / STDERR))
     return Failure(
         attempt=death.attempt,
         node=node,
+        host=socket.gethostname(),
         rank=death.rank,
         local_rank=death.local_rank,
         pid=death.pid,
         at=death.at,
         exit_code=exit_code,
         error=error,
+        error_file=str(path) if path.exists() else "",
+        spoilt=spoilt,
+        evidence="" if stopped else _evidence(exit_code, death.pid, last_lines, kills),
         stopped=stopped,
         stdout=str(folder / STDOUT),
         stderr=str(folder / STDERR),
-        tail=tail(Path(folder / STDERR)),
+        tail=last_lines,
     )
 
 
-def _from_report(report: Report) -> WorkerError | None:
-    if not report.error_type:
-        return None
-    return WorkerError(
-        type=report.error_type, message=report.message, traceback=report.traceback, hopeless=report.hopeless
-    )
-
-
-def _from_file(path: Path) -> WorkerError | None:
-    """What `@record` wrote (torch 2.13, `elastic/multiprocessing/errors`).
-
-    Its `message` is a text, or an object with `message` and `extraInfo.py_callstack`.
-    """
+def _recorded(path: Path) -> tuple[WorkerError | None, str]:
+    """What the error file says, or why it cannot be read."""
     try:
-        data: Any = json.loads(path.read_text())
-        message = data["message"]
-        if isinstance(message, str):
-            return WorkerError(type="error", message=message, traceback="")
-        text, trace = str(message["message"]), str(message["extraInfo"]["py_callstack"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        return WorkerError(type="error", message=f"left an error file that cannot be read ({error!r})", traceback="")
-    kind, _, rest = text.partition(": ")
-    return WorkerError(type=kind, message=rest, traceback=trace)
+        with open(path, "rb", opener=_without_waiting) as file:
+            data = file.read(_MOST_ERROR_BYTES + 1) or b""
+    except (FileNotFoundError, NotADirectoryError):
+        return None, ""
+    except OSError as error:
+        return None, str(error.strerror)
+    if len(data) > _MOST_ERROR_BYTES:
+        return None, f"it has more than {_MOST_ERROR_BYTES // 1024} KiB"
+    try:
+        return error_file.parse(data.decode()), ""
+    except ValueError as error:
+        return None, str(error)
 
 
-def _write(path: Path, report: Report) -> None:
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe of that name must not hold us up."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _reported(report: Report, recorded: WorkerError | None) -> WorkerError:
+    """The worker's last words. Of its error file count only the time and the form, and these where it says the same."""
+    error = WorkerError(
+        type=report.error_type,
+        message=report.message,
+        traceback=report.traceback,
+        hopeless=report.hopeless,
+        timestamp=int(time.time()),
+    )
+    if recorded is None or (recorded.type, recorded.message) != (error.type, error.message):
+        return error
+    return replace(error, timestamp=recorded.timestamp, written=recorded.written)
+
+
+def _write(path: Path, error: WorkerError) -> None:
     """In `@record`'s form, so that tools which read those files can read this one. Its absence harms nobody."""
-    if path.exists():
-        return
-    message = {
-        "message": f"{report.error_type}: {report.message}",
-        "extraInfo": {"py_callstack": report.traceback, "timestamp": str(int(time.time()))},
-    }
     with contextlib.suppress(OSError):
-        path.write_text(json.dumps({"message": message}))
+        path.write_text(error_file.compose(error))
+
+
+def _evidence(exit_code: int, pid: int, last_lines: str, kills: KernelKills) -> str:
+    """What else is known of a death by signal."""
+    match exit_code:
+        case _ if exit_code == -signal.SIGKILL:
+            return kills.evidence(pid or None)
+        case _ if exit_code == _SHELL + signal.SIGKILL:
+            return kills.evidence(None)  # what was killed is a child of the worker's
+        case _ if exit_code == -signal.SIGABRT and "std::bad_alloc" in last_lines:
+            return "out of memory: std::bad_alloc"
+        case _ if exit_code == -signal.SIGBUS:
+            return _shared_memory()
+        case _:
+            return ""
+
+
+def _shared_memory(path: str = _SHARED_MEMORY) -> str:
+    """How full it is: the commonest reason for SIGBUS."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return ""
+    size, free = (blocks * found.f_frsize / 2**20 for blocks in (found.f_blocks, found.f_bavail))
+    return f"{path}: {size - free:.0f} of {size:.0f} MiB in use"
 
 
 def tail(path: Path) -> str:

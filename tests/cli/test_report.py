@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
 from raylaunch.cli.report import report
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.result import Attempt, RunResult
@@ -13,28 +19,49 @@ TRACE = """Traceback (most recent call last):
     raise ValueError("loss is NaN at step 3")
 ValueError: loss is NaN at step 3
 """
+BEGAN = "2026-01-01T00:00:00+00:00"
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:{port}"
 
 
+@pytest.fixture(autouse=True)
+def _in_kathmandu(monkeypatch) -> Iterator[None]:
+    """Reports tell the time of day of whoever reads them."""
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
 def dead(rank: int, at: float, **more) -> Failure:
+    folder = f"/home/ana/runs/train/7/attempt-2/rank-{rank}"
     body = {
         "attempt": 2,
         "node": f"node-{rank // 4 + 1}",
+        "host": f"gpu-{rank // 4 + 1}",
         "rank": rank,
         "local_rank": rank % 4,
         "pid": 4000 + rank,
         "at": at,
         "exit_code": 1,
-        "stdout": f"/home/ana/runs/train/7/attempt-2/rank-{rank}/stdout.log",
-        "stderr": f"/home/ana/runs/train/7/attempt-2/rank-{rank}/stderr.log",
+        "stdout": f"{folder}/stdout.log",
+        "stderr": f"{folder}/stderr.log",
+        "error_file": f"{folder}/error.json" if "error" in more or "spoilt" in more else "",
     }
     return Failure(**(body | more))
 
 
-def ended(why: str, failures: list[Failure], *, code: int = 1, cause: Failure | None = None) -> RunResult:
+def raised(kind: str, message: str, trace: str = "", **more) -> dict[str, object]:
+    return {"error": WorkerError(type=kind, message=message, traceback=trace, **more)}
+
+
+def ended(
+    why: str, failures: list[Failure], *, code: int = 1, cause: Failure | None = None, nodes: int = 2
+) -> RunResult:
+    roster = tuple(f"node-{number + 1}" for number in range(nodes))
     first = Attempt(
         number=1,
-        roster=("node-1", "node-2"),
+        roster=roster,
         launched_at=3.0,
         running_at=3.1,
         ended_at=12.4,
@@ -44,7 +71,7 @@ def ended(why: str, failures: list[Failure], *, code: int = 1, cause: Failure | 
     )
     second = Attempt(
         number=2,
-        roster=("node-1", "node-2"),
+        roster=roster,
         launched_at=12.4,
         running_at=12.5,
         ended_at=20.0,
@@ -59,36 +86,159 @@ def ended(why: str, failures: list[Failure], *, code: int = 1, cause: Failure | 
         restarts=1,
         attempts=(first, second),
         cause=cause,
-        addresses={"node-1": "10.0.0.1", "node-2": "10.0.0.2"},
+        addresses={node: f"10.0.0.{number + 1}" for number, node in enumerate(roster)},
         run_dir="/home/ana/runs/train/7",
+        began=BEGAN,
     )
+
+
+def failed(reason: str, cause: Failure, *others: Failure, nodes: int = 2) -> str:
+    """The report of a run that ended by this."""
+    why = f"rank {cause.rank} on {cause.node} {cause.what}; {reason}"
+    return report(ended(why, [*others, cause], cause=cause, nodes=nodes))
+
+
+NO_RESTARTS = "no restarts were allowed"
 
 
 def test_exception(golden):
     """One exception on one rank, a peer's echo on others, and those we stopped: one cause, the rest grouped."""
-    error = WorkerError(type="ValueError", message="loss is NaN at step 3", traceback=TRACE)
-    cause = dead(5, 19.9, error=error)
-    echoes = [
-        dead(rank, 19.95, error=WorkerError(type="RuntimeError", message=GLOO.format(port=rank), traceback=""))
-        for rank in (0, 1, 2, 4)
-    ]
+    cause = dead(5, 19.9, **raised("ValueError", "loss is NaN at step 3", TRACE))
+    echoes = [dead(rank, 19.95, **raised("RuntimeError", GLOO.format(port=rank))) for rank in (0, 1, 2, 4)]
     stopped = [dead(rank, 20.1, exit_code=-15, stopped=True) for rank in (3, 6, 7)]
-    why = f"rank 5 on node-2 {cause.what}; the only restart is used"
-    golden("report_exception", report(ended(why, [*echoes, cause, *stopped], cause=cause)))
+    golden("report_exception", failed("the only restart is used", cause, *echoes, *stopped))
+
+
+def test_three_nodes_at_once(golden):
+    """The cause on one node, its echoes on two, heard in any order; one that was stopped at the end."""
+    cause = dead(9, 19.900, **raised("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", TRACE))
+    nccl = "NCCL communicator was aborted on rank {rank}."
+    echoes = [
+        dead(rank, 19.9 + rank / 100, **raised("DistBackendError", nccl.format(rank=rank)))
+        for rank in range(12)
+        if rank not in (7, 9)
+    ]
+    stopped = dead(7, 20.1, exit_code=-9, stopped=True)
+    golden("report_three_nodes", failed("no restarts were allowed", cause, stopped, *echoes, nodes=3))
 
 
 def test_signal(golden):
     """A death by signal: its name, and the end of its stderr in place of a traceback."""
     cause = dead(1, 19.0, exit_code=-11, tail="Fatal Python error: Segmentation fault\n\nCurrent thread: ...")
-    why = f"rank 1 on node-1 {cause.what}; no restarts were allowed"
-    golden("report_signal", report(ended(why, [cause], cause=cause)))
+    golden("report_signal", failed(NO_RESTARTS, cause))
 
 
 def test_exit_code(golden):
     """A worker that chose its own exit code."""
-    cause = dead(0, 19.0, exit_code=7)
-    why = f"rank 0 on node-1 {cause.what}; the same failure 3 times within 60 s"
-    golden("report_exit_code", report(ended(why, [cause], cause=cause)))
+    golden("report_exit_code", failed("the same failure 3 times within 60 s", dead(0, 19.0, exit_code=7)))
+
+
+def test_exit_code_of_a_shell(golden):
+    """A command that passes on the death of its own child, with what that said."""
+    tail = "./run.sh: line 3:  4711 Segmentation fault      python train.py"
+    golden("report_shell", failed(NO_RESTARTS, dead(0, 19.0, exit_code=139, tail=tail)))
+
+
+def test_import_error(golden):
+    """The script cannot begin on a node that lacks a package."""
+    trace = (
+        'Traceback (most recent call last):\n  File "/home/ana/train.py", line 3, in <module>\n'
+        "    import flash_attn\nModuleNotFoundError: No module named 'flash_attn'\n"
+    )
+    cause = dead(4, 12.7, **raised("ModuleNotFoundError", "No module named 'flash_attn'", trace))
+    others = [replace(cause, rank=rank, local_rank=rank % 4, at=12.8) for rank in (5, 6, 7)]
+    golden("report_import_error", failed("a restart cannot mend ModuleNotFoundError", cause, *others))
+
+
+def test_missing_script(golden):
+    """What could not begin has no traceback: its message says it all."""
+    cause = dead(0, 12.5, **raised("CannotBeginError", "no script `tran.py` in /home/ana", hopeless=True))
+    golden("report_missing_script", failed("a restart cannot mend that", cause))
+
+
+def test_out_of_memory(golden):
+    """Said because the kernel says so."""
+    evidence = "out of memory: the kernel killed it at its container's limit, 63211 MiB resident"
+    golden("report_out_of_memory", failed(NO_RESTARTS, dead(2, 19.0, exit_code=-9, evidence=evidence)))
+
+
+def test_perhaps_out_of_memory(golden):
+    """The kernel killed somebody, but does not say whom: the fact, and not more."""
+    evidence = "the kernel killed 1 process of this container for lack of memory meanwhile"
+    golden("report_perhaps_out_of_memory", failed(NO_RESTARTS, dead(2, 19.0, exit_code=-9, evidence=evidence)))
+
+
+def test_killed_by_nobody_known(golden):
+    """The same signal without evidence is only a kill."""
+    golden("report_killed", failed(NO_RESTARTS, dead(2, 19.0, exit_code=-9)))
+
+
+def test_malformed_error_file(golden):
+    """Told beside the facts; the exit code is the worker's own."""
+    cause = dead(1, 19.0, exit_code=3, spoilt="it is not JSON: Expecting value: line 1 column 1 (char 0)", tail="oh")
+    golden("report_malformed_error_file", failed(NO_RESTARTS, cause))
+
+
+def test_error_file_of_a_killed_worker(golden):
+    """The file does not hide the signal, nor the signal the file."""
+    cause = dead(1, 19.0, exit_code=-11, **raised("ValueError", "loss is NaN", TRACE, from_file=True))
+    golden("report_killed_with_error_file", failed(NO_RESTARTS, cause))
+
+
+def test_flat_error_file(golden):
+    """Another writer's: a text of several lines, no traceback."""
+    golden("report_flat_error_file", failed(NO_RESTARTS, dead(1, 19.0, **raised("error", "gave up\nat step 3"))))
+
+
+def test_many_restarts(golden):
+    """A long story is cut in the middle; all attempts with their reasons are in the log of events."""
+    cause = dead(1, 1000.0, exit_code=7, attempt=40)
+    killed = "rank 1 on node-1 was killed by SIGKILL"
+    attempts = tuple(
+        Attempt(
+            number=number,
+            roster=("node-1",),
+            launched_at=number * 20.0,
+            running_at=number * 20.0 + 0.1 if number != 3 else None,
+            ended_at=number * 20.0 + 19.9,
+            why_launched="",
+            why_ended=f"{killed}; restart {number} of 39" if number < 40 else f"{killed}; all 39 restarts are used",
+            failures=(cause,) if number == 40 else (),
+        )
+        for number in range(1, 41)
+    )
+    whole = ended("", [], cause=cause)
+    why = f"rank 1 on node-1 {cause.what}; all 39 restarts are used"
+    golden("report_many_restarts", report(replace(whole, attempts=attempts, restarts=39, why=why, seconds=1000.5)))
+
+
+def test_nothing_is_kept(golden):
+    """A run without a folder names no files; the end of stderr is there all the same."""
+    cause = dead(1, 19.0, exit_code=3, stdout="", stderr="", tail="no such shard: 7")
+    why = f"rank 1 on node-1 {cause.what}; {NO_RESTARTS}"
+    golden("report_nothing_kept", report(replace(ended(why, [cause], cause=cause), run_dir="")))
+
+
+def test_a_result_without_a_clock_still_tells_when():
+    """Of a journal whose first line is lost."""
+    cause = dead(1, 19.0, exit_code=7)
+    text = report(replace(ended("", [cause], cause=cause), began=""))
+    assert "\n  time      : 19.000 s of the run (6.500 s after its start)\n" in text
+
+
+def test_the_cause_is_in_the_first_line_and_names_are_torchruns():
+    """What people search logs for, spelled as torchrun spells it."""
+    cause = dead(1, 19.0, exit_code=-11)
+    lines = failed(NO_RESTARTS, cause).splitlines()
+    assert lines[0] == "error: rank 1 was killed by SIGSEGV (attempt 2)"
+    for line in (
+        "  time      : 2026-01-01_05:45:19 (6.500 s after its start)",
+        "  rank      : 1 (local_rank: 1)",
+        "  exitcode  : -11 (pid: 4001) (SIGSEGV)",
+        "  error_file: <N/A>",
+        "  traceback : Signal 11 (SIGSEGV) received by PID 4001",
+    ):
+        assert line in lines
 
 
 def test_finished(golden):

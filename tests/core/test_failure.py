@@ -12,6 +12,7 @@ from raylaunch.core.failure import (
     SAME_FAILURE_WINDOW,
     Failure,
     WorkerError,
+    alike,
     consequences,
     root_cause,
     why_hopeless,
@@ -88,6 +89,8 @@ def test_echoes_of_a_dead_peer_are_collateral(kind, message):
     [
         raised("ValueError", "loss is NaN"),
         raised("OutOfMemoryError", "CUDA out of memory"),
+        raised("DistNetworkError", "The server socket has failed to bind: EADDRINUSE, address already in use"),
+        raised("DistBackendError", "NCCL error: ncclInvalidUsage. Duplicate GPU detected : rank 1 and rank 0"),
         {"exit_code": -9, "tail": "Connection reset by peer"},
         {"exit_code": 1, "tail": "Connection reset by peer"},
         {"exit_code": -6, "tail": "free(): invalid pointer"},
@@ -123,6 +126,58 @@ def test_signatures_of_exits_and_deaths():
     assert failure(exit_code=-9).signature == ""
 
 
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        (139, "exited with code 139 (as a shell says of SIGSEGV)"),
+        (130, "exited with code 130 (as a shell says of SIGINT)"),
+        (128, "exited with code 128"),
+        (127, "exited with code 127"),
+        (193, "exited with code 193"),
+        (255, "exited with code 255"),
+    ],
+)
+def test_exit_codes_of_a_shell_name_the_signal_it_means(code, what):
+    """128 and a number: how a shell passes on the end of its command. Other codes keep their number alone."""
+    assert failure(exit_code=code).what == what
+
+
+def test_the_signal_of_a_shell_keeps_its_evidence():
+    """The command that a shell ran may be what the kernel killed."""
+    assert failure(exit_code=137, evidence="1 process").what == (
+        "exited with code 137 (as a shell says of SIGKILL; 1 process)"
+    )
+
+
+def test_a_crash_after_an_exception_is_told_with_it():
+    """The exception ended the program, the signal its exit: both are facts, the first is the cause."""
+    crash = failure(exit_code=-11, error=raised("ValueError", "NaN")["error"])
+    assert crash.what == "raised ValueError: NaN, then was killed by SIGSEGV"
+    assert crash.signature == "ValueError at /job/train.py:7"
+
+
+def test_an_error_file_does_not_hide_a_signal():
+    """What is only in a file may be old, or of a child of the worker's; the worker was killed."""
+    left = replace(error("ImportError", "Connection reset by peer"), from_file=True)
+    killed = failure(exit_code=-9, error=left, evidence="out of memory")
+    assert killed.what == (
+        "was killed by SIGKILL (out of memory); "
+        "its error file says that it raised ImportError: Connection reset by peer"
+    )
+    assert killed.exception is None
+    assert not killed.is_collateral
+    assert killed.signature == ""
+    assert hopeless(killed) == ""
+
+
+def test_an_error_file_of_a_worker_that_exits_is_believed():
+    """A program that is not started by Python code of ours leaves its words there."""
+    left = replace(error("ImportError", "no module"), from_file=True)
+    exited = failure(exit_code=1, error=left)
+    assert exited.what == "raised ImportError: no module"
+    assert hopeless(exited) == "a restart cannot mend ImportError"
+
+
 def test_the_cause_is_the_first_of_its_own():
     """Never one that we stopped, an echo only for want of better, else by time."""
     ours = failure(at=1.0, rank=0, exit_code=-15, stopped=True)
@@ -152,6 +207,15 @@ def test_what_followed_is_grouped():
         ("exited with code 3", (1,)),
         ("stopped by raylaunch (SIGTERM)", (6,)),
     ]
+
+
+def test_the_same_elsewhere_is_no_consequence():
+    """A missing module is missing for all ranks; none of them is at fault for another."""
+    cause = failure("a", rank=0, **raised("ImportError", "no module, pid 4000"))
+    others = [failure("b", rank=rank, **raised("ImportError", f"no module, pid 400{rank}")) for rank in (3, 2)]
+    ours = failure("b", rank=1, **raised("ImportError", "no module, pid 4001"), stopped=True)
+    assert alike([*others, ours, cause], cause) == (2, 3)
+    assert consequences([*others, ours, cause], cause) == [("stopped by raylaunch (exit code 1)", (1,))]
 
 
 def hopeless(cause: Failure, *earlier: tuple[float, Failure], now: float = 100.0) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 from story import (
     asked,
     draining,
@@ -20,7 +23,7 @@ from story import (
 from raylaunch.core.events import Event
 from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry, replay
-from raylaunch.core.result import Attempt, RunResult, result
+from raylaunch.core.result import Attempt, RunResult, facts, result
 
 
 def of(a_job: Job, *events: Event) -> RunResult:
@@ -45,6 +48,7 @@ def test_a_run_that_finishes():
                 why_launched="1 of 1 nodes; a joined",
                 why_ended="",
                 failures=(),
+                world_size=2,
             ),
         ),
         cause=None,
@@ -148,3 +152,44 @@ def test_a_log_that_breaks_off():
     assert (found.exit_code, found.why) == (4, "the run did not come to an end")
     assert found.attempts[0].ended_at == 50.0
     assert result([Entry(event=None, actions=())]).attempts == ()
+
+
+def test_times_can_be_told_by_the_clock():
+    """The result knows when the run began."""
+    assert result([], began="2026-01-01T00:00:00+00:00").began == "2026-01-01T00:00:00+00:00"
+
+
+def test_ranks_of_which_no_failure_is_known():
+    """They ended with exit code 0; where a node was lost, nobody knows how its ranks ended."""
+    echo = failed("a", 5.0, **raised("RuntimeError", "Connection reset by peer"))
+    begun = (joined("a"), joined("b"), started("a", 1.0), started("b", 1.0))
+    (attempt,) = of(job(2), *begun, echo, stopped("b", 6.0, failure("b", 6.0, rank=2)), stopped("a", 6.0)).attempts
+    assert (attempt.world_size, attempt.unheard, attempt.lost) == (4, (0, 3), ())
+    (attempt,) = of(job(2), *begun, echo, lost("b", 5.5), stopped("a", 6.0)).attempts
+    assert (attempt.unheard, attempt.lost) == ((), ("b",))
+
+
+def test_nodes_that_are_lost_before_any_attempt_are_nobodys():
+    """There is no attempt that they could be missing from."""
+    assert of(job(2), joined("a"), lost("a", 1.0)).attempts == ()
+
+
+def test_the_facts_of_a_failed_run():
+    """All of the result, as JSON can hold it, and what the report says in words."""
+    ours = failure("a", 6.0, rank=0, exit_code=-15, stopped=True)
+    same = failure("a", 5.5, rank=2)
+    found = of(job(1), joined("a"), started("a", 1.0), failed("a", 5.0), stopped("a", 6.0, ours, same))
+    told = json.loads(json.dumps(facts(found)))
+    assert told["cause"]["rank"] == 1
+    assert (told["cause"]["what"], told["cause"]["signal"]) == ("was killed by SIGKILL", "SIGKILL")
+    assert told["alike"] == [2]
+    assert told["consequences"] == [{"what": "stopped by raylaunch (SIGTERM)", "ranks": [0]}]
+    assert told["hints"] == list(found.hints)
+    assert len(found.hints) == 1
+
+
+def test_the_facts_of_a_run_without_a_cause():
+    """There is nothing to say beyond the result."""
+    found = of(job(1), tick(300.0))
+    assert found.hints == ()
+    assert facts(found) == dataclasses.asdict(found)

@@ -1,0 +1,88 @@
+"""Hints: each has its evidence, and none comes without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from story import failure, raised
+
+from raylaunch.core.failure import WorkerError
+from raylaunch.core.hints import hints
+
+
+def hinted(unheard=(), **facts) -> str:
+    """The one hint, or `""`."""
+    found = hints(failure(**({"host": "gpu-7"} | facts)), unheard)
+    assert len(found) <= 1
+    return found[0] if found else ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "part"),
+    [
+        (raised("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB"), "expandable_segments:True"),
+        (raised("DistNetworkError", "port: 29500, name: EADDRINUSE, message: address already in use"), "on gpu-7"),
+        ({"exit_code": 1, "tail": "OSError: [Errno 98] Address already in use"}, "MASTER_PORT"),
+        (raised("ModuleNotFoundError", "No module named 'flash_attn.ops'"), "is `flash_attn.ops` installed"),
+        (raised("RuntimeError", "DataLoader worker (pid 5) is killed by signal: Killed. "), "num_workers"),
+        (raised("RuntimeError", "CUDA error: invalid device ordinal"), "`nproc_per_node`"),
+        (raised("DistBackendError", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device"), "LOCAL_RANK"),
+        (raised("OSError", "[Errno 28] No space left on device"), "a disk of gpu-7 is full"),
+        ({"exit_code": -7}, "/dev/shm"),
+        ({"exit_code": 135, "tail": "Bus error"}, "/dev/shm"),
+        ({"exit_code": -9}, "`dmesg` on gpu-7"),
+        ({"exit_code": 137, "tail": "Killed"}, "`dmesg` on gpu-7"),
+        ({"exit_code": -9, "host": ""}, "`dmesg` on a"),
+        ({"exit_code": -9, "evidence": "out of memory: the kernel killed it"}, "less host memory"),
+        ({"exit_code": -9, "evidence": "the kernel killed 2 processes"}, "if it was among these: less host memory"),
+        ({"exit_code": 137, "evidence": "the kernel killed 2 processes"}, "if it was among these: less host memory"),
+        ({"exit_code": -6, "evidence": "out of memory: std::bad_alloc"}, "less host memory"),
+        ({"exit_code": 3}, "`sys.exit`"),
+    ],
+)
+def test_words_and_evidence_call_for_a_hint(facts, part):
+    """One hint, which names the node where that matters."""
+    assert part in hinted(**facts)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        raised("ValueError", "loss is NaN"),
+        {"exit_code": -11},
+        {"exit_code": -15},
+        {"exit_code": -6, "tail": "free(): invalid pointer"},
+        {"exit_code": 3, "tail": "usage: train.py"},
+        {"exit_code": 139},
+        raised("ValueError", "NaN") | {"exit_code": -9},
+        raised("ValueError", "NaN") | {"tail": "CUDA out of memory was yesterday"},
+    ],
+)
+def test_nothing_is_guessed(facts):
+    """No evidence, no hint."""
+    assert hinted(**facts) == ""
+
+
+def test_an_error_file_does_not_hide_a_kill():
+    """What the worker outlived is no reason for its end."""
+    left = WorkerError(type="RuntimeError", message="CUDA out of memory", traceback="", from_file=True)
+    assert "`dmesg`" in hinted(exit_code=-9, error=left)
+
+
+ECHO = raised("RuntimeError", "Connection closed by peer")
+
+
+def test_an_echo_without_a_cause_asks_for_the_others():
+    """Ranks that ended well are named: they may have left the others waiting."""
+    assert hinted(**ECHO) == "it lost a peer, and no other failure is known: the logs of the other ranks may say more"
+    assert "rank 3 ended with exit code 0: did it leave" in hinted((3,), **ECHO)
+    assert "ranks 3, 5 ended with exit code 0: did they leave" in hinted((3, 5), **ECHO)
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... ended" in hinted(tuple(range(90)), **ECHO)
+
+
+def test_hints_are_said_of_the_node_by_its_host_name():
+    """The name in the core is ours; a person logs in by the host's."""
+    cause = failure("node-2", exit_code=-9, host="gpu-7")
+    assert "gpu-7" in hints(cause)[0]
+    assert "node-2" in hints(replace(cause, host=""))[0]
