@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raylaunch.cli.api import launch
+    from raylaunch.cli.spawn import SpawnContext, spawn
     from raylaunch.core.job import Job
     from raylaunch.core.result import RunResult
     from raylaunch.errors import ClusterError, ConfigError, ExitCode, JobFailedError, RaylaunchError
@@ -18,10 +19,18 @@ __all__ = [
     "JobFailedError",
     "RaylaunchError",
     "RunResult",
+    "SpawnContext",
     "launch",
+    "spawn",
 ]
 
-_HOME = {"launch": "raylaunch.cli.api", "Job": "raylaunch.core.job", "RunResult": "raylaunch.core.result"}
+_HOME = {
+    "launch": "raylaunch.cli.api",
+    "spawn": "raylaunch.cli.spawn",
+    "SpawnContext": "raylaunch.cli.spawn",
+    "Job": "raylaunch.core.job",
+    "RunResult": "raylaunch.core.result",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import cloudpickle
 
 from raylaunch.cli import config, dialect
 from raylaunch.cli.console import Console
+from raylaunch.cli.event_log import watching
 from raylaunch.cli.report import report
 from raylaunch.cluster.run import Outcome, run_job
 from raylaunch.core.job import Job
@@ -36,26 +37,38 @@ def launch(
     :raises ConfigError: a setting is wrong.
     :raises InterruptedByUserError: SIGINT or SIGTERM ended the run.
     """
-    job = _job(function, settings)
-    payload = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})))
-    console = Console()
-    try:
-        outcome = run_job(job, dialect.dump(job), console, payload=payload)
-    finally:
-        console.close()
+    outcome = run_function(function, function, args, kwargs or {}, settings)
     if not outcome.result.ok:
-        raise _error(outcome) from _cause(outcome)
+        raise error_of(outcome) from exception_of(outcome)
     return [pickle.loads(outcome.values[rank]) for rank in sorted(outcome.values)]  # noqa: S301
 
 
-def _job(function: Callable[..., Any], settings: dict[str, Any]) -> Job:
+def run_function(
+    named: Callable[..., Any],
+    called: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Outcome:
+    """Run `called(*args, **kwargs)` on every worker; `named` gives the run its name."""
+    job = _job(named, settings)
+    payload = cloudpickle.dumps((called, tuple(args), dict(kwargs)))
+    console = Console()
+    try:
+        return run_job(job, dialect.dump(job), watching(job, console), payload=payload)
+    finally:
+        console.close()
+
+
+def _job(function: Callable[..., Any], settings: Mapping[str, Any]) -> Job:
     module = getattr(function, "__module__", None) or "__main__"
     name = getattr(function, "__qualname__", type(function).__name__)
     entrypoint = {"function": f"{module}:{name}"}
-    return config.from_python({"name": name.strip("<>")} | settings | {"entrypoint": entrypoint})
+    return config.from_python({"name": name.strip("<>"), **settings, "entrypoint": entrypoint})
 
 
-def _error(outcome: Outcome) -> Exception:
+def error_of(outcome: Outcome) -> Exception:
+    """What a run that did not end well is in Python."""
     result = outcome.result
     text = report(result).removeprefix("error: ").rstrip()
     if result.exit_code == ExitCode.JOB_FAILED:
@@ -65,7 +78,8 @@ def _error(outcome: Outcome) -> Exception:
     return InterruptedByUserError(text)
 
 
-def _cause(outcome: Outcome) -> BaseException | None:
+def exception_of(outcome: Outcome) -> BaseException | None:
+    """What the rank that was the root cause raised, if it came across."""
     cause = outcome.result.cause
     data = outcome.values.get(cause.rank) if cause is not None else None
     if not data:

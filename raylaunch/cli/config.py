@@ -1,11 +1,10 @@
-"""From a job file and `key=value` overrides to a `Job`, or to one text that points at every mistake."""
+"""From a command line and a job file to a `Job`, or to one text that points at every mistake."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from difflib import get_close_matches
 from operator import eq
 from pathlib import Path
@@ -15,24 +14,43 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
-from raylaunch.cli import explain
-from raylaunch.cli.dialect import Loader
-from raylaunch.cli.marks import Finding, Locate, Place, in_file, on_command_line, render
-from raylaunch.core.job import Job, problems
+from raylaunch.cli import explain, schema
+from raylaunch.cli.command_line import CommandLine, Given
+from raylaunch.cli.dialect import Loader, escaped
+from raylaunch.cli.marks import Finding, Locate, Place, in_file, render
+from raylaunch.cli.script import script_findings
+from raylaunch.cli.torchrun import Setting, meaning
+from raylaunch.core.job import Entrypoint, Job, NodeRule, RayOptions
+from raylaunch.core.problems import problems
 from raylaunch.errors import ConfigError
 
-_NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
+_NULL, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map", "seq"))
+_MACROS = {
+    "args": "local_rank",
+    "log_line_prefix_template": "local_rank|rank|role_name",
+    "env": "node_address|interface:[^{}]*",
+}
+"""What is filled in for each worker or node: by setting, the names that are no references to other settings there."""
 _EXAMPLE = "for example `entrypoint: {script: train.py}`"
 
 
-def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Job:
-    """The job of a file with overrides merged in; raises ConfigError with everything that is wrong."""
-    title = os.fspath(path)
-    reading = _Reading(title)
-    reading.file(_text(title))
-    for override, place in zip(overrides, on_command_line(title, overrides), strict=True):
-        reading.override(override, place)
-    job = reading.job()
+def load(line: CommandLine, variables: Mapping[str, str]) -> Job:
+    """The job of a command line, of the job file on it and of the environment's variables.
+
+    Raises ConfigError with everything that is wrong.
+    """
+    reading = _Reading(line.whole)
+    meant = meaning(line, variables)
+    reading.findings += meant.findings
+    reading.take(meant.defaults)
+    if line.file is not None:
+        reading.file(_text(line.file))
+    if meant.own_entrypoint:
+        reading.forget(("entrypoint",))
+    reading.take(meant.given)
+    job = reading.job(meant.args)
+    if not reading.findings:
+        reading.findings += script_findings(job, reading.place(("entrypoint", "script")), variables)
     if reading.findings:
         raise ConfigError(render(reading.findings))
     return job
@@ -59,8 +77,7 @@ class _Given:
 
     @property
     def config_key(self) -> str:
-        """The path as OmegaConf spells it."""
-        return ".".join(re.sub(r"([].=[])", r"\\\1", name) for name in self.path)
+        return schema.key_of(self.path)
 
 
 def _walk(node: yaml.Node, locate: Locate, path: explain.Path, key: Place) -> Iterator[_Given]:
@@ -77,11 +94,12 @@ def _walk(node: yaml.Node, locate: Locate, path: explain.Path, key: Place) -> It
             yield from _walk(item, locate, (*path, str(index)), locate(item))
 
 
-def _schema() -> Any:
-    config = OmegaConf.structured(Job)
-    for section in (config, config.entrypoint, config.ray):
-        OmegaConf.set_readonly(section, False)  # which it is since the dataclasses are frozen
-    return config
+def _literal(value: str | list[str]) -> yaml.Node:
+    """Text as it stands: no reference, not nothing; a number where it reads as one."""
+    if isinstance(value, list):
+        return yaml.SequenceNode(_SEQ, [_literal(item) for item in value], flow_style=True)
+    tag = Loader("").resolve(yaml.ScalarNode, value, (True, False))  # type: ignore[no-untyped-call]
+    return yaml.ScalarNode(_STR if tag == _NULL else tag, escaped(value))
 
 
 def _set(config: Any, given: _Given, hint: Any) -> None:
@@ -89,11 +107,17 @@ def _set(config: Any, given: _Given, hint: Any) -> None:
     value: Any
     kind = explain.container(given.path)
     if kind and (given.opens or given.is_null):
+        if hint is NodeRule:
+            schema.open_rule(config, given.config_key)
         if kind is dict:
             return
         value = []
     elif hint in (str, str | None) and isinstance(given.node, yaml.ScalarNode) and not given.is_null:
         value = given.node.value  # as it is written: `1.10` is a version, and an environment wants `true`
+        for name in _MACROS.keys() & given.path[-2:]:
+            value = re.sub(rf"(?<!\\)\$\{{(?:{_MACROS[name]})\}}", r"\\\g<0>", value)
+    elif given.path == ("event_log_handler",) and given.is_null:
+        value = "null"  # which is torchrun's word for no handler
     else:
         value = Loader("").construct_object(given.node, deep=True)
     if explain.container(given.path[:-1]) is list:
@@ -113,17 +137,17 @@ def _resolve(config: Any, given: _Given, _hint: Any) -> None:
 
 def from_python(settings: Mapping[str, Any]) -> Job:
     """The job of settings given in Python; a section may be a dataclass or a dict. Raises ConfigError."""
-    config = _schema()
-    for key, value in settings.items():
+    config = schema.defaults()
+    for path, value in _leaves((), settings):
         try:
-            OmegaConf.update(config, key, value, merge=isinstance(value, Mapping))
+            _update(config, path, value)
         except ConfigAttributeError:
-            message, hint = explain.unknown((key,))
+            message, hint = explain.unknown(path)
             raise ConfigError(message, hint=hint) from None
         except OmegaConfBaseException as error:
             written = yaml.ScalarNode(_STR, str(value))
-            message, hint = explain.refused(error, (key,), explain.type_of((key,), explain.SETTINGS), written)
-            raise ConfigError(f"`{key}`: {message}", hint=hint) from None
+            message, hint = explain.refused(error, path, explain.type_of(path, explain.SETTINGS), written)
+            raise ConfigError(f"`{'.'.join(path)}`: {message}", hint=hint) from None
     job = OmegaConf.to_object(config)
     assert isinstance(job, Job)
     found = problems(job)
@@ -132,11 +156,32 @@ def from_python(settings: Mapping[str, Any]) -> Job:
     return job
 
 
+def _leaves(path: explain.Path, value: Any) -> Iterator[tuple[explain.Path, Any]]:
+    """The settings in a section. A rule for a node is itself one, since there is none until it is set."""
+    hint = explain.type_of(path, explain.SETTINGS)
+    inside = asdict(value) if isinstance(value, Entrypoint | NodeRule | RayOptions) else value
+    if isinstance(inside, Mapping) and (is_dataclass(hint) or path == ("nodes",)):
+        if hint is NodeRule:
+            yield path, NodeRule()
+        for name, item in inside.items():
+            yield from _leaves((*path, str(name)), item)
+    else:
+        yield path, inside
+
+
+def _update(config: Any, path: explain.Path, value: Any) -> None:
+    """Sets a value from Python, where text is what it is: `${x}` in it is no reference."""
+    if isinstance(value, NodeRule):
+        schema.open_rule(config, schema.key_of(path))
+    else:
+        OmegaConf.update(config, schema.key_of(path), escaped(value), merge=isinstance(value, Mapping))
+
+
 class _Reading:
     """Collects what is given, and what is wrong with it."""
 
-    def __init__(self, title: str) -> None:
-        self.whole = Place(source=title)
+    def __init__(self, whole: Place) -> None:
+        self.whole = whole
         self.given: dict[explain.Path, _Given] = {}
         self.findings: list[Finding] = []
         self.types = dict(explain.SETTINGS)
@@ -150,18 +195,35 @@ class _Reading:
             message, _ = explain.misfit(Job, node)
             self.findings.append(Finding(message=message, place=locate(node), hint=_EXAMPLE, paths=((),)))
 
-    def override(self, text: str, place: Place) -> None:
-        """Takes `a.b=value` as the file takes `{a: {b: value}}`."""
+    def take(self, words: Sequence[Setting | Given]) -> None:
+        """Flags, and `key=value` among them; what comes later wins."""
+        for word in words:
+            if isinstance(word, Given):
+                self._override(word.text, word.place, bare=word.flag is None)
+            else:
+                self._add_below(tuple(word.key.split(".")), _literal(word.value), word.place)
+
+    def forget(self, path: explain.Path) -> None:
+        """As if nothing had been said about a setting or a section."""
+        for known in [known for known in self.given if known[: len(path)] == path]:
+            del self.given[known]
+
+    def _override(self, text: str, place: Place, *, bare: bool) -> None:
+        """Takes `a.b=value` as the file takes `{a: {b: value}}`. `bare`: it stands without `--set`."""
         key, equals, value = text.partition("=")
-        path = tuple(key.split("."))
+        path = explain.path_of(key)
         if not equals or not all(path):
             message = f"`{text}` names no setting" if equals else f"`{key}` is given no value"
-            hint = f"write `{explain.near_miss(key) or 'key'}=value`"
+            meant = explain.near_miss(key)
+            hint = f"write `{meant or 'key'}=value`" + ", or words for the script after `--`" * (not meant and bare)
             self.findings.append(Finding(message=message, place=place, hint=hint, paths=(path,)))
         elif node := self._composed(value, lambda _: place, path):
-            for name in reversed(path):
-                node = yaml.MappingNode(_MAP, [(yaml.ScalarNode(_STR, name), node)])
-            self._add(node, lambda _: place)
+            self._add_below(path, node, place)
+
+    def _add_below(self, path: explain.Path, node: yaml.Node, place: Place) -> None:
+        for name in reversed(path):
+            node = yaml.MappingNode(_MAP, [(yaml.ScalarNode(_STR, name), node)])
+        self._add(node, lambda _: place)
 
     def _composed(self, text: str, locate: Locate, path: explain.Path) -> yaml.Node | None:
         """The nodes of a text; None if there is an error in it."""
@@ -178,25 +240,27 @@ class _Reading:
         for given in _walk(node, locate, (), self.whole):
             old = self.given.get(given.path)
             if not (old and old.opens and isinstance(old.node, yaml.MappingNode) and given.opens):
-                below = [path for path in self.given if path[: len(given.path)] == given.path]
-                for path in below:
-                    del self.given[path]
+                self.forget(given.path)
                 self.given[given.path] = given
 
-    def job(self) -> Job:
-        """What is right of all this, and defaults for the rest."""
+    def job(self, args: list[str] | None) -> Job:
+        """What is right of all this, and defaults for the rest. `args` stand in for the entry point's, as they are."""
+        if args is not None:
+            self.forget(("entrypoint", "args"))
         function = self.given.get(("entrypoint", "function"))
         if function is None or function.is_null:
             self.types["entrypoint", "args"] = list[str]
-        config = _schema()
+        config = schema.defaults()
         taken = [given for given in self.given.values() if self._accepts(_set, config, given)]
         right = [given for given in taken if self._accepts(_resolve, config, given)]
         if self.findings:
-            config = _schema()
+            config = schema.defaults()
             for given in right:
                 _set(config, given, explain.type_of(given.path, self.types))
         job = OmegaConf.to_object(config)
         assert isinstance(job, Job)
+        if args is not None:
+            job = replace(job, entrypoint=replace(job.entrypoint, args=args))
         self.findings += self._problems(job)
         return job
 
@@ -222,19 +286,22 @@ class _Reading:
         """What is wrong with values of the right types, unless it follows from something found before."""
         known = [path for finding in self.findings for path in finding.paths]
         for problem in problems(job):
-            paths = [tuple(key.split(".", 1)) for key in (problem.key, problem.also) if key]
+            paths = [explain.path_of(key) for key in (problem.key, problem.also) if key]
             if any(all(map(eq, one, other)) for one in paths for other in known):
                 continue  # one is the other, or a section around it
             message, hint = problem.message, problem.hint
             if problem.key == "entrypoint":
                 message, hint = message if self.given else "nothing to run: the file is empty", _EXAMPLE
-            place, also = self._place(paths[0]), self._place(paths[1]) if problem.also else None
+            place, also = self.place(paths[0]), self.place(paths[-1]) if problem.also else None
+            also = None if also is self.whole else also
+            if explain.type_of(paths[0], self.types) is NodeRule:
+                place = self.given[paths[0]].key  # it is the key that is wrong
             yield Finding(message=message, place=place, also=also, hint=hint)
 
-    def _place(self, path: explain.Path) -> Place:
+    def place(self, path: explain.Path) -> Place:
         """Of a value; of the section it would be in where it is not given."""
-        given = self.given.get(path) or self.given.get(path[:-1])
-        return given.value if given else self.whole
+        found = [self.given[path[:size]] for size in range(len(path), 0, -1) if path[:size] in self.given]
+        return found[0].value if found else self.whole
 
 
 def _text(path: str) -> str:

@@ -51,13 +51,13 @@ for _kind, _pattern, _first in (
 
 def dump(job: Job) -> str:
     """The whole job as YAML that `load` reads back."""
-    return str(yaml.dump(_escaped(asdict(job)), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000))
+    return str(yaml.dump(escaped(asdict(job)), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000))
 
 
-def _escaped(value: Any) -> Any:
+def escaped(value: Any) -> Any:
     """A `${` in text is not meant as a reference, and backslashes before it count."""
     if isinstance(value, dict):
-        return {name: _escaped(item) for name, item in value.items()}
+        return {name: escaped(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_escaped(item) for item in value]
+        return [escaped(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

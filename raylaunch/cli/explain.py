@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 from omegaconf import errors
 
-from raylaunch.core.job import Job
+from raylaunch.core.job import Job, NodeRule
 
 Path = tuple[str, ...]
 """The names that lead to a setting: `("entrypoint", "script")`."""
@@ -31,18 +31,35 @@ def _settings(hint: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 SETTINGS: Types = dict(_settings(Job))
 """The type of every setting and section; the job itself is `()`."""
+_RULE = get_type_hints(NodeRule)
+"""The types of what a rule of `nodes` may say."""
 
 
 def type_of(path: Path, types: Types) -> Any:
     """The type of a setting, or of what is in a list or dict; None if there is no such setting."""
-    inside = get_args(types.get(path[:-1]))
-    return types[path] if path in types else inside[-1] if inside else None
+    if path in types or not path:
+        return types.get(path)
+    outer = type_of(path[:-1], types)
+    if is_dataclass(outer):
+        return _RULE.get(path[-1])
+    return get_args(outer)[-1] if get_origin(outer) in (list, dict) else None
+
+
+def path_of(key: str) -> Path:
+    """`ray.address` as a path. Names of nodes and of variables may have dots in them."""
+    if match := re.fullmatch(rf"(nodes)\.(.+?)(?:\.({'|'.join(_RULE)})(?:\.(.+))?)?", key):
+        return tuple(filter(None, match.groups()))
+    section, dot, name = key.partition(".")
+    return (section, name) if dot and get_origin(SETTINGS.get((section,))) is dict else tuple(key.split("."))
 
 
 def container(path: Path) -> type | None:
     """`dict` for a section, `list` for a list, None for a single value."""
-    hint = SETTINGS.get(path)
+    hint = type_of(path, SETTINGS)
     return dict if is_dataclass(hint) else get_origin(hint) if get_origin(hint) in (list, dict) else None
+
+
+_RULE_HINT = "a node has " + " and ".join(f"`{name}`" for name in _RULE)
 
 
 def near_miss(key: str) -> str:
@@ -59,6 +76,9 @@ def near_miss(key: str) -> str:
 def unknown(path: Path) -> Advice:
     """There is no such setting."""
     key = ".".join(path)
+    if path[0] == "nodes" and type_of(path[:-1], SETTINGS) is NodeRule:
+        close = get_close_matches(path[-1].replace("-", "_").lower(), _RULE, n=1)
+        return f"`{path[-1]}` is not a setting of a node", did_you_mean(close[0]) if close else _RULE_HINT
     if key in map(".".join, SETTINGS):
         section, _, name = key.rpartition(".")
         return f"`{key}` has a dot in its name", f"write `{name}` in the section `{section}`"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import yaml
+if TYPE_CHECKING:
+    import yaml
+
+
+COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,22 +20,22 @@ class Place:
 
     source: str
     line: int = 0
-    """Counts from 1; 0 on the command line."""
+    """Counts from 1; 0 where there is only one line: the command line, a variable of the environment."""
     text: str = ""
     """The whole line."""
     column: int = 0
     width: int = 1
 
     @property
-    def order(self) -> tuple[float, int]:
-        """Lines of the file, the file as a whole, the command line."""
-        return self.line or math.inf, self.column
+    def order(self) -> tuple[float, bool, int]:
+        """Lines of the file, the file as a whole, the environment and the command line."""
+        return self.line or math.inf, self.source == COMMAND_LINE, self.column
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column + 1}" if self.line else self.source
 
 
-Locate = Callable[[yaml.Node], Place]
+Locate = Callable[["yaml.Node"], Place]
 
 
 def in_file(title: str, text: str) -> Locate:
@@ -46,14 +50,6 @@ def in_file(title: str, text: str) -> Locate:
         return Place(source=title, line=line + 1, text=lines[line], column=column, width=max(1, end - column))
 
     return locate
-
-
-def on_command_line(path: str, overrides: Sequence[str]) -> Iterator[Place]:
-    """Where each override stands, as the shell would have it."""
-    words = [shlex.quote(word) for word in ("raylaunch", path, *overrides)]
-    for index in range(2, len(words)):
-        column = len(" ".join(words[:index])) + 1
-        yield Place(source="command line", text=" ".join(words), column=column, width=len(words[index]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,5 +79,6 @@ class Finding:
 
 
 def render(findings: Sequence[Finding]) -> str:
-    """All findings in the order in which their sources are read."""
-    return "\n\n".join(map(str, sorted(findings, key=lambda finding: finding.place.order)))
+    """All findings in the order in which their sources are read, each once."""
+    texts = map(str, sorted(findings, key=lambda finding: finding.place.order))
+    return "\n\n".join(dict.fromkeys(texts))

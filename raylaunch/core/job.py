@@ -6,15 +6,19 @@ Keys are torchrun's flags with underscores wherever torchrun has the flag.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
 """What a DDP script needs: `DistributedDataParallel()` imports `torch._dynamo`, seconds in each worker otherwise."""
 
+DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
 PLACEMENTS = ("auto", "spread", "pack")
 START_METHODS = ("forkserver", "spawn")
 NPROC_WORDS = ("auto", "cpu", "gpu")
+LOG_LAYOUTS = ("raylaunch", "torchrun")
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+EVENT_LOG_HANDLERS = ("null", "console")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +34,11 @@ class Entrypoint:
     command: str | None = None
     """Any program on the PATH, as in `torchrun --no-python`."""
     args: list[Any] = field(default_factory=list)
-    """Arguments, passed on as they are."""
+    """Arguments; `${local_rank}` in them is replaced for each worker, as under torchrun."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments; only a function takes them."""
+    pass_local_rank: bool = False
+    """Put `--local-rank=N` before the arguments, as `torch.distributed.launch` did without `--use-env`."""
 
     @property
     def kind(self) -> str:
@@ -52,6 +58,16 @@ ENTRYPOINT_KINDS = ("script", "module", "function", "command")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRule:
+    """What is different on the nodes that a key of `nodes` matches."""
+
+    nproc_per_node: int | None = None
+    """Workers there; default: as everywhere."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables there, on top of the job's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
     """Where the cluster is."""
 
@@ -67,6 +83,7 @@ class Job:
     """One training job. All times are in seconds."""
 
     entrypoint: Entrypoint = field(default_factory=Entrypoint)
+    """What every worker runs."""
     name: str | None = None
     """Names the run folder; default: the entry point's own name."""
     run_id: str | None = None
@@ -75,6 +92,11 @@ class Job:
     """`N` or `MIN:MAX` nodes."""
     nproc_per_node: int | str = 1
     """Workers on each node: a number, `gpu`, `cpu`, or `auto` (GPUs if there are any, else CPUs)."""
+    nprocs: int | None = None
+    """Workers in all, as many on each node as fit there, instead of `nproc_per_node`."""
+    nodes: dict[str, NodeRule] = field(default_factory=dict)
+    """What is different on some nodes, by address (`10.0.0.7`, `10.0.0.*`), subnet of one of its interfaces
+    (`10.1.0.0/16`) or Ray label (`label:zone=a`). Of several that match, later ones win."""
     gpus_per_worker: int | str = "auto"
     """GPUs reserved for each worker: a number, or `auto` (1 if the nodes have enough of them, else 0)."""
     cpus_per_worker: float = 1.0
@@ -88,13 +110,49 @@ class Job:
     preload: list[str] = field(default_factory=lambda: list(DEFAULT_PRELOAD))
     """Modules the fork server imports before it forks."""
     backend: str | None = None
-    """For a function: the process group's backend; default: nccl where workers have GPUs, else gloo."""
+    """For a function: the process group's backend; default: nccl where workers have GPUs, else gloo; `none`: the
+    function gets no process group."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables of the workers."""
+    role: str = "default"
+    """ROLE_NAME of the workers, and part of the prefix of their lines."""
+    master_addr: str | None = None
+    """MASTER_ADDR of the workers, where it is an address or a name of the node with rank 0; default: its address."""
+    master_port: int = 0
+    """MASTER_PORT of the workers; 0: a free one, another for each attempt."""
+    virtual_local_rank: bool = False
+    """LOCAL_RANK is 0 for every worker, and CUDA_VISIBLE_DEVICES is its own device alone."""
+    numa_binding: str | None = None
+    """Bind each worker to CPUs near its GPU: `node`, `socket`, `exclusive` or `core-complex`."""
     show: str = "0"
-    """Ranks whose output is shown on the terminal: `0`, `0,3`, `all` or `none`. Files are written for all."""
+    """Ranks whose output is shown on the terminal: `0`, `0,3`, `all` or `none`; `raw` shows all of them without a
+    prefix, as torchrun does. Files are written for all."""
+    tee: int | str = 0
+    """Streams whose lines are shown with a prefix: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank `0:3,1:2`."""
+    redirects: int | str = 0
+    """Streams that are not shown unless `tee` names them: as for `tee`."""
+    local_ranks_filter: str = ""
+    """Local ranks whose output is shown: `0,1`; empty: all. The other filters apply too."""
+    duplicate_stdout_filters: list[str] = field(default_factory=list)
+    """Lines of stdout with one of these texts in them are also written to `filtered_stdout.log` of the attempt."""
+    duplicate_stderr_filters: list[str] = field(default_factory=list)
+    """The same for stderr."""
+    log_line_prefix_template: str | None = None
+    """What lines of `tee` begin with: a text with `${role_name}`, `${local_rank}` and `${rank}`; default:
+    `[${role_name}${local_rank}]:`."""
     log_dir: str = "runs"
-    """Where run folders are made: `<log_dir>/<name>/<run_id>/`."""
+    """Where run folders are made; `/dev/null`: nothing is kept."""
+    log_layout: str = "raylaunch"
+    """`raylaunch`: `<log_dir>/<name>/<run_id>/attempt-N/rank-R/`; `torchrun`: as torchrun lays its files out,
+    `<log_dir>/<run_id>_<random>/attempt_<N-1>/<R>/`."""
+    logs_specs: str = "default"
+    """A class of the entry-point group `torchrun.logs_specs` that decides what is shown and where files go."""
+    event_log_handler: str = "null"
+    """`console`: write torchelastic's events to stderr; `null`: do not."""
+    signals_to_handle: list[str] = field(default_factory=lambda: list(DEFAULT_SIGNALS))
+    """Signals to the driver that end the run; the workers get the same signal."""
+    signals_to_forward: list[str] = field(default_factory=list)
+    """Signals to the driver that all workers get, whereupon the run goes on."""
     placement_timeout: float = 300.0
     """How long to wait for the cluster to give what was asked, before the first start."""
     join_timeout: float = 600.0
@@ -126,17 +184,6 @@ class Job:
         return last.removesuffix(".py") or "job"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One thing wrong with a job: the key it is about, what is wrong, and what to do."""
-
-    key: str
-    message: str
-    hint: str = ""
-    also: str = ""
-    """A second key that has a part in it."""
-
-
 def node_range(nnodes: int | str) -> tuple[int, int]:
     """`2` is `(2, 2)`, `"1:4"` is `(1, 4)`; raises ValueError on anything else."""
     text = str(nnodes)
@@ -149,114 +196,12 @@ def node_range(nnodes: int | str) -> tuple[int, int]:
 
 def shown_ranks(show: str) -> frozenset[int] | None:
     """The ranks named by `show`; None stands for all. Raises ValueError."""
-    if show == "all":
+    if show in ("all", "raw"):
         return None
     if show == "none":
         return frozenset()
     parts = [part.strip() for part in show.split(",")]
     if not all(part.isdecimal() for part in parts):
-        msg = f"`{show}` is not `all`, `none` or a list of ranks like `0,3`"
+        msg = f"`{show}` is not `all`, `raw`, `none` or a list of ranks like `0,3`"
         raise ValueError(msg)
     return frozenset(int(part) for part in parts)
-
-
-def problems(job: Job) -> list[Problem]:
-    """Everything that is wrong with a job whose values have the right types."""
-    return [
-        *_entrypoint_problems(job.entrypoint),
-        *_size_problems(job),
-        *_word_problems(job),
-        *_number_problems(job),
-        *_name_problems(job),
-    ]
-
-
-def _entrypoint_problems(entrypoint: Entrypoint) -> list[Problem]:
-    given = [kind for kind in ENTRYPOINT_KINDS if getattr(entrypoint, kind) is not None]
-    kinds = ", ".join(ENTRYPOINT_KINDS[:-1]) + " or " + ENTRYPOINT_KINDS[-1]
-    if not given:
-        return [Problem(key="entrypoint", message=f"nothing to run: give a {kinds}")]
-    if len(given) > 1:
-        message = f"both `{given[0]}` and `{given[1]}` are given, but one of {kinds} is expected"
-        return [Problem(key=f"entrypoint.{given[1]}", message=message, also=f"entrypoint.{given[0]}")]
-    found = []
-    kind, target = given[0], str(getattr(entrypoint, given[0]))
-    if not target.strip():
-        found.append(Problem(key=f"entrypoint.{kind}", message=f"`{kind}` is empty"))
-    if kind == "function" and (target.count(":") != 1 or not all(target.split(":"))):
-        message = f"`{target}` is not of the form `package.module:function`"
-        found.append(Problem(key="entrypoint.function", message=message))
-    if entrypoint.kwargs and kind != "function":
-        message = f"a {kind} takes no keyword arguments"
-        found.append(Problem(key="entrypoint.kwargs", message=message, hint="use `args`"))
-    return found
-
-
-def _size_problems(job: Job) -> list[Problem]:
-    found = []
-    try:
-        low, high = node_range(job.nnodes)
-    except ValueError as error:
-        found.append(Problem(key="nnodes", message=str(error), hint="for example `2` or `1:4`"))
-    else:
-        if low < 1:
-            found.append(Problem(key="nnodes", message="at least one node is needed"))
-        elif low > high:
-            message = f"the minimum ({low}) is larger than the maximum ({high})"
-            found.append(Problem(key="nnodes", message=message, hint=f"did you mean `{high}:{low}`?"))
-    if not _is_count(job.nproc_per_node, least=1) and job.nproc_per_node not in NPROC_WORDS:
-        message = f"`{job.nproc_per_node}` is neither a number of workers nor one of auto, cpu, gpu"
-        found.append(Problem(key="nproc_per_node", message=message))
-    if not _is_count(job.gpus_per_worker, least=0) and job.gpus_per_worker != "auto":
-        message = f"`{job.gpus_per_worker}` is neither a number of GPUs nor auto"
-        found.append(Problem(key="gpus_per_worker", message=message))
-    return found
-
-
-def _is_count(value: int | str, *, least: int) -> bool:
-    return str(value).isdecimal() and int(value) >= least
-
-
-def _word_problems(job: Job) -> list[Problem]:
-    found = []
-    for key, words in (("placement", PLACEMENTS), ("start_method", START_METHODS)):
-        value = getattr(job, key)
-        if value not in words:
-            message = f"`{value}` is not one of {', '.join(words)}"
-            close = get_close_matches(value, words, n=1)
-            found.append(Problem(key=key, message=message, hint=f"did you mean `{close[0]}`?" if close else ""))
-    try:
-        shown_ranks(job.show)
-    except ValueError as error:
-        found.append(Problem(key="show", message=str(error)))
-    return found
-
-
-def _number_problems(job: Job) -> list[Problem]:
-    no_time = [key for key in ("placement_timeout", "join_timeout", "start_timeout") if not getattr(job, key) > 0]
-    below = [
-        key
-        for key in ("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker")
-        if not getattr(job, key) >= 0
-    ]
-    return [
-        *(
-            Problem(key=key, message=f"{getattr(job, key):g} seconds is no time: more than 0 is expected")
-            for key in no_time
-        ),
-        *(Problem(key=key, message=f"{getattr(job, key):g} is less than 0") for key in below),
-    ]
-
-
-def _name_problems(job: Job) -> list[Problem]:
-    found = []
-    for key in ("name", "run_id"):
-        value = getattr(job, key)
-        if value is not None and (not value.strip() or "/" in value or "\0" in value or value in (".", "..")):
-            message = f"`{value}` cannot name a folder"
-            found.append(Problem(key=key, message=message))
-    return found + [
-        Problem(key=f"env.{key}", message=f"`{key}` cannot name an environment variable")
-        for key in job.env
-        if not key or "=" in key or "\0" in key
-    ]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raylaunch.cli.config import load
+from raylaunch.cli import command_line, config
 from raylaunch.cli.dialect import dump
-from raylaunch.core.job import Entrypoint, Job, RayOptions
+from raylaunch.core.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
 
 Golden = Callable[[str, str], None]
@@ -31,13 +31,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("NOT_SET", raising=False)
     monkeypatch.setenv("HOME", "/home/ana")
     (tmp_path / "conf").mkdir()
+    for script in ("train.py", "a.py", "b.py"):
+        (tmp_path / script).touch()
     return tmp_path
+
+
+def load(*words: str) -> Job:
+    """The job of a command line, in an environment without a word on it."""
+    return config.load(command_line.parse(words, {}), {})
 
 
 def job(text: str, *overrides: str) -> Job:
     """The job of a file with this text."""
     Path(FILE).write_text(text, encoding="utf-8")
-    return load(FILE, overrides)
+    return load(FILE, *overrides)
 
 
 def refusal(text: str, *overrides: str) -> str:
@@ -56,6 +63,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "unknown_like_nothing": (RUN + "zebra: 2\n",),
     "unknown_section": (RUN + "ryy:\n  address: auto\nnodes:\n  min: 1\n",),
     "unknown_dotted": ("entrypoint.script: train.py\n",),
+    "unknown_in_rule": (RUN + "nodes:\n  10.0.0.7: {nproc-per-nod: 7}\n  10.0.0.8:\n    zebra: 1\n",),
     # types
     "type_whole_number": (RUN + "max_restarts: two\n",),
     "type_fraction": (RUN + "max_restarts: 1.5\n",),
@@ -68,6 +76,9 @@ WRONG: dict[str, tuple[str, ...]] = {
     "type_section_for_list": ("entrypoint:\n  script: train.py\n  args: {steps: 50}\n",),
     "type_in_list": ("entrypoint:\n  script: train.py\n  args:\n    - --steps: 50\n    -\n    - ok\n",),
     "type_null": (RUN + "max_restarts:\nlog_dir: ~\nenv:\n  A:\n",),
+    "type_in_rule": (
+        RUN + "nodes:\n  10.0.0.7: {nproc_per_node: seven, env: {A: [1]}}\n  10.0.0.8: 7\n  10.0.0.9: [7]\n",
+    ),
     # values
     "missing_values": ("entrypoint:\n  script: ???\nnnodes: ???\nray: ???\nenv:\n  TOKEN: ???\n",),
     "range_reversed": (RUN + 'nnodes: "4:2"\n',),
@@ -77,6 +88,11 @@ WRONG: dict[str, tuple[str, ...]] = {
     "nothing_to_run": ("nnodes: 2\n",),
     "nothing_in_entrypoint": ("nnodes: 2\nentrypoint:\n  args: [1]\n",),
     "several_values": (RUN + "nnodes: 0\nplacement: sprad\nstart_timeout: -1\nshow: first\n",),
+    "rules": (
+        RUN
+        + "nodes:\n  10.0.0.7:\n    nproc_per_node: 0\n    env: {A=B: 1}\n  10.0.0.0/99: {}\n  label:zone: {}\n"
+        + "env: {'C=D': 1}\n",
+    ),
     # references
     "reference_unknown": (RUN + "name: ${foo}\n",),
     "reference_near_miss": (RUN + "name: run-${nnode}\nlog_dir: ${HOME}/runs\n",),
@@ -113,7 +129,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     # overrides
     "override_near_miss": (RUN, "nproc_per_nod=4"),
     "override_nested": (RUN, "entrypont.args=[1]", "ray.adress=auto"),
-    "override_dashes": (RUN, "--max-restarts=4"),
+    "override_dashes": (RUN, "max-restarts=4"),
     "override_no_value": (RUN, "nnodes"),
     "override_no_value_typo": (RUN, "nnode"),
     "override_no_key": (RUN, "=4"),
@@ -123,6 +139,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "override_null": (RUN, "max_restarts="),
     "override_below_scalar": (RUN + "nnodes: 2\n", "nnodes.min=1"),
     "override_quoted": (RUN, "name=a b/c", "env={A: [1]}"),
+    "override_rule": (RUN, "nodes.10.0.0.7.nproc_per_node=seven", "nodes={10.0.0.8: {nproc: 1}}"),
     # together
     "several_at_once": (
         "entrypoint:\n  scrip: train.py\n" + "\n" * 6 + "ray: here\nnnodes: 4:2\nname: night/run\n",
@@ -153,7 +170,7 @@ def test_missing_files(golden: Golden) -> None:
     Path("conf/job.yaml").touch()
     Path("conf/jab.py").touch()
     golden("config/file_missing", refused_file("conf/jb.yml"))
-    golden("config/file_like_nothing", refused_file("conf/zzzzzzzzz"))
+    golden("config/file_like_nothing", refused_file("conf/zzzzzzzzz.yml"))
     golden("config/file_no_folder", refused_file("cnf/job.yaml"))
 
 
@@ -191,12 +208,6 @@ def test_no_word_of_the_libraries(name: str) -> None:
 def test_least_job() -> None:
     """A script alone is a job; everything else has a default."""
     assert job(RUN) == Job(entrypoint=Entrypoint(script="train.py"))
-
-
-def test_pathlike() -> None:
-    """A path object is as good as its text."""
-    job(RUN)
-    assert load(Path(FILE)) == load(FILE)
 
 
 def test_byte_order_mark_and_carriage_returns() -> None:
@@ -238,6 +249,11 @@ def test_range_is_not_a_time(text: str) -> None:
         ("ray", "", RayOptions()),
         ("ray", "{address: local}", RayOptions(address="local")),
         ("env", "null", {}),
+        ("nodes", "null", {}),
+        ("event_log_handler", "null", "null"),
+        ("tee", "3", 3),
+        ("tee", "0:3,10:1", "0:3,10:1"),
+        ("signals_to_forward", "[SIGUSR1]", ["SIGUSR1"]),
     ],
 )
 def test_values(key: str, text: str, value: object) -> None:
@@ -245,6 +261,67 @@ def test_values(key: str, text: str, value: object) -> None:
     for read in (job(f"{RUN}{key}: {text}\n"), job(RUN, f"{key}={text}")):
         assert getattr(read, key) == value
         assert type(getattr(read, key)) is type(value)
+
+
+def test_rules_for_nodes() -> None:
+    """What is different on some nodes, with their addresses as keys; overrides are merged in."""
+    text = "nodes:\n  10.0.0.7: {nproc_per_node: 7, env: {NCCL_SOCKET_IFNAME: eth1, B: true}}\n  label:zone=a:\n"
+    found = job(
+        RUN + text,
+        "nodes.10.0.0.7.env.B=2",
+        "nodes.10.0.0.7.env.C.D=3",
+        "nodes.10.1.0.0/16={nproc_per_node: 1}",
+        "nodes.10.0.0.*.nproc_per_node=2",
+    ).nodes
+    assert found == {
+        "10.0.0.7": NodeRule(nproc_per_node=7, env={"NCCL_SOCKET_IFNAME": "eth1", "B": "2", "C.D": "3"}),
+        "label:zone=a": NodeRule(),
+        "10.1.0.0/16": NodeRule(nproc_per_node=1),
+        "10.0.0.*": NodeRule(nproc_per_node=2),
+    }
+    assert list(found) == ["10.0.0.7", "label:zone=a", "10.1.0.0/16", "10.0.0.*"]
+
+
+def test_rules_for_nodes_are_dumped_and_loaded() -> None:
+    """As everything else."""
+    nodes = {"10.0.0.7": NodeRule(nproc_per_node=7, env={"A": "${x}", "B": "1"}), "label:a=[b.c]": NodeRule()}
+    wanted = Job(entrypoint=Entrypoint(script="a.py"), nodes=nodes)
+    assert job(dump(wanted)) == wanted
+
+
+def test_settings_from_python() -> None:
+    """Sections are dicts or dataclasses; text is what it is; mistakes name the setting they are in."""
+    function = {"entrypoint": {"function": "a:b"}}
+    rule = NodeRule(nproc_per_node=7, env={"A": "${node_address}"})
+    found = config.from_python(function | {"nodes": {"10.0.0.7": rule, "b": {"env": {"B": "1"}}}, "name": "${x}"})
+    assert found.nodes == {"10.0.0.7": rule, "b": NodeRule(env={"B": "1"})}
+    assert found.name == "${x}"
+    assert config.from_python(function | {"ray": RayOptions(address="local")}).ray.address == "local"
+    for wrong, said in (
+        ({"nodes": {"10.0.0.7": {"nproc": 7}}}, "`nproc` is not a setting of a node"),
+        ({"nodes": {"10.0.0.7": {"nproc_per_node": "x"}}}, "`nodes.10.0.0.7.nproc_per_node`: a whole number"),
+        ({"nodes": {"10.0.0.7": 3}}, "`nodes.10.0.0.7`: a section is expected"),
+        ({"ray": {"adress": "local"}}, "did you mean `ray.address`?"),
+        ({"nnodes": "2:1"}, "`nnodes`: the minimum (2)"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            config.from_python(function | wrong)
+        assert said in str(caught.value)
+
+
+def test_what_workers_and_nodes_fill_in_is_no_reference() -> None:
+    """`${local_rank}` in arguments and its like stand as they are; what else is in `${}` is a setting."""
+    text = (
+        "entrypoint: {script: a.py, args: ['--out=${local_rank}/${nnodes}', '\\${local_rank}']}\n"
+        "log_line_prefix_template: '${role_name}-${rank}/${local_rank}/${role}'\n"
+        "env: {A: '${node_address}', B: '${interface:10.0.0.0/8}', C: '${role}'}\n"
+        "nodes: {a: {env: {D: '${node_address}:${nnodes}'}}}\n"
+    )
+    found = job(text)
+    assert found.entrypoint.args == ["--out=${local_rank}/1", "${local_rank}"]
+    assert found.log_line_prefix_template == "${role_name}-${rank}/${local_rank}/default"
+    assert found.env == {"A": "${node_address}", "B": "${interface:10.0.0.0/8}", "C": "default"}
+    assert found.nodes["a"].env == {"D": "${node_address}:1"}
 
 
 def test_environment_is_text() -> None:
@@ -366,9 +443,13 @@ values = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    env=st.dictionaries(words.filter(lambda name: name and "=" not in name and "\0" not in name), words, max_size=3),
+    env=st.dictionaries(
+        words.filter(lambda name: name and "=" not in name and "\0" not in name),
+        words.filter(lambda value: "\0" not in value),
+        max_size=3,
+    ),
     args=st.lists(words, max_size=3),
-    log_dir=words,
+    log_dir=words.filter(str.strip),
     timeout=st.floats(min_value=1e-3),
 )
 def test_dump_and_load(env: dict[str, str], args: list[str], log_dir: str, timeout: float) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from raylaunch.cli import main as command
@@ -11,6 +14,7 @@ from raylaunch.errors import ExitCode
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
     path = tmp_path / "job.yaml"
     path.write_text("entrypoint: {script: train.py}\nnnodes: 2\nray: {address: local}\n")
     return "job.yaml"
@@ -22,6 +26,29 @@ def test_help(capsys, golden):
     golden("help", capsys.readouterr().out)
 
 
+def test_nothing_at_all(capsys, golden):
+    """The three ways to start, and exit code 2."""
+    assert command.main([]) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    golden("usage", err)
+
+
+def test_the_words_of_the_process_are_the_default(capsys, monkeypatch):
+    """As the installed command and `python -m raylaunch` call it."""
+    monkeypatch.setattr("sys.argv", ["raylaunch", "--version"])
+    assert command.main() == ExitCode.OK
+    assert capsys.readouterr().out.startswith("raylaunch ")
+
+
+def test_help_loads_little():
+    """`--help` needs no parser of job files: it is there at once."""
+    code = "from raylaunch.cli.main import main; main(['--help']); import sys; sys.exit(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert "raylaunch.cli.help" in done.stderr.split()
+    assert set(done.stderr.split()).isdisjoint({"ray", "torch", "omegaconf", "yaml", "click", "raylaunch.core.job"})
+
+
 def test_version(capsys):
     """`--version` names the program and a version."""
     assert command.main(["--version"]) == ExitCode.OK
@@ -31,11 +58,10 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Missing argument 'JOB'"),
-        (["job.yaml", "--plann"], "No such option '--plann'"),
+        (["job.yaml", "--plann"], "did you mean `--plan`?"),
         (["job.yaml", "nproc_per_nod=4"], "did you mean `nproc_per_node`?"),
-        (["train.py"], "`train.py` is not a job file"),
-        (["nojob.yaml"], "nojob.yaml"),
+        (["tran.py"], "did you mean `train.py`?"),
+        (["nojob.yaml"], "did you mean `job.yaml`?"),
     ],
 )
 def test_wrong_words(job, capsys, words, said):
@@ -54,6 +80,9 @@ def test_plan_of_a_local_ray(job, capsys, golden, monkeypatch):
     golden("plan_local", capsys.readouterr().out)
     assert command.main([job, "--plan", "nproc_per_node=auto", "gpus_per_worker=0", "placement=spread"]) == ExitCode.OK
     golden("plan_local_spread", capsys.readouterr().out)
+    words = ["--plan", "--standalone", "--nnodes", "2", "--nproc-per-node=2", "--set", "gpus_per_worker=0", "train.py"]
+    assert command.main(words) == ExitCode.OK
+    golden("plan_local", capsys.readouterr().out)
 
 
 def test_our_own_mistake(job, capsys, monkeypatch):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from raylaunch.core.job import Entrypoint, Job, Problem, node_range, problems, shown_ranks
+from raylaunch.core.job import Entrypoint, Job, NodeRule, node_range, shown_ranks
+from raylaunch.core.problems import Problem, problems, warnings
 
 
 def found(entrypoint: Entrypoint | None = None, **settings: Any) -> list[Problem]:
@@ -36,7 +37,9 @@ def test_no_range_of_nodes(text):
         node_range(text)
 
 
-@pytest.mark.parametrize(("show", "ranks"), [("all", None), ("none", set()), ("0", {0}), ("0, 3,12", {0, 3, 12})])
+@pytest.mark.parametrize(
+    ("show", "ranks"), [("all", None), ("raw", None), ("none", set()), ("0", {0}), ("0, 3,12", {0, 3, 12})]
+)
 def test_shown_ranks(show, ranks):
     """None stands for all."""
     assert shown_ranks(show) == ranks
@@ -45,7 +48,7 @@ def test_shown_ranks(show, ranks):
 @pytest.mark.parametrize("show", ["", "some", "0,", "-1", "1-3"])
 def test_no_shown_ranks(show):
     """Anything else is an error."""
-    with pytest.raises(ValueError, match="is not `all`, `none` or a list of ranks"):
+    with pytest.raises(ValueError, match="is not `all`, `raw`, `none` or a list of ranks"):
         shown_ranks(show)
 
 
@@ -140,13 +143,26 @@ def test_functions_take_keyword_arguments():
         ({"nnodes": "4:2"}, "the minimum (4) is larger than the maximum (2)"),
         ({"nproc_per_node": 0}, "`0` is neither a number of workers nor one of auto, cpu, gpu"),
         ({"nproc_per_node": "gpus"}, "`gpus` is neither a number of workers nor one of auto, cpu, gpu"),
+        ({"nprocs": 0}, "at least one worker is needed"),
         ({"gpus_per_worker": "half"}, "`half` is neither a number of GPUs nor auto"),
         ({"placement": "packed"}, "`packed` is not one of auto, spread, pack"),
         ({"start_method": "fork"}, "`fork` is not one of forkserver, spawn"),
-        ({"show": "rank 0"}, "`rank 0` is not `all`, `none` or a list of ranks like `0,3`"),
+        ({"show": "rank 0"}, "`rank 0` is not `all`, `raw`, `none` or a list of ranks like `0,3`"),
         ({"placement_timeout": 0}, "0 seconds is no time: more than 0 is expected"),
         ({"join_timeout": -1}, "-1 seconds is no time: more than 0 is expected"),
         ({"start_timeout": float("nan")}, "nan seconds is no time: more than 0 is expected"),
+        ({"log_layout": "torch"}, "`torch` is not one of raylaunch, torchrun"),
+        ({"event_log_handler": "file"}, "`file` is not one of null, console"),
+        ({"numa_binding": "cpu"}, "`cpu` is not one of node, socket, exclusive, core-complex"),
+        ({"role": ""}, "`role` is empty"),
+        ({"logs_specs": " "}, "`logs_specs` is empty"),
+        ({"log_dir": ""}, "`log_dir` is empty"),
+        ({"master_addr": ""}, "`master_addr` is empty"),
+        ({"master_port": -1}, "-1 is not a port: 0 (a free one) to 65535 is expected"),
+        ({"master_port": 65536}, "65536 is not a port: 0 (a free one) to 65535 is expected"),
+        ({"local_ranks_filter": "0-3"}, "`0-3` is not a list of local ranks like `0,1`"),
+        ({"cpus_per_worker": float("inf")}, "inf is more than any node has"),
+        ({"shutdown_timeout": float("nan")}, "nan is not a number"),
         ({"max_restarts": -1}, "-1 is less than 0"),
         ({"last_call": -0.5}, "-0.5 is less than 0"),
         ({"shutdown_timeout": -1}, "-1 is less than 0"),
@@ -165,6 +181,93 @@ def test_problems_of_settings(settings, message):
 def test_a_range_the_wrong_way_round_is_turned():
     """The hint is what was meant."""
     assert only(nnodes="4:2").hint == "did you mean `2:4`?"
+
+
+@pytest.mark.parametrize("key", ["redirects", "tee"])
+@pytest.mark.parametrize("value", [4, "", "0:1,", "11", "0:1,1", "1,0:1", "0:4", "a:1"])
+def test_words_that_name_no_streams(key, value):
+    """What torchrun refuses, too."""
+    problem = only(**{key: value})
+    assert problem.key == key
+    assert problem.message.startswith(f"`{value}` names no streams: ")
+
+
+@pytest.mark.parametrize("key", ["redirects", "tee"])
+@pytest.mark.parametrize("value", [0, 3, "2", "0:3", "0:1,1:2,10:0"])
+def test_words_that_name_streams(key, value):
+    """Of local ranks over 9 as well, which torchrun refuses."""
+    assert found(**{key: value}) == []
+
+
+def test_near_misses_of_words():
+    """The hint is the word that was probably meant."""
+    assert only(numa_binding="sockets").hint == "did you mean `socket`?"
+    assert only(nproc_per_node="gpus").hint == "did you mean `gpu`?"
+    assert only(nproc_per_node="zebra").hint == "for example `8`, or `gpu` for one on each GPU"
+
+
+def test_a_function_gets_no_local_rank_argument():
+    """It takes Python arguments."""
+    problem = only(Entrypoint(function="a:b", pass_local_rank=True))
+    assert problem.key == "entrypoint.pass_local_rank"
+    assert found(Entrypoint(command="a", pass_local_rank=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("SIGKILL", "no program can handle SIGKILL", "leave it away"),
+        ("SIGSTOP", "no program can handle SIGSTOP", "leave it away"),
+        ("usr1", "`usr1` is not a signal", "did you mean `SIGUSR1`?"),
+        ("SIGUSR3", "`SIGUSR3` is not a signal", "did you mean `SIGUSR2`?"),
+        ("zebra", "`zebra` is not a signal", ""),
+    ],
+)
+def test_signals_that_cannot_be_forwarded(name, message, hint):
+    """The item of the list is named."""
+    problem = only(signals_to_forward=["SIGUSR1", name])
+    assert (problem.key, problem.message, problem.hint) == ("signals_to_forward.1", message, hint)
+
+
+def test_a_signal_ends_the_run_or_is_forwarded():
+    """Not both; the two places are named."""
+    problem = only(signals_to_forward=["SIGUSR1", "SIGINT"])
+    assert (problem.key, problem.also) == ("signals_to_forward.1", "signals_to_handle.1")
+
+
+def test_signals_to_handle_that_no_system_has_are_no_problem():
+    """There is a warning of them, as under torchrun; what no program can handle is a mistake."""
+    job = Job(entrypoint=Entrypoint(script="a.py"), signals_to_handle=["SIGTERM", "SIGODD"])
+    assert problems(job) == []
+    assert warnings(job) == ["`SIGODD` is no signal that this system knows; it is left out of signals_to_handle"]
+    assert warnings(Job()) == []
+    assert only(signals_to_handle=["SIGKILL"]).key == "signals_to_handle.0"
+
+
+@pytest.mark.parametrize(
+    ("which", "rule", "key"),
+    [
+        ("", NodeRule(), "nodes."),
+        ("label:zone", NodeRule(), "nodes.label:zone"),
+        ("10.0.0.0/99", NodeRule(), "nodes.10.0.0.0/99"),
+        ("10.0.0.7", NodeRule(nproc_per_node=0), "nodes.10.0.0.7.nproc_per_node"),
+        ("10.0.0.7", NodeRule(env={"A=B": "1"}), "nodes.10.0.0.7.env.A=B"),
+    ],
+)
+def test_problems_of_rules_for_nodes(which, rule, key):
+    """Of their keys, and of what they say."""
+    assert only(nodes={which: rule}).key == key
+
+
+def test_rules_for_nodes_that_are_fine():
+    """An address, a pattern, a subnet, a label."""
+    rule = NodeRule(nproc_per_node=7, env={"A": "1"})
+    assert found(nodes={"10.0.0.7": rule, "10.0.0.*": rule, "10.1.0.0/16": rule, "label:zone=a": rule}) == []
+
+
+def test_values_that_no_variable_can_have():
+    """The operating system ends them at a zero byte."""
+    assert only(env={"A": "1\0"}).message == "an environment variable cannot hold a zero byte"
 
 
 @pytest.mark.parametrize("settings", [{"last_call": 0}, {"shutdown_timeout": 0}, {"nproc_per_node": "4"}])

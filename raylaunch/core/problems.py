@@ -1,0 +1,212 @@
+"""What is wrong with a job whose values have the right types."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from raylaunch.core import rules, streams
+from raylaunch.core.job import (
+    ENTRYPOINT_KINDS,
+    EVENT_LOG_HANDLERS,
+    LOG_LAYOUTS,
+    NPROC_WORDS,
+    NUMA_BINDINGS,
+    PLACEMENTS,
+    START_METHODS,
+    Entrypoint,
+    Job,
+    NodeRule,
+    node_range,
+    shown_ranks,
+)
+
+_MOST_PORTS = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong with a job: the key it is about, what is wrong, and what to do."""
+
+    key: str
+    message: str
+    hint: str = ""
+    also: str = ""
+    """A second key that has a part in it."""
+
+
+def problems(job: Job) -> list[Problem]:
+    """Everything that is wrong with a job whose values have the right types."""
+    return [
+        *_entrypoint_problems(job.entrypoint),
+        *_size_problems(job),
+        *_rule_problems(job.nodes),
+        *_word_problems(job),
+        *_output_problems(job),
+        *_signal_problems(job),
+        *_number_problems(job),
+        *_name_problems(job),
+    ]
+
+
+def warnings(job: Job) -> list[str]:
+    """What is odd about a job, but no reason not to run it."""
+    return [
+        f"`{name}` is no signal that this system knows; it is left out of signals_to_handle"
+        for name in job.signals_to_handle
+        if name not in signal.Signals.__members__
+    ]
+
+
+def _entrypoint_problems(entrypoint: Entrypoint) -> list[Problem]:
+    given = [kind for kind in ENTRYPOINT_KINDS if getattr(entrypoint, kind) is not None]
+    kinds = ", ".join(ENTRYPOINT_KINDS[:-1]) + " or " + ENTRYPOINT_KINDS[-1]
+    if not given:
+        return [Problem(key="entrypoint", message=f"nothing to run: give a {kinds}")]
+    if len(given) > 1:
+        message = f"both `{given[0]}` and `{given[1]}` are given, but one of {kinds} is expected"
+        return [Problem(key=f"entrypoint.{given[1]}", message=message, also=f"entrypoint.{given[0]}")]
+    found = []
+    kind, target = given[0], str(getattr(entrypoint, given[0]))
+    if not target.strip():
+        found.append(Problem(key=f"entrypoint.{kind}", message=f"`{kind}` is empty"))
+    if kind == "function" and (target.count(":") != 1 or not all(target.split(":"))):
+        message = f"`{target}` is not of the form `package.module:function`"
+        found.append(Problem(key="entrypoint.function", message=message))
+    if kind == "function" and entrypoint.pass_local_rank:
+        message, hint = "a function takes no `--local-rank`", "LOCAL_RANK is in its environment"
+        found.append(Problem(key="entrypoint.pass_local_rank", message=message, hint=hint))
+    if entrypoint.kwargs and kind != "function":
+        message = f"a {kind} takes no keyword arguments"
+        found.append(Problem(key="entrypoint.kwargs", message=message, hint="use `args`"))
+    return found
+
+
+def _size_problems(job: Job) -> Iterator[Problem]:
+    try:
+        low, high = node_range(job.nnodes)
+    except ValueError as error:
+        yield Problem(key="nnodes", message=str(error), hint="for example `2` or `1:4`")
+    else:
+        if low < 1:
+            yield Problem(key="nnodes", message="at least one node is needed")
+        elif low > high:
+            message = f"the minimum ({low}) is larger than the maximum ({high})"
+            yield Problem(key="nnodes", message=message, hint=f"did you mean `{high}:{low}`?")
+    if not _is_count(job.nproc_per_node, least=1) and job.nproc_per_node not in NPROC_WORDS:
+        message = f"`{job.nproc_per_node}` is neither a number of workers nor one of {', '.join(NPROC_WORDS)}"
+        hint = _near_miss(str(job.nproc_per_node), NPROC_WORDS) or "for example `8`, or `gpu` for one on each GPU"
+        yield Problem(key="nproc_per_node", message=message, hint=hint)
+    if job.nprocs is not None and job.nprocs < 1:
+        yield Problem(key="nprocs", message="at least one worker is needed")
+    if not _is_count(job.gpus_per_worker, least=0) and job.gpus_per_worker != "auto":
+        message = f"`{job.gpus_per_worker}` is neither a number of GPUs nor auto"
+        yield Problem(key="gpus_per_worker", message=message)
+
+
+def _is_count(value: int | str, *, least: int) -> bool:
+    return str(value).isdecimal() and int(value) >= least
+
+
+def _near_miss(word: str, words: Sequence[str], cutoff: float = 0.6) -> str:
+    close = get_close_matches(word, words, n=1, cutoff=cutoff)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def _rule_problems(nodes: dict[str, NodeRule]) -> Iterator[Problem]:
+    for which, rule in nodes.items():
+        key = f"nodes.{which}"
+        if wrong := rules.problem(which):
+            yield Problem(key=key, message=wrong, hint="for example `10.0.0.7`, `10.1.0.0/16` or `label:zone=a`")
+        if rule.nproc_per_node is not None and rule.nproc_per_node < 1:
+            message = "at least one worker is needed on each node"
+            yield Problem(key=f"{key}.nproc_per_node", message=message)
+        yield from _variable_problems(f"{key}.env", rule.env)
+
+
+def _variable_problems(key: str, env: dict[str, str]) -> Iterator[Problem]:
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name:
+            yield Problem(key=f"{key}.{name}", message=f"`{name}` cannot name an environment variable")
+        elif "\0" in value:
+            yield Problem(key=f"{key}.{name}", message="an environment variable cannot hold a zero byte")
+
+
+def _word_problems(job: Job) -> Iterator[Problem]:
+    for key, words in (
+        ("placement", PLACEMENTS),
+        ("start_method", START_METHODS),
+        ("log_layout", LOG_LAYOUTS),
+        ("event_log_handler", EVENT_LOG_HANDLERS),
+        ("numa_binding", NUMA_BINDINGS),
+    ):
+        value = getattr(job, key)
+        if value is not None and value not in words:
+            message = f"`{value}` is not one of {', '.join(words)}"
+            yield Problem(key=key, message=message, hint=_near_miss(value, words))
+    for key in ("role", "logs_specs", "log_dir", "master_addr"):
+        value = getattr(job, key)
+        if value is not None and not value.strip():
+            yield Problem(key=key, message=f"`{key}` is empty")
+
+
+def _output_problems(job: Job) -> Iterator[Problem]:
+    for key, read in (
+        ("show", shown_ranks),
+        ("redirects", streams.mask),
+        ("tee", streams.mask),
+        ("local_ranks_filter", streams.local_ranks),
+    ):
+        try:
+            read(getattr(job, key))
+        except ValueError as error:
+            yield Problem(key=key, message=str(error))
+
+
+def _signal_problems(job: Job) -> Iterator[Problem]:
+    known = signal.Signals.__members__
+    for key in ("signals_to_handle", "signals_to_forward"):
+        for index, name in enumerate(getattr(job, key)):
+            where = f"{key}.{index}"
+            if name in ("SIGKILL", "SIGSTOP"):
+                yield Problem(key=where, message=f"no program can handle {name}", hint="leave it away")
+            elif key == "signals_to_forward" and name not in known:
+                full = f"SIG{name.strip().upper().removeprefix('SIG')}"
+                hint = f"did you mean `{full}`?" if full in known else _near_miss(full, list(known), cutoff=0.8)
+                yield Problem(key=where, message=f"`{name}` is not a signal", hint=hint)
+            elif key == "signals_to_forward" and name in job.signals_to_handle:
+                yield Problem(
+                    key=where,
+                    message=f"{name} cannot both end the run and be passed on while it runs",
+                    hint="name it in one of signals_to_handle and signals_to_forward",
+                    also=f"signals_to_handle.{job.signals_to_handle.index(name)}",
+                )
+
+
+def _number_problems(job: Job) -> Iterator[Problem]:
+    for key in ("placement_timeout", "join_timeout", "start_timeout"):
+        value = getattr(job, key)
+        if not value > 0:
+            yield Problem(key=key, message=f"{value:g} seconds is no time: more than 0 is expected")
+    for key in ("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker"):
+        value = getattr(job, key)
+        if math.isnan(value):
+            yield Problem(key=key, message="nan is not a number")
+        elif value < 0:
+            yield Problem(key=key, message=f"{value:g} is less than 0", hint="0 or more is expected")
+    if math.isinf(job.cpus_per_worker):
+        yield Problem(key="cpus_per_worker", message=f"{job.cpus_per_worker:g} is more than any node has")
+    if not 0 <= job.master_port <= _MOST_PORTS:
+        message = f"{job.master_port} is not a port: 0 (a free one) to {_MOST_PORTS} is expected"
+        yield Problem(key="master_port", message=message)
+
+
+def _name_problems(job: Job) -> Iterator[Problem]:
+    for key in ("name", "run_id"):
+        value = getattr(job, key)
+        if value is not None and (not value.strip() or "/" in value or "\0" in value or value in (".", "..")):
+            yield Problem(key=key, message=f"`{value}` cannot name a folder")
+    yield from _variable_problems("env", job.env)

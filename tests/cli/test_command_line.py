@@ -1,0 +1,468 @@
+"""torchrun's command line: every flag in both spellings, `PET_*` defaults, job files, and what is wrong with any of it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import zipfile
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from raylaunch.cli import command_line, config, help, main, torchrun  # noqa: A004
+from raylaunch.cli.flags import FLAGS, TABLE, Group, meant_by
+from raylaunch.core.job import DEFAULT_SIGNALS, Entrypoint, Job
+from raylaunch.errors import ConfigError, ExitCode
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder with a script and a job file, and an environment that says nothing."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RAY_ADDRESS", "PYTHON_EXEC", *(flag.variable for flag in FLAGS)):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "x.py").touch()
+    (tmp_path / "job.yaml").write_text("entrypoint: {script: x.py, args: [--lr, 1]}\nmax_restarts: 2\nshow: '1'\n")
+    return tmp_path
+
+
+def line(words, **variables):
+    return command_line.parse(shlex.split(words) if isinstance(words, str) else words, variables)
+
+
+def job(words, **variables) -> Job:
+    return config.load(line(words, **variables), variables)
+
+
+def refusal(words, **variables) -> str:
+    with pytest.raises(ConfigError) as caught:
+        job(words, **variables)
+    assert caught.value.exit_code is ExitCode.USAGE
+    return str(caught.value)
+
+
+SCRIPT = Job(entrypoint=Entrypoint(script="x.py"), show="raw")
+
+
+# torchrun's own parser as the measure.
+
+
+def torchruns_flags() -> list[argparse.Action]:
+    return [action for action in get_args_parser()._actions if action.option_strings]
+
+
+def test_every_flag_of_torchrun_is_in_the_table():
+    """In both spellings, with its short form, with or without a value, and with its `PET_*` variable."""
+    for action in torchruns_flags():
+        for spelled in action.option_strings:
+            if spelled.startswith("--"):
+                (flag,) = meant_by(spelled[2:])
+                assert flag.name == action.dest.replace("_", "-")
+                assert bool(flag.takes) == (action.nargs != 0)
+                assert flag.pet == (type(action).__name__ in ("env", "check_env"))
+            else:
+                assert command_line.BY_LETTER[spelled[1:]].name == action.dest
+    assert flag.variable.startswith("PET_")
+
+
+def test_beginnings_that_torchrun_takes_stand_for_the_same_flag():
+    """None of our own flags makes one of torchrun's ambiguous; what dashes alone made ambiguous there is not, here."""
+    names = {action.dest.replace("_", "-") for action in torchruns_flags()}
+    seen = 0
+    for name in names:
+        for size in range(1, len(name)):
+            beginning = name[:size]
+            if [other for other in names if other.startswith(beginning)] == [name]:
+                assert [flag.name for flag in meant_by(beginning)] == [name]
+                assert meant_by(beginning.replace("-", "_")) == meant_by(beginning)
+                seen += 1
+    assert seen > 100
+
+
+def test_words_mean_what_they_mean_to_torchrun():
+    """The same words, read by torchrun's parser and by ours: script, arguments and values are the same."""
+    for words in (
+        "--nnodes=1:2 --nproc_per_node 3 -r3 -t 0:1,1:2 -m x.py --nnodes 7 -- -m",
+        "--rdzv-id=abc --standalone --max-restarts 3 --role=a=b x.py",
+        "--redirect=3 --no-py x.py -h --help",
+        "-r=1 --tee=2 x.py x.py",
+        "-mr 1 x.py",
+        "--master_port 1 --max-restarts -1 x.py",
+    ):
+        theirs, ours = get_args_parser().parse_args(shlex.split(words)), line(words)
+        assert ours.script.text == theirs.training_script
+        assert list(ours.args) == theirs.training_script_args
+        for given in ours.given:
+            assert str(getattr(theirs, given.flag.name.replace("-", "_"))) == (given.text or "True")
+
+
+# What belongs to whom.
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--r", "3"],
+        ["--nnodes", "2"],
+        ["--", "-h"],
+        ["-"],
+        ["${local_rank}", "${x}", "???", "null", ""],
+        ["a b", "=", "é"],
+    ],
+)
+def test_what_follows_the_script_is_untouched(args):
+    """Whatever it looks like."""
+    assert job(["--nproc-per-node", "2", "x.py", *args]).entrypoint.args == args
+
+
+def test_a_script_after_two_dashes():
+    """As argparse has it."""
+    assert line("--nnodes 2 -- --odd.py -- a").script.text == "--odd.py"
+    assert line("-- x.py -- a").args == ("--", "a")
+
+
+def test_one_dash_is_a_script():
+    """Python's word for stdin is no flag."""
+    assert line("-").script.text == "-"
+
+
+def test_a_job_file_with_flags_and_overrides_in_any_order():
+    """Flags before and after it; of two that set the same the later wins; words after `--` replace the arguments."""
+    found = job(
+        "--max-restarts 3 job.yaml nnodes=2 --nproc_per_node 4 nproc_per_node=5 nnodes=3 --nnodes 1:2 -- -h nnodes=9"
+    )
+    assert (found.max_restarts, found.nnodes, found.nproc_per_node) == (3, "1:2", 5)
+    assert found.entrypoint == Entrypoint(script="x.py", args=["-h", "nnodes=9"])
+    assert job("job.yaml").entrypoint.args == ["--lr", "1"]
+    assert job("job.yaml --").entrypoint.args == []
+    assert job("job.yaml --pass-local-rank").entrypoint.pass_local_rank
+
+
+def test_a_job_file_keeps_its_own_ways():
+    """What torchrun shows and where it files logs is for command lines with a script."""
+    found = job("job.yaml --log-dir logs")
+    assert (found.show, found.log_dir, found.log_layout) == ("1", "logs", "raylaunch")
+
+
+@pytest.mark.parametrize("ending", ["yaml", "yml"])
+def test_both_endings_of_job_files(folder, ending):
+    """`.yaml` and `.yml`."""
+    (folder / f"other.{ending}").write_text("entrypoint: {script: x.py}\n")
+    assert job(f"other.{ending}").entrypoint.script == "x.py"
+
+
+def test_the_self_check():
+    """`check` is a job of ours, of the size that flags or a job file ask for."""
+    check = Entrypoint(module="raylaunch.worker.selfcheck")
+    assert job("check") == Job(entrypoint=check, name="check")
+    found = job("--nnodes 2 check job.yaml nproc_per_node=3 --show all -- --quick")
+    assert (found.nnodes, found.nproc_per_node, found.show, found.max_restarts) == (2, 3, "all", 0)
+    assert found.entrypoint == Entrypoint(module=check.module, args=["--quick"])
+
+
+def test_a_module_or_a_program_may_be_called_check():
+    """Only a script cannot, for which there is `./check`."""
+    assert job("-m check").entrypoint == Entrypoint(module="check")
+    assert job("--no-python check").entrypoint == Entrypoint(command="check")
+
+
+# What flags mean.
+
+
+def test_a_script_alone():
+    """Output is shown as torchrun shows it; all else is as in a job file that says nothing."""
+    assert job("x.py") == SCRIPT
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("--nnodes 2", {"nnodes": 2}),
+        ("--nnodes=1:4", {"nnodes": "1:4"}),
+        ("--nproc-per-node gpu", {"nproc_per_node": "gpu"}),
+        ("--nproc_per_node=xpu", {"nproc_per_node": "gpu"}),
+        ("--nproc 8", {"nproc_per_node": 8}),
+        ("--max-restarts 3", {"max_restarts": 3}),
+        ("--start-method fork", {"start_method": "forkserver"}),
+        ("--start-method spawn", {"start_method": "spawn"}),
+        ("--shutdown-timeout 5", {"shutdown_timeout": 5.0}),
+        ("--signals-to-handle SIGTERM,SIGUSR1", {"signals_to_handle": ["SIGTERM", "SIGUSR1"]}),
+        ("--signals-to-forward 'SIGUSR1, SIGUSR2'", {"signals_to_forward": ["SIGUSR1", "SIGUSR2"]}),
+        ("-r 3 -t0:1,10:2", {"redirects": 3, "tee": "0:1,10:2"}),
+        ("--local-ranks-filter 0", {"local_ranks_filter": "0"}),
+        ("--local-ranks-filter ''", {}),
+        ("--duplicate-stdout-filters a,,b,c", {"duplicate_stdout_filters": ["a,b", "c"]}),
+        ("--duplicate-stderr-filters=", {}),
+        ("--logs-specs mine", {"logs_specs": "mine"}),
+        ("--event-log-handler null", {}),
+        ("--event-log-handler console", {"event_log_handler": "console"}),
+        ("--rdzv-id none", {}),
+        ("--rdzv-id 007", {"run_id": "007"}),
+        ("--role '${x}'", {"role": "${x}"}),
+        ("--role null", {"role": "null"}),
+        ("--master-addr 10.0.0.1 --master-port 29500", {"master_addr": "10.0.0.1", "master_port": 29500}),
+        ("--master-addr ''", {}),
+        ("--virtual-local-rank", {"virtual_local_rank": True}),
+        ("--numa-binding core-complex", {"numa_binding": "core-complex"}),
+        ("--log-dir /logs", {"log_dir": "/logs", "log_layout": "torchrun"}),
+        ("--log-dir ''", {}),
+        ("--set log_layout=raylaunch --log-dir /logs", {"log_dir": "/logs"}),
+        ("--show 0,3", {"show": "0,3"}),
+        ("--set placement=pack --set env.A=true", {"placement": "pack", "env": {"A": "true"}}),
+        ("--rdzv-backend c10d --rdzv-endpoint h:1 --node-rank 1 --local-addr h --monitor-interval 1 --use-env", {}),
+        ("--rdzv-conf ''", {}),
+        ("--rdzv-conf timeout=9", {"placement_timeout": 9.0, "join_timeout": 9.0}),
+        ("--rdzv-conf last_call_timeout=1,foo=2", {"last_call": 1.0}),
+        (
+            "--rdzv-conf=\"'join_timeout=5,last_call_timeout=1,timeout=6'\"",
+            {"placement_timeout": 5.0, "join_timeout": 5.0, "last_call": 1.0},
+        ),
+    ],
+)
+def test_flags_are_settings(words, settings):
+    """Each sets its key; the words of torchrun's that mean `not given` set nothing."""
+    found = job(f"{words} x.py")
+    wanted = {name: getattr(SCRIPT, name) for name in Job.__dataclass_fields__} | settings
+    if "signals_to_handle" not in settings:
+        assert found.signals_to_handle == list(DEFAULT_SIGNALS)
+    assert found == Job(**wanted)
+
+
+def test_a_machine_alone():
+    """`--standalone` stands for a local Ray, unless an address is given by its own name, wherever that stands."""
+    assert job("--standalone x.py").ray.address == "local"
+    assert job("--set ray.address=h:1 --standalone x.py").ray.address == "h:1"
+    assert job("job.yaml ray.address=h:1 --standalone").ray.address == "h:1"
+    assert job("job.yaml --standalone").ray.address == "local"
+
+
+@pytest.mark.parametrize(
+    ("words", "python", "entrypoint"),
+    [
+        ("x.py a", "", Entrypoint(script="x.py", args=["a"])),
+        ("-m pkg.x a", "", Entrypoint(module="pkg.x", args=["a"])),
+        ("--no-python bash -c true", "", Entrypoint(command="bash", args=["-c", "true"])),
+        ("--run-path x.py a", "", Entrypoint(script="x.py", args=["a"])),
+        ("--run-path --no-python -m x.py", "", Entrypoint(script="x.py")),
+        ("--pass-local-rank x.py a", "", Entrypoint(script="x.py", args=["a"], pass_local_rank=True)),
+        ("x.py a", "py3", Entrypoint(command="py3", args=["-u", "x.py", "a"])),
+        ("-m pkg.x a", "py3", Entrypoint(command="py3", args=["-u", "-m", "pkg.x", "a"])),
+        ("--no-python bash", "py3", Entrypoint(command="bash")),
+        ("--run-path x.py", "py3", Entrypoint(script="x.py")),
+        (
+            "--pass-local-rank x.py a",
+            "py3",
+            Entrypoint(command="py3", args=["-u", "x.py", "--local-rank=${local_rank}", "a"]),
+        ),
+    ],
+)
+def test_what_runs(words, python, entrypoint):
+    """Script, module or program; PYTHON_EXEC names the interpreter of the first two, as under torchrun."""
+    assert job(words, **({"PYTHON_EXEC": python} if python else {})).entrypoint == entrypoint
+
+
+# The environment.
+
+
+def test_defaults_from_the_environment():
+    """`PET_*` gives defaults, for flags without a value too."""
+    found = job("x.py", PET_NNODES="1:2", PET_NPROC_PER_NODE="3", PET_MODULE="0", PET_RDZV_ID="", PET_LOG_DIR="/logs")
+    assert (found.nnodes, found.nproc_per_node, found.run_id) == ("1:2", 3, None)
+    assert (found.log_dir, found.log_layout) == ("/logs", "torchrun")
+    assert job("x", PET_MODULE="1").entrypoint == Entrypoint(module="x")
+    assert job("x", PET_NO_PYTHON="1").entrypoint == Entrypoint(command="x")
+    assert job("x.py", PET_STANDALONE="1").ray.address == "local"
+
+
+def test_the_command_line_beats_the_job_file_and_that_beats_the_environment():
+    """Schema, environment, job file, command line: what comes later wins."""
+    variables = {"PET_MAX_RESTARTS": "1", "PET_NNODES": "7", "PET_NO_PYTHON": "1"}
+    assert job("job.yaml", **variables).max_restarts == 2
+    assert job("job.yaml --max-restarts 3", **variables).max_restarts == 3
+    assert job("job.yaml", **variables).nnodes == 7
+    assert job("job.yaml", **variables).entrypoint.kind == "script"
+
+
+def test_variables_that_torchrun_reads_besides():
+    """The flag, its `PET_*` default, then the older variable; the prefix has no flag at all."""
+    old = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${role_name}${rank}: "}
+    assert job("x.py", **old).shutdown_timeout == 7
+    assert job("x.py", **old).log_line_prefix_template == "${role_name}${rank}: "
+    assert job("x.py", PET_SHUTDOWN_TIMEOUT="8", **old).shutdown_timeout == 8
+    assert job("--shutdown-timeout 9 x.py", PET_SHUTDOWN_TIMEOUT="8", **old).shutdown_timeout == 9
+
+
+# What is said about flags that mean nothing here.
+
+
+def test_flags_without_effect_are_one_line(golden):
+    """What is done instead, once for all of them; the environment's are not mentioned."""
+    words = (
+        "--rdzv-backend c10d --rdzv_endpoint h:1 --node-rank 0 --local-addr h --monitor-interval 1 "
+        "--rdzv-conf read_timeout=1,join_timeout=5,odd=1 --use-env --node-rank 1 x.py"
+    )
+    golden("flags_without_effect", torchrun.without_effect(line(words)))
+    assert torchrun.without_effect(line("--nnodes 2 x.py", PET_RDZV_ENDPOINT="h:1", PET_NODE_RANK="1")) == ""
+
+
+def test_they_are_said_before_the_run(capsys, monkeypatch):
+    """With the names of signals that no system has, which torchrun only warns of too."""
+    monkeypatch.setattr("raylaunch.cli.main._plan", lambda _: 0)
+    assert main.main(["--plan", "--node-rank", "0", "--signals-to-handle", "SIGTERM,SIGODD", "x.py"]) == ExitCode.OK
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "raylaunch: --node-rank: raylaunch numbers the nodes"
+    assert second.startswith("raylaunch: `SIGODD` is no signal")
+
+
+# What is wrong.
+
+WRONG = {
+    "unknown": "--nnods 2 x.py",
+    "unknown_like_nothing": "--zebra x.py",
+    "unknown_letter": "-x x.py",
+    "unknown_after_job_file": "job.yaml --max-restart 3 --plann",
+    "ambiguous": "--rdzv 2 x.py",
+    "no_value": "--nnodes --nproc-per-node 2 x.py",
+    "no_value_short": "-r",
+    "value_for_a_switch": "--standalone=1 x.py",
+    "nnodes_reversed": "--nnodes 2:1 x.py",
+    "nnodes_text": "--nnodes x x.py",
+    "nnodes_three": "--nnodes=2:20:30 x.py",
+    "nproc_text": "--nproc-per-node lots x.py",
+    "nproc_near_miss": "--nproc-per-node=gpus x.py",
+    "nproc_zero": "--nproc_per_node 0 x.py",
+    "streams": "--tee 4 -r 0:1, x.py",
+    "filter": "--local-ranks-filter 0,a x.py",
+    "restarts_negative": "--max-restarts -1 x.py",
+    "restarts_text": "--max-restarts many x.py",
+    "no_python_module": "--no-python -m x.py",
+    "start_method": "--start-method foo x.py",
+    "shutdown_negative": "--shutdown-timeout -1 x.py",
+    "shutdown_text": "--shutdown-timeout=nan x.py",
+    "rdzv_conf": "--rdzv-conf foo x.py",
+    "rdzv_conf_no_key": "--rdzv-conf =5,join_timeot x.py",
+    "rdzv_conf_text": "--rdzv-conf join_timeout=long,timeout=0 x.py",
+    "port": "--master-port 70000 x.py",
+    "numbers_without_effect": "--node-rank first --monitor-interval often x.py",
+    "numa": "--numa-binding nod x.py",
+    "event_log_handler": "--event-log-handler consol x.py",
+    "role_empty": "--role '' x.py",
+    "signals": "--signals-to-forward SIGTERM,usr1,SIGODD --signals-to-handle SIGTERM,SIGKILL x.py",
+    "set": "--set placement=pakc --set nnode=2 --set max_restarts x.py",
+    "several": "--nnodes 2:1 --tee 4 --max-restarts -1 x.py --lr 1",
+    "with_job_file": "job.yaml --nnodes 2:1 max_restarts=two",
+    "module_with_job_file": "job.yaml -m --run-path",
+    "unknown_of_the_script": "job.yaml --lr 1",
+    "script_after_job_file": "job.yaml train.py",
+    "module_with_check": "check -m --pass-local-rank",
+    "check_with_script": "check x.py",
+    "nothing_to_run": "--nnodes x.py",
+    "script_missing": "train/../y.py",
+    "script_missing_near_miss": "xx.py",
+    "script_missing_folder": "nowhere/x.py --lr 1",
+    "script_is_a_folder": "pkg",
+    "script_of_a_job_file": "job.yaml entrypoint.script=xx.py",
+    "script_quoted": "'my script.py'",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes(name, golden, capsys, monkeypatch, folder):
+    """Each is shown under the words that make it, with what was expected; nothing is started, the exit code is 2."""
+    monkeypatch.setattr("raylaunch.cli.main._run", Mock(side_effect=AssertionError("it was started")))
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "run.py").touch()
+    (folder / "train").mkdir()
+    assert main.main(shlex.split(WRONG[name])) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    golden(f"command_line/{name}", err.rstrip("\n"))
+
+
+def test_every_golden_text_is_in_use():
+    """A golden text without its test would rot."""
+    here = {file.stem for file in (Path(__file__).parent / "golden" / "command_line").glob("*.txt")}
+    others = {"environment_switch", "environment_value", "environment_and_flag", "script_denied", "script_archive"}
+    assert here == set(WRONG) | others
+
+
+def test_mistakes_in_the_environment(golden):
+    """A variable is shown as it is set, before what is wrong on the command line."""
+    golden("command_line/environment_switch", refusal("x.py", PET_STANDALONE="yes", PET_MODULE=""))
+    golden(
+        "command_line/environment_value", refusal("--tee=4 x.py", PET_NNODES="2:1", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="-1")
+    )
+    golden("command_line/environment_and_flag", refusal("-m x", PET_NO_PYTHON="1"))
+    assert "environment" not in refusal("--no-python -m x", PET_NO_PYTHON="1", PET_MODULE="1")
+
+
+def test_a_script_that_may_not_be_read(golden, monkeypatch):
+    """Root may read everything, so a file mode would not do."""
+    monkeypatch.setattr("os.access", lambda *_: False)
+    golden("command_line/script_denied", refusal("x.py"))
+
+
+def test_a_script_may_be_a_folder_or_an_archive_with_a_main(folder, golden):
+    """As for Python itself."""
+    (folder / "app").mkdir()
+    (folder / "app" / "__main__.py").touch()
+    assert job("app").entrypoint.script == "app"
+    for name, inside in (("good.zip", "__main__.py"), ("bad.zip", "run.py")):
+        with zipfile.ZipFile(folder / name, "w") as archive:
+            archive.writestr(inside, "")
+    assert job("good.zip").entrypoint.script == "good.zip"
+    golden("command_line/script_archive", refusal("bad.zip"))
+
+
+def test_scripts_on_other_machines_are_left_to_them(folder):
+    """Absolute paths on a cluster, modules, programs, and what Ray brings along from elsewhere."""
+    assert job("/nowhere/x.py").entrypoint.script == "/nowhere/x.py"
+    assert "does not exist" in refusal("--standalone /nowhere/x.py")
+    assert job("-m nowhere").entrypoint.module == "nowhere"
+    assert job("--no-python nowhere").entrypoint.command == "nowhere"
+    assert job("--set ray.working_dir=s3://bucket/code.zip y.py").entrypoint.script == "y.py"
+    (folder / "code").mkdir()
+    (folder / "code" / "y.py").touch()
+    assert job("--set ray.working_dir=code y.py").entrypoint.script == "y.py"
+    assert "does not exist" in refusal("--set ray.working_dir=code x.py")
+
+
+def test_a_named_local_ray_is_this_machine():
+    """RAY_ADDRESS=local says so as well."""
+    assert "does not exist" in refusal("/nowhere/x.py", RAY_ADDRESS="local")
+    assert job("--set ray.address=h:1 /nowhere/x.py", RAY_ADDRESS="local").entrypoint.kind == "script"
+
+
+# Help.
+
+
+def test_help_is_asked_for_anywhere_before_the_script(capsys):
+    """Whatever else is wrong; after the script it is the script's."""
+    for words in (["-h"], ["--help", "--zebra"], ["job.yaml", "--help"], ["--nnodes", "x", "-h"], ["check", "-h"]):
+        assert main.main(words) == ExitCode.OK
+        assert capsys.readouterr().out == help.full()
+    assert line("x.py --help").typed("help") is None
+
+
+def test_help_names_every_flag_on_a_line_of_its_own():
+    """None wider than a terminal of 120 columns."""
+    lines = help.full().splitlines()
+    for flag in FLAGS:
+        assert len([text for text in lines if f"{flag.spelled} " in f"{text[:34]} " and text.startswith("  ")]) >= 1
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_readme_has_the_table_of_flags():
+    """Word for word what the table of flags says."""
+    text = README.read_text(encoding="utf-8")
+    inside = text.partition("<!-- flags -->\n")[2].partition("<!-- /flags -->")[0]
+    assert inside.strip() == help.table().strip()
+
+
+def test_what_is_ours_has_no_default_in_the_environment():
+    """Only torchrun's flags have `PET_*` variables."""
+    assert not any(flag.pet for flag in TABLE[Group.OURS])

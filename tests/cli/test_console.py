@@ -1,0 +1,268 @@
+"""The terminal: in order, never in the way of the run, and honest about what it left out."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raylaunch.cli import console, writer
+from raylaunch.cli.console import Console
+from raylaunch.cli.writer import OutputWriter
+from raylaunch.core.actions import Launch
+from raylaunch.core.events import NodeJoined, NodeLost
+from raylaunch.core.job import Entrypoint, Job
+from raylaunch.core.journal import Entry
+from raylaunch.core.machine import Machine
+from raylaunch.node.logs import Output
+
+ROOT = Path(__file__).parents[2]
+
+
+class Screen(io.RawIOBase):
+    """A terminal that takes what it is given, or stands still."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.moves = threading.Event()
+        self.moves.set()
+        self.busy = threading.Event()
+        self.buffer = self
+
+    def write(self, data: bytes) -> int:
+        self.busy.set()
+        self.moves.wait(20)
+        self.text += bytes(data)
+        return len(data)
+
+
+@pytest.fixture
+def screens() -> Iterator[tuple[Screen, Screen]]:
+    found = (Screen(), Screen())
+    yield found
+    for screen in found:
+        screen.moves.set()
+
+
+def test_everything_arrives_in_order(screens):
+    """Ours and the job's, on each stream."""
+    out, err = screens
+    paper = OutputWriter(out, err)
+    for number in range(100):
+        paper.put("stdout", b"%d " % number)
+        paper.put("stderr", b"%d-" % number)
+        paper.say(b"%d;" % number)
+    paper.close()
+    assert out.text == b"".join(b"%d " % number for number in range(100))
+    assert err.text == b"".join(b"%d-%d;" % (number, number) for number in range(100))
+
+
+def test_what_a_slow_terminal_leaves_out_is_said_in_its_place(screens, monkeypatch):
+    """`put` never waits; words of ours are never left out."""
+    monkeypatch.setattr(writer, "_MOST_WAITING", 100)
+    out, err = screens
+    out.moves.clear()
+    paper = OutputWriter(out, err)
+    paper.put("stdout", b"a" * 60)
+    for _ in range(10):
+        paper.put("stdout", b"b" * 60)
+    paper.put("stdout", b"c")  # would fit, but stands behind what is left out
+    paper.say(b"ours\n")
+    out.moves.set()
+    _wait(lambda: b"ours" in err.text)
+    paper.put("stdout", b"d")
+    paper.close()
+    assert out.text == b"a" * 60 + b"d"
+    assert err.text == b"ours\nraylaunch: 601 bytes of output are not shown; the log files have all of it\n"
+
+
+def test_what_is_left_out_at_the_end_is_said_too(screens, monkeypatch):
+    """And where nothing is kept, no log file is promised."""
+    monkeypatch.setattr(writer, "_MOST_WAITING", 100)
+    out, err = screens
+    out.moves.clear()
+    paper = OutputWriter(out, err)
+    paper.kept = False
+    paper.put("stdout", b"a" * 100)
+    paper.put("stdout", b"b")
+    out.moves.set()
+    paper.close()
+    assert err.text == b"raylaunch: 1 bytes of output are not shown\n"
+
+
+def test_a_terminal_that_moves_is_waited_for(screens, monkeypatch):
+    """However slowly it does."""
+    monkeypatch.setattr(writer, "_STANDSTILL_SECONDS", 0.2)
+    monkeypatch.setattr(writer, "_PIECE", 10)
+    out, err = screens
+    slow = threading.Event()
+
+    def write(data):
+        slow.wait(0.1)
+        out.text += bytes(data)
+        return len(data)
+
+    out.write = write
+    paper = OutputWriter(out, err)
+    paper.put("stdout", b"x" * 100)
+    paper.close()
+    assert out.text == b"x" * 100
+    assert err.text == b""
+
+
+def test_a_terminal_that_stands_still_is_left(screens, monkeypatch):
+    """The report reaches stderr all the same, with the count of what is missing on stdout."""
+    monkeypatch.setattr(writer, "_STANDSTILL_SECONDS", 0.1)
+    out, err = screens
+    out.moves.clear()
+    paper = OutputWriter(out, err)
+    paper.put("stdout", b"a" * 10)
+    out.busy.wait(10)
+    paper.put("stdout", b"b" * 10)
+    paper.put("stderr", b"oops\n")
+    paper.say(b"the report\n")
+    paper.close()
+    assert err.text == (
+        b"oops\nthe report\nraylaunch: 20 bytes of output are not shown; the log files have all of it\n"
+    )
+
+
+PIPE = """
+import sys
+from raylaunch.cli import writer
+writer._STANDSTILL_SECONDS = 0.2
+paper = writer.OutputWriter(sys.stdout, sys.stderr)
+for _ in range(100):
+    paper.put("stdout", b"line\\n" * 2000)
+paper.say(b"the report\\n")
+paper.close()
+sys.exit(7)
+"""
+
+
+def _program(text: str, **streams) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)], cwd=ROOT, **streams)
+
+
+def test_a_pipe_that_nobody_reads():
+    """The process ends with its own exit code, its words on stderr, and without Python's complaints."""
+    process = _program(PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    report, count = process.stderr.read().decode().splitlines()
+    assert report == "the report"
+    missing = re.fullmatch(r"raylaunch: (\d+) bytes of output are not shown; the log files have all of it", count)
+    assert 900_000 < int(missing[1]) < 1_000_000
+    assert process.wait(20) == 7
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_a_pipe_that_is_closed():
+    """`| head -1`: the rest of stdout goes nowhere, and that is nobody's business."""
+    process = _program(PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b"the report\n"
+    assert process.wait(20) == 7
+    process.stderr.close()
+
+
+def test_a_pipe_that_others_made_nonblocking():
+    """Some who share a terminal do that."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    process = _program(PIPE, stdout=theirs, stderr=subprocess.DEVNULL)
+    os.close(theirs)
+    with open(ours, "rb") as file:
+        assert file.read() == b"line\n" * 200_000
+    assert process.wait(20) == 7
+
+
+def test_streams_of_all_kinds(monkeypatch):
+    """A notebook's stdout takes texts; a closed one is nothing at all."""
+    text = io.StringIO()
+    paper = OutputWriter(text, None)
+    paper.put("stdout", b"caf\xc3\xa9 \xff\n")
+    paper.say(b"nobody hears\n")
+    paper.close()
+    assert text.getvalue() == "café \ufffd\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "terminal", "coloured"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "0"}, True, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+    ],
+)
+def test_when_there_is_colour(environ, terminal, coloured):
+    """By the usual variables, else on a terminal only."""
+    assert console.is_coloured(environ, is_terminal=terminal) is coloured
+
+
+def test_a_line_of_ours(capsys, monkeypatch):
+    """Plain without colour; else its name is dim."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = Console()
+    plain.said("careful")
+    plain.close()
+    assert capsys.readouterr() == ("", "raylaunch: careful\n")
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = Console()
+    coloured.said("careful")
+    coloured.say("plain")
+    coloured.close()
+    assert capsys.readouterr().err == (
+        "\x1b[2mraylaunch:\x1b[0m \x1b[33mcareful\x1b[0m\n\x1b[2mraylaunch:\x1b[0m plain\n"
+    )
+
+
+def _lost(capsys, rank: int | None) -> str:
+    """What is said of node-2, which ran ranks 2 and 3, when some output of that rank was shown."""
+    machine = Machine(Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:2", nproc_per_node=2))
+    shown = Console()
+    for node in ("node-1", "node-2"):
+        event = NodeJoined(at=0.0, node=node, address="10.0.0.1", nproc=2)
+        actions = machine.handle(event)
+        shown.decided(Entry(event=event, actions=tuple(actions)), machine)
+    assert any(isinstance(action, Launch) for action in actions)
+    if rank is not None:
+        shown.wrote([Output(rank=rank, stream="stdout", data=b"line\n")])
+    shown.decided(Entry(event=NodeLost(at=1.0, node="node-2", why="its agent died"), actions=()), machine)
+    shown.close()
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_a_lost_node_of_which_nothing_was_shown(capsys, rank):
+    """Then nothing is missing."""
+    assert _lost(capsys, rank) == "raylaunch: node-2 was lost: its agent died"
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_lost_node_of_which_something_was_shown(capsys, rank):
+    """Its last output is in its files alone."""
+    assert _lost(capsys, rank) == (
+        "raylaunch: node-2 was lost: its agent died; the last lines of its workers may be missing here"
+    )
+
+
+def _wait(condition: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    pytest.fail("waited in vain")

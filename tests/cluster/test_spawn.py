@@ -1,0 +1,138 @@
+"""`raylaunch.spawn`: a program written for `torch.multiprocessing.spawn`, on a cluster."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.private_cluster import MARK, marked
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+def program(launcher, text: str, *, env: dict[str, str] | None = None) -> list:
+    """Run a program as a person would; it prints lines of JSON among the output of the processes."""
+    path = launcher.folder / "program.py"
+    path.write_text("import json, os, sys\nimport raylaunch\n" + textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=launcher.folder,
+        env=launcher.cluster.env(**(env or {})),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", "{"))]
+
+
+TUTORIAL = """
+def run(spawn):
+    def work(i, folder, n):
+        # As the tutorial has it: the address and the port are the program's own.
+        import os, socket
+        import torch, torch.distributed as dist
+        if i == 0:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                port = server.getsockname()[1]
+            with open(folder + "/port.part", "w") as file:
+                file.write(str(port))
+            os.rename(folder + "/port.part", folder + "/port")
+        while not os.path.exists(folder + "/port"):
+            pass
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", open(folder + "/port").read()
+        dist.init_process_group("gloo", rank=i, world_size=n)
+        total = torch.tensor([i + 1.0])
+        dist.all_reduce(total)
+        print([i, total.item()], flush=True)
+        dist.destroy_process_group()
+    return spawn(work, (os.getcwd(), 3), nprocs=3, preload=["torch"])
+assert run(raylaunch.spawn) is None
+"""
+
+
+def test_the_tutorial_program(launcher):
+    """`fn(i, *args)` in so many processes, which make their process group themselves, at an address of their own."""
+    assert sorted(program(launcher, TUTORIAL)) == [[0, 6.0], [1, 6.0], [2, 6.0]]
+
+
+FAILURES = """
+import signal, time, traceback
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+def fails(i, how):
+    if i != 1:
+        time.sleep(60)
+    if how == "raise":
+        raise KeyError("no such shard")
+    if how == "exit":
+        sys.exit(7)
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def told(how):
+    try:
+        raylaunch.spawn(fails, (how,), nprocs=2, preload=[], shutdown_timeout=0.5)
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        more = [error.exit_code, error.signal_name] if isinstance(error, ProcessExitedException) else []
+        return [type(error).__name__, str(error), error.error_index, repr(error.__cause__), error.error_pid > 0, *more]
+
+print(json.dumps([told(how) for how in ("raise", "exit", "kill")]))
+"""
+
+
+def test_exceptions_are_those_of_torch(launcher):
+    """The same classes, texts and attributes; and the exception itself as the cause, which torch cannot give."""
+    ((raised, left, killed),) = program(launcher, FAILURES)
+    kind, text, index, cause, has_pid = raised
+    assert (kind, index, cause, has_pid) == ("ProcessRaisedException", 1, "KeyError('no such shard')", True)
+    assert text.startswith(
+        "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+    )
+    assert text.rstrip().endswith("KeyError: 'no such shard'")
+    assert left == ["ProcessExitedException", "process 1 terminated with exit code 7", 1, "None", True, 7, None]
+    text = "process 1 terminated with signal SIGSEGV"
+    assert killed == ["ProcessExitedException", text, 1, "None", True, -11, "SIGSEGV"]
+
+
+NOT_JOINED = """
+import time
+def work(i, folder):
+    open(f"{folder}/up-{i}", "w").close()
+    while not os.path.exists(folder + "/go"):
+        time.sleep(0.01)
+context = raylaunch.spawn(work, (os.getcwd(),), nprocs=2, join=False, preload=[])
+while not (os.path.exists("up-0") and os.path.exists("up-1")):
+    time.sleep(0.01)
+early = context.join(timeout=0.1)
+open("go", "w").close()
+print(json.dumps([early, context.join(), context.join()]))
+"""
+
+
+def test_not_joined_at_once(launcher):
+    """`join=False` returns while they run; `join` says whether all have ended, as often as it is asked."""
+    assert program(launcher, NOT_JOINED) == [[False, True, True]]
+
+
+def test_a_program_that_does_not_wait_takes_its_processes_along(launcher, until):
+    """Nobody joins: when the program ends, so do they."""
+    text = """
+    import time
+    def work(i, folder):
+        open(f"{folder}/up-{i}", "w").close()
+        time.sleep(600)
+    raylaunch.spawn(work, (os.getcwd(),), nprocs=2, join=False, preload=[], env={MARK: mark})
+    while not (os.path.exists("up-0") and os.path.exists("up-1")):
+        time.sleep(0.01)
+    """
+    mark = secrets.token_hex(8)
+    program(launcher, textwrap.dedent(text).replace("{MARK: mark}", str({MARK: mark})))
+    until(lambda: marked(mark) == [], 15, "the processes to be gone")
