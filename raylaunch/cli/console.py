@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import os
-import queue
 import sys
-import threading
-from collections.abc import Iterable
-from typing import BinaryIO
+from collections.abc import Iterable, Mapping
 
-import click
-
+from raylaunch.cli.writer import OutputWriter
 from raylaunch.core.actions import Launch, Stop
 from raylaunch.core.events import NodeJoined, NodeLost
-from raylaunch.core.job import Job, shown_ranks
+from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry
 from raylaunch.core.machine import Machine, Phase
 from raylaunch.core.plan import Plan
+from raylaunch.core.ranks import assign
 from raylaunch.node.logs import Output
 
-_MOST_UNPRINTED = 8 * 1024 * 1024
-"""Bytes that may wait for a slow terminal; what comes beyond is left out of it and counted. The files have it all."""
+_CODES = {"dim": "2", "green": "32", "yellow": "33"}
 
 
 class Console:
     """One line for each change, the same on a terminal and on a pipe."""
 
     def __init__(self) -> None:
-        self._colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-        self._writer = OutputWriter(sys.stdout.buffer, sys.stderr.buffer)
+        self._colour = is_coloured(os.environ, is_terminal=sys.stderr is not None and sys.stderr.isatty())
+        self._writer = OutputWriter(sys.stdout, sys.stderr)
         self._phase = Phase.GATHERING
         self._launched_at = 0.0
-        self._only_rank: int | None = 0
+        #: Of the present attempt, by node.
+        self._ranks: dict[str, range] = {}
+        #: Ranks of which something was shown.
+        self._seen: set[int] = set()
 
     def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
-        """The head of the run."""
-        shown = shown_ranks(job.show)
-        self._only_rank = next(iter(shown)) if shown is not None and len(shown) == 1 else None
+        """The head of the run. `run_dir` is `""` where nothing is kept."""
+        self._writer.kept = run_dir != ""
         self.say(f"{job.title}: {job.entrypoint}")
-        self.say(f"asking for {plan.asked}; logs in {run_dir}")
+        self.say(f"asking for {plan.asked}; {f'logs in {run_dir}' if run_dir else 'no logs are kept'}")
         if not plan.feasible:
             self.say(f"waiting up to {job.placement_timeout:g} s for room", colour="yellow")
             for line in plan.shortage.splitlines()[1:]:
@@ -50,11 +48,16 @@ class Console:
             case NodeJoined() as event:
                 self.say(f"{event.node} ({event.address}) is ready, {event.nproc} workers")
             case NodeLost() as event if event.node in machine.roster:
-                self.say(f"{event.node} was lost: {event.why}", colour="yellow")
+                missing = not self._seen.isdisjoint(self._ranks.get(event.node, ()))
+                may_lack = "; the last lines of its workers may be missing here" if missing else ""
+                self.say(f"{event.node} was lost: {event.why}{may_lack}", colour="yellow")
         for action in entry.actions:
             match action:
                 case Launch(attempt=attempt, why=why):
                     self._launched_at = machine.now
+                    members = [machine.nodes[node] for node in action.roster if node in machine.nodes]
+                    self._ranks = {part.node: part.ranks for part in assign(attempt, members)}
+                    self._seen.clear()
                     if attempt > 1:
                         self.say(why, colour="yellow")
                 case Stop(why=why, grace=grace) if grace > 0:
@@ -66,19 +69,25 @@ class Console:
                 self.say(f"attempt {machine.attempt} runs: {machine.status} (started in {took:.2f} s)", colour="green")
 
     def wrote(self, output: Iterable[Output]) -> None:
-        """Pass on what shown ranks wrote. Where several are shown, each line names its rank."""
+        """Pass on what shown ranks wrote, as the nodes made it ready to be shown."""
         for part in output:
-            data = part.data if part.rank == self._only_rank else _prefixed(part)
-            self._writer.put(part.stream, data)
+            self._seen.add(part.rank)
+            self._writer.put(part.stream, part.data)
 
     def said(self, text: str) -> None:
         """A line that is no decision."""
         self.say(text, colour="yellow")
 
-    def say(self, text: str, *, colour: str | None = None) -> None:
+    def say(self, text: str, *, colour: str = "") -> None:
         """One line of ours, in order with the job's output."""
-        line = f"{click.style('raylaunch:', dim=True)} {click.style(text, fg=colour)}"
-        self._writer.put("stderr", f"{line if self._colour else click.unstyle(line)}\n".encode())
+        self._writer.say(f"{self._in('dim', 'raylaunch:')} {self._in(colour, text)}\n".encode())
+
+    def line(self, text: str) -> None:
+        """A line for a program to read, on stderr as it is."""
+        self._writer.say(f"{text}\n".encode())
+
+    def _in(self, colour: str, text: str) -> str:
+        return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self._colour and colour else text
 
     def last_words(self, text: str, *, ok: bool) -> None:
         """The report: lines of ours where all went well, else a block that stands for itself."""
@@ -86,57 +95,17 @@ class Console:
             for line in text.splitlines():
                 self.say(line, colour="green")
         else:
-            self._writer.put("stderr", f"\n{text}".encode())
+            self._writer.say(f"\n{text}".encode())
 
     def close(self) -> None:
         """Print what still waits."""
         self._writer.close()
 
 
-def _prefixed(part: Output) -> bytes:
-    tag = f"[{part.rank}] ".encode()
-    return b"".join(tag + line for line in part.data.splitlines(keepends=True))
-
-
-class OutputWriter:
-    """Writes in a thread of its own: a terminal that stands still must not stop the driver."""
-
-    def __init__(self, stdout: BinaryIO, stderr: BinaryIO) -> None:
-        self._streams = {"stdout": stdout, "stderr": stderr}
-        self._queue: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
-        self._waiting = 0
-        self._left_out = 0
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._write, daemon=True, name="raylaunch-output")
-        self._thread.start()
-
-    def put(self, stream: str, data: bytes) -> None:
-        """Never blocks."""
-        with self._lock:
-            if self._waiting + len(data) > _MOST_UNPRINTED:
-                self._left_out += len(data)
-                return
-            self._waiting += len(data)
-        self._queue.put((stream, data))
-
-    def close(self) -> None:
-        """Wait for a terminal that moves; leave one that does not."""
-        self._queue.put(None)
-        self._thread.join(timeout=5.0)
-
-    def _write(self) -> None:
-        while (item := self._queue.get()) is not None:
-            stream, data = item
-            self._to(stream, data)
-            with self._lock:
-                self._waiting -= len(data)
-                left_out, self._left_out = (self._left_out, 0) if self._waiting == 0 else (0, self._left_out)
-            if left_out:
-                self._to("stderr", f"raylaunch: {left_out} bytes of output are not shown\n".encode())
-
-    def _to(self, stream: str, data: bytes) -> None:
-        try:
-            self._streams[stream].write(data)
-            self._streams[stream].flush()
-        except (OSError, ValueError):
-            return  # nobody reads any more (a closed pipe); the run goes on
+def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
+    """On a terminal, unless NO_COLOR is set (no-color.org) or it can show none; elsewhere where FORCE_COLOR is."""
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return environ["FORCE_COLOR"] != "0"
+    return is_terminal and environ.get("TERM") != "dumb"

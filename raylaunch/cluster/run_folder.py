@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,14 +15,15 @@ from raylaunch.core import contract, journal
 from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry
 from raylaunch.core.plan import Plan
-from raylaunch.core.result import RunResult
+from raylaunch.core.result import RunResult, facts
 from raylaunch.errors import ConfigError
 
 
 class RunFolder:
     """All entries are also kept in memory: the result is built from them whatever became of the disk."""
 
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, path: Path | None, warn: Callable[[str], None]) -> None:
+        """`path` None: nothing is kept."""
         self.path = path
         self.entries: list[Entry] = []
         self._warn = warn
@@ -30,23 +32,34 @@ class RunFolder:
     @classmethod
     def create(cls, job: Job, run_id: str, warn: Callable[[str], None]) -> RunFolder:
         """Make the folder. One that is there already gets a number behind its name; no run overwrites another's."""
-        base = Path(job.log_dir).absolute() / job.title
-        path, number = base / run_id, 1
+        if job.log_dir == contract.NOWHERE:
+            return cls(None, warn)
+        layout = contract.LAYOUTS[job.log_layout]
+        name = layout.run_dir(title=job.title, run_id=run_id, random=secrets.token_hex(4))
+        first = path = Path(job.log_dir).absolute() / name
+        number = 1
         try:
-            base.mkdir(parents=True, exist_ok=True)
+            first.parent.mkdir(parents=True, exist_ok=True)
             while True:
                 try:
                     path.mkdir()
                     return cls(path, warn)
                 except FileExistsError:
                     number += 1
-                    path = base / f"{run_id}-{number}"
+                    path = first.with_name(f"{first.name}-{number}")
         except OSError as error:
             msg = f"cannot make the run folder {path}: {error.strerror}"
             raise ConfigError(msg, hint="`log_dir` says where run folders are made") from None
 
+    @property
+    def where(self) -> str:
+        """Its path; `""` where nothing is kept."""
+        return "" if self.path is None else str(self.path)
+
     def open(self, job: Job, job_text: str, plan: Plan, began: str) -> None:
         """Write what is known before the first event."""
+        if self.path is None:
+            return
         self._write(contract.JOB, job_text)
         self._write(contract.PLAN, json.dumps(asdict(plan), indent=2) + "\n")
         try:
@@ -65,7 +78,7 @@ class RunFolder:
         if self._events is not None:
             self._events.close()
             self._events = None
-        self._write(contract.RESULT, json.dumps(asdict(result), indent=2) + "\n")
+        self._write(contract.RESULT, json.dumps(facts(result), indent=2) + "\n")
 
     def _line(self, text: str) -> None:
         if self._events is None:
@@ -78,6 +91,8 @@ class RunFolder:
             self._lament(contract.EVENTS, error)
 
     def _write(self, name: str, text: str) -> None:
+        if self.path is None:
+            return
         aside = self.path / f".{name}.{os.getpid()}"
         try:
             aside.write_text(text)
@@ -88,4 +103,4 @@ class RunFolder:
             self._lament(name, error)
 
     def _lament(self, name: str, error: OSError) -> None:
-        self._warn(f"cannot write {self.path / name}: {error.strerror}; the run goes on without it")
+        self._warn(f"cannot write {self.where}/{name}: {error.strerror}; the run goes on without it")

@@ -20,8 +20,11 @@ from raylaunch.node import processes
 
 
 def main() -> int:
-    """`keeper.py CONTROL_FD`. Returns in the keeper, in the fork server, and in every worker that was forked there."""
-    control = int(sys.argv[1])
+    """`keeper.py CONTROL_FD [FOLDER]`. Returns in the keeper, in the fork server, and in every worker forked there.
+
+    The folder goes with the agent; of the keeper and the fork server, either may be killed together with it.
+    """
+    control, folders, agent = int(sys.argv[1]), sys.argv[2:], os.getppid()
     processes.be_as_nice_as_others()
     processes.become_reaper()
     me = os.getpid()
@@ -32,12 +35,25 @@ def main() -> int:
         while os.wait()[0] != server:
             pass
         processes.end_children(seconds=5.0)
+        if os.getppid() != agent:
+            _remove(folders)
         return 0
     processes.on_death_of_parent(signal.SIGTERM, me)
     processes.become_reaper()
     from raylaunch.node import forkserver  # noqa: PLC0415
 
-    return forkserver.main(control)
+    server = os.getpid()
+    code = forkserver.main(control)
+    if os.getpid() == server:
+        _remove(folders)
+    return code
+
+
+def _remove(folders: list[str]) -> None:
+    from raylaunch.node import spool  # noqa: PLC0415
+
+    for folder in folders:
+        spool.remove(folder)
 
 
 if __name__ == "__main__":
