@@ -54,7 +54,9 @@ def _command(line: CommandLine) -> int:
     for text in (torchrun.without_effect(line), *warnings(job)):
         if text:
             _say(text)
-    return _plan(job) if line.typed("plan") else _run(job, dialect.dump(job))
+    if line.typed("plan"):
+        return _plan(job)
+    return _run(job, dialect.dump(job), is_check=line.form is Form.CHECK)
 
 
 def _nothing(line: CommandLine) -> int:
@@ -75,18 +77,19 @@ def _plan(job: Job) -> int:
     return ExitCode.OK
 
 
-def _run(job: Job, job_text: str) -> int:
+def _run(job: Job, job_text: str, *, is_check: bool) -> int:
     from raylaunch.cli.console import Console  # noqa: PLC0415
     from raylaunch.cli.error_file import leave_copy  # noqa: PLC0415
     from raylaunch.cli.event_log import watching  # noqa: PLC0415
-    from raylaunch.cli.report import report  # noqa: PLC0415
+    from raylaunch.cli.report import found_something_wrong, report  # noqa: PLC0415
     from raylaunch.cluster.run import run_job  # noqa: PLC0415
 
     console = Console()
     try:
         result = run_job(job, job_text, watching(job, console)).result
         leave_copy(result, os.environ, console.said)
-        console.last_words(report(result), ok=result.ok)
+        if not (is_check and found_something_wrong(result)):  # its table has said it
+            console.last_words(report(result), ok=result.ok)
     finally:
         console.close()
     return result.exit_code

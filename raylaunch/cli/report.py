@@ -17,6 +17,12 @@ _MOST_ATTEMPTS = 12
 _NOT_AVAILABLE = "<N/A>"
 
 
+def found_something_wrong(result: RunResult) -> bool:
+    """Whether it was a self-check that came to its end and says by its exit code that not all is well."""
+    cause = result.cause
+    return cause is not None and cause.exit_code == 1 and cause.error is None
+
+
 def report(result: RunResult) -> str:
     """The report as plain text, ending in a newline."""
     if result.ok:

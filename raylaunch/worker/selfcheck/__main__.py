@@ -1,0 +1,8 @@
+"""`python -m raylaunch.worker.selfcheck`."""
+
+import sys
+
+from raylaunch.worker.selfcheck.program import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""`raylaunch check` on a cluster: the table on stdout, the exit code for scripts, and no failure report about itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+def check(launcher, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "raylaunch", "check", "--set", "placement=pack", *words],
+        cwd=launcher.folder,
+        env=launcher.cluster.env(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_all_is_well(launcher):
+    """Two agents with two workers each: every operation is verified, none is wrong."""
+    done = check(launcher, "--nnodes", "2", "--nproc-per-node", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1].endswith(" ok")
+    for name in ("init env://", "init tcp://", "init file://", "all_to_all", "isend, irecv", "DDP step", "FSDP2 step"):
+        assert any(line.startswith(f"  {name}  ") and " ok, " in line for line in lines), name
+
+
+def test_something_is_wrong(launcher):
+    """A backend that was asked for and is not there: exit code 1, and the table says it, not a report of a crash."""
+    done = check(launcher, "--nproc-per-node", "2", "--", "--backends", "ucc")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "ucc" in done.stdout
+    assert "wrong" in done.stdout
+    assert "error:" not in done.stderr
