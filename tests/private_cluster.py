@@ -25,7 +25,7 @@ BIN = Path(sys.executable).parent
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One head node on this machine."""
+    """One head node on this machine, and further ones that were added."""
 
     address: str
     dashboard: str
@@ -38,6 +38,17 @@ class Cluster:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "RAY_ADDRESS": self.address} | more
 
+    def add_node(self, *, cpus: int, gpus: int = 0, labels: str = "", env: dict[str, str] | None = None) -> None:
+        """Another raylet on this machine, which Ray takes for a machine of its own. One at a time: two that start at once confuse each other."""
+        agent_http, agent_grpc = free_ports(2)
+        command = [
+            *(str(BIN / "ray"), "start", f"--address={self.address}", "--node-ip-address=127.0.0.1"),
+            *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--labels={labels}"),
+            *(f"--dashboard-agent-listen-port={agent_http}", f"--dashboard-agent-grpc-port={agent_grpc}"),
+            *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
+        ]
+        _run(self, command, self.env(**{MARK: self.mark}, **(env or {})))
+
     def stop(self) -> None:
         """End its processes, and those they started."""
         end_marked(self.mark)
@@ -45,16 +56,16 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def private_cluster(*, cpus: int = 4, dashboard: bool = False) -> Iterator[Cluster]:
+def private_cluster(*, cpus: int = 4, dashboard: bool = False, labels: str = "") -> Iterator[Cluster]:
     """Start one; `dashboard` is needed for `ray job submit`, and needs `ray[default]`."""
-    cluster = start(cpus=cpus, dashboard=dashboard)
+    cluster = start(cpus=cpus, dashboard=dashboard, labels=labels)
     try:
         yield cluster
     finally:
         cluster.stop()
 
 
-def start(*, cpus: int = 4, dashboard: bool = False) -> Cluster:
+def start(*, cpus: int = 4, dashboard: bool = False, labels: str = "") -> Cluster:
     """The same for whoever stops it himself."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
     folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))
@@ -70,19 +81,23 @@ def start(*, cpus: int = 4, dashboard: bool = False) -> Cluster:
     command = [
         *(str(BIN / "ray"), "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
         *(f"--num-cpus={cpus}", f"--temp-dir={folder}", f"--include-dashboard={str(dashboard).lower()}"),
-        *(f"--dashboard-port={http}", f"--ray-client-server-port={client}"),
+        *(f"--labels={labels}", f"--dashboard-port={http}", f"--ray-client-server-port={client}"),
         *(f"--dashboard-agent-listen-port={agent_http}", f"--dashboard-agent-grpc-port={agent_grpc}"),
         *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
     ]
     env = cluster.env(**{MARK: mark})
     del env["RAY_ADDRESS"]
+    _run(cluster, command, env)
+    return cluster
+
+
+def _run(cluster: Cluster, command: list[str], env: dict[str, str]) -> None:
     try:
         subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
     except subprocess.SubprocessError as error:
         cluster.stop()
         msg = f"`ray start` failed: {error}\n{getattr(error, 'stdout', '')}{getattr(error, 'stderr', '')}"
         raise RuntimeError(msg) from error
-    return cluster
 
 
 def free_ports(count: int) -> list[int]:

@@ -200,7 +200,7 @@ TABLE = {
             name="logs-specs",
             takes="NAME",
             default="default",
-            about="a class of the entry-point group `torchrun.logs_specs`",
+            about="only `default`: classes of one's own cannot say where files go",
             setting="logs_specs",
             pet=False,
         ),

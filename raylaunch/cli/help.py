@@ -30,7 +30,7 @@ Exit codes:
   2         the command line or the job file is wrong; nothing was started
   3         the cluster cannot be reached, or did not give what was asked
   4         raylaunch is at fault
-  130, 143  stopped by SIGINT, SIGTERM
+  128 + n   stopped by signal n: 130 for SIGINT, 143 for SIGTERM
 
 Examples:
   raylaunch --nnodes 1:4 --nproc-per-node 8 --max-restarts 3 train.py --lr 3e-4

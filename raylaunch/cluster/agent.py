@@ -10,13 +10,21 @@ from typing import Any
 
 import ray
 
+from raylaunch.cluster.outbox import Outbox
+from raylaunch.core.contract import LAYOUTS
 from raylaunch.core.environment import base_env
+from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.job import NodeRule
 from raylaunch.core.ranks import Assignment, Rendezvous
-from raylaunch.node import messages, processes
-from raylaunch.node.logs import Output, Tails
+from raylaunch.core.rules import Place, matching
+from raylaunch.core.streams import View
+from raylaunch.node import interfaces, messages, processes
+from raylaunch.node.logs import Output, Tails, sources
 from raylaunch.node.supervisor import Event, NodeSettings, Supervisor
 
 _TAIL_SECONDS = 0.1
+_MOST_PER_TURN = 4 * 1024 * 1024
+"""Bytes that are read from logs before whatever else waits gets its turn: a restart, perhaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +35,14 @@ class AgentSettings:
     address: str | None
     """Where the node's store listens; None: the node's own address, as Ray knows it."""
     nproc: int
+    """Workers of this agent; each has its own number."""
+    rules: dict[str, NodeRule]
     submitter_env: dict[str, str]
     cwd: str | None
     """None: where Ray unpacked the working folder."""
     ray_address: str
-    shown: frozenset[int] | None
-    """Ranks whose output is wanted; None: all."""
+    view: View
+    """What of the workers' output is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,28 +70,34 @@ class Agent:
     def __init__(self, told: AgentSettings) -> None:
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
-        address = told.address or ray.util.get_node_ip_address()
+        address = told.address or _numeric(ray.util.get_node_ip_address())
+        place = Place(address=address, labels=context.get_node_labels(), interfaces=interfaces.interfaces())
         env = base_env(
-            os.environ, told.submitter_env, told.settings.env, nproc=told.nproc, ray_address=told.ray_address
+            os.environ,
+            told.submitter_env,
+            (told.settings.env, *(rule.env for rule in matching(told.rules, place).values())),
+            place=place,
+            nproc=told.nproc,
+            ray_address=told.ray_address,
         )
         cwd = told.cwd or os.getcwd()
         if not os.path.isdir(cwd):
             msg = f"the folder {cwd} does not exist on the node {address}"
             raise FileNotFoundError(msg)
-        self._shown = told.shown
+        self._view = told.view
         self._nproc = told.nproc
         self._address = address
         self._supervisor = Supervisor(replace(told.settings, address=address, env=env, cwd=cwd))
         self._supervisor.start()
-        self._unsaid = Words(now=0.0)
+        self._unsaid: Outbox[AgentUp | Event] = Outbox()
         self._something = asyncio.Event()
         self._mistake: Exception | None = None
         self._watched = False
-        self._tails: Tails | None = None
+        self._tails = Tails()
         self._tailing: asyncio.Task[None] | None = None
 
     async def words(self) -> Words:
-        """Wait until there is something to say, and say all of it. The driver always has one such call pending."""
+        """Wait until there is something to say, and say it. The driver always has one such call pending."""
         if not self._watched:
             self._watched = True
             asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._hear)
@@ -89,21 +105,26 @@ class Agent:
         if self._mistake is not None:
             raise self._mistake
         self._something.clear()
-        said, self._unsaid = self._unsaid, Words(now=0.0)
-        return replace(said, now=time.monotonic())
+        events, output = self._unsaid.take(more_output=self._tails.behind)
+        self._tell()
+        return Words(now=time.monotonic(), events=events, output=output)
 
     async def launch(self, part: Assignment, meeting: Rendezvous) -> None:
         """Start this node's part of an attempt, ending what is left of those before."""
-        self._drain()
         self._supervisor.launch(part, meeting)
-        shown = [rank for rank in part.ranks if self._shown is None or rank in self._shown]
-        self._tails = Tails(self._supervisor.settings.run_dir, part.attempt, shown) if shown else None
-        if self._tails is not None and self._tailing is None:
+        told = self._supervisor.settings
+        wanted = sources(self._view, part, LAYOUTS[told.layout], told.run_dir, kept=told.kept)
+        self._tails.add(wanted)
+        if wanted and self._tailing is None:
             self._tailing = asyncio.get_running_loop().create_task(self._tail())
 
-    async def stop(self, attempt: int, grace: float) -> None:
+    async def stop(self, attempt: int, grace: float, signal: str) -> None:
         """End the attempt's workers."""
-        self._supervisor.stop(attempt, grace)
+        self._supervisor.stop(attempt, grace, signal)
+
+    async def forward(self, attempt: int, signal: str) -> None:
+        """Send the attempt's workers a signal that is not ours."""
+        self._supervisor.forward(attempt, signal)
 
     async def open_store(self, attempt: int) -> None:
         """Have a store ready for the attempt."""
@@ -120,6 +141,7 @@ class Agent:
         if self._watched:
             asyncio.get_running_loop().remove_reader(self._supervisor.fileno())
         await asyncio.get_running_loop().run_in_executor(None, self._supervisor.close)
+        self._tails.close()
 
     def _hear(self) -> None:
         try:
@@ -128,12 +150,15 @@ class Agent:
             self._mistake = error  # ours; the next `words` tells the driver, which has no other way to hear of it
             self._something.set()
             return
-        if any(not isinstance(event, messages.Ready | messages.StoreOpen) for event in events):
-            self._drain()  # a worker's last output comes before the word of its end
         for event in events:
-            self._unsaid.events.append(self._up(event) if isinstance(event, messages.Ready) else event)
-        if events:
-            self._something.set()
+            ended = _ended(event)
+            if ended is not None:
+                self._tails.end(ended)
+            last = ended is not None and not isinstance(event, WorkersStarted)
+            self._unsaid.put(self._up(event) if isinstance(event, messages.Ready) else event, last=last)
+        if any(isinstance(event, WorkersStarted | WorkersExited | WorkersStopped) for event in events):
+            self._read()  # a worker's last output comes before the word of its end
+        self._tell()
 
     def _up(self, ready: messages.Ready) -> AgentUp:
         processes.give_back_memory()  # from here on this process waits, for days perhaps
@@ -142,15 +167,37 @@ class Agent:
     async def _tail(self) -> None:
         while True:
             await asyncio.sleep(_TAIL_SECONDS)
-            self._take(self._tails.read() if self._tails is not None else [])
+            if not self._unsaid.full:
+                self._read()
 
-    def _drain(self) -> None:
-        self._take(self._tails.read(to_the_end=True) if self._tails is not None else [])
+    def _read(self) -> None:
+        """Read on, one turn; with logs of attempts that have ended, as many turns as it takes."""
+        self._unsaid.put_output(self._tails.read(_MOST_PER_TURN))
+        if self._tails.behind:
+            asyncio.get_running_loop().call_soon(self._read)
+        self._tell()
 
-    def _take(self, output: list[Output]) -> None:
-        if output:
-            self._unsaid.output.extend(output)
+    def _tell(self) -> None:
+        if self._unsaid.has_some(more_output=self._tails.behind):
             self._something.set()
+
+
+def _numeric(address: str) -> str:
+    """The node's address as Ray knows it. A name, should it be one, may mean nothing to the other nodes."""
+    return next(
+        (one for one in interfaces.resolved(address) if one == address or not interfaces.is_loopback(one)), address
+    )
+
+
+def _ended(event: Event) -> int | None:
+    """The attempt of which nothing more will be written, as this event says."""
+    match event:
+        case WorkersStarted():
+            return event.attempt - 1  # whose workers were gone before these were started
+        case WorkersStopped() | WorkersExited(failures=()):
+            return event.attempt
+        case _:
+            return None
 
 
 def actor_class() -> Any:

@@ -10,9 +10,10 @@ from typing import Protocol
 
 from raylaunch.cluster.agent import AgentUp
 from raylaunch.cluster.fleet import Fleet, Gone, Heard
-from raylaunch.core.actions import Action, Finish, Launch, Release, Stop, WakeAt
+from raylaunch.core.actions import Action, Finish, Forward, Launch, Release, Stop, WakeAt
 from raylaunch.core.events import (
     Event,
+    ForwardAsked,
     NodeJoined,
     NodeLost,
     StopAsked,
@@ -53,11 +54,11 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Signalled:
     signal: str
 
 
-Item = Heard | Gone | _Asked
+Item = Heard | Gone | _Signalled
 
 
 class Driver:
@@ -81,15 +82,16 @@ class Driver:
         self._began = began
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._wake_at: float | None = None
-        #: Ports of stores by node and attempt; None: asked for, but not open yet.
-        self._stores: dict[tuple[str, int], int | None] = {}
+        #: Stores by node and attempt; None: asked for, but not open yet.
+        self._stores: dict[tuple[str, int], StoreOpen | None] = {}
+        self._noted = ""
         #: An attempt that waits for the store of its first node.
         self._unsent: Launch | None = None
         self._finish: Finish | None = None
 
-    def ask_stop(self, signal: str) -> None:
-        """Have the run end. May be called from a signal handler: it only puts the wish away."""
-        self._inbox.put(_Asked(signal))
+    def signalled(self, signal: str) -> None:
+        """A signal came. May be called from a signal handler: it only puts it away."""
+        self._inbox.put(_Signalled(signal))
 
     def run(self) -> Finish:
         """Until the machine is done. The fleet is the caller's to close."""
@@ -127,7 +129,9 @@ class Driver:
             case None:
                 self._wake_at = None
                 yield Tick(at=self._now())
-            case _Asked():
+            case _Signalled() if item.signal in self.machine.job.signals_to_forward:
+                yield ForwardAsked(at=self._now(), signal=item.signal)
+            case _Signalled():
                 yield StopAsked(at=self._now(), signal=item.signal)
             case Gone():
                 yield NodeLost(at=self._now(), node=item.node, why=item.why)
@@ -169,12 +173,17 @@ class Driver:
             yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc)
 
     def _store_open(self, node: str, word: StoreOpen) -> Iterator[Event]:
+        if word.port == 0 and self.machine.job.master_port:
+            raise _port_is_taken(node, word, self.machine.job.master_port)
         if word.port == 0:
             yield NodeLost(at=self._now(), node=node, why=f"cannot open a store: {word.why}")
             return
-        self._stores[node, word.attempt] = word.port
+        if word.why and word.why != self._noted:
+            self._noted = word.why  # the same for each attempt: said once
+            self._observer.said(word.why)
+        self._stores[node, word.attempt] = word
         if self._unsent is not None and self._needs(self._unsent) == (node, word.attempt):
-            self._send(self._unsent, word.port)
+            self._send(self._unsent, word)
 
     def _needs(self, launch: Launch) -> tuple[str, int]:
         """The store that an attempt waits for: on its first node."""
@@ -192,7 +201,10 @@ class Driver:
                     # Nodes that get a Launch with it end the attempt before anyway: one message, not two.
                     covered = launched if action.grace == 0 else set()
                     for node in set(action.nodes) - covered:
-                        self._fleet.stop(node, action.attempt, action.grace)
+                        self._fleet.stop(node, action.attempt, action.grace, action.signal)
+                case Forward():
+                    for node in action.nodes:
+                        self._fleet.forward(node, action.attempt, action.signal)
                 case Release():
                     self._fleet.release(action.node)
                 case WakeAt():
@@ -202,9 +214,9 @@ class Driver:
 
     def _launch(self, launch: Launch) -> None:
         """Send it at once where the store is open; else when it is."""
-        port = self._stores.get(self._needs(launch))
-        if port is not None:
-            self._send(launch, port)
+        store = self._stores.get(self._needs(launch))
+        if store is not None:
+            self._send(launch, store)
         else:
             self._unsent = launch
             self._ask_store(*self._needs(launch))
@@ -215,22 +227,37 @@ class Driver:
             self._stores[node, attempt] = None
             self._fleet.open_store(node, attempt)
 
-    def _send(self, launch: Launch, port: int) -> None:
-        """One message to each node; then have the next attempt's store opened, before it is needed."""
+    def _send(self, launch: Launch, store: StoreOpen) -> None:
+        """One message to each node; then have the next attempt's store opened, before it is needed.
+
+        Where all attempts use the same port, the next store can only be opened when this one is no longer needed.
+        """
         self._unsent = None
         members = [self.machine.nodes[node] for node in launch.roster if node in self.machine.nodes]
         if len(members) < len(launch.roster):
             return  # one was lost meanwhile; the machine knows and will decide anew
         meeting = Rendezvous(
-            master_addr=members[0].address,
-            master_port=port,
+            master_addr=store.address or members[0].address,
+            master_port=store.port,
             run_id=self._run_id,
             max_restarts=self.machine.job.max_restarts,
+            restart_count=self.machine.restarts,
+            role=self.machine.job.role,
+            signals_to_handle=tuple(self.machine.job.signals_to_handle),
+            virtual_local_rank=self.machine.job.virtual_local_rank,
         )
         for part in assign(launch.attempt, members):
             self._fleet.launch(part.node, part, meeting)
-        self._stores = {key: port for key, port in self._stores.items() if key[1] > launch.attempt}
-        self._ask_store(launch.roster[0], launch.attempt + 1)
+        self._stores = {key: other for key, other in self._stores.items() if key[1] > launch.attempt}
+        if not self.machine.job.master_port:
+            self._ask_store(launch.roster[0], launch.attempt + 1)
+
+
+def _port_is_taken(node: str, word: StoreOpen, port: int) -> ClusterError:
+    return ClusterError(
+        f"port {port} of {node} ({word.address}) cannot be used as `master_port`: {word.why}",
+        hint="give another one, or none: then a free one is found",
+    )
 
 
 def _on_our_clock(failures: tuple[Failure, ...], behind: float) -> tuple[Failure, ...]:

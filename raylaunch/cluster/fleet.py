@@ -53,8 +53,11 @@ class Fleet(Protocol):
     def launch(self, node: str, part: Assignment, meeting: Rendezvous) -> None:
         """Start a node's part of an attempt."""
 
-    def stop(self, node: str, attempt: int, grace: float) -> None:
+    def stop(self, node: str, attempt: int, grace: float, signal: str) -> None:
         """End the attempt's workers on a node."""
+
+    def forward(self, node: str, attempt: int, signal: str) -> None:
+        """Send the attempt's workers on a node a signal that is not ours."""
 
     def open_store(self, node: str, attempt: int) -> None:
         """Have a store ready on a node."""
@@ -105,14 +108,14 @@ class RayFleet:
         for seat in self._reservation.gang():
             self._man(seat)
         if not self._plan.spread:
-            for _ in range(self._plan.max_nodes - self._plan.min_nodes):
-                self._man(self._reservation.one_more(()))
+            for bundle in self._plan.bundles[self._plan.min_nodes :]:
+                self._man(self._reservation.one_more(bundle, ()))
 
     def _man(self, seat: Seat) -> None:
         self._count += 1
         node = f"node-{self._count}"
-        told = replace(self._told, settings=replace(self._told.settings, node=node))
-        actor = self._actor_class.options(**seat.options(self._plan)).remote(told)
+        told = replace(self._told, nproc=seat.bundle.nproc, settings=replace(self._told.settings, node=node))
+        actor = self._actor_class.options(**seat.options()).remote(told)
         self._posts[node] = _Post(seat, actor)
         self._listen(node)
 
@@ -135,9 +138,13 @@ class RayFleet:
         """One message to the node."""
         self._order(node, "launch", part, meeting)
 
-    def stop(self, node: str, attempt: int, grace: float) -> None:
+    def stop(self, node: str, attempt: int, grace: float, signal: str) -> None:
         """One message to the node."""
-        self._order(node, "stop", attempt, grace)
+        self._order(node, "stop", attempt, grace, signal)
+
+    def forward(self, node: str, attempt: int, signal: str) -> None:
+        """One message to the node."""
+        self._order(node, "forward", attempt, signal)
 
     def open_store(self, node: str, attempt: int) -> None:
         """One message to the node."""
@@ -162,7 +169,8 @@ class RayFleet:
         self._posts[node].node_id = node_id
         everybody = all(post.node_id for post in self._posts.values())
         if everybody and len(self._posts) < self._plan.max_nodes:
-            self._man(self._reservation.one_more(post.node_id for post in self._posts.values()))
+            bundle = self._plan.bundles[len(self._posts)]
+            self._man(self._reservation.one_more(bundle, [post.node_id for post in self._posts.values()]))
         return True
 
     def release(self, node: str) -> None:

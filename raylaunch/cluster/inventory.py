@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ray
 from ray._private import state
 from ray._private.accelerators import get_accelerator_manager_for_resource
 
 from raylaunch.cluster.session import local_cpus
 from raylaunch.core.job import Job
-from raylaunch.core.plan import NodeFacts
+from raylaunch.core.layout import NodeFacts
 
 LOOPBACK = "127.0.0.1"
 """Where a job on one machine meets: no other machine needs to reach it, and none should."""
 
 
-def nodes() -> tuple[NodeFacts, ...]:
-    """The nodes that are alive and not being drained, with what is free on each right now."""
+def nodes(*, local: bool) -> tuple[NodeFacts, ...]:
+    """The nodes that are alive and not being drained, with what is free on each right now. `local`: Ray is ours."""
     free = state.available_resources_per_node()
     draining = state.state.get_draining_nodes()
     return tuple(
-        _facts(node, free.get(node["NodeID"], {}))
+        _facts(node, free.get(node["NodeID"], {}), local=local)
         for node in ray.nodes()
         if node["Alive"] and node["NodeID"] not in draining
     )
 
 
-def _facts(node: dict[str, object], free: dict[str, float]) -> NodeFacts:
-    total: dict[str, float] = node["Resources"]  # type: ignore[assignment]
+def _facts(node: dict[str, Any], free: dict[str, float], *, local: bool) -> NodeFacts:
+    total: dict[str, float] = node["Resources"]
     return NodeFacts(
         node_id=str(node["NodeID"]),
-        address=str(node["NodeManagerAddress"]),
+        address=LOOPBACK if local else str(node["NodeManagerAddress"]),
         cpus=total.get("CPU", 0.0),
         gpus=total.get("GPU", 0.0),
         free_cpus=free.get("CPU", 0.0),
         free_gpus=free.get("GPU", 0.0),
+        labels=dict(node["Labels"]),
     )
 
 

@@ -6,17 +6,21 @@ A pending group is also what an autoscaler sees as demand, and its becoming read
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raylaunch.core.layout import Bundle
 from raylaunch.core.plan import Plan
 
 _LITTLE = {"CPU": 0.001}
 """Ray knows no empty bundle."""
+
+_NODE_ID = "ray.io/node-id"
+"""The label that Ray gives each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +29,13 @@ class Seat:
 
     group: PlacementGroup
     index: int
+    bundle: Bundle
 
-    def options(self, plan: Plan) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """How to make an actor that sits here."""
         return {
-            "num_cpus": plan.cpus,
-            "num_gpus": plan.gpus,
+            "num_cpus": self.bundle.cpus,
+            "num_gpus": self.bundle.gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, self.index),
         }
 
@@ -45,21 +50,24 @@ class Reservation:
     def gang(self) -> list[Seat]:
         """The fewest nodes worth starting with."""
         strategy = "STRICT_SPREAD" if self._plan.spread else "PACK"
-        bundles = [self._bundle() for _ in range(self._plan.min_nodes)]
-        group = placement_group(bundles, strategy=strategy)
-        self._groups.append(group)
-        return [Seat(group, index) for index in range(self._plan.min_nodes)]
+        return self._reserve(self._plan.bundles[: self._plan.min_nodes], (), strategy)
 
-    def one_more(self, taken: Iterable[str]) -> Seat:
+    def one_more(self, bundle: Bundle, taken: Iterable[str]) -> Seat:
         """One node beyond the gang; where agents must be spread, not one of those that are taken (Ray node ids)."""
-        avoid = ",".join(sorted(set(taken)))
-        selector = [{"ray.io/node-id": f"!in({avoid})"}] if self._plan.spread and avoid else None
-        group = placement_group([self._bundle()], bundle_label_selector=selector)
-        self._groups.append(group)
-        return Seat(group, 0)
+        (seat,) = self._reserve((bundle,), taken if self._plan.spread else (), "PACK")
+        return seat
 
-    def _bundle(self) -> dict[str, float]:
-        return self._plan.bundle or dict(_LITTLE)
+    def _reserve(self, bundles: Sequence[Bundle], taken: Iterable[str], strategy: str) -> list[Seat]:
+        """Nodes are excluded rather than named: a node that comes later is as good as the one it replaces."""
+        excluded = [",".join(sorted({*bundle.avoid, *taken})) for bundle in bundles]
+        selectors = [{_NODE_ID: f"!in({ids})"} if ids else {} for ids in excluded]
+        group = placement_group(
+            [bundle.resources or dict(_LITTLE) for bundle in bundles],
+            strategy=strategy,
+            bundle_label_selector=selectors if any(selectors) else None,
+        )
+        self._groups.append(group)
+        return [Seat(group, index, bundle) for index, bundle in enumerate(bundles)]
 
     def cancel(self) -> None:
         """Give everything back, granted or still asked for."""

@@ -7,7 +7,6 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Protocol
 
 from raylaunch.cluster import inventory, session, signals
@@ -17,10 +16,12 @@ from raylaunch.cluster.fleet import Fleet, RayFleet
 from raylaunch.cluster.run_folder import RunFolder
 from raylaunch.cluster.session import Session
 from raylaunch.core import result as results
+from raylaunch.core import streams
 from raylaunch.core.actions import Finish
 from raylaunch.core.environment import submitted
-from raylaunch.core.job import Job, shown_ranks
-from raylaunch.core.plan import NodeFacts, Plan, make_plan
+from raylaunch.core.job import Job
+from raylaunch.core.layout import NodeFacts
+from raylaunch.core.plan import Plan, make_plan, settled
 from raylaunch.core.result import RunResult
 from raylaunch.errors import ClusterError, ExitCode
 from raylaunch.node.supervisor import NodeSettings
@@ -46,7 +47,7 @@ def plan_job(job: Job) -> Plan:
     if session.find(job.ray) is None:
         return _plan(job, (inventory.this_machine(job),), local=True)
     with session.connected(job) as connection:
-        return _plan(job, inventory.nodes(), local=connection.local)
+        return _plan(job, inventory.nodes(local=connection.local), local=connection.local)
 
 
 def _plan(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool) -> Plan:
@@ -63,26 +64,29 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
     InterruptedByUserError for a signal before the first worker was asked for; whatever happens to workers is in the
     outcome.
     """
-    with signals.handled() as stops, session.connected(job) as connection:
-        plan = _plan(job, inventory.nodes(), local=connection.local)
+    with signals.handled(job) as signalled, session.connected(job) as connection:
+        plan = _plan(job, inventory.nodes(local=connection.local), local=connection.local)
         if connection.local and not plan.feasible:
             msg = "this machine cannot hold the job"
             raise ClusterError(msg, hint=plan.shortage)
         began, began_at = datetime.now(UTC), time.monotonic()
         run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
         folder = RunFolder.create(job, run_id, watcher.said)
-        folder.open(job, job_text, plan, began.isoformat())
-        watcher.planned(job, plan, str(folder.path))
-        told = _told(job, plan, connection, folder.path, run_id, payload)
+        folder.open(settled(job, plan), job_text, plan, began.isoformat())
+        watcher.planned(job, plan, folder.where)
+        for warning in plan.warnings:
+            watcher.said(warning)
+        told = _told(job, plan, connection, folder.where, run_id, payload)
         fleet = RayFleet(plan, told)
-        driver = Driver(job, run_id, fleet, folder, watcher, began_at)
-        stops.go_to(driver.ask_stop)
+        driver = Driver(settled(job, plan), run_id, fleet, folder, watcher, began_at)
+        signalled.go_to(driver.signalled)
         with contextlib.closing(fleet):
             finish = driver.run()
             values = _values(fleet, driver, finish) if payload else {}
-        found = results.result(folder.entries, run_dir=str(folder.path))
+        found = results.result(folder.entries, run_dir=folder.where, began=began.isoformat())
         if finish.exit_code == ExitCode.UNAVAILABLE:
-            found = replace(found, why=f"{found.why}\n{_plan(job, inventory.nodes(), local=connection.local).shortage}")
+            now = _plan(job, inventory.nodes(local=connection.local), local=connection.local)
+            found = replace(found, why=f"{found.why}\n{now.shortage}")
         folder.close(found)
         return Outcome(result=found, values=values)
 
@@ -97,20 +101,27 @@ def _values(fleet: Fleet, driver: Driver, finish: Finish) -> dict[int, bytes]:
         return {}
 
 
-def _told(job: Job, plan: Plan, connection: Session, run_dir: Path, run_id: str, payload: bytes) -> AgentSettings:
+def _told(job: Job, plan: Plan, connection: Session, run_dir: str, run_id: str, payload: bytes) -> AgentSettings:
     entry = job.entrypoint
     settings = NodeSettings(
         node="",
         address="",
-        run_dir=str(run_dir),
+        run_dir=run_dir,
+        layout=job.log_layout,
+        kept=run_dir != "",
         run_id=run_id,
         max_restarts=job.max_restarts,
         kind="pickle" if payload else entry.kind,
         target=entry.target,
         args=tuple(entry.args),
+        pass_local_rank=entry.pass_local_rank,
+        numa_binding=job.numa_binding,
         kwargs=dict(entry.kwargs),
         payload=payload,
         env=dict(job.env),
+        master_addr=job.master_addr or "",
+        master_port=job.master_port,
+        several_nodes=plan.max_nodes > 1,
         cwd="",
         backend=job.backend,
         preload=tuple(job.preload),
@@ -119,9 +130,10 @@ def _told(job: Job, plan: Plan, connection: Session, run_dir: Path, run_id: str,
     return AgentSettings(
         settings=settings,
         address=inventory.LOOPBACK if connection.local else None,
-        nproc=plan.nproc,
+        nproc=0,
+        rules=job.nodes,
         submitter_env=submitted(os.environ),
         cwd=None if connection.brings_files else os.getcwd(),
         ray_address=connection.address,
-        shown=shown_ranks(job.show),
+        view=streams.view(job),
     )

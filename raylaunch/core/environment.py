@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from raylaunch.core.ranks import omp_env
+from raylaunch.core.rules import Place, expand
 
 _OF_THE_HOST = frozenset(
     (
@@ -35,13 +36,25 @@ def submitted(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def base_env(
-    node: Mapping[str, str], submitter: Mapping[str, str], job: Mapping[str, str], *, nproc: int, ray_address: str
+    node: Mapping[str, str],
+    submitter: Mapping[str, str],
+    given: Iterable[Mapping[str, str]],
+    *,
+    place: Place,
+    nproc: int,
+    ray_address: str,
 ) -> dict[str, str]:
-    """The node's own environment without Ray's additions, then the submitter's, then the job's `env`."""
+    """The node's own environment without Ray's additions, then the submitter's, then what the job gives.
+
+    `given`: the job's `env`, then those of the rules that match the node; each may build on what is below it.
+    Raises ValueError for a value that this node cannot fill in.
+    """
     cleaned = {
         name: value
         for name, value in node.items()
         if name not in _SET_BY_RAY and (not name.startswith("RAY_") or name in _RAY_KEPT)
     }
-    env = cleaned | submitted(submitter) | {"RAY_ADDRESS": ray_address} | dict(job)
+    env = cleaned | submitted(submitter) | {"RAY_ADDRESS": ray_address}
+    for values in given:
+        env |= expand(values, place, env)
     return env | omp_env(nproc, env)

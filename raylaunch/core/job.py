@@ -146,7 +146,7 @@ class Job:
     """`raylaunch`: `<log_dir>/<name>/<run_id>/attempt-N/rank-R/`; `torchrun`: as torchrun lays its files out,
     `<log_dir>/<run_id>_<random>/attempt_<N-1>/<R>/`."""
     logs_specs: str = "default"
-    """A class of the entry-point group `torchrun.logs_specs` that decides what is shown and where files go."""
+    """torchrun's name for a class that decides where files go; only `default` is possible."""
     event_log_handler: str = "null"
     """`console`: write torchelastic's events to stderr; `null`: do not."""
     signals_to_handle: list[str] = field(default_factory=lambda: list(DEFAULT_SIGNALS))

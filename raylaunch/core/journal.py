@@ -23,7 +23,8 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(getattr(actions, name) for name in ("Launch", "Stop", "Forward", "Release", "WakeAt", "Finish")),
-        *(getattr(events, name) for name in ("NodeJoined", "NodeLost", "NodeDraining", "StopAsked", "ForwardAsked", "Tick")),
+        *(getattr(events, name) for name in ("NodeJoined", "NodeLost", "NodeDraining")),
+        *(getattr(events, name) for name in ("StopAsked", "ForwardAsked", "Tick")),
         *(getattr(events, name) for name in ("WorkersStarted", "WorkersExited", "WorkersStopped")),
         *(Failure, WorkerError, Job, Entrypoint, NodeRule, RayOptions),
     )

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from raylaunch.core import rules
 from raylaunch.core.job import Job
+from raylaunch.core.layout import Bundle, Layout, NodeFacts, by_node, by_total, why_not
 from raylaunch.core.ranks import natural_key
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """What Ray says of one of its nodes. Resources are Ray's logical ones."""
-
-    node_id: str
-    address: str
-    cpus: float
-    gpus: float
-    free_cpus: float
-    free_gpus: float
+NOT_NEEDED = "not needed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +22,8 @@ class Seat:
     address: str
     node_rank: int
     ranks: tuple[int, ...]
+    rules: tuple[str, ...] = ()
+    """Keys of `nodes` that match it, as far as the driver can tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +41,14 @@ class Plan:
 
     min_nodes: int
     max_nodes: int
-    nproc: int
-    gpus: float
-    cpus: float
+    bundles: tuple[Bundle, ...]
+    """MAX of them; the first MIN are asked for as one gang."""
     spread: bool
     seats: tuple[Seat, ...]
     skipped: tuple[Skipped, ...]
     assumed: tuple[str, ...]
     """What the job left open, and what was taken."""
+    warnings: tuple[str, ...]
 
     @property
     def feasible(self) -> bool:
@@ -61,18 +56,21 @@ class Plan:
         return len(self.seats) >= self.min_nodes
 
     @property
-    def bundle(self) -> dict[str, float]:
-        """The resources of one agent with its workers, as Ray's placement groups want them."""
-        return {name: amount for name, amount in (("GPU", self.gpus), ("CPU", self.cpus)) if amount}
+    def workers(self) -> int:
+        """How many would start now."""
+        return sum(len(seat.ranks) for seat in self.seats)
 
     @property
     def asked(self) -> str:
         """The request in words."""
         low, high = self.min_nodes, self.max_nodes
+        kinds = Counter(bundle.asked for bundle in self.bundles)
         count = f"{low}" if low == high else f"{low} to {high}"
-        each = " and ".join(f"{amount:g} {name}s" for name, amount in self.bundle.items()) or "no resources"
         place = ", each on a node of its own" if self.spread else ""
-        return f"{count} x {self.nproc} workers ({each}){place}"
+        if len(kinds) == 1:
+            return f"{count} x {next(iter(kinds))}{place}"
+        some = "" if low == high else f"{count} of "
+        return some + " and ".join(f"{number} x {asked}" for asked, number in kinds.items()) + place
 
     @property
     def shortage(self) -> str:
@@ -90,81 +88,55 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
     Raises ValueError where `nproc_per_node: gpu` meets a cluster without GPUs.
     """
     spread = job.placement == "spread" or (job.placement == "auto" and not local)
-    nproc, assumed = _nproc(job, nodes)
-    gpus_each, more = _gpus_per_worker(job, nodes, nproc)
-    assumed += more
+    if job.nprocs is None:
+        layout = by_node(job, nodes, spread=spread)
+    else:
+        layout = by_total(job, nodes, job.nprocs, spread=spread, local=local)
+    assumed = layout.assumed
     if job.placement == "auto":
-        assumed.append(f"placement: {'spread' if spread else 'pack'} ({'a cluster' if spread else 'one machine'})")
-    gpus, cpus = gpus_each * nproc, job.cpus_per_worker * nproc
-    seats, skipped = _seat(nodes, job.max_nodes, nproc, gpus, cpus, spread=spread)
+        assumed += (f"placement: {'spread' if spread else 'pack'} ({'a cluster' if spread else 'one machine'})",)
     return Plan(
-        min_nodes=job.min_nodes,
-        max_nodes=job.max_nodes,
-        nproc=nproc,
-        gpus=gpus,
-        cpus=cpus,
+        min_nodes=layout.min_nodes,
+        max_nodes=len(layout.bundles),
+        bundles=layout.bundles,
         spread=spread,
-        seats=seats,
-        skipped=skipped,
-        assumed=tuple(assumed),
+        seats=tuple(_seats(job, layout)),
+        skipped=tuple(_skipped(nodes, layout, spread=spread)),
+        assumed=assumed,
+        warnings=tuple(_warnings(job, nodes)),
     )
 
 
-def _nproc(job: Job, nodes: Sequence[NodeFacts]) -> tuple[int, list[str]]:
-    """The workers of each node; for a word, what the smallest of the best MAX nodes has."""
-    asked = str(job.nproc_per_node)
-    if asked.isdecimal():
-        return int(asked), []
-    has_gpus = any(node.gpus >= 1 for node in nodes)
-    if asked == "gpu" and nodes and not has_gpus:
-        msg = "`nproc_per_node: gpu`, but no node of the cluster has a GPU"
-        raise ValueError(msg)
-    use_gpus = asked == "gpu" or (asked == "auto" and has_gpus)
-    counts = sorted((int(node.gpus if use_gpus else node.cpus) for node in nodes), reverse=True)
-    counts = [count for count in counts if count][: job.max_nodes]
-    nproc = min(counts, default=1)
-    return nproc, [f"nproc_per_node: {nproc} ({'GPUs' if use_gpus else 'CPUs'} of a node)"]
+def settled(job: Job, plan: Plan) -> Job:
+    """The job with as many nodes as the plan found that `nprocs` takes."""
+    if job.nprocs is None:
+        return job
+    return replace(job, nnodes=plan.max_nodes)
 
 
-def _gpus_per_worker(job: Job, nodes: Sequence[NodeFacts], nproc: int) -> tuple[float, list[str]]:
-    asked = str(job.gpus_per_worker)
-    if asked.isdecimal():
-        return float(asked), []
-    if str(job.nproc_per_node) == "cpu":
-        return 0.0, ["gpus_per_worker: 0 (one worker for each CPU)"]
-    most = max((node.gpus for node in nodes), default=0.0)
-    if most and most >= nproc:
-        return 1.0, ["gpus_per_worker: 1"]
-    why = f"no node has {nproc} GPUs" if most else "the nodes have no GPUs"
-    return 0.0, [f"gpus_per_worker: 0 ({why})"]
+def _seats(job: Job, layout: Layout) -> Iterator[Seat]:
+    base = 0
+    for node_rank, (node, bundle) in enumerate(layout.seated):
+        yield Seat(
+            node_id=node.node_id,
+            address=node.address,
+            node_rank=node_rank,
+            ranks=tuple(range(base, base + bundle.nproc)),
+            rules=tuple(rules.matching(job.nodes, node.place)),
+        )
+        base += bundle.nproc
 
 
-def _seat(
-    nodes: Sequence[NodeFacts], wanted: int, nproc: int, gpus: float, cpus: float, *, spread: bool
-) -> tuple[tuple[Seat, ...], tuple[Skipped, ...]]:
-    seats: list[Seat] = []
-    skipped: list[Skipped] = []
+def _skipped(nodes: Sequence[NodeFacts], layout: Layout, *, spread: bool) -> Iterator[Skipped]:
+    wanting = len(layout.seated) < len(layout.bundles)
     for node in sorted(nodes, key=lambda node: (natural_key(node.address), node.node_id)):
-        room = _room(node, gpus, cpus)
-        take = min(room, 1 if spread else room, wanted - len(seats))
-        for _ in range(take):
-            base = len(seats) * nproc
-            ranks = tuple(range(base, base + nproc))
-            seats.append(Seat(node_id=node.node_id, address=node.address, node_rank=len(seats), ranks=ranks))
-        if take == 0 or (not spread and len(seats) < wanted):
-            why = _why_not(node, gpus, cpus) if len(seats) < wanted else "not needed"
-            skipped.append(Skipped(node_id=node.node_id, address=node.address, why=why))
-    return tuple(seats), tuple(skipped)
+        held = [bundle for host, bundle in layout.seated if host is node]
+        if not held or (wanting and not spread):
+            why = why_not(node, held, layout.missing[node.node_id]) if wanting else NOT_NEEDED
+            yield Skipped(node_id=node.node_id, address=node.address, why=why)
 
 
-_ANY_NUMBER = 1_000_000
-
-
-def _room(node: NodeFacts, gpus: float, cpus: float) -> int:
-    fits = [free // need for free, need in ((node.free_gpus, gpus), (node.free_cpus, cpus)) if need]
-    return int(min(fits, default=_ANY_NUMBER))
-
-
-def _why_not(node: NodeFacts, gpus: float, cpus: float) -> str:
-    rows = (("GPUs", gpus, node.free_gpus, node.gpus), ("CPUs", cpus, node.free_cpus, node.cpus))
-    return ", ".join(f"{free:g} of {total:g} {name} free, {need:g} needed" for name, need, free, total in rows if need)
+def _warnings(job: Job, nodes: Sequence[NodeFacts]) -> Iterator[str]:
+    if nodes:
+        for key in rules.matching_nobody(job.nodes, [node.place for node in nodes]):
+            yield f"`nodes`: `{key}` matches no node of the cluster"

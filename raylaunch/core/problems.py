@@ -147,7 +147,11 @@ def _word_problems(job: Job) -> Iterator[Problem]:
         if value is not None and value not in words:
             message = f"`{value}` is not one of {', '.join(words)}"
             yield Problem(key=key, message=message, hint=_near_miss(value, words))
-    for key in ("role", "logs_specs", "log_dir", "master_addr"):
+    if job.logs_specs != "default":
+        message = f"`{job.logs_specs}` is not `default`, the only one here: raylaunch decides itself where files go"
+        hint = "`tee`, `redirects`, `local_ranks_filter`, `show` and `log_dir` say what is shown, and where files are"
+        yield Problem(key="logs_specs", message=message, hint=hint)
+    for key in ("role", "log_dir", "master_addr"):
         value = getattr(job, key)
         if value is not None and not value.strip():
             yield Problem(key=key, message=f"`{key}` is empty")

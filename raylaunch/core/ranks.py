@@ -78,12 +78,17 @@ def assign(attempt: int, roster: Sequence[Member]) -> tuple[Assignment, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """What all workers of an attempt have in common: where their store listens, and the run's own constants."""
+    """What all workers of an attempt have in common: where their store listens, and what the run says of itself."""
 
     master_addr: str
     master_port: int
     run_id: str
     max_restarts: int
+    restart_count: int
+    """Restarts spent so far: failures of workers, on whichever node; nodes that come and go do not count."""
+    role: str = "default"
+    signals_to_handle: tuple[str, ...] = ()
+    virtual_local_rank: bool = False
 
 
 def worker_env(
@@ -92,7 +97,8 @@ def worker_env(
     """The variables that torchrun sets for a worker (torch 2.13, `elastic/agent/server/local_elastic_agent.py`).
 
     `given` is the environment the worker has otherwise; OMP_NUM_THREADS and TORCH_NCCL_ASYNC_ERROR_HANDLING are
-    only set where it has none. One restart count for the whole job, the same on every node.
+    only set where it has none. One restart count for the whole job, the same on every node. There is one role, so
+    ROLE_RANK is RANK.
     """
     rank = part.base_rank + local_rank
     env = {
@@ -102,19 +108,29 @@ def worker_env(
         "LOCAL_WORLD_SIZE": str(part.nproc),
         "GROUP_RANK": str(part.node_rank),
         "GROUP_WORLD_SIZE": str(part.nnodes),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": meeting.role,
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(part.world_size),
         "MASTER_ADDR": meeting.master_addr,
         "MASTER_PORT": str(meeting.master_port),
         "TORCHELASTIC_RUN_ID": meeting.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(part.attempt - 1),
+        "TORCHELASTIC_RESTART_COUNT": str(meeting.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(meeting.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(meeting.signals_to_handle),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+    if meeting.virtual_local_rank:
+        env |= _own_device(local_rank, given)
     return env | omp_env(part.nproc, given)
+
+
+def _own_device(local_rank: int, given: Mapping[str, str]) -> dict[str, str]:
+    """`--virtual-local-rank`: each worker sees its own device alone, as number 0."""
+    visible = [device for device in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    own = visible[local_rank] if local_rank < len(visible) else str(local_rank)
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": own}
 
 
 def omp_env(nproc: int, given: Mapping[str, str]) -> dict[str, str]:

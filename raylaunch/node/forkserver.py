@@ -7,6 +7,7 @@ everything it started and then itself.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -18,9 +19,9 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from raylaunch.node import messages, processes, store, wire
+from raylaunch.node import messages, processes, store, timer, wire
 from raylaunch.node.brood import Brood
-from raylaunch.worker import boot, entry
+from raylaunch.worker import agent_store, boot, entry
 from raylaunch.worker.spec import WorkerSpec
 
 Role = Callable[[], int]
@@ -89,7 +90,9 @@ class ForkServer:
         self.control = control
         self.start_method = start_method
         self.stores: dict[int, int] = {}
-        self.brood = Brood(self._say, spared=self.stores.values())
+        self.timer_file = timer.file_of(os.environ)
+        self.timer = 0
+        self.brood = Brood(self._say, spared=lambda: {self.timer, *self.stores.values()})
         #: Attempts wait here until nothing of those before them is alive.
         self.next: messages.StartWorkers | None = None
         self.ended = False
@@ -99,6 +102,10 @@ class ForkServer:
 
     def serve(self) -> Role:
         """Until the supervisor is gone, which raises EOFError or OSError. Returns in a forked child: its role."""
+        if self.timer_file:
+            self.timer = os.fork()
+            if self.timer == 0:
+                return self._be_timer
         wake, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -144,7 +151,9 @@ class ForkServer:
             case messages.StopWorkers():
                 if self.next is not None and self.next.attempt == order.attempt:
                     self.next = None
-                self.brood.stop(order.attempt, order.grace)
+                self.brood.stop(order.attempt, order.grace, signal.Signals[order.signal])
+            case messages.SignalWorkers():
+                self.brood.forward(order.attempt, signal.Signals[order.signal])
             case messages.OpenStore():
                 return self._open_store(order)
             case messages.Begin():
@@ -177,21 +186,38 @@ class ForkServer:
         return boot.run(spec, report)
 
     def _open_store(self, order: messages.OpenStore) -> Role | None:
+        if order.fixed:
+            self._make_way(order.attempt)
         if order.attempt in self.stores:
             self._close_store(order.attempt)
+        place = store.meeting_place(order.address, order.master_addr, several_nodes=order.several_nodes)
         try:
-            listening = store.listen(order.address, order.port)
+            listen = store.listen_soon if order.fixed else store.listen
+            listening = listen(place.listens, order.port)
         except OSError as error:
-            self._say(messages.StoreOpen(attempt=order.attempt, port=0, why=str(error)))
+            why = os.strerror(error.errno or 0)
+            self._say(messages.StoreOpen(attempt=order.attempt, port=0, address=place.listens, why=why))
             return None
         port = listening.getsockname()[1]
         pid = os.fork()
         if pid == 0:
-            return partial(self._be_store, order.address, port, listening.detach())
+            return partial(self._be_store, place.listens, port, listening.detach())
         listening.close()
         self.stores[order.attempt] = pid
-        self._say(messages.StoreOpen(attempt=order.attempt, port=port))
+        self._say(messages.StoreOpen(attempt=order.attempt, port=port, address=place.told, why=place.why))
         return None
+
+    def _make_way(self, attempt: int) -> None:
+        """End earlier attempts here, and wait until their stores have left the port."""
+        if self.next is not None and self.next.attempt < attempt:
+            self.next = None
+        if self.brood.attempt < attempt:
+            self.brood.kill()
+        for earlier in [number for number in self.stores if number <= attempt]:
+            pid = self.stores[earlier]
+            self._close_store(earlier)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
     def _be_store(self, address: str, port: int, listening: int) -> int:
         self.control.detach()
@@ -205,6 +231,16 @@ class ForkServer:
         store.serve(address, port, listening)
         return 0
 
+    def _be_timer(self) -> int:
+        self.control.detach()
+        parent = os.getppid()
+        boot.die_with_parent(parent)
+        boot.keep_only()
+        if self.start_method == "spawn":
+            os.execv(sys.executable, [sys.executable, timer.__file__, str(parent), self.timer_file])
+        timer.serve(self.timer_file)
+        return 0
+
     def _close_store(self, attempt: int) -> None:
         os.kill(self.stores.pop(attempt), signal.SIGKILL)
 
@@ -212,6 +248,10 @@ class ForkServer:
         """End every process that was started here, and what those started."""
         for attempt in list(self.stores):
             self._close_store(attempt)
+        if self.timer:
+            os.kill(self.timer, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.unlink(self.timer_file)
         self.brood.kill()
         self.brood.wait_until_gone(seconds=5.0)
 
@@ -232,7 +272,7 @@ def main(control_fd: int) -> int:
     try:
         begin, _ = wire.receive(control)
         ready = warm_up(begin)
-        entry.mend_private_groups()
+        agent_store.mend_private_groups()
         wire.send(control, ready)
         server = ForkServer(control, ready.start_method)
         role = server.serve()

@@ -34,7 +34,7 @@ class StopWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalWorkers:
-    """This signal to the attempt's workers, and nothing else."""
+    """The signal to the attempt's workers, and nothing else."""
 
     attempt: int
     signal: str

@@ -12,14 +12,17 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Any
 
-from raylaunch.core.contract import ERROR, STDERR, STDOUT, rank_dir
+from raylaunch.core.contract import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
 from raylaunch.core.ranks import Assignment, Rendezvous, worker_env
-from raylaunch.node import deaths, keeper, messages, wire
+from raylaunch.node import deaths, keeper, messages, spool, timer, wire
 from raylaunch.node.deaths import Death
+from raylaunch.node.memory import KernelKills
+from raylaunch.worker import entry
 from raylaunch.worker.spec import Report, WorkerSpec
 
 _MOST_FALSE_STARTS = 3
@@ -32,14 +35,24 @@ class NodeSettings:
     node: str
     address: str
     run_dir: str
+    """Where logs go. Of no meaning where they are not kept."""
+    layout: str = "raylaunch"
+    kept: bool = True
+    """False: logs go to a temporary folder of the node, and are gone when the run is over."""
     run_id: str
     max_restarts: int
     kind: str
     target: str
     args: tuple[Any, ...]
+    pass_local_rank: bool = False
+    numa_binding: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     payload: bytes = b""
     env: dict[str, str]
+    master_addr: str = ""
+    master_port: int = 0
+    several_nodes: bool = False
+    """The job may use more nodes than one."""
     cwd: str
     backend: str | None
     preload: tuple[str, ...]
@@ -66,7 +79,11 @@ class Supervisor:
     """One node's processes. Never blocks: whoever owns it waits for `fileno()` to be readable and calls `poll`."""
 
     def __init__(self, settings: NodeSettings) -> None:
-        self.settings = settings
+        self.settings = replace(
+            settings,
+            env=settings.env | timer.variables(settings.env),
+            run_dir=settings.run_dir if settings.kept else spool.make(),
+        )
         self.ready = False
         #: The fork server's process id, 0 until it is ready.
         self.server_pid = 0
@@ -84,12 +101,13 @@ class Supervisor:
         self._why: tuple[str, ...] = ()
         #: Fork servers in a row that died before they were ready.
         self._false_starts = 0
+        self._kills = KernelKills()
 
     def start(self) -> None:
         """Start the fork server; `Ready` comes when it has imported everything."""
         ours, theirs = wire.pair()
         self._server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-u", keeper.__file__, str(theirs.fileno())],
+            [sys.executable, "-u", keeper.__file__, str(theirs.fileno()), *self._to_remove()],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=self.settings.env,
@@ -110,16 +128,33 @@ class Supervisor:
         workers = tuple(self._spec(part, local_rank, meeting) for local_rank in range(part.nproc))
         self._present = _Present(part=part)
         self._order(messages.StartWorkers(attempt=part.attempt, workers=workers))
+        self._kills.mark()
 
-    def stop(self, attempt: int, grace: float) -> None:
+    def stop(self, attempt: int, grace: float, signal: str = "SIGTERM") -> None:
         """End the attempt. `WorkersStopped` follows in any case."""
         self._stopping.add(attempt)
-        self._order(messages.StopWorkers(attempt=attempt, grace=grace))
+        self._order(messages.StopWorkers(attempt=attempt, grace=grace, signal=signal))
+
+    def forward(self, attempt: int, signal: str) -> None:
+        """Send the attempt's workers a signal that is not ours."""
+        if self.ready:
+            self._order(messages.SignalWorkers(attempt=attempt, signal=signal))
 
     def open_store(self, attempt: int) -> None:
         """Have a store ready for the attempt. `StoreOpen` follows."""
         self._stores[attempt] = 0
-        self._order(messages.OpenStore(attempt=attempt, address=self.settings.address))
+        self._order(self._store(attempt, port=0))
+
+    def _store(self, attempt: int, port: int) -> messages.OpenStore:
+        settings = self.settings
+        return messages.OpenStore(
+            attempt=attempt,
+            address=settings.address,
+            master_addr=settings.master_addr,
+            several_nodes=settings.several_nodes,
+            port=settings.master_port or port,
+            fixed=settings.master_port != 0,
+        )
 
     def values(self) -> dict[int, bytes]:
         """What the functions of the present attempt returned (or raised), pickled, by rank."""
@@ -134,7 +169,17 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.wait(timeout=6.0)
             self._server = None
+        self._kills.close()
         self._readable.close()
+        for folder in self._to_remove():
+            spool.remove(folder)
+
+    def _to_remove(self) -> list[str]:
+        """Folders that go with the run."""
+        return [] if self.settings.kept else [self.settings.run_dir]
+
+    def _folder(self, attempt: int, rank: int) -> PurePath:
+        return LAYOUTS[self.settings.layout].rank_dir(self.settings.run_dir, attempt, rank)
 
     def _order(self, order: messages.Order) -> None:
         if not self.ready or self._control is None:
@@ -146,14 +191,15 @@ class Supervisor:
     def _spec(self, part: Assignment, local_rank: int, meeting: Rendezvous) -> WorkerSpec:
         settings = self.settings
         rank = part.base_rank + local_rank
-        folder = rank_dir(settings.run_dir, part.attempt, rank)
-        ranks = worker_env(part, local_rank, meeting, error_file=str(folder / ERROR), given=settings.env)
+        folder = self._folder(part.attempt, rank)
+        error_file = str(folder / ERROR) if settings.kept else ""
+        ranks = worker_env(part, local_rank, meeting, error_file=error_file, given=settings.env)
         return WorkerSpec(
             rank=rank,
             local_rank=local_rank,
             kind=settings.kind,
             target=settings.target,
-            args=settings.args,
+            args=entry.arguments(settings.args, local_rank, pass_local_rank=settings.pass_local_rank),
             kwargs=settings.kwargs,
             payload=settings.payload,
             env=settings.env | ranks,
@@ -161,6 +207,7 @@ class Supervisor:
             stdout=str(folder / STDOUT),
             stderr=str(folder / STDERR),
             backend=settings.backend,
+            numa_binding=settings.numa_binding,
         )
 
     def poll(self) -> list[Event]:
@@ -216,15 +263,16 @@ class Supervisor:
         return [found]
 
     def _failure(self, word: messages.Exited, report: Report) -> Failure:
-        folder = rank_dir(self.settings.run_dir, word.attempt, word.rank)
-        return deaths.failure(
+        failure = deaths.failure(
             Death(attempt=word.attempt, rank=word.rank, local_rank=word.local_rank, pid=word.pid, at=word.at),
             exit_code=word.exit_code,
             stopped=word.stopped,
             report=report,
             node=self.settings.node,
-            folder=folder,
+            folder=self._folder(word.attempt, word.rank),
+            kills=self._kills,
         )
+        return failure if self.settings.kept else replace(failure, stdout="", stderr="", error_file="")
 
     def _told(self, failures: list[Failure]) -> list[Event]:
         """Failures as one event for each attempt; or, where none ever failed, that all have finished."""
@@ -277,10 +325,7 @@ class Supervisor:
         for attempt in sorted(self._stopping):
             yield messages.Stopped(attempt=attempt), None
         self._waiting = [
-            *(
-                messages.OpenStore(attempt=attempt, address=self.settings.address, port=port)
-                for attempt, port in self._stores.items()
-            ),
+            *(self._store(attempt, port) for attempt, port in self._stores.items()),
             *unsent,
         ]
         yield from self._start_again()

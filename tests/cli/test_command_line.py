@@ -197,7 +197,7 @@ def test_a_script_alone():
         ("--local-ranks-filter ''", {}),
         ("--duplicate-stdout-filters a,,b,c", {"duplicate_stdout_filters": ["a,b", "c"]}),
         ("--duplicate-stderr-filters=", {}),
-        ("--logs-specs mine", {"logs_specs": "mine"}),
+        ("--logs-specs default", {"logs_specs": "default"}),
         ("--event-log-handler null", {}),
         ("--event-log-handler console", {"event_log_handler": "console"}),
         ("--rdzv-id none", {}),

@@ -106,5 +106,5 @@ def test_plan_in_the_run_folder(launcher, cluster):
     """The run folder holds the plan, with the ranks of each node."""
     run = launcher.run(entrypoint={"command": "true"}, nnodes=1)
     plan = json.loads((run.run_dir / "plan.json").read_text())
-    assert plan["nproc"] == 2
+    assert [bundle["nproc"] for bundle in plan["bundles"]] == [2]
     assert [seat["ranks"] for seat in plan["seats"]] == [[0, 1]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raylaunch.core.environment import base_env, submitted
+from raylaunch.core.rules import Place
 
 NODE = {"PATH": "/node/bin", "HOME": "/node"}
 
@@ -12,10 +13,11 @@ NODE = {"PATH": "/node/bin", "HOME": "/node"}
 def base(
     node: dict[str, str] | None = None,
     submitter: dict[str, str] | None = None,
-    job: dict[str, str] | None = None,
+    *given: dict[str, str],
     nproc: int = 1,
 ) -> dict[str, str]:
-    return base_env(node or {}, submitter or {}, job or {}, nproc=nproc, ray_address="10.0.0.1:6379")
+    place = Place(address="10.0.0.7")
+    return base_env(node or {}, submitter or {}, given, place=place, nproc=nproc, ray_address="10.0.0.1:6379")
 
 
 def test_the_submitters_variables_come_along():
@@ -43,9 +45,16 @@ def test_what_describes_the_submitters_machine_stays_there(name):
 
 
 def test_later_ones_win():
-    """The node's own, then the submitter's, then the job's."""
-    found = base({"A": "node", "B": "node", "C": "node"}, {"B": "shell", "C": "shell"}, {"C": "job"})
-    assert found == {"A": "node", "B": "shell", "C": "job", "RAY_ADDRESS": "10.0.0.1:6379"}
+    """The node's own, then the submitter's, then the job's, then those of the rules that match the node."""
+    node = dict.fromkeys("ABCD", "node")
+    found = base(node, dict.fromkeys("BCD", "shell"), dict.fromkeys("CD", "job"), {"D": "rule"})
+    assert found == {"A": "node", "B": "shell", "C": "job", "D": "rule", "RAY_ADDRESS": "10.0.0.1:6379"}
+
+
+def test_values_build_on_what_is_below_them():
+    """A rule's on the job's, the job's on the node's; the node's address is filled in."""
+    found = base(NODE, {}, {"PATH": "/job:$PATH", "HOST": "${node_address}"}, {"PATH": "/rule:${PATH}"})
+    assert (found["PATH"], found["HOST"]) == ("/rule:/job:/node/bin", "10.0.0.7")
 
 
 def test_rays_own_variables_are_left_out():
@@ -63,5 +72,5 @@ def test_one_openmp_thread_unless_somebody_said_otherwise():
     """torchrun's rule, where Ray's own value does not count as said."""
     assert base({"OMP_NUM_THREADS": "9"}, nproc=2)["OMP_NUM_THREADS"] == "1"
     assert base(submitter={"OMP_NUM_THREADS": "3"}, nproc=2)["OMP_NUM_THREADS"] == "3"
-    assert base(job={"OMP_NUM_THREADS": "5"}, nproc=2)["OMP_NUM_THREADS"] == "5"
+    assert base({}, {}, {"OMP_NUM_THREADS": "5"}, nproc=2)["OMP_NUM_THREADS"] == "5"
     assert "OMP_NUM_THREADS" not in base(nproc=1)

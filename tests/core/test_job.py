@@ -155,7 +155,7 @@ def test_functions_take_keyword_arguments():
         ({"event_log_handler": "file"}, "`file` is not one of null, console"),
         ({"numa_binding": "cpu"}, "`cpu` is not one of node, socket, exclusive, core-complex"),
         ({"role": ""}, "`role` is empty"),
-        ({"logs_specs": " "}, "`logs_specs` is empty"),
+        ({"logs_specs": "mine"}, "`mine` is not `default`, the only one here: raylaunch decides itself where files go"),
         ({"log_dir": ""}, "`log_dir` is empty"),
         ({"master_addr": ""}, "`master_addr` is empty"),
         ({"master_port": -1}, "-1 is not a port: 0 (a free one) to 65535 is expected"),

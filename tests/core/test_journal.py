@@ -33,7 +33,16 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(("is", "x")), inner | texts),
     max_leaves=4,
 )
-errors = st.builds(WorkerError, type=texts, message=texts, traceback=texts, hopeless=st.booleans())
+errors = st.builds(
+    WorkerError,
+    type=texts,
+    message=texts,
+    traceback=texts,
+    hopeless=st.booleans(),
+    from_file=st.booleans(),
+    timestamp=st.integers(0, 2**40),
+    written=texts,
+)
 failures = st.builds(
     Failure,
     attempt=st.integers(1, 9),
@@ -46,6 +55,9 @@ failures = st.builds(
     error=st.none() | errors,
     evidence=texts,
     tail=texts,
+    host=texts,
+    error_file=texts,
+    spoilt=texts,
 )
 jobs = st.builds(
     Job,
@@ -205,3 +217,14 @@ def test_a_run_becomes_a_replay(tmp_path):
     (told,) = (entry.event.failures for entry in entries if getattr(entry.event, "failures", ()))
     assert told == (failure("a", 5.0, stdout="/job/attempt-1/rank-1/stdout.log", stderr="/job/my.log"),)
     assert entries[-1].actions == (Finish(exit_code=0, why="all 2 workers finished"),)
+
+
+def test_a_failure_in_an_older_log_can_be_read():
+    """A field that it does not have yet has no value."""
+    known = failure("a", 1.0, **raised("ValueError"))
+    told = journal.encode(known)
+    for name in ("host", "error_file", "spoilt"):
+        del told[name]
+    for name in ("from_file", "timestamp", "written"):
+        del told["error"][name]
+    assert journal.decode(told) == known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 from raylaunch.core.ranks import Assignment, Member, Rendezvous, assign, natural_key, omp_env, order, worker_env
 
 FIXED = settings(derandomize=True, deadline=None, database=None, max_examples=50)
-MEETING = Rendezvous(master_addr="10.0.0.1", master_port=29512, run_id="night", max_restarts=3)
+MEETING = Rendezvous(
+    master_addr="10.0.0.1",
+    master_port=29512,
+    run_id="night",
+    max_restarts=3,
+    restart_count=1,
+    signals_to_handle=("SIGTERM", "SIGINT"),
+)
 
 
 def member(node: str, nproc: int = 2, address: str = "10.0.0.1") -> Member:
@@ -101,6 +109,7 @@ def test_the_environment_of_a_worker():
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": "/job/error.json",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -121,7 +130,7 @@ def torchrun_names() -> set[str]:
 
 def test_the_names_are_those_of_torchrun():
     """All of the installed torchrun's, and those it sets elsewhere; nothing else."""
-    elsewhere = {"LOCAL_RANK", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS"}
+    elsewhere = {"LOCAL_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "OMP_NUM_THREADS"}
     assert set(env_of(assign(1, [member("a", 2)])[0])) == torchrun_names() | elsewhere
 
 
@@ -131,6 +140,24 @@ def test_what_the_person_set_stays():
     found = env_of(part, TORCH_NCCL_ASYNC_ERROR_HANDLING="0", OMP_NUM_THREADS="8")
     assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     assert "OMP_NUM_THREADS" not in found
+
+
+def test_the_role_is_the_jobs():
+    """Its name is told; there is one only, so ranks in it are the ranks of the world."""
+    part = assign(1, [member("a", 2)])[0]
+    found = worker_env(part, 1, replace(MEETING, role="trainer"), error_file="", given={})
+    assert (found["ROLE_NAME"], found["ROLE_RANK"], found["ROLE_WORLD_SIZE"]) == ("trainer", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("visible", "device"), [("", "1"), ("4,7", "7"), ("GPU-a,GPU-b,GPU-c", "GPU-b"), ("4", "1"), (None, "1")]
+)
+def test_a_virtual_local_rank_is_always_zero(visible, device):
+    """Each worker sees its own device alone: the one at its place in the list it would have seen."""
+    part = assign(1, [member("a", 2)])[0]
+    given = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = worker_env(part, 1, replace(MEETING, virtual_local_rank=True), error_file="", given=given)
+    assert (found["LOCAL_RANK"], found["CUDA_VISIBLE_DEVICES"], found["LOCAL_WORLD_SIZE"]) == ("0", device, "2")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from raylaunch.core.contract import rank_dir
+from raylaunch.core.contract import LAYOUTS
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
 from raylaunch.core.ranks import Member, Rendezvous, assign
@@ -150,9 +150,16 @@ class Node:
     def launch(self, target: str, *args: Any, nproc: int = 1, port: int = 0, **changes: Any) -> int:
         """Start the next attempt of this; its number."""
         self.attempt += 1
-        self.set(**({"kind": "script", "target": target, "args": args, "kwargs": {}, "payload": b""} | changes))
+        plain = {"kwargs": {}, "payload": b"", "pass_local_rank": False, "numa_binding": None}
+        self.set(**({"kind": "script", "target": target, "args": args} | plain | changes))
         part = assign(self.attempt, [Member(node="node-0", address=ADDRESS, nproc=nproc)])[0]
-        meeting = Rendezvous(master_addr=ADDRESS, master_port=port, run_id="tests", max_restarts=3)
+        meeting = Rendezvous(
+            master_addr=self.supervisor.settings.address,
+            master_port=port,
+            run_id="tests",
+            max_restarts=3,
+            restart_count=self.attempt - 1,
+        )
         self.supervisor.launch(part, meeting)
         return self.attempt
 
@@ -176,7 +183,8 @@ class Node:
         )
 
     def rank_folder(self, rank: int = 0) -> Path:
-        return Path(rank_dir(self.supervisor.settings.run_dir, self.attempt, rank))
+        settings = self.supervisor.settings
+        return Path(LAYOUTS[settings.layout].rank_dir(settings.run_dir, self.attempt, rank))
 
     def open_store(self) -> int:
         """The port of a store for the next attempt."""

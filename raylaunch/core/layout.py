@@ -1,0 +1,285 @@
+"""How many workers go where: by what each node is to run, or so many in all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from raylaunch.core import rules
+from raylaunch.core.job import Job
+from raylaunch.core.ranks import natural_key
+from raylaunch.core.rules import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What Ray says of one of its nodes. Resources are Ray's logical ones."""
+
+    node_id: str
+    address: str
+    cpus: float
+    gpus: float
+    free_cpus: float
+    free_gpus: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """As the rules of `nodes` see it."""
+        return Place(address=self.address, labels=self.labels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """One agent with its workers, and what Ray is to reserve for them."""
+
+    nproc: int
+    gpus: float
+    cpus: float
+    avoid: tuple[str, ...] = ()
+    """Ids of nodes where it would fit, but which are meant for another number of workers."""
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """As Ray's placement groups want them."""
+        return {name: amount for name, amount in (("GPU", self.gpus), ("CPU", self.cpus)) if amount}
+
+    @property
+    def asked(self) -> str:
+        """The request in words."""
+        each = " and ".join(f"{amount:g} {name}s" for name, amount in self.resources.items()) or "no resources"
+        return f"{self.nproc} workers ({each})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What to ask for, and where it would go right now."""
+
+    min_nodes: int
+    bundles: tuple[Bundle, ...]
+    """MAX of them; the first MIN are what it takes to start."""
+    seated: tuple[tuple[NodeFacts, Bundle], ...]
+    missing: Mapping[str, Bundle | str]
+    """By node id, for nodes that take nothing more: the bundle that would have been for it, or why there is none."""
+    assumed: tuple[str, ...]
+
+
+def by_node(job: Job, nodes: Sequence[NodeFacts], *, spread: bool) -> Layout:
+    """`nproc_per_node` and the rules say what each node is to run. The nodes with most workers are taken first.
+
+    Raises ValueError where `nproc_per_node: gpu` meets a cluster without GPUs.
+    """
+    counts = _counts(job, nodes)
+    gpus, assumed = _gpus_by_node(job, nodes, counts)
+    bundles = {node.node_id: _bundle(job, counts[node.node_id], gpus, nodes, counts) for node in nodes}
+    best = sorted(
+        (node for node in nodes if counts[node.node_id]), key=lambda node: (-counts[node.node_id], _key(node))
+    )
+    seated: list[tuple[NodeFacts, Bundle]] = []
+    for node in best:
+        room = _room(node.free_gpus, node.free_cpus, bundles[node.node_id])
+        take = min(room, 1 if spread else room, job.max_nodes - len(seated))
+        seated += [(node, bundles[node.node_id])] * take
+    taken = {node.node_id for node, _ in seated}
+    busy = [(node, bundles[node.node_id]) for node in best if node.node_id not in taken and _could_hold(node, bundles)]
+    wanted = (seated + busy)[: job.max_nodes]
+    usual = _commonest([bundle.nproc for _, bundle in wanted]) or _commonest(list(counts.values())) or _default(job)
+    unknown = [_bundle(job, usual, gpus, nodes, counts)] * (job.max_nodes - len(wanted))
+    if not str(job.nproc_per_node).isdecimal():
+        assumed = [_word_taken(job, nodes, [(node, bundle.nproc) for node, bundle in wanted], usual), *assumed]
+    return Layout(
+        min_nodes=job.min_nodes,
+        bundles=(*_sorted(wanted[: job.min_nodes]), *_sorted(wanted[job.min_nodes :]), *unknown),
+        seated=tuple(sorted(seated, key=lambda seat: _key(seat[0]))),
+        missing={node.node_id: bundles[node.node_id] if counts[node.node_id] else _NOBODY for node in nodes},
+        assumed=tuple(assumed),
+    )
+
+
+_NOBODY = "no workers are meant for it"
+
+
+def by_total(job: Job, nodes: Sequence[NodeFacts], total: int, *, spread: bool, local: bool) -> Layout:
+    """`nprocs` workers: on as few nodes as hold them or, where `nnodes` is not 1, evenly on so many.
+
+    Nothing is pinned: any nodes with so much room will do.
+    """
+    as_needed = str(job.nnodes) == "1"
+    even = _even(total, 1 if as_needed else job.max_nodes)
+    gpus, assumed = _gpus_in_all(job, nodes, even, spread=spread)
+    one = _bundle(job, 1, gpus)
+    roomy = sorted(nodes, key=lambda node: (-_room(node.free_gpus, node.free_cpus, one), _key(node)))
+    shares = even
+    if as_needed and not local:
+        free = [_room(node.free_gpus, node.free_cpus, one) for node in roomy]
+        whole = sorted((_room(node.gpus, node.cpus, one) for node in nodes), reverse=True)
+        shares = _filled(total, free if sum(free) >= total else whole)
+        assumed = [f"nnodes: {len(shares)} (for {total} workers)", *assumed]
+    bundles = [_bundle(job, share, gpus) for share in shares]
+    seated, left = _first_fit(roomy, bundles, spread=spread)
+    return Layout(
+        min_nodes=len(bundles),
+        bundles=tuple(bundles),
+        seated=tuple(sorted(seated, key=lambda seat: _key(seat[0]))),
+        missing={node.node_id: (left or bundles)[-1] for node in nodes},
+        assumed=tuple(assumed),
+    )
+
+
+def why_not(node: NodeFacts, held: Sequence[Bundle], missing: Bundle | str) -> str:
+    """Why a node takes no more than it holds by now: what is free there of what would be needed."""
+    if isinstance(missing, str):
+        return missing
+    gpus, cpus = _left(node, held)
+    rows = (("GPUs", missing.gpus, gpus, node.gpus), ("CPUs", missing.cpus, cpus, node.cpus))
+    return ", ".join(f"{free:g} of {total:g} {name} free, {need:g} needed" for name, need, free, total in rows if need)
+
+
+def _left(node: NodeFacts, held: Sequence[Bundle]) -> tuple[float, float]:
+    """GPUs and CPUs that are free beside these."""
+    gpus, cpus = sum(bundle.gpus for bundle in held), sum(bundle.cpus for bundle in held)
+    return node.free_gpus - gpus, node.free_cpus - cpus
+
+
+def _key(node: NodeFacts) -> tuple[object, str]:
+    return natural_key(node.address), node.node_id
+
+
+def _sorted(wanted: Sequence[tuple[NodeFacts, Bundle]]) -> Iterator[Bundle]:
+    """By address, as ranks are."""
+    return (bundle for _, bundle in sorted(wanted, key=lambda pair: _key(pair[0])))
+
+
+# What each node is to run.
+
+
+def _default(job: Job) -> int:
+    asked = str(job.nproc_per_node)
+    return int(asked) if asked.isdecimal() else 1
+
+
+def _uses_gpus(job: Job, nodes: Sequence[NodeFacts]) -> bool:
+    return job.nproc_per_node == "gpu" or (job.nproc_per_node == "auto" and any(node.gpus >= 1 for node in nodes))
+
+
+def _counts(job: Job, nodes: Sequence[NodeFacts]) -> dict[str, int]:
+    """Workers by node id. `auto` means the same on all nodes: GPUs, where any of them has one."""
+    if job.nproc_per_node == "gpu" and nodes and not any(node.gpus >= 1 for node in nodes):
+        msg = "`nproc_per_node: gpu`, but no node of the cluster has a GPU"
+        raise ValueError(msg)
+    use_gpus = _uses_gpus(job, nodes)
+    counts = {}
+    for node in nodes:
+        ruled = rules.nproc(job.nodes, node.place)
+        by_word = int(node.gpus if use_gpus else node.cpus)
+        asked = str(job.nproc_per_node)
+        counts[node.node_id] = ruled if ruled is not None else int(asked) if asked.isdecimal() else by_word
+    return counts
+
+
+def _word_taken(job: Job, nodes: Sequence[NodeFacts], wanted: Sequence[tuple[NodeFacts, int]], usual: int) -> str:
+    by_word = {count for node, count in wanted if rules.nproc(job.nodes, node.place) is None} or {usual}
+    text = " or ".join(map(str, sorted(by_word)))
+    whose = "GPUs" if _uses_gpus(job, nodes) else "CPUs"
+    return f"nproc_per_node: {text} ({whose} of {'a' if len(by_word) == 1 else 'each'} node)"
+
+
+def _commonest(counts: Sequence[int]) -> int:
+    """0 where there is none; of several the largest."""
+    return max(Counter(counts).items(), key=lambda item: (item[1], item[0]), default=(0, 0))[0]
+
+
+def _gpus_by_node(job: Job, nodes: Sequence[NodeFacts], counts: Mapping[str, int]) -> tuple[float, list[str]]:
+    asked = str(job.gpus_per_worker)
+    if asked.isdecimal():
+        return float(asked), []
+    if job.nproc_per_node == "cpu":
+        return 0.0, ["gpus_per_worker: 0 (one worker for each CPU)"]
+    if any(node.gpus >= counts[node.node_id] > 0 for node in nodes):
+        return 1.0, ["gpus_per_worker: 1"]
+    different = set(counts.values())
+    many = f"{next(iter(different))}" if len(different) == 1 else "as many"
+    has_some = any(node.gpus for node in nodes)
+    return 0.0, [f"gpus_per_worker: 0 ({f'no node has {many} GPUs' if has_some else 'the nodes have no GPUs'})"]
+
+
+def _bundle(
+    job: Job, count: int, gpus: float, nodes: Sequence[NodeFacts] = (), counts: Mapping[str, int] | None = None
+) -> Bundle:
+    bundle = Bundle(nproc=count, gpus=gpus * count, cpus=job.cpus_per_worker * count)
+    others = [node for node in nodes if counts is not None and counts[node.node_id] != count]
+    avoid = sorted(node.node_id for node in others if _room(node.gpus, node.cpus, bundle))
+    return Bundle(nproc=count, gpus=bundle.gpus, cpus=bundle.cpus, avoid=tuple(avoid))
+
+
+def _could_hold(node: NodeFacts, bundles: Mapping[str, Bundle]) -> bool:
+    return _room(node.gpus, node.cpus, bundles[node.node_id]) > 0
+
+
+_ANY_NUMBER = 1_000_000
+
+
+def _room(gpus: float, cpus: float, bundle: Bundle) -> int:
+    """How many such bundles fit."""
+    fits = [have // need for have, need in ((gpus, bundle.gpus), (cpus, bundle.cpus)) if need]
+    return int(min(fits, default=_ANY_NUMBER))
+
+
+# So many in all.
+
+
+def _even(total: int, nodes: int) -> list[int]:
+    """Shares that differ by one at most, the larger first; nobody gets nothing."""
+    nodes = min(nodes, total)
+    return [total // nodes + (index < total % nodes) for index in range(nodes)]
+
+
+def _filled(total: int, rooms: Sequence[int]) -> list[int]:
+    """As many as fit, one node after the other; the rest on further nodes like the largest."""
+    shares: list[int] = []
+    for room in rooms:
+        if room and total:
+            shares.append(min(room, total))
+            total -= shares[-1]
+    like = max(rooms, default=0) or total
+    while total:
+        shares.append(min(like, total))
+        total -= shares[-1]
+    return shares
+
+
+def _gpus_in_all(
+    job: Job, nodes: Sequence[NodeFacts], shares: Sequence[int], *, spread: bool
+) -> tuple[float, list[str]]:
+    """A single share is all workers, on as many nodes as needed."""
+    asked = str(job.gpus_per_worker)
+    if asked.isdecimal():
+        return float(asked), []
+    if len(shares) == 1:
+        enough = sum(int(node.gpus) for node in nodes) >= shares[0]
+    else:
+        rooms = [int(node.gpus) // shares[0] for node in nodes]
+        enough = sum(min(room, 1) if spread else room for room in rooms) >= len(shares)
+    if enough:
+        return 1.0, ["gpus_per_worker: 1"]
+    has_some = any(node.gpus for node in nodes)
+    why = "the nodes do not have one for each" if has_some else "the nodes have no GPUs"
+    return 0.0, [f"gpus_per_worker: 0 ({why})"]
+
+
+def _first_fit(
+    nodes: Sequence[NodeFacts], bundles: Sequence[Bundle], *, spread: bool
+) -> tuple[list[tuple[NodeFacts, Bundle]], list[Bundle]]:
+    """Each bundle on the first node with room for it; where they are spread, on a node of its own. And those left."""
+    seated: list[tuple[NodeFacts, Bundle]] = []
+    left: list[Bundle] = []
+    for bundle in bundles:
+        for node in nodes:
+            held = [other for host, other in seated if host is node]
+            if not (spread and held) and _room(*_left(node, held), bundle):
+                seated.append((node, bundle))
+                break
+        else:
+            left.append(bundle)
+    return seated, left
