@@ -20,7 +20,8 @@ from raylaunch.core.rules import Place, matching
 from raylaunch.core.streams import View
 from raylaunch.node import interfaces, messages, processes
 from raylaunch.node.logs import Output, Tails, sources
-from raylaunch.node.supervisor import Event, NodeSettings, Supervisor
+from raylaunch.node.settings import NodeSettings
+from raylaunch.node.supervisor import Event, Supervisor
 
 _TAIL_SECONDS = 0.1
 _MOST_PER_TURN = 4 * 1024 * 1024

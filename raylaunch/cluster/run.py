@@ -24,7 +24,7 @@ from raylaunch.core.layout import NodeFacts
 from raylaunch.core.plan import Plan, make_plan, settled
 from raylaunch.core.result import RunResult
 from raylaunch.errors import ClusterError, ExitCode
-from raylaunch.node.supervisor import NodeSettings
+from raylaunch.node.settings import NodeSettings
 
 
 class Watcher(Observer, Protocol):
@@ -47,7 +47,11 @@ def plan_job(job: Job) -> Plan:
     if session.find(job.ray) is None:
         return _plan(job, (inventory.this_machine(job),), local=True)
     with session.connected(job) as connection:
-        return _plan(job, inventory.nodes(local=connection.local), local=connection.local)
+        return _plan_now(job, connection)
+
+
+def _plan_now(job: Job, connection: Session) -> Plan:
+    return _plan(job, inventory.nodes(local=connection.local), local=connection.local)
 
 
 def _plan(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool) -> Plan:
@@ -65,7 +69,7 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
     outcome.
     """
     with signals.handled(job) as signalled, session.connected(job) as connection:
-        plan = _plan(job, inventory.nodes(local=connection.local), local=connection.local)
+        plan = _plan_now(job, connection)
         if connection.local and not plan.feasible:
             msg = "this machine cannot hold the job"
             raise ClusterError(msg, hint=plan.shortage)
@@ -80,14 +84,22 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
         fleet = RayFleet(plan, told)
         driver = Driver(settled(job, plan), run_id, fleet, folder, watcher, began_at)
         signalled.go_to(driver.signalled)
+        values: dict[int, bytes] = {}
+        hopeless: ClusterError | None = None
         with contextlib.closing(fleet):
-            finish = driver.run()
-            values = _values(fleet, driver, finish) if payload else {}
+            try:
+                finish = driver.run()
+                values = _values(fleet, driver, finish) if payload else {}
+            except ClusterError as error:  # no torch there, a port that is taken: waiting would not mend it
+                hopeless = error
         found = results.result(folder.entries, run_dir=folder.where, began=began.isoformat())
-        if finish.exit_code == ExitCode.UNAVAILABLE:
-            now = _plan(job, inventory.nodes(local=connection.local), local=connection.local)
-            found = replace(found, why=f"{found.why}\n{now.shortage}")
+        if hopeless is not None:
+            found = replace(found, exit_code=hopeless.exit_code, why=hopeless.message)
+        elif found.exit_code == ExitCode.UNAVAILABLE:
+            found = replace(found, why=f"{found.why}\n{_plan_now(job, connection).shortage}")
         folder.close(found)
+        if hopeless is not None:
+            raise hopeless
         return Outcome(result=found, values=values)
 
 

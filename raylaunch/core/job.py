@@ -62,7 +62,7 @@ class NodeRule:
     """What is different on the nodes that a key of `nodes` matches."""
 
     nproc_per_node: int | None = None
-    """Workers there; default: as everywhere."""
+    """Workers there; default: as everywhere; 0: the node is left out."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables there, on top of the job's."""
 

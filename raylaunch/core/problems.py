@@ -121,9 +121,9 @@ def _rule_problems(nodes: dict[str, NodeRule]) -> Iterator[Problem]:
         key = f"nodes.{which}"
         if wrong := rules.problem(which):
             yield Problem(key=key, message=wrong, hint="for example `10.0.0.7`, `10.1.0.0/16` or `label:zone=a`")
-        if rule.nproc_per_node is not None and rule.nproc_per_node < 1:
-            message = "at least one worker is needed on each node"
-            yield Problem(key=f"{key}.nproc_per_node", message=message)
+        if rule.nproc_per_node is not None and rule.nproc_per_node < 0:
+            message = f"{rule.nproc_per_node} is less than 0"
+            yield Problem(key=f"{key}.nproc_per_node", message=message, hint="0 leaves such nodes out")
         yield from _variable_problems(f"{key}.env", rule.env)
 
 

@@ -12,51 +12,17 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
-from typing import Any
 
-from raylaunch.core.contract import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
-from raylaunch.core.ranks import Assignment, Rendezvous, worker_env
+from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.node import deaths, keeper, messages, spool, timer, wire
 from raylaunch.node.deaths import Death
 from raylaunch.node.memory import KernelKills
-from raylaunch.worker import entry
-from raylaunch.worker.spec import Report, WorkerSpec
+from raylaunch.node.settings import NodeSettings
+from raylaunch.worker.spec import Report
 
 _MOST_FALSE_STARTS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
-    """All that stays the same for a node's workers from attempt to attempt."""
-
-    node: str
-    address: str
-    run_dir: str
-    """Where logs go. Of no meaning where they are not kept."""
-    layout: str = "raylaunch"
-    kept: bool = True
-    """False: logs go to a temporary folder of the node, and are gone when the run is over."""
-    run_id: str
-    max_restarts: int
-    kind: str
-    target: str
-    args: tuple[Any, ...]
-    pass_local_rank: bool = False
-    numa_binding: str | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    payload: bytes = b""
-    env: dict[str, str]
-    master_addr: str = ""
-    master_port: int = 0
-    several_nodes: bool = False
-    """The job may use more nodes than one."""
-    cwd: str
-    backend: str | None
-    preload: tuple[str, ...]
-    start_method: str
 
 
 @dataclass(slots=True)
@@ -107,7 +73,7 @@ class Supervisor:
         """Start the fork server; `Ready` comes when it has imported everything."""
         ours, theirs = wire.pair()
         self._server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-u", keeper.__file__, str(theirs.fileno()), *self._to_remove()],
+            [sys.executable, "-u", keeper.__file__, str(theirs.fileno()), *self.settings.temporary()],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=self.settings.env,
@@ -125,7 +91,7 @@ class Supervisor:
 
     def launch(self, part: Assignment, meeting: Rendezvous) -> None:
         """End all earlier attempts without grace, then start this node's part of the next."""
-        workers = tuple(self._spec(part, local_rank, meeting) for local_rank in range(part.nproc))
+        workers = tuple(self.settings.worker(part, local_rank, meeting) for local_rank in range(part.nproc))
         self._present = _Present(part=part)
         self._order(messages.StartWorkers(attempt=part.attempt, workers=workers))
         self._kills.mark()
@@ -143,18 +109,7 @@ class Supervisor:
     def open_store(self, attempt: int) -> None:
         """Have a store ready for the attempt. `StoreOpen` follows."""
         self._stores[attempt] = 0
-        self._order(self._store(attempt, port=0))
-
-    def _store(self, attempt: int, port: int) -> messages.OpenStore:
-        settings = self.settings
-        return messages.OpenStore(
-            attempt=attempt,
-            address=settings.address,
-            master_addr=settings.master_addr,
-            several_nodes=settings.several_nodes,
-            port=settings.master_port or port,
-            fixed=settings.master_port != 0,
-        )
+        self._order(self.settings.store(attempt, port=0))
 
     def values(self) -> dict[int, bytes]:
         """What the functions of the present attempt returned (or raised), pickled, by rank."""
@@ -171,15 +126,8 @@ class Supervisor:
             self._server = None
         self._kills.close()
         self._readable.close()
-        for folder in self._to_remove():
+        for folder in self.settings.temporary():
             spool.remove(folder)
-
-    def _to_remove(self) -> list[str]:
-        """Folders that go with the run."""
-        return [] if self.settings.kept else [self.settings.run_dir]
-
-    def _folder(self, attempt: int, rank: int) -> PurePath:
-        return LAYOUTS[self.settings.layout].rank_dir(self.settings.run_dir, attempt, rank)
 
     def _order(self, order: messages.Order) -> None:
         if not self.ready or self._control is None:
@@ -187,28 +135,6 @@ class Supervisor:
             return
         with contextlib.suppress(OSError):  # gone: `poll` finds out and says what that means
             wire.send(self._control, order)
-
-    def _spec(self, part: Assignment, local_rank: int, meeting: Rendezvous) -> WorkerSpec:
-        settings = self.settings
-        rank = part.base_rank + local_rank
-        folder = self._folder(part.attempt, rank)
-        error_file = str(folder / ERROR) if settings.kept else ""
-        ranks = worker_env(part, local_rank, meeting, error_file=error_file, given=settings.env)
-        return WorkerSpec(
-            rank=rank,
-            local_rank=local_rank,
-            kind=settings.kind,
-            target=settings.target,
-            args=entry.arguments(settings.args, local_rank, pass_local_rank=settings.pass_local_rank),
-            kwargs=settings.kwargs,
-            payload=settings.payload,
-            env=settings.env | ranks,
-            cwd=settings.cwd,
-            stdout=str(folder / STDOUT),
-            stderr=str(folder / STDERR),
-            backend=settings.backend,
-            numa_binding=settings.numa_binding,
-        )
 
     def poll(self) -> list[Event]:
         """Everything that happened since the last time."""
@@ -269,7 +195,7 @@ class Supervisor:
             stopped=word.stopped,
             report=report,
             node=self.settings.node,
-            folder=self._folder(word.attempt, word.rank),
+            folder=self.settings.folder(word.attempt, word.rank),
             kills=self._kills,
         )
         return failure if self.settings.kept else replace(failure, stdout="", stderr="", error_file="")
@@ -325,7 +251,7 @@ class Supervisor:
         for attempt in sorted(self._stopping):
             yield messages.Stopped(attempt=attempt), None
         self._waiting = [
-            *(self._store(attempt, port) for attempt, port in self._stores.items()),
+            *(self.settings.store(attempt, port) for attempt, port in self._stores.items()),
             *unsent,
         ]
         yield from self._start_again()

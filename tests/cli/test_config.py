@@ -90,7 +90,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "several_values": (RUN + "nnodes: 0\nplacement: sprad\nstart_timeout: -1\nshow: first\n",),
     "rules": (
         RUN
-        + "nodes:\n  10.0.0.7:\n    nproc_per_node: 0\n    env: {A=B: 1}\n  10.0.0.0/99: {}\n  label:zone: {}\n"
+        + "nodes:\n  10.0.0.7:\n    nproc_per_node: -1\n    env: {A=B: 1}\n  10.0.0.0/99: {}\n  label:zone: {}\n"
         + "env: {'C=D': 1}\n",
     ),
     # references

@@ -78,7 +78,7 @@ def test_wrong_settings(launcher):
         launcher,
         """
         told = []
-        for settings in ({"nodes": 2}, {"nnodes": "4:2"}, {"max_restarts": "many"}):
+        for settings in ({"nods": 2}, {"nnodes": "4:2"}, {"max_restarts": "many"}):
             try:
                 raylaunch.launch(print, **settings)
             except raylaunch.ConfigError as error:
@@ -86,7 +86,7 @@ def test_wrong_settings(launcher):
         print(json.dumps(told))
         """,
     )
-    assert "`nodes`" in found[0]
-    assert "nnodes" in found[0]
+    assert "`nods`" in found[0]
+    assert "nodes" in found[0]
     assert "the minimum (4) is larger than the maximum (2)" in found[1]
     assert "max_restarts" in found[2]

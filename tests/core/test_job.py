@@ -250,7 +250,7 @@ def test_signals_to_handle_that_no_system_has_are_no_problem():
         ("", NodeRule(), "nodes."),
         ("label:zone", NodeRule(), "nodes.label:zone"),
         ("10.0.0.0/99", NodeRule(), "nodes.10.0.0.0/99"),
-        ("10.0.0.7", NodeRule(nproc_per_node=0), "nodes.10.0.0.7.nproc_per_node"),
+        ("10.0.0.7", NodeRule(nproc_per_node=-1), "nodes.10.0.0.7.nproc_per_node"),
         ("10.0.0.7", NodeRule(env={"A=B": "1"}), "nodes.10.0.0.7.env.A=B"),
     ],
 )

@@ -22,13 +22,13 @@ from typing import Any
 
 import pytest
 
-from raylaunch.core.contract import LAYOUTS
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
 from raylaunch.core.ranks import Member, Rendezvous, assign
 from raylaunch.node import processes
 from raylaunch.node.messages import Ready, StoreOpen
-from raylaunch.node.supervisor import Event, NodeSettings, Supervisor
+from raylaunch.node.settings import NodeSettings
+from raylaunch.node.supervisor import Event, Supervisor
 from tests import private_cluster
 from tests.private_cluster import MARK
 
@@ -184,7 +184,7 @@ class Node:
 
     def rank_folder(self, rank: int = 0) -> Path:
         settings = self.supervisor.settings
-        return Path(LAYOUTS[settings.layout].rank_dir(settings.run_dir, self.attempt, rank))
+        return Path(settings.folder(self.attempt, rank))
 
     def open_store(self) -> int:
         """The port of a store for the next attempt."""
