@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from raylaunch.cli.writer import OutputWriter
-from raylaunch.core.actions import Launch, Stop
-from raylaunch.core.events import NodeJoined, NodeLost
+from raylaunch.core.actions import Action, Forward, Launch, Stop
+from raylaunch.core.events import ForwardAsked, NodeJoined, NodeLost
 from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry
 from raylaunch.core.machine import Machine, Phase
 from raylaunch.core.plan import Plan
 from raylaunch.core.ranks import assign
+from raylaunch.core.words import count
 from raylaunch.node.logs import Output
 
 _CODES = {"dim": "2", "green": "32", "yellow": "33"}
@@ -44,29 +45,41 @@ class Console:
 
     def decided(self, entry: Entry, machine: Machine) -> None:
         """Say what changed, and why."""
-        match entry.event:
-            case NodeJoined() as event:
-                self.say(f"{event.node} ({event.address}) is ready, {event.nproc} workers")
-            case NodeLost() as event if event.node in machine.roster:
-                missing = not self._seen.isdisjoint(self._ranks.get(event.node, ()))
-                may_lack = "; the last lines of its workers may be missing here" if missing else ""
-                self.say(f"{event.node} was lost: {event.why}{may_lack}", colour="yellow")
+        self._tell_event(entry, machine)
         for action in entry.actions:
-            match action:
-                case Launch(attempt=attempt, why=why):
-                    self._launched_at = machine.now
-                    members = [machine.nodes[node] for node in action.roster if node in machine.nodes]
-                    self._ranks = {part.node: part.ranks for part in assign(attempt, members)}
-                    self._seen.clear()
-                    if attempt > 1:
-                        self.say(why, colour="yellow")
-                case Stop(why=why, grace=grace) if grace > 0:
-                    self.say(f"stopping, {grace:g} s at most: {why}", colour="yellow")
+            self._tell_action(action, machine)
         if machine.phase is not self._phase:
             self._phase = machine.phase
             if machine.phase is Phase.RUNNING:
                 took = machine.now - self._launched_at
                 self.say(f"attempt {machine.attempt} runs: {machine.status} (started in {took:.2f} s)", colour="green")
+
+    def _tell_event(self, entry: Entry, machine: Machine) -> None:
+        match entry.event:
+            case NodeJoined() as event:
+                self.say(f"{event.node} ({event.address}) is ready, {count(event.nproc, 'worker')}")
+            case NodeLost() as event if event.node in machine.roster:
+                missing = not self._seen.isdisjoint(self._ranks.get(event.node, ()))
+                may_lack = "; the last lines of its workers may be missing here" if missing else ""
+                self.say(f"{event.node} was lost: {event.why}{may_lack}", colour="yellow")
+            case ForwardAsked(signal=signal) if not entry.actions:
+                self.say(f"{signal} is not passed on: no workers are running", colour="yellow")
+
+    def _tell_action(self, action: Action, machine: Machine) -> None:
+        match action:
+            case Launch(attempt=attempt, why=why):
+                self._launched_at = machine.now
+                members = [machine.nodes[node] for node in action.roster if node in machine.nodes]
+                self._ranks = {part.node: part.ranks for part in assign(attempt, members)}
+                self._seen.clear()
+                if attempt > 1:
+                    self.say(why, colour="yellow")
+            case Stop(why=why, grace=grace) if grace > 0:
+                self.say(f"stopping, {grace:g} s at most: {why}", colour="yellow")
+            case Forward(signal=signal, nodes=nodes):
+                self.say(f"{signal} is passed on to the workers of {count(len(nodes), 'node')}")
+            case _:
+                pass
 
     def wrote(self, output: Iterable[Output]) -> None:
         """Pass on what shown ranks wrote, as the nodes made it ready to be shown."""

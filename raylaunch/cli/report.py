@@ -10,6 +10,7 @@ from raylaunch.core.contract import EVENTS
 from raylaunch.core.failure import Failure, alike, consequences
 from raylaunch.core.plan import NOT_NEEDED, Plan
 from raylaunch.core.result import Attempt, RunResult
+from raylaunch.core.words import count
 from raylaunch.errors import ExitCode
 
 _MOST_RANKS = 12
@@ -35,7 +36,7 @@ def report(result: RunResult) -> str:
 
 
 def _success(result: RunResult) -> Iterator[str]:
-    yield f"{result.why} in {result.seconds:.1f} s, {_times(result.restarts, 'restart')}"
+    yield f"{result.why} in {result.seconds:.1f} s, {count(result.restarts, 'restart')}"
     if result.restarts:
         yield from _timeline(result)
 
@@ -49,13 +50,13 @@ def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
     same = alike(last.failures, cause)
     if same:
         yield ""
-        yield f"  the same on {_times(len(same), 'other rank')}: {_span(same)}"
+        yield f"  the same on {count(len(same), 'other rank')}: {_span(same)}"
     groups = consequences(last.failures, cause)
     if groups:
         yield ""
         yield "  then, as a consequence:"
         for what, ranks in groups:
-            yield f"    {_times(len(ranks), 'rank')}: {what}  ({_span(ranks)})"
+            yield f"    {count(len(ranks), 'rank')}: {what}  ({_span(ranks)})"
     if result.restarts:
         yield ""
         yield from _timeline(result)
@@ -114,7 +115,7 @@ def _timeline(result: RunResult) -> Iterator[str]:
     left_out = len(result.attempts) - len(shown)
     for place, attempt in enumerate(shown):
         if left_out and place == _MOST_ATTEMPTS // 2:
-            yield f"  ... {_times(left_out, 'attempt')} more{f': {EVENTS} has them all' if result.run_dir else ''}"
+            yield f"  ... {count(left_out, 'attempt')} more{f': {EVENTS} has them all' if result.run_dir else ''}"
         yield f"  attempt {attempt.number}: {_ran(attempt)}{attempt.why_ended or 'finished'}"
     between = result.seconds - result.training_seconds
     yield f"  {result.training_seconds:.1f} s with all workers up, {between:.1f} s without"
@@ -124,10 +125,6 @@ def _ran(attempt: Attempt) -> str:
     if attempt.running_at is None:
         return "never ran; "
     return f"{attempt.ended_at - attempt.running_at:.1f} s; "
-
-
-def _times(count: int, noun: str) -> str:
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
 def _span(ranks: tuple[int, ...]) -> str:
@@ -160,7 +157,7 @@ def plan_table(plan: Plan, title: str) -> str:
         lines.append("  ".join([*cells, row[3]]).rstrip())
     lines.append("")
     if plan.feasible:
-        lines.append(f"would start {plan.workers} workers on {_times(len(plan.seats), 'node')}")
+        lines.append(f"would start {count(plan.workers, 'worker')} on {count(len(plan.seats), 'node')}")
     else:
         lines.append(f"would wait: {len(plan.seats)} of {plan.min_nodes} nodes fit now")
     return "\n".join(lines) + "\n"

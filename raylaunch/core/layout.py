@@ -10,6 +10,7 @@ from raylaunch.core import rules
 from raylaunch.core.job import Job
 from raylaunch.core.ranks import natural_key
 from raylaunch.core.rules import Place
+from raylaunch.core.words import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,8 @@ class Bundle:
     @property
     def asked(self) -> str:
         """The request in words."""
-        each = " and ".join(f"{amount:g} {name}s" for name, amount in self.resources.items()) or "no resources"
-        return f"{self.nproc} workers ({each})"
+        each = " and ".join(count(amount, name) for name, amount in self.resources.items()) or "no resources"
+        return f"{count(self.nproc, 'worker')} ({each})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ def by_total(job: Job, nodes: Sequence[NodeFacts], total: int, *, spread: bool, 
         free = [_room(node.free_gpus, node.free_cpus, one) for node in roomy]
         whole = sorted((_room(node.gpus, node.cpus, one) for node in nodes), reverse=True)
         shares = _filled(total, free if sum(free) >= total else whole)
-        assumed = [f"nnodes: {len(shares)} (for {total} workers)", *assumed]
+        assumed = [f"nnodes: {len(shares)} (for {count(total, 'worker')})", *assumed]
     bundles = [_bundle(job, share, gpus) for share in shares]
     seated, left = _first_fit(roomy, bundles, spread=spread)
     return Layout(

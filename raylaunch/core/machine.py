@@ -24,6 +24,7 @@ from raylaunch.core.events import (
 from raylaunch.core.failure import Failure, root_cause, why_hopeless
 from raylaunch.core.job import Job
 from raylaunch.core.ranks import Member, order
+from raylaunch.core.words import count
 from raylaunch.errors import ExitCode, stopped_by
 
 STOP_MARGIN = 10.0
@@ -152,7 +153,7 @@ class Machine:
             return []
         self.phase = Phase.RUNNING
         self.deadline = None
-        self.status = f"{self.workers} workers on {len(self.roster)} nodes"
+        self.status = f"{count(self.workers, 'worker')} on {count(len(self.roster), 'node')}"
         return self._wake("more nodes may come")
 
     def _workers_exited(self, event: WorkersExited) -> list[Action]:
@@ -191,7 +192,9 @@ class Machine:
     def _all_finished(self) -> list[Action]:
         if self._unfinished():
             return []
-        return self._finish(ExitCode.OK, f"all {self.workers} workers finished")
+        return self._finish(
+            ExitCode.OK, "the worker finished" if self.workers == 1 else f"all {self.workers} workers finished"
+        )
 
     # People and time.
 
@@ -274,7 +277,7 @@ class Machine:
         self.phase = Phase.STARTING
         self.deadline = self.now + self.job.start_timeout
         self.last_call = None
-        self.status = f"starting {self.workers} workers on {len(self.roster)} nodes"
+        self.status = f"starting {count(self.workers, 'worker')} on {count(len(self.roster), 'node')}"
         launch = Launch(attempt=self.attempt, roster=self.roster, why=why)
         return [launch, *self._wake("all workers must be started by then")]
 

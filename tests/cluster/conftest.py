@@ -136,27 +136,44 @@ def launcher(tmp_path: Path, cluster: Cluster) -> Iterator[Launcher]:
             end_marked(run.mark)
 
 
-_LEFT = """
-import ray
+_INSPECTOR = """
+import json, ray, sys
 from ray.util.placement_group import placement_group_table
 from ray._private.state import actors
 ray.init(log_to_driver=False, logging_level="ERROR")
-mine = ray.get_runtime_context().get_job_id()
-for actor in actors().values():
-    if actor["State"] != "DEAD" and actor["ActorClassName"] == "Agent":
-        print("actor", actor["ActorID"], actor["State"])
-for group in placement_group_table().values():
-    if group["state"] != "REMOVED":
-        print("group", group["placement_group_id"], group["state"])
+for _ in sys.stdin:
+    found = [
+        f"actor {actor['ActorID']} {actor['State']}"
+        for actor in actors().values()
+        if actor["State"] != "DEAD" and actor["ActorClassName"] == "Agent"
+    ]
+    found += [
+        f"group {group['placement_group_id']} {group['state']}"
+        for group in placement_group_table().values()
+        if group["state"] != "REMOVED"
+    ]
+    print(json.dumps(found), flush=True)
 """
+_inspectors: dict[str, subprocess.Popen[str]] = {}
+"""By the cluster's address; connecting takes seconds, so each stays as long as its cluster, with which it is ended."""
 
 
 def left_in_ray(cluster: Cluster) -> list[str]:
     """Our actors and all placement groups that the cluster still knows."""
-    done = subprocess.run(
-        [sys.executable, "-c", _LEFT], env=cluster.env(), capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout.splitlines()
+    if cluster.address not in _inspectors:
+        _inspectors[cluster.address] = subprocess.Popen(
+            [sys.executable, "-c", _INSPECTOR],
+            env=cluster.env(**{MARK: cluster.mark}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    inspector = _inspectors[cluster.address]
+    assert inspector.stdin is not None
+    assert inspector.stdout is not None
+    inspector.stdin.write("\n")
+    inspector.stdin.flush()
+    return json.loads(inspector.stdout.readline())
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:

@@ -120,7 +120,7 @@ def test_a_shortage_in_words():
     """What was asked, what fits, and each node that does not."""
     found = plan(node(1), node(2, busy_cpus=7.5), nproc_per_node=2, cpus_per_worker=0.5)
     assert found.shortage == (
-        "asked: 2 x 2 workers (1 CPUs), each on a node of its own\n"
+        "asked: 2 x 2 workers (1 CPU), each on a node of its own\n"
         "fits now: 1 of 2\n"
         "10.0.0.2: 0.5 of 8 CPUs free, 1 needed"
     )
@@ -131,7 +131,7 @@ def test_a_cluster_without_nodes():
     found = plan(nnodes="1:3", nproc_per_node=1)
     assert not found.feasible
     assert found.shortage == (
-        "asked: 1 to 3 x 1 workers (1 CPUs), each on a node of its own\nfits now: 0 of 1\nthe cluster has no nodes"
+        "asked: 1 to 3 x 1 worker (1 CPU), each on a node of its own\nfits now: 0 of 1\nthe cluster has no nodes"
     )
 
 
@@ -143,7 +143,7 @@ def test_a_cluster_without_nodes():
             "2 x 8 workers (8 GPUs and 8 CPUs), each on a node of its own",
             {"GPU": 8, "CPU": 8},
         ),
-        ({"nnodes": 1, "cpus_per_worker": 0, "placement": "pack"}, "1 x 1 workers (no resources)", {}),
+        ({"nnodes": 1, "cpus_per_worker": 0, "placement": "pack"}, "1 x 1 worker (no resources)", {}),
     ],
 )
 def test_the_request_in_words_and_as_bundles(settings, asked, resources):
