@@ -68,6 +68,7 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
     InterruptedByUserError for a signal before the first worker was asked for; whatever happens to workers is in the
     outcome.
     """
+    submitter_env = submitted(os.environ)  # before Ray adds to it
     with signals.handled(job) as signalled, session.connected(job) as connection:
         plan = _plan_now(job, connection)
         if connection.local and not plan.feasible:
@@ -80,8 +81,8 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
         watcher.planned(job, plan, folder.where)
         for warning in plan.warnings:
             watcher.said(warning)
-        told = _told(job, plan, connection, folder.where, run_id, payload)
-        fleet = RayFleet(plan, told)
+        settings = _settings(job, plan, folder.where, run_id, payload)
+        fleet = RayFleet(plan, _told(job, connection, settings, submitter_env))
         driver = Driver(settled(job, plan), run_id, fleet, folder, watcher, began_at)
         signalled.go_to(driver.signalled)
         values: dict[int, bytes] = {}
@@ -113,9 +114,10 @@ def _values(fleet: Fleet, driver: Driver, finish: Finish) -> dict[int, bytes]:
         return {}
 
 
-def _told(job: Job, plan: Plan, connection: Session, run_dir: str, run_id: str, payload: bytes) -> AgentSettings:
+def _settings(job: Job, plan: Plan, run_dir: str, run_id: str, payload: bytes) -> NodeSettings:
+    """For all nodes; each agent fills in its own name, address, environment and folder."""
     entry = job.entrypoint
-    settings = NodeSettings(
+    return NodeSettings(
         node="",
         address="",
         run_dir=run_dir,
@@ -139,12 +141,15 @@ def _told(job: Job, plan: Plan, connection: Session, run_dir: str, run_id: str, 
         preload=tuple(job.preload),
         start_method=job.start_method,
     )
+
+
+def _told(job: Job, connection: Session, settings: NodeSettings, submitter_env: dict[str, str]) -> AgentSettings:
     return AgentSettings(
         settings=settings,
         address=inventory.LOOPBACK if connection.local else None,
         nproc=0,
         rules=job.nodes,
-        submitter_env=submitted(os.environ),
+        submitter_env=submitter_env,
         cwd=None if connection.brings_files else os.getcwd(),
         ray_address=connection.address,
         view=streams.view(job),

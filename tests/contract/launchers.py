@@ -1,0 +1,237 @@
+"""The two launchers, started the same way: a folder of its own for each run, a clean environment, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.private_cluster import MARK, Cluster, end_marked, marked
+
+SCRIPTS = Path(__file__).with_name("scripts")
+LIMIT = 120.0
+"""Seconds that any run may take before it counts as hung."""
+
+KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+
+
+def clean_env() -> dict[str, str]:
+    """What of our own environment a run may see: no settings of a launcher, of Ray or of pytest."""
+    return {name: os.environ[name] for name in KEPT if name in os.environ}
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+    """Wait for it, at most that long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds:g} s in vain for {what}")
+        time.sleep(0.02)
+
+
+@dataclass
+class Run:
+    """A launcher's process, and what it and its workers left in its folder."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    mark: str
+    name: str = "terminal"
+    left: list[int] = field(default_factory=list)
+    peers: list[Run] = field(default_factory=list)
+    """The launchers of further nodes, where each node has its own."""
+
+    @property
+    def code(self) -> int:
+        code = self.process.poll()
+        assert code is not None, "it still runs"
+        return code
+
+    @property
+    def out(self) -> str:
+        return (self.folder / f"{self.name}.out").read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return (self.folder / f"{self.name}.err").read_text(errors="replace")
+
+    @property
+    def said(self) -> str:
+        """Everything, for the message of a failed assertion."""
+        return f"exit code {self.process.poll()}\nstdout:\n{self.out[-4000:]}\nstderr:\n{self.err[-8000:]}"
+
+    def wait(self) -> Run:
+        """For its end, and for that of every process below it."""
+        try:
+            self.process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            self.end()
+            with (self.folder / f"{self.name}.err").open("a") as err:
+                err.write(f"\nno end within {LIMIT:g} s: killed by the test\n")
+        deadline = time.monotonic() + 10
+        while (left := marked(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.left = left
+        return self
+
+    def end(self) -> None:
+        """Whatever still runs, by force."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        end_marked(self.mark)
+
+    def alive(self, *pids: int) -> list[int]:
+        """Those that run: no zombies that wait for the machine's init, no strangers with a used number."""
+        return sorted(set(pids) & set(marked(self.mark)))
+
+    def answer(self, name: str) -> Any:
+        """A JSON file that a script wrote."""
+        path = self.folder / f"{name}.json"
+        assert path.exists(), f"no {path.name}: {self.said}"
+        return json.loads(path.read_text())
+
+    def answers(self) -> dict[int, Any]:
+        """Of all ranks, by rank."""
+        return {int(path.stem): json.loads(path.read_text()) for path in sorted(self.folder.glob("[0-9]*.json"))}
+
+    def files(self, pattern: str) -> list[Path]:
+        return sorted(self.folder.rglob(pattern))
+
+    def wait_for(self, *names: str) -> Run:
+        """Until these files are there, or it has ended."""
+        wait_until(
+            lambda: all((self.folder / name).exists() for name in names) or self.process.poll() is not None,
+            f"{names}",
+            LIMIT,
+        )
+        assert all((self.folder / name).exists() for name in names), self.said
+        return self
+
+
+@dataclass
+class Launcher:
+    """One of the two. `cluster` is raylaunch's."""
+
+    name: str
+    new_folder: Callable[[], Path]
+    cluster: Cluster | None = None
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def ours(self) -> bool:
+        return self.name == "raylaunch"
+
+    def either(self, raylaunch: Any, torchrun: Any) -> Any:
+        """What is expected of whom, where the two differ on purpose."""
+        return raylaunch if self.ours else torchrun
+
+    def start(
+        self,
+        *args: object,
+        env: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        torch: bool = False,
+        legacy: str = "",
+        name: str = "terminal",
+        program: Sequence[str] = (),
+        stdin: str = "",
+    ) -> Run:
+        """Start it. `torch`: its workers want torch, so that raylaunch should preload it; `legacy`: the old
+        `torch.distributed.launch`, or with `local-rank` our flag in its place; `program`: this instead of the launcher;
+        `stdin`: what can be read there."""
+        folder = folder or self.new_folder()
+        mark = secrets.token_hex(8)
+        (folder / f"{name}.in").write_text(stdin)
+        with contextlib.ExitStack() as files:
+            out, err = (files.enter_context((folder / f"{name}.{end}").open("wb")) for end in ("out", "err"))
+            words = files.enter_context((folder / f"{name}.in").open())
+            process = subprocess.Popen(
+                [*(program or self._program(torch=torch, legacy=legacy)), *map(str, args)],
+                cwd=folder,
+                env=self.env() | {MARK: mark} | (env or {}),
+                stdin=words,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        run = Run(process, folder, mark, name)
+        self.runs.append(run)
+        return run
+
+    def run(self, *args: object, **how: Any) -> Run:
+        """Start it and wait for its end."""
+        return self.start(*args, **how).wait()
+
+    def env(self) -> dict[str, str]:
+        if self.cluster is None:
+            return clean_env()
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.cluster.token}
+        return clean_env() | token | {"RAY_ADDRESS": self.cluster.address}
+
+    def _program(self, *, torch: bool, legacy: str) -> list[str]:
+        if not self.ours:
+            return [sys.executable, "-m", "torch.distributed.launch" if legacy else "torch.distributed.run"]
+        return [
+            *(sys.executable, "-m", "raylaunch", "--set", "placement=pack"),
+            *(() if torch else ("--set", "preload=[]")),
+            *(("--pass-local-rank",) if legacy == "local-rank" else ()),
+        ]
+
+    def left(self) -> list[str]:
+        """Processes that outlived the runs that started them, since this was last asked; ends them."""
+        runs, self.runs = self.runs, []
+        found = []
+        for run in runs:
+            if run.process.poll() is None or run.left:
+                found.append(f"{run.process.args}: {run.left or 'itself'}")
+                run.end()
+        return found
+
+    def script(self, name: str, folder: Path, to: str | None = None) -> str:
+        """A copy of one of `scripts/` in the folder; its name there."""
+        shutil.copy(SCRIPTS / name, folder / (to or name))
+        return to or name
+
+
+def together(work: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Do it all, three at a time: two cores, and one that waits."""
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        waiting = {name: pool.submit(task) for name, task in work.items()}
+        return {name: future.result() for name, future in waiting.items()}
+
+
+HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def signals_as_in_a_shell() -> Callable[[], None]:
+    """What a person's shell gives to a child: nothing ignored, nothing blocked. Returns what undoes it.
+
+    Python's own handlers become the default when a child is started, so only what is ignored needs to change.
+    """
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+    for number, handler in before.items():
+        if handler is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+    def undo() -> None:
+        for number, handler in before.items():
+            if handler is signal.SIG_IGN:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return undo

@@ -1,0 +1,34 @@
+"""Many command lines in one process, since importing torch takes seconds. In: [{"argv", "env", "only_parse"}]."""
+
+import json
+import os
+import sys
+
+from torch.distributed import run
+
+before = dict(os.environ)
+
+
+def ask(argv, env, only_parse):
+    os.environ.clear()
+    os.environ.update(before | env)
+    try:
+        if not only_parse:
+            run.main(argv)
+            return {"error": None}
+        config, _, _ = run.config_from_args(run.parse_args(argv))
+    except SystemExit as error:
+        return {"error": "SystemExit", "text": str(error.code)}
+    except Exception as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    return {
+        "error": None,
+        "nnodes": [config.min_nodes, config.max_nodes],
+        "nproc_per_node": config.nproc_per_node,
+        "shutdown_timeout": config.shutdown_timeout,
+        "redirects": str(config.logs_specs._redirects),
+        "tee": str(config.logs_specs._tee),
+    }
+
+
+json.dump([ask(**question) for question in json.load(sys.stdin)], sys.stdout)

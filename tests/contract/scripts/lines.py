@@ -1,0 +1,8 @@
+"""A thousand lines on each stream, as fast as it goes."""
+
+import os
+import sys
+
+for number in range(1000):
+    print(f"out {os.environ['RANK']} {number}")
+    print(f"err {os.environ['RANK']} {number}", file=sys.stderr)

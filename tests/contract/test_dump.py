@@ -1,0 +1,85 @@
+"""One script says all it can find out about itself, under torchrun and under raylaunch, and the two are compared."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.launchers import Launcher, Run, together
+from tests.private_cluster import MARK
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+DUMP = Path(__file__).parents[1] / "worker" / "dump.py"
+IMPORTED = "its process has imported more of torch than the script alone would have"
+WANTED: dict[str, str] = {
+    "env MASTER_ADDR": "an address that other nodes can reach, even if there are none",
+    "env MASTER_PORT": "any free port",
+    "env TORCHELASTIC_RUN_ID": "names the run by its time instead of by chance",
+    "env TORCHELASTIC_ERROR_FILE": "an absolute path, whatever the script's folder",
+    "env RAY_ADDRESS": "`ray.init()` in a script finds the cluster that it runs on",
+    "env RAY_AUTH_MODE": "and is let in",
+    "env RAY_AUTH_TOKEN": "and is let in",
+    "env TORCHINDUCTOR_CACHE_DIR": IMPORTED,
+    "exit handlers": IMPORTED,
+    "warnings filters": IMPORTED,
+    "faulthandler": "a crash leaves its Python stack in stderr.log",
+    "files": "the file of its last words, closed on exec; stdin",
+    "stdin gives": "the launcher may be on another machine, so nobody's stdin is read",
+    "frozen objects": "the collector does not touch what workers share",
+    "kernel threads": "libraries that end their threads for a fork start them again on use",
+    "sys.path": "our own package comes last, where it is not installed",
+}
+"""Field of the dump: why a worker of ours differs there. `env X` is the variable X."""
+
+
+@pytest.fixture(scope="module")
+def dumps(launchers: Mapping[str, Launcher], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Of a lone worker with every default, in the same folder."""
+    folder = tmp_path_factory.mktemp("dump")
+    shutil.copy(DUMP, folder / "train.py")
+
+    def start(name: str) -> Run:
+        flags = ("--redirects", 3, "--log-dir", name, "train.py", "--lr", "1e-3", "")
+        return launchers[name].run(*flags, folder=folder, torch=True, name=name, stdin="words\n")
+
+    names = ("raylaunch", "torchrun")
+    runs = together({name: lambda name=name: start(name) for name in names})
+    for run in runs.values():
+        assert run.code == 0, run.said
+    return {name: json.loads(next((folder / name).rglob("stdout.log")).read_text()) for name in names}
+
+
+def fields(dump: dict[str, Any]) -> dict[str, Any]:
+    """Python may be called by any of the names that it has in its folder."""
+    python = re.escape(str(Path(sys.executable).parent)) + r"/python[\d.]*"
+    dump = json.loads(re.sub(python, "python", json.dumps(dump)))
+    env = {f"env {name}": value for name, value in dump.pop("env").items() if name != MARK}
+    return dump | env
+
+
+def test_workers_differ_only_where_they_should(dumps: dict[str, dict[str, Any]]) -> None:
+    """A difference that is not in the table fails, and so does one in the table that is none."""
+    ours, theirs = fields(dumps["raylaunch"]), fields(dumps["torchrun"])
+    missing = object()
+    differences = {
+        name: (ours.get(name, missing), theirs.get(name, missing))
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name, missing) != theirs.get(name, missing)
+    }
+    assert {name: found for name, found in differences.items() if name not in WANTED} == {}
+    assert WANTED.keys() - differences.keys() == set()
+
+
+def test_a_lone_worker_is_the_default(dumps: dict[str, dict[str, Any]]) -> None:
+    """One worker, no OMP_NUM_THREADS."""
+    for name, dump in dumps.items():
+        assert (dump["env"]["WORLD_SIZE"], dump["env"]["LOCAL_WORLD_SIZE"]) == ("1", "1"), name
+        assert "OMP_NUM_THREADS" not in dump["env"], name
