@@ -102,6 +102,10 @@ def _add_script(line: CommandLine, variables: Mapping[str, str], found: Meaning)
     elif python:
         args = ["-u", *(["-m"] if module else []), target, *(["--local-rank=${local_rank}"] if pass_on else []), *args]
         kind, target, pass_on = "command", python, None
+        name = script.text.rstrip("/").rpartition("/")[2].removesuffix(".py")
+        found.defaults.append(
+            Setting(key="name", value=name or "job", place=script.place)
+        )  # the interpreter's says little
     elif module:
         kind = "module"
     found.args = args

@@ -48,7 +48,9 @@ class RunFolder:
                     number += 1
                     path = first.with_name(f"{first.name}-{number}")
         except OSError as error:
-            msg = f"cannot make the run folder {path}: {error.strerror}"
+            blocked = next((str(above) for above in path.parents if above.is_file()), "")
+            why = f"{blocked} is a file" if blocked else error.strerror
+            msg = f"cannot make the run folder {path}: {why}"
             raise ConfigError(msg, hint="`log_dir` says where run folders are made") from None
 
     @property

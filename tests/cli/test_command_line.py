@@ -265,6 +265,12 @@ def test_what_runs(words, python, entrypoint):
     assert job(words, **({"PYTHON_EXEC": python} if python else {})).entrypoint == entrypoint
 
 
+def test_an_interpreter_of_ones_own_does_not_name_the_run():
+    """With PYTHON_EXEC the script does, as it does without; a name that was given wins."""
+    assert job("dir/x.py a", PYTHON_EXEC="py3").title == "x"
+    assert job("--set name=night x.py", PYTHON_EXEC="py3").title == "night"
+
+
 # The environment.
 
 

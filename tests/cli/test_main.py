@@ -116,5 +116,5 @@ def test_run_folder_cannot_be_made(job, capsys, tmp_path):
     from raylaunch.errors import ConfigError
 
     (tmp_path / "runs").write_text("")
-    with pytest.raises(ConfigError, match="cannot make the run folder"):
+    with pytest.raises(ConfigError, match=r"cannot make the run folder .* is a file"):
         RunFolder.create(Job(entrypoint=Entrypoint(script="train.py")), "1", print)

@@ -75,7 +75,7 @@ def test_hopeless_stops_at_once(launcher, text, words):
     """A failure that a restart cannot mend spends none of the restarts, and says so."""
     if text is not None:
         launcher.script(text)
-    run = launcher.run(entrypoint={"script": "train.py"}, max_restarts=3)
+    run = launcher.run(entrypoint={"script": str(launcher.folder / "train.py")}, max_restarts=3)
     assert run.code == 1
     assert words in run.err
     assert "not restarted: a restart cannot mend" in run.err
