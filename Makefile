@@ -19,7 +19,7 @@ run: install
 test: check
 	$(BIN)/coverage run -m pytest tests/core -q
 	$(BIN)/coverage report
-	$(BIN)/python -m pytest tests --ignore tests/core --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest tests --ignore tests/core
 
 check: install
 	$(BIN)/ruff check .

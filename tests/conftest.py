@@ -1,4 +1,4 @@
-"""Golden texts, kept in files; and which tests may run beside each other."""
+"""Golden texts: what a person sees, kept in files; `--update-golden` rewrites them on purpose."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ GOLDEN = Path(__file__).parent / "cli" / "golden"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--update-golden`."""
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares a Ray cluster, or runs of a launcher, stays in one process; else each file may have its own."""
-    for item in items:
-        folder = item.path.parent.name
-        group = folder if folder in ("cluster", "contract") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture

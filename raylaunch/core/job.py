@@ -108,7 +108,7 @@ class Job:
     start_method: str = "forkserver"
     """`forkserver`: fork workers from a process that has imported torch; `spawn`: a fresh interpreter for each."""
     preload: list[str] = field(default_factory=lambda: list(DEFAULT_PRELOAD))
-    """Modules the fork server imports before it forks."""
+    """Modules the fork server imports before it forks; with none, each worker imports torch itself."""
     backend: str | None = None
     """For a function: the process group's backend; default: nccl where workers have GPUs, else gloo; `none`: the
     function gets no process group."""

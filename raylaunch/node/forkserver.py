@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import os
 import pickle
 import selectors
@@ -32,7 +33,8 @@ exit (atexit, threads, buffers) comes after it."""
 def warm_up(begin: messages.Begin) -> messages.Ready:
     """Import what was asked for, and find out whether this process may fork."""
     why = [word for module in begin.preload if (word := _import(module))]
-    torch = _import("torch") == ""
+    wanted = any(module.partition(".")[0] == "torch" for module in begin.preload)
+    torch = "torch" in sys.modules or (not wanted and importlib.util.find_spec("torch") is not None)
     method = begin.start_method
     if method == "forkserver" and (unclean := what_forbids_forking()):
         method = "spawn"

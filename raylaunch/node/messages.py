@@ -59,7 +59,10 @@ class OpenStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The fork server has imported everything. `why`: what stood in the way of forking, and imports that failed."""
+    """The fork server has imported everything. `why`: what stood in the way of forking, and imports that failed.
+
+    `torch`: it is there, without which there is no store.
+    """
 
     start_method: str
     why: tuple[str, ...]

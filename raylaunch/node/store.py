@@ -12,6 +12,7 @@ if __name__ == "__main__":
     sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 3)[0]]
 
 import errno
+import select
 import signal
 import socket
 import time
@@ -78,7 +79,12 @@ def listen_soon(address: str, port: int) -> socket.socket:
 
 
 def serve(address: str, port: int, listening_fd: int) -> None:
-    """Serve until killed. `TCPStore` takes the socket over (`master_listen_fd`, torch >= 2.1)."""
+    """Serve until killed. `TCPStore` takes the socket over (`master_listen_fd`, torch >= 2.1).
+
+    Where nothing has imported torch yet, that waits for the first client: there may be none.
+    """
+    if "torch" not in sys.modules:
+        select.select([listening_fd], [], [])
     from torch.distributed import TCPStore  # noqa: PLC0415
 
     store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening_fd)

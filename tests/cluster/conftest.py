@@ -88,6 +88,11 @@ class Launcher:
         (self.folder / name).write_text(textwrap.dedent(text))
         return name
 
+    def preload(self) -> list[str]:
+        """torch, where a script wants it: importing it is most of what a run costs."""
+        wanted = any("torch" in script.read_text() for script in self.folder.glob("*.py"))
+        return ["torch"] if wanted else []
+
     def start(
         self,
         *overrides: str,
@@ -98,7 +103,7 @@ class Launcher:
     ) -> Run:
         """`env`: of the driver; `ignored`: signals that it is to find ignored."""
         mark = secrets.token_hex(8)
-        job = {"nnodes": 2, "nproc_per_node": 2, "placement": "pack", "preload": []} | job
+        job = {"nnodes": 2, "nproc_per_node": 2, "placement": "pack", "preload": self.preload()} | job
         job["env"] = {MARK: mark} | job.get("env", {})
         (self.folder / "job.yaml").write_text(json.dumps(job))
         command = [sys.executable, "-m", "raylaunch", "job.yaml", *overrides, *(["--plan"] if plan else [])]

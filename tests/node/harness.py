@@ -118,7 +118,7 @@ class Node:
             env=basic_env(self.mark),
             cwd="/",
             backend=None,
-            preload=(),
+            preload=("torch",),
             start_method=start_method,
         )
         self.supervisor = Supervisor(replace(settings, **changes))

@@ -100,3 +100,16 @@ def test_the_fork_server_leaves_cuda_alone(node: Node) -> None:
     """)
     )
     assert outcome.stdout() == "True\nFalse False\n"
+
+
+def test_nothing_is_imported_that_was_not_asked_for(tmp_path: Path, mark: str, ears: Ears) -> None:
+    """Without a preload the fork server has no torch. The store has it when somebody comes, and works as ever."""
+    node, ready = warm(tmp_path, mark, ears, {})
+    try:
+        assert ready.torch
+        assert node.run(node.script("import sys\nprint('torch' in sys.modules)")).stdout() == "False\n"
+        group = "import torch.distributed as d\nd.init_process_group('gloo')\nprint(d.get_world_size())"
+        outcome = node.run(node.script(group), nproc=2, port=node.open_store())
+        assert outcome.stdout() == "2\n", outcome.stderr()
+    finally:
+        node.supervisor.close()
