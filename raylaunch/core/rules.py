@@ -76,10 +76,9 @@ def matching_nobody(rules: Mapping[str, NodeRule], places: Iterable[Place]) -> I
 
 
 def expand(values: Mapping[str, str], place: Place, environ: Mapping[str, str]) -> dict[str, str]:
-    r"""Fill in `${node_address}`, `${interface:SUBNET}` and variables of `environ`, as `$PATH`; `$$` is a dollar.
+    """Fill in `${node_address}`, `${interface:SUBNET}` and variables of `environ`, as `$PATH`; `$$` is a dollar.
 
-    What is not known stays as it is. In a job file, where `${` begins a reference to another setting, `\${` is
-    written: `NCCL_SOCKET_IFNAME: \${interface:10.1.0.0/16}`.
+    What is not known stays as it is.
     Raises ValueError for a subnet in which the node has no interface.
     """
     known = {**environ, "node_address": place.address}
