@@ -294,10 +294,19 @@ def train(args: argparse.Namespace) -> None:
     say("done")
 
 
-def main() -> None:
-    train(parse_args())
+def leave_world() -> None:
     gc.collect()  # DDP goes first, for it holds the process group, whose threads must end before Python does
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    try:
+        train(parse_args())
+    except SystemExit:
+        leave_world()
+        raise
+    leave_world()
 
 
 if __name__ == "__main__":
