@@ -221,12 +221,17 @@ class ForkServer:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
-    def _be_store(self, address: str, port: int, listening: int) -> int:
+    def _be_helper(self, *fds: int) -> int:
+        """In a child that is no worker: it has these files, and ends with us. Our process id."""
         self.control.detach()
         parent = os.getppid()
         boot.die_with_parent(parent)
-        boot.keep_only(listening)
+        boot.keep_only(*fds)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return parent
+
+    def _be_store(self, address: str, port: int, listening: int) -> int:
+        parent = self._be_helper(listening)
         if self.start_method == "spawn":
             os.set_inheritable(listening, True)
             os.execv(sys.executable, [sys.executable, store.__file__, str(parent), address, str(port), str(listening)])
@@ -234,24 +239,21 @@ class ForkServer:
         return 0
 
     def _be_timer(self) -> int:
-        self.control.detach()
-        parent = os.getppid()
-        boot.die_with_parent(parent)
-        boot.keep_only()
+        parent = self._be_helper()
         if self.start_method == "spawn":
             os.execv(sys.executable, [sys.executable, timer.__file__, str(parent), self.timer_file])
         timer.serve(self.timer_file)
         return 0
 
     def _close_store(self, attempt: int) -> None:
-        os.kill(self.stores.pop(attempt), signal.SIGKILL)
+        processes.kill_tree(self.stores.pop(attempt))  # which may be gone already
 
     def end(self) -> None:
         """End every process that was started here, and what those started."""
         for attempt in list(self.stores):
             self._close_store(attempt)
         if self.timer:
-            os.kill(self.timer, signal.SIGKILL)
+            processes.kill_tree(self.timer)
             with contextlib.suppress(OSError):
                 os.unlink(self.timer_file)
         self.brood.kill()

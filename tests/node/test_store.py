@@ -209,3 +209,15 @@ def test_a_fixed_port_outlives_the_fork_server(own: Node) -> None:
     word = own.wait(StoreOpen)
     assert (word.attempt, word.port) == (1, port)
     assert own.run(own.script(GROUP.format(then="")), nproc=2, port=port).exit_codes == {0: 0, 1: 0}
+
+
+def test_a_store_that_was_killed_does_not_take_the_fork_server_along(node: Node) -> None:
+    """It is gone when its end is ordered; the attempt after it starts in the same warm process."""
+    node.open_store()
+    (store,) = node.children()
+    os.kill(store, signal.SIGKILL)
+    until(lambda: not node.children(), "the store is still there")
+    server = node.supervisor.server_pid
+    for _ in range(2):
+        assert node.run(node.script("print('hi')")).stdout() == "hi\n"
+    assert node.supervisor.server_pid == server
