@@ -10,10 +10,9 @@ from raylaunch.core.contract import EVENTS
 from raylaunch.core.failure import Failure, alike, consequences
 from raylaunch.core.plan import NOT_NEEDED, Plan
 from raylaunch.core.result import Attempt, RunResult
-from raylaunch.core.words import count
+from raylaunch.core.words import count, spans
 from raylaunch.errors import ExitCode
 
-_MOST_RANKS = 12
 _MOST_ATTEMPTS = 12
 _NOT_AVAILABLE = "<N/A>"
 
@@ -50,13 +49,13 @@ def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
     same = alike(last.failures, cause)
     if same:
         yield ""
-        yield f"  the same on {count(len(same), 'other rank')}: {_span(same)}"
+        yield f"  the same on {count(len(same), 'other rank')}: {spans(same)}"
     groups = consequences(last.failures, cause)
     if groups:
         yield ""
         yield "  then, as a consequence:"
         for what, ranks in groups:
-            yield f"    {count(len(ranks), 'rank')}: {what}  ({_span(ranks)})"
+            yield f"    {count(len(ranks), 'rank')}: {what}  ({spans(ranks)})"
     if result.restarts:
         yield ""
         yield from _timeline(result)
@@ -127,24 +126,12 @@ def _ran(attempt: Attempt) -> str:
     return f"{attempt.ended_at - attempt.running_at:.1f} s; "
 
 
-def _span(ranks: tuple[int, ...]) -> str:
-    """`0-3, 6`; a long list is cut."""
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    return ", ".join(texts if len(texts) <= _MOST_RANKS else [*texts[:_MOST_RANKS], "..."])
-
-
 def plan_table(plan: Plan, title: str) -> str:
     """`--plan`: who would run where, what was assumed, and why other nodes would not do."""
     rows = [("NODE", "ADDRESS", "RANKS", "")]
     for seat in plan.seats:
         notes = ["master"] * (seat.node_rank == 0) + [f"`{key}`" for key in seat.rules]
-        rows.append((str(seat.node_rank), seat.address, _span(seat.ranks), ", ".join(notes)))
+        rows.append((str(seat.node_rank), seat.address, spans(seat.ranks), ", ".join(notes)))
     rows += [("-", node.address, "-", f"skipped: {node.why}") for node in plan.skipped if node.why != NOT_NEEDED]
     rows += [("-", node.address, "-", node.why) for node in plan.skipped if node.why == NOT_NEEDED]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from raylaunch.cli.command_line import CommandLine, Form, Given, in_variable
 from raylaunch.cli.flags import BY_NAME, TABLE, Group
 from raylaunch.cli.marks import Finding, Place
+from raylaunch.core.job import Entrypoint, Job
 
 _TIMES = {
     "timeout": ("placement_timeout", "join_timeout"),
@@ -102,10 +103,8 @@ def _add_script(line: CommandLine, variables: Mapping[str, str], found: Meaning)
     elif python:
         args = ["-u", *(["-m"] if module else []), target, *(["--local-rank=${local_rank}"] if pass_on else []), *args]
         kind, target, pass_on = "command", python, None
-        name = script.text.rstrip("/").rpartition("/")[2].removesuffix(".py")
-        found.defaults.append(
-            Setting(key="name", value=name or "job", place=script.place)
-        )  # the interpreter's says little
+        title = Job(entrypoint=Entrypoint(script=script.text)).title  # the interpreter's name would say little
+        found.defaults.append(Setting(key="name", value=title, place=script.place))
     elif module:
         kind = "module"
     found.args = args

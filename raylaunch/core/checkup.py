@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-_MOST_RANKS = 12
+from raylaunch.core.words import spans
+
 _MOST_LINES = 6
 _LARGEST_NUMBER = 999.5
 
@@ -166,12 +167,5 @@ def duration(seconds: float) -> str:
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0-3, 6`; a long list is cut."""
-    runs: list[tuple[int, int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    texts = texts if len(texts) <= _MOST_RANKS else [*texts[:_MOST_RANKS], "..."]
-    return f"{'rank' if texts[0].isdigit() and len(texts) == 1 else 'ranks'} {', '.join(texts)}"
+    numbers = tuple(ranks)
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {spans(numbers)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raylaunch.core import rules
 from raylaunch.core.job import Job
@@ -75,7 +75,7 @@ def by_node(job: Job, nodes: Sequence[NodeFacts], *, spread: bool) -> Layout:
     gpus, assumed = _gpus_by_node(job, nodes, counts)
     bundles = {node.node_id: _bundle(job, counts[node.node_id], gpus, nodes, counts) for node in nodes}
     best = sorted(
-        (node for node in nodes if counts[node.node_id]), key=lambda node: (-counts[node.node_id], _key(node))
+        (node for node in nodes if counts[node.node_id]), key=lambda node: (-counts[node.node_id], by_address(node))
     )
     seated: list[tuple[NodeFacts, Bundle]] = []
     for node in best:
@@ -92,7 +92,7 @@ def by_node(job: Job, nodes: Sequence[NodeFacts], *, spread: bool) -> Layout:
     return Layout(
         min_nodes=job.min_nodes,
         bundles=(*_sorted(wanted[: job.min_nodes]), *_sorted(wanted[job.min_nodes :]), *unknown),
-        seated=tuple(sorted(seated, key=lambda seat: _key(seat[0]))),
+        seated=tuple(sorted(seated, key=lambda seat: by_address(seat[0]))),
         missing={node.node_id: bundles[node.node_id] if counts[node.node_id] else _NOBODY for node in nodes},
         assumed=tuple(assumed),
     )
@@ -110,7 +110,7 @@ def by_total(job: Job, nodes: Sequence[NodeFacts], total: int, *, spread: bool, 
     even = _even(total, 1 if as_needed else job.max_nodes)
     gpus, assumed = _gpus_in_all(job, nodes, even, spread=spread)
     one = _bundle(job, 1, gpus)
-    roomy = sorted(nodes, key=lambda node: (-_room(node.free_gpus, node.free_cpus, one), _key(node)))
+    roomy = sorted(nodes, key=lambda node: (-_room(node.free_gpus, node.free_cpus, one), by_address(node)))
     shares = even
     if as_needed and not local:
         free = [_room(node.free_gpus, node.free_cpus, one) for node in roomy]
@@ -122,7 +122,7 @@ def by_total(job: Job, nodes: Sequence[NodeFacts], total: int, *, spread: bool, 
     return Layout(
         min_nodes=len(bundles),
         bundles=tuple(bundles),
-        seated=tuple(sorted(seated, key=lambda seat: _key(seat[0]))),
+        seated=tuple(sorted(seated, key=lambda seat: by_address(seat[0]))),
         missing={node.node_id: (left or bundles)[-1] for node in nodes},
         assumed=tuple(assumed),
     )
@@ -143,13 +143,14 @@ def _left(node: NodeFacts, held: Sequence[Bundle]) -> tuple[float, float]:
     return node.free_gpus - gpus, node.free_cpus - cpus
 
 
-def _key(node: NodeFacts) -> tuple[object, str]:
+def by_address(node: NodeFacts) -> tuple[object, str]:
+    """Sorts nodes as a person would, those of one address by their ids."""
     return natural_key(node.address), node.node_id
 
 
 def _sorted(wanted: Sequence[tuple[NodeFacts, Bundle]]) -> Iterator[Bundle]:
     """By address, as ranks are."""
-    return (bundle for _, bundle in sorted(wanted, key=lambda pair: _key(pair[0])))
+    return (bundle for _, bundle in sorted(wanted, key=lambda pair: by_address(pair[0])))
 
 
 # What each node is to run.
@@ -211,7 +212,7 @@ def _bundle(
     bundle = Bundle(nproc=count, gpus=gpus * count, cpus=job.cpus_per_worker * count)
     others = [node for node in nodes if counts is not None and counts[node.node_id] != count]
     avoid = sorted(node.node_id for node in others if _room(node.gpus, node.cpus, bundle))
-    return Bundle(nproc=count, gpus=bundle.gpus, cpus=bundle.cpus, avoid=tuple(avoid))
+    return replace(bundle, avoid=tuple(avoid))
 
 
 def _could_hold(node: NodeFacts, bundles: Mapping[str, Bundle]) -> bool:

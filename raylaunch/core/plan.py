@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from raylaunch.core import rules
 from raylaunch.core.job import Job
-from raylaunch.core.layout import Bundle, Layout, NodeFacts, by_node, by_total, why_not
-from raylaunch.core.ranks import natural_key
+from raylaunch.core.layout import Bundle, Layout, NodeFacts, by_address, by_node, by_total, why_not
 
 NOT_NEEDED = "not needed"
 
@@ -129,7 +128,7 @@ def _seats(job: Job, layout: Layout) -> Iterator[Seat]:
 
 def _skipped(nodes: Sequence[NodeFacts], layout: Layout, *, spread: bool) -> Iterator[Skipped]:
     wanting = len(layout.seated) < len(layout.bundles)
-    for node in sorted(nodes, key=lambda node: (natural_key(node.address), node.node_id)):
+    for node in sorted(nodes, key=by_address):
         held = [bundle for host, bundle in layout.seated if host is node]
         if not held or (wanting and not spread):
             why = why_not(node, held, layout.missing[node.node_id]) if wanting else NOT_NEEDED

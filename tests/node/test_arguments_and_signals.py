@@ -95,18 +95,10 @@ def test_a_signal_without_a_handler_is_a_death_by_it(node: Node, ears: Ears) -> 
 def test_a_group_may_have_its_own_address_in_the_environment(node: Node) -> None:
     """The tutorial's way: MASTER_ADDR and MASTER_PORT set by the script, which then serves the store itself."""
     text = """
-        import os, socket
+        import os
         import torch.distributed as dist
         rank = int(os.environ["RANK"])
-        if rank == 0:
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                port = server.getsockname()[1]
-            with open("port.part", "w") as file:
-                file.write(str(port))
-            os.rename("port.part", "port")
-        while not os.path.exists("port"):
-            pass
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", open("port").read()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", own_port(rank)
         dist.init_process_group("gloo", rank=rank, world_size=2)
         print(dist.get_world_size())
         dist.destroy_process_group()

@@ -278,18 +278,11 @@ def test_four_ranks_meet_by_environment(node: Node) -> None:
 def test_fresh_interpreters_meet_by_environment(either: Node) -> None:
     """The same with workers that are not forked, and with a private group of the script's own."""
     text = """
-        import os, socket
+        import os
         import torch.distributed as dist
-        if os.environ["RANK"] == "0":
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                port = server.getsockname()[1]
-            with open("port.part", "w") as file:
-                file.write(str(port))
-            os.rename("port.part", "port")
-        while not os.path.exists("port"):
-            pass
-        url = "tcp://127.0.0.1:" + open("port").read()
-        dist.init_process_group("gloo", init_method=url, rank=int(os.environ["RANK"]), world_size=2)
+        rank = int(os.environ["RANK"])
+        url = "tcp://127.0.0.1:" + own_port(rank)
+        dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2)
         print(dist.get_world_size())
         dist.destroy_process_group()
         dist.init_process_group("gloo")
