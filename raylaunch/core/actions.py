@@ -30,6 +30,15 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskCheckpoint:
+    """Have the attempt's workers save, all at one step a little ahead. Answer of each node: `WorkersCheckpointed`."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
     """Send the attempt's workers on these nodes a signal; the run goes on. No answer."""
 
@@ -44,6 +53,22 @@ class Release:
     """Give the node up: it did not answer in its time. End its agent; nothing more is heard of it."""
 
     node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shun:
+    """Ask for no more nodes on this host, until `Readmit`; what was asked for there already is taken back."""
+
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readmit:
+    """The host may be used again."""
+
+    host: str
     why: str
 
 
@@ -63,4 +88,4 @@ class Finish:
     why: str
 
 
-Action = Launch | Stop | Forward | Release | WakeAt | Finish
+Action = Launch | Stop | AskCheckpoint | Forward | Release | Shun | Readmit | WakeAt | Finish

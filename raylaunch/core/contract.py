@@ -8,6 +8,7 @@
         events.jsonl    what the driver saw and did (see `raylaunch.core.journal`)
         result.json     what came of it (see `raylaunch.core.result`)
         attempt-N/rank-R/{stdout.log, stderr.log, error.json}
+        attempt-N/stacks.txt    what its workers were doing, where they hung
         attempt-N/{filtered_stdout.log, filtered_stderr.log}    where filters were asked for
 """
 
@@ -23,6 +24,7 @@ RESULT = "result.json"
 STDOUT = "stdout.log"
 STDERR = "stderr.log"
 ERROR = "error.json"
+STACKS = "stacks.txt"
 
 LOGS = {"stdout": STDOUT, "stderr": STDERR}
 FILTERED = {"stdout": "filtered_stdout.log", "stderr": "filtered_stderr.log"}

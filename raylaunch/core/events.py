@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raylaunch.core.failure import Failure
+from raylaunch.core.stacks import StackGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGranted:
+    """The cluster gave a place; the agent there is starting, and the node will join or be lost."""
+
+    at: float
+    node: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +25,8 @@ class NodeJoined:
     node: str
     address: str
     nproc: int
+    host: str = ""
+    """Ray's id of the machine, the same for all agents that ever run there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,54 @@ class WorkersStopped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersCheckpointed:
+    """The answer to `AskCheckpoint`: all workers of the node have saved this step, and wait for their end.
+
+    `step` None: some of them do not ask `should_checkpoint`, so a signal is all that can be said to them.
+    """
+
+    at: float
+    attempt: int
+    node: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersHung:
+    """Workers were silent for too long. `failures` are those that the others wait for, as far as can be told."""
+
+    at: float
+    attempt: int
+    failures: tuple[Failure, ...]
+    groups: tuple[StackGroup, ...] = ()
+    """What every worker was doing, the odd ones first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """How far the attempt is: said when all its workers have done a step, when it is about to end, and now and then.
+
+    Steps are the script's own numbers where it tells them, or its optimizer does; else None.
+    """
+
+    at: float
+    attempt: int
+    marks: int
+    """Steps of this attempt, of the worker that is furthest."""
+    low: int | None
+    high: int | None
+    """The last steps of the worker furthest behind, and of the one furthest ahead."""
+    marked: float
+    """When the last of them was done, seconds since the run began; of the first Progressed, when the first was."""
+    saved: int | None = None
+    """The last step that the script said is saved."""
+    slowest: int = 0
+    """The rank furthest behind."""
+    rate: float = 0.0
+    """Steps per second, over the last while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
     """A person or their scheduler wants the run to end."""
 
@@ -89,5 +149,6 @@ class Tick:
     at: float
 
 
-WorkerEvent = WorkersStarted | WorkersExited | WorkersStopped
-Event = NodeJoined | NodeLost | NodeDraining | WorkerEvent | StopAsked | ForwardAsked | Tick
+NodeEvent = NodeGranted | NodeJoined | NodeLost | NodeDraining
+WorkerEvent = WorkersStarted | WorkersExited | WorkersStopped | WorkersCheckpointed
+Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | StopAsked | ForwardAsked | Tick

@@ -86,6 +86,12 @@ class Failure:
     """Path of its error file on its node, `""` where there is none."""
     spoilt: str = ""
     """Why its error file cannot be read, where it cannot."""
+    hung: str = ""
+    """It was alive, and made no steps: for how long, and at which place. `at` is its last sign of life then."""
+    hung_at: str = ""
+    """The `file:line` where it hung, where that is known."""
+    waited: bool = False
+    """It hung in a collective, as all do that wait for another."""
 
     @property
     def signal(self) -> str:
@@ -102,11 +108,13 @@ class Failure:
     def exception(self) -> WorkerError | None:
         """What ended it, where that was an exception: not one that only an error file tells of before a kill."""
         outlived = self.error is not None and self.error.from_file and self.exit_code < 0
-        return None if outlived else self.error
+        return None if outlived or self.hung else self.error
 
     @property
     def what(self) -> str:
         """What happened to it, in a few words: `raised ValueError: loss is NaN`."""
+        if self.hung:
+            return f"hung: {self.hung}"
         if self.exception is not None:
             then = f", then was killed by {self.signal}" if self.signal else ""
             return _said(self.exception) + then
@@ -121,6 +129,8 @@ class Failure:
         """Whether it looks like what a healthy worker says when a peer is gone."""
         if self.exception is not None:
             return bool(_COLLATERAL.search(self.exception.text)) and not _OWN.search(self.exception.text)
+        if self.hung:
+            return self.waited
         return self.exit_code == -signals.SIGABRT and bool(_COLLATERAL.search(self.tail))
 
     @property
@@ -130,6 +140,8 @@ class Failure:
         `""` for a death by signal: it came from outside, and says nothing of where the program was.
         """
         error = self.exception
+        if self.hung:
+            return f"hung at {self.hung_at}" if self.hung_at else ""
         if error is not None:
             return f"{error.type} at {error.place}" if error.place else _blank(self.what)
         return f"rank {self.rank} exited with code {self.exit_code}" if self.exit_code > 0 else ""

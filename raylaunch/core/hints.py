@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from raylaunch.core.failure import Failure
+from raylaunch.core.stacks import IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED, StackGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,52 @@ _SILENT = (
     "no exception reached its end and stderr is empty: look for `sys.exit` or `os._exit`; a Python program that a "
     "command starts writes its traceback with `torch.distributed.elastic.multiprocessing.errors.record`"
 )
+_OF_NOTES = {
+    STOPPED: "somebody stopped its process on {host} and did not let it go on: a debugger, `kill -STOP`, a scheduler "
+    "that suspends jobs",
+    IN_THE_KERNEL: "it waits in the kernel of {host}: a disk, a network file system or a driver that does not answer; "
+    "`dmesg` there tells",
+    RUNNING_ON: "it ran on in code that takes no signals, or is no Python: `py-spy dump --native` on {host} shows it",
+    NO_ANSWER: "no stack came from it: where it is no Python program, only its own logs can tell",
+}
+_LOADER = (
+    "it waits for its data loader: a process of that may be deadlocked, or the storage of {host} stands still; with "
+    "`timeout` a DataLoader raises an error instead"
+)
+_MEETING = (
+    "ranks wait in different collectives: all must call the same ones in the same order, whatever their rank or data"
+)
+_ALL_WAIT = (
+    "all ranks wait in the same collective, or one of them is gone from it: see if the nodes reach one another "
+    "(`raylaunch check`), and if a rank left the loop before the others"
+)
+_SLOW = (
+    "if it was only slow: a longer `hang_timeout`, or `with raylaunch.worker.section(...)` around what takes long and "
+    "makes no steps"
+)
 
 
-def hints(cause: Failure, unheard: tuple[int, ...] = ()) -> tuple[str, ...]:
-    """At most a few. `unheard`: ranks of its attempt that ended with exit code 0."""
-    found = [*_of_words(cause), *_of_kills(cause)]
-    if cause.is_collateral:
+def hints(cause: Failure, unheard: tuple[int, ...] = (), stacks: tuple[StackGroup, ...] = ()) -> tuple[str, ...]:
+    """At most a few. Of its attempt: `unheard`, ranks that ended with exit code 0, and the `stacks` of a hang."""
+    found = _of_hang(cause, stacks) if cause.hung else [*_of_words(cause), *_of_kills(cause)]
+    if cause.is_collateral and not cause.hung:
         found.append(_of_echo(unheard))
     if cause.exit_code > 0 and not cause.shell_signal and cause.error is None and not cause.tail.strip():
         found.append(_SILENT)
     return tuple(text.replace("{host}", cause.host or cause.node) for text in found)
+
+
+def _of_hang(cause: Failure, stacks: tuple[StackGroup, ...]) -> list[str]:
+    own = next((group for group in stacks if cause.rank in group.ranks), None)
+    if own is None:
+        return [_SLOW]
+    if own.note in _OF_NOTES:
+        return [_OF_NOTES[own.note]]
+    if own.loads_data:
+        return [_LOADER, _SLOW]
+    if own.waits:
+        return [_MEETING if len(stacks) > 1 else _ALL_WAIT]
+    return [_SLOW]
 
 
 def _of_words(cause: Failure) -> list[str]:

@@ -19,6 +19,7 @@ NPROC_WORDS = ("auto", "cpu", "gpu")
 LOG_LAYOUTS = ("raylaunch", "torchrun")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 EVENT_LOG_HANDLERS = ("null", "console")
+HANG_WORDS = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +158,17 @@ class Job:
     """How long to wait for the cluster to give what was asked, before the first start."""
     join_timeout: float = 600.0
     """How long to wait for nodes when fewer than MIN are left."""
+    multiple_of: int = 1
+    """WORLD_SIZE is always a multiple of this; nodes beyond the last multiple wait."""
+    spares: int = 0
+    """Nodes beyond MAX that are kept warm and take over at once."""
+    exclude_after: int = 3
+    """A node that was the cause of this many failures is left out for a while, unless it is needed; 0: never."""
+    node_timeout: float = 5.0
+    """A node of which nothing is heard for as long is lost. It ends its workers within the same time by itself."""
+    hang_timeout: int | float | str = "auto"
+    """When a worker makes no step for as long, all stacks are written and the workers restarted; `auto`: ten times
+    the longest pause so far, at least 300; `off`: never."""
     last_call: float = 5.0
     """With `MIN:MAX`, how long to wait for more nodes once MIN are there."""
     start_timeout: float = 120.0

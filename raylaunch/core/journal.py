@@ -10,23 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, get_args
 
-from raylaunch.core import actions, events
 from raylaunch.core.actions import Action
 from raylaunch.core.events import Event
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine import Machine
+from raylaunch.core.stacks import StackGroup
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(getattr(actions, name) for name in ("Launch", "Stop", "Forward", "Release", "WakeAt", "Finish")),
-        *(getattr(events, name) for name in ("NodeJoined", "NodeLost", "NodeDraining")),
-        *(getattr(events, name) for name in ("StopAsked", "ForwardAsked", "Tick")),
-        *(getattr(events, name) for name in ("WorkersStarted", "WorkersExited", "WorkersStopped")),
-        *(Failure, WorkerError, Job, Entrypoint, NodeRule, RayOptions),
+        *get_args(Action),
+        *get_args(Event),
+        *(Failure, WorkerError, StackGroup, Job, Entrypoint, NodeRule, RayOptions),
     )
 }
 

@@ -59,8 +59,9 @@ class Layout:
 
     min_nodes: int
     bundles: tuple[Bundle, ...]
-    """MAX of them; the first MIN are what it takes to start."""
+    """MAX of them, the first MIN of which are what it takes to start; then those of the spare nodes."""
     seated: tuple[tuple[NodeFacts, Bundle], ...]
+    spare: tuple[tuple[NodeFacts, Bundle], ...]
     missing: Mapping[str, Bundle | str]
     """By node id, for nodes that take nothing more: the bundle that would have been for it, or why there is none."""
     assumed: tuple[str, ...]
@@ -77,22 +78,25 @@ def by_node(job: Job, nodes: Sequence[NodeFacts], *, spread: bool) -> Layout:
     best = sorted(
         (node for node in nodes if counts[node.node_id]), key=lambda node: (-counts[node.node_id], by_address(node))
     )
+    most = job.max_nodes + job.spares
     seated: list[tuple[NodeFacts, Bundle]] = []
     for node in best:
         room = _room(node.free_gpus, node.free_cpus, bundles[node.node_id])
-        take = min(room, 1 if spread else room, job.max_nodes - len(seated))
+        take = min(room, 1 if spread else room, most - len(seated))
         seated += [(node, bundles[node.node_id])] * take
     taken = {node.node_id for node, _ in seated}
     busy = [(node, bundles[node.node_id]) for node in best if node.node_id not in taken and _could_hold(node, bundles)]
-    wanted = (seated + busy)[: job.max_nodes]
+    wanted = (seated + busy)[:most]
     usual = _commonest([bundle.nproc for _, bundle in wanted]) or _commonest(list(counts.values())) or _default(job)
-    unknown = [_bundle(job, usual, gpus, nodes, counts)] * (job.max_nodes - len(wanted))
+    unknown = [_bundle(job, usual, gpus, nodes, counts)] * (most - len(wanted))
     if not str(job.nproc_per_node).isdecimal():
         assumed = [_word_taken(job, nodes, [(node, bundle.nproc) for node, bundle in wanted], usual), *assumed]
+    seated.sort(key=lambda seat: by_address(seat[0]))
     return Layout(
         min_nodes=job.min_nodes,
         bundles=(*_sorted(wanted[: job.min_nodes]), *_sorted(wanted[job.min_nodes :]), *unknown),
-        seated=tuple(sorted(seated, key=lambda seat: by_address(seat[0]))),
+        seated=tuple(seated[: job.max_nodes]),
+        spare=tuple(seated[job.max_nodes :]),
         missing={node.node_id: bundles[node.node_id] if counts[node.node_id] else _NOBODY for node in nodes},
         assumed=tuple(assumed),
     )
@@ -117,12 +121,14 @@ def by_total(job: Job, nodes: Sequence[NodeFacts], total: int, *, spread: bool, 
         whole = sorted((_room(node.gpus, node.cpus, one) for node in nodes), reverse=True)
         shares = _filled(total, free if sum(free) >= total else whole)
         assumed = [f"nnodes: {len(shares)} (for {count(total, 'worker')})", *assumed]
-    bundles = [_bundle(job, share, gpus) for share in shares]
-    seated, left = _first_fit(roomy, bundles, spread=spread)
+    bundles = [_bundle(job, share, gpus) for share in [*shares, *[max(shares)] * job.spares]]
+    seated, _ = _first_fit(roomy, bundles[: len(shares)], spread=spread)
+    with_spare, left = _first_fit(roomy, bundles, spread=spread)
     return Layout(
-        min_nodes=len(bundles),
+        min_nodes=len(shares),
         bundles=tuple(bundles),
         seated=tuple(sorted(seated, key=lambda seat: by_address(seat[0]))),
+        spare=tuple(with_spare[len(seated) :]) if len(seated) == len(shares) else (),
         missing={node.node_id: (left or bundles)[-1] for node in nodes},
         assumed=tuple(assumed),
     )

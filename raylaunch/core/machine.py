@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Iterable
-from dataclasses import replace
 from enum import StrEnum
 from typing import assert_never
 
-from raylaunch.core.actions import Action, Finish, Forward, Launch, Release, Stop, WakeAt
+from raylaunch.core.actions import Action, AskCheckpoint, Finish, Forward, Launch, Readmit, Release, Shun, Stop, WakeAt
+from raylaunch.core.budget import Budget
 from raylaunch.core.events import (
     Event,
     ForwardAsked,
     NodeDraining,
+    NodeEvent,
+    NodeGranted,
     NodeJoined,
     NodeLost,
+    Progressed,
     StopAsked,
     Tick,
+    WorkerEvent,
+    WorkersCheckpointed,
     WorkersExited,
+    WorkersHung,
     WorkersStarted,
     WorkersStopped,
 )
-from raylaunch.core.failure import Failure, root_cause, why_hopeless
+from raylaunch.core.failure import Failure, root_cause
+from raylaunch.core.health import NEEDED_COOLING, CrashLoop, Health, came_from_outside
 from raylaunch.core.job import Job
-from raylaunch.core.ranks import Member, order
+from raylaunch.core.ranks import Member
 from raylaunch.core.words import count
+from raylaunch.core.world import Members
 from raylaunch.errors import ExitCode, stopped_by
 
 STOP_MARGIN = 10.0
 """Seconds a node has, beyond the grace, to say that its workers are gone."""
+
+HUNG_GRACE = 5.0
+"""Seconds for workers of a world that hangs, before the run ends."""
 
 
 class Phase(StrEnum):
@@ -54,22 +65,48 @@ class Machine:
         self.status = "waiting for nodes"
         self.now = 0.0
         self.attempt = 0
-        self.restarts = 0
-        #: All and only the nodes that joined and were neither lost nor given up.
-        self.nodes: dict[str, Member] = {}
+        self.budget = Budget(job.max_restarts)
+        self.members = Members(job)
+        self.health = Health(job.exclude_after, needed_cooling=min(NEEDED_COOLING, job.join_timeout / 2))
+        self.crashes = CrashLoop()
         self.roster: tuple[str, ...] = ()
+        self._roster: frozenset[str] = frozenset()
         #: How many workers the roster was given.
         self.workers = 0
-        #: Nodes of the roster that have still to say what the phase waits for: started, finished or stopped.
+        self.launched_at = 0.0
+        #: Nodes of the roster that have still to say what the phase waits for: started, finished, saved or stopped.
         self.awaited: set[str] = set()
-        self.finished: set[str] = set()
+        #: Nodes of the roster that are there and whose workers have not all ended well.
+        self.unfinished: set[str] = set()
+        #: Some node's workers have all ended well: the world is coming to its end by itself.
+        self.finishing = False
         self.failures: list[Failure] = []
-        self.causes: list[tuple[float, str]] = []
+        #: In STOPPING: the workers were asked to save, and nothing has been done to them yet.
+        self.asking = False
+        #: What ended the last world, or made it end.
+        self.why = ""
         #: In STOPPING: the end that follows. None: another attempt.
         self.ending: Finish | None = None
         self.deadline: float | None = None
+        #: When nodes that joined are taken into the world.
         self.last_call: float | None = None
+        #: When the world must leave nodes that are being drained: before it, should there be enough others.
+        self.evacuation: float | None = None
+        #: When all that is left of a drained node's time is over.
+        self.drained_at: float | None = None
+        #: No attempt before this: the script crashes again and again.
+        self.not_before: float | None = None
         self._woken: float | None = None
+
+    @property
+    def nodes(self) -> dict[str, Member]:
+        """All and only the nodes that joined and were neither lost nor given up."""
+        return self.members.nodes
+
+    @property
+    def restarts(self) -> int:
+        """How many were spent on failures of workers."""
+        return self.budget.spent
 
     def start(self) -> list[Action]:
         """The first orders, before any event: begin to wait for nodes."""
@@ -82,68 +119,129 @@ class Machine:
         if self.phase is Phase.DONE or self._is_stale(event):
             return []
         match event:
+            case NodeGranted() | NodeJoined() | NodeLost() | NodeDraining():
+                return self._nodes_changed(event)
+            case StopAsked():
+                return self._stop_asked(event)
+            case ForwardAsked():
+                return self._forward_asked(event)
+            case Tick():
+                return self._tick()
+            case Progressed():
+                self.crashes.progressed()
+                return []
+            case _:
+                return self._workers_changed(event)
+
+    def _is_stale(self, event: Event) -> bool:
+        """The one place where words from a past attempt, or of a node we gave up, are dropped."""
+        match event:
+            case WorkersHung() | Progressed():
+                return event.attempt != self.attempt
+            case NodeLost() | NodeDraining():
+                return event.node not in self.nodes
+            case _ if isinstance(event, WorkerEvent):
+                return event.attempt != self.attempt or event.node not in self.nodes or event.node not in self._roster
+            case _:
+                return False
+
+    # Nodes come and go.
+
+    def _nodes_changed(self, event: NodeEvent) -> list[Action]:
+        match event:
+            case NodeGranted():
+                return []
             case NodeJoined():
                 return self._node_joined(event)
             case NodeLost():
                 return self._node_lost(event.node, event.why)
             case NodeDraining():
                 return self._node_draining(event)
+            case _:
+                assert_never(event)
+
+    def _node_joined(self, event: NodeJoined) -> list[Action]:
+        if event.host in self.health.excluded:
+            return [Release(node=event.node, why="its host is left out at present")]
+        self.members.add(Member(node=event.node, address=event.address, nproc=event.nproc, host=event.host))
+        if self.phase is Phase.GATHERING:
+            return self._gather(f"{event.node} joined")
+        if self.phase is Phase.STOPPING:
+            return []
+        all_there = len(self.members) >= self.job.max_nodes or self.evacuation is not None
+        if (self.last_call is None or all_there) and not self._could_change():
+            return []
+        if self.phase is Phase.RUNNING and all_there:
+            return self._resize(f"{event.node} joined")
+        if self.last_call is None or all_there:
+            self.last_call = self.now + (0.0 if all_there else self.job.last_call)
+        return self._wake(f"{event.node} joined; more may come")
+
+    def _node_lost(self, node: str, why: str) -> list[Action]:
+        member = self.members.remove(node)
+        self.awaited.discard(node)
+        pardoned = self.budget.pardon(member, self.now)
+        if not member.draining:
+            self.health.blame(member.host)
+        what = f"{node} was lost: {why}"
+        if self.phase is Phase.GATHERING:
+            return self._gather(what)
+        took_part = node in self.unfinished
+        self.unfinished.discard(node)
+        if pardoned and self._ends_for_a_failure():
+            self.status, self.ending = what, None
+        if self.phase is Phase.STOPPING and not self.asking:
+            return self._stopped_so_far()
+        if not took_part:
+            return []
+        return self._stop(what, grace=0.0) if self.asking else self._begin_again(what)
+
+    def _ends_for_a_failure(self) -> bool:
+        return self.ending is not None and self.ending.exit_code == ExitCode.JOB_FAILED
+
+    def _node_draining(self, event: NodeDraining) -> list[Action]:
+        self.members.drain(event.node)
+        why = f"{event.node} is being drained: {event.why}"
+        if self.phase is Phase.GATHERING:
+            return self._gather(why)
+        if event.node not in self.unfinished:
+            return []
+        latest = min(event.deadline, self.drained_at if self.drained_at is not None else event.deadline)
+        self.drained_at = latest
+        if self.phase is Phase.STOPPING:
+            return self._less_time_to_save() if self.asking else []
+        if self.members.enough:
+            return self._leave_behind(why)
+        self.status = f"{why}; the workers go on until another node comes, or the time is short"
+        self.evacuation = latest - 2 * self.job.shutdown_timeout - STOP_MARGIN
+        return self._wake(self.status)
+
+    def _leave_behind(self, why: str) -> list[Action]:
+        if self.phase is Phase.RUNNING:
+            return self._resize(why)
+        return self._stop(why, grace=min(self.job.shutdown_timeout, self._time_left()))
+
+    def _less_time_to_save(self) -> list[Action]:
+        latest = self.now + self._time_left() / 2
+        self.deadline = latest if self.deadline is None else min(self.deadline, latest)
+        return self._wake("all workers must have saved by then")
+
+    # Workers start, end and are stopped.
+
+    def _workers_changed(self, event: WorkerEvent | WorkersHung) -> list[Action]:
+        match event:
             case WorkersStarted():
                 return self._workers_started(event)
             case WorkersExited():
                 return self._workers_exited(event)
             case WorkersStopped():
                 return self._workers_stopped(event)
-            case StopAsked() | ForwardAsked():
-                return self._signal_came(event)
-            case Tick():
-                return self._tick()
+            case WorkersCheckpointed():
+                return self._workers_checkpointed(event)
+            case WorkersHung():
+                return self._workers_hung(event)
             case _:
                 assert_never(event)
-
-    def _is_stale(self, event: Event) -> bool:
-        """The one place where words from a past attempt, or of a node we gave up, are dropped."""
-        match event:
-            case WorkersStarted() | WorkersExited() | WorkersStopped():
-                return event.attempt != self.attempt or event.node not in self.nodes or event.node not in self.roster
-            case NodeLost() | NodeDraining():
-                return event.node not in self.nodes
-            case _:
-                return False
-
-    # Nodes come and go.
-
-    def _node_joined(self, event: NodeJoined) -> list[Action]:
-        self.nodes[event.node] = Member(node=event.node, address=event.address, nproc=event.nproc)
-        if self.phase is Phase.GATHERING:
-            return self._gather(f"{event.node} joined")
-        if self.phase in (Phase.STARTING, Phase.RUNNING) and self._could_grow() and self.last_call is None:
-            self.last_call = self.now + self.job.last_call
-            return self._wake(f"{event.node} joined; more may come")
-        return []
-
-    def _node_lost(self, node: str, why: str) -> list[Action]:
-        del self.nodes[node]
-        self.awaited.discard(node)
-        if self.phase is Phase.GATHERING:
-            return self._gather(f"{node} was lost: {why}")
-        if node not in self.roster:
-            return []
-        if self.phase is Phase.STOPPING:
-            return self._stopped_so_far()
-        if node in self.finished:
-            return self._all_finished()
-        return self._begin_again(f"{node} was lost: {why}")
-
-    def _node_draining(self, event: NodeDraining) -> list[Action]:
-        self.nodes[event.node] = replace(self.nodes[event.node], draining=True)
-        why = f"{event.node} is being drained: {event.why}"
-        if event.node in self._unfinished() and self.phase in (Phase.STARTING, Phase.RUNNING):
-            grace = max(0.0, min(self.job.shutdown_timeout, event.deadline - self.now))
-            return self._stop(why, grace=grace)
-        return self._gather(why) if self.phase is Phase.GATHERING else []
-
-    # Workers start, end and are stopped.
 
     def _workers_started(self, event: WorkersStarted) -> list[Action]:
         if self.phase is not Phase.STARTING:
@@ -158,55 +256,87 @@ class Machine:
 
     def _workers_exited(self, event: WorkersExited) -> list[Action]:
         self.failures.extend(event.failures)
-        if self.phase not in (Phase.STARTING, Phase.RUNNING):
+        if self.phase is Phase.STOPPING and not self.asking:
             return []
-        if not event.failures:
-            self.finished.add(event.node)
+        if event.failures:
+            cause = root_cause(event.failures) or event.failures[0]
+            return self._stop(_told(cause), grace=0.0) if self.asking else self._workers_failed(cause)
+        self.finishing = True
+        self.unfinished.discard(event.node)
+        self.awaited.discard(event.node)
+        if not self.unfinished:
             return self._all_finished()
-        return self._workers_failed(root_cause(event.failures) or event.failures[0])
+        return self._asked_so_far() if self.asking else []
+
+    def _all_finished(self) -> list[Action]:
+        how = "the worker finished" if self.workers == 1 else f"all {self.workers} workers finished"
+        return self._finish(ExitCode.OK, how)
+
+    def _workers_hung(self, event: WorkersHung) -> list[Action]:
+        if self.phase is not Phase.RUNNING:
+            return []
+        self.failures.extend(event.failures)
+        cause = root_cause(event.failures)
+        return [] if cause is None else self._workers_failed(cause)
 
     def _workers_failed(self, cause: Failure) -> list[Action]:
-        what = f"rank {cause.rank} on {cause.node} {cause.what}"
-        hopeless = why_hopeless(cause, self.causes, self.now)
-        self.causes.append((self.now, cause.signature))
-        if hopeless or self.restarts >= self.job.max_restarts:
-            end = f"{what}; {hopeless or self._budget()}"
+        what = _told(cause)
+        if cause.node in self.nodes and self.nodes[cause.node].draining and came_from_outside(cause):
+            return self._begin_again(f"{what}; the node is being drained")
+        delay = self.crashes.delay(cause, self.now - self.launched_at)
+        if refused := self.budget.spend(cause, self.now, self._roster):
+            end = f"{what}; {refused}"
             ending = Finish(exit_code=ExitCode.JOB_FAILED, why=end)
-            return self._stop(end, grace=self.job.shutdown_timeout, ending=ending)
-        self.restarts += 1
-        return self._begin_again(f"{what}; restart {self.restarts} of {self.job.max_restarts}")
+            # Who hangs does not hear a signal either; what waits for it may.
+            grace = min(self.job.shutdown_timeout, HUNG_GRACE) if cause.hung else self.job.shutdown_timeout
+            return self._stop(end, grace=grace, ending=ending)
+        left_out, why = self._leave_out(cause)
+        if delay:
+            self.not_before = self.now + delay
+            why += f"; after {delay:g} s, since it crashes again and again"
+        return [*left_out, *self._begin_again(f"{what}; {self.budget}{why}")]
 
-    def _budget(self) -> str:
-        used = self.job.max_restarts
-        if used == 0:
-            return "no restarts were allowed"
-        return "the only restart is used" if used == 1 else f"all {used} restarts are used"
+    def _leave_out(self, cause: Failure) -> tuple[list[Action], str]:
+        """Where this was one failure too many of its host: take that out of the world. And how to say so."""
+        host = self.nodes[cause.node].host if cause.node in self.nodes else ""
+        blamed = not cause.is_collateral and self.health.blame(host, cause.signature)
+        if not blamed:
+            return [], ""
+        nodes = self.members.on(host)
+        for node in nodes:
+            self.members.remove(node)
+            self.unfinished.discard(node)
+            self.awaited.discard(node)
+        needed = not self.members.enough
+        seconds = self.health.exclude(host, self.now, needed=needed)
+        but = ", unless no other comes" if needed else ""
+        failures = count(self.job.exclude_after, "failure")
+        why = f"{cause.node} is left out for {seconds:g} s after {failures}{but}"
+        return [Shun(host=host, why=why), *(Release(node=node, why=why) for node in nodes)], f"; {why}"
 
     def _workers_stopped(self, event: WorkersStopped) -> list[Action]:
         self.failures.extend(event.failures)
-        if self.phase is not Phase.STOPPING:
+        if self.phase is not Phase.STOPPING or self.asking:
             return []
         self.awaited.discard(event.node)
         return self._stopped_so_far()
 
-    def _all_finished(self) -> list[Action]:
-        if self._unfinished():
+    def _workers_checkpointed(self, event: WorkersCheckpointed) -> list[Action]:
+        if not self.asking:
             return []
-        return self._finish(
-            ExitCode.OK, "the worker finished" if self.workers == 1 else f"all {self.workers} workers finished"
-        )
+        if event.step is None:
+            return self._signal_workers()  # they know nothing of checkpoints that are asked for
+        self.awaited.discard(event.node)
+        return self._asked_so_far()
 
     # People and time.
-
-    def _signal_came(self, event: StopAsked | ForwardAsked) -> list[Action]:
-        return self._stop_asked(event) if isinstance(event, StopAsked) else self._forward_asked(event)
 
     def _stop_asked(self, event: StopAsked) -> list[Action]:
         code = stopped_by(signals.Signals[event.signal])
         ending = Finish(exit_code=code, why=f"stopped by {event.signal}")
         if self.phase is Phase.GATHERING:
             return self._finish(ending.exit_code, ending.why)
-        if self.phase is not Phase.STOPPING:
+        if self.phase is not Phase.STOPPING or self.asking:
             why = f"{event.signal} received"
             return self._stop(why, grace=self.job.shutdown_timeout, ending=ending, signal=event.signal)
         if self.ending is None:
@@ -218,83 +348,143 @@ class Machine:
     def _forward_asked(self, event: ForwardAsked) -> list[Action]:
         if self.phase is not Phase.RUNNING:
             return []  # workers that are not there, or so young that they cannot have a handler for it
-        nodes = tuple(node for node in self.roster if node in self._unfinished())
+        nodes = tuple(node for node in self.roster if node in self.unfinished)
         return [Forward(attempt=self.attempt, nodes=nodes, signal=event.signal, why=f"{event.signal} received")]
 
     def _tick(self) -> list[Action]:
         self._woken = None
-        if self.deadline is not None and self.now >= self.deadline:
-            return self._deadline_passed()
-        if self.last_call is not None and self.now >= self.last_call:
+        back = [Readmit(host=host, why="its time is over") for host in self.health.cooled(self.now)]
+        if self._is_due(self.deadline):
+            return [*back, *self._deadline_passed()]
+        if self.phase is Phase.GATHERING:
+            return [*back, *self._gather(self.why)]
+        if self.phase is Phase.RUNNING and self._is_due(self.evacuation):
+            return [*back, *self._resize("the time of a drained node is short")]
+        if self.phase is Phase.RUNNING and self._is_due(self.last_call):
             self.last_call = None
-            if self.phase is Phase.GATHERING:
-                return self._launch(f"{self.status}; last call is over")
-            if self.phase in (Phase.STARTING, Phase.RUNNING) and self._could_grow():
-                return self._stop("nodes joined", grace=self.job.shutdown_timeout)
-        return self._wake("the time has not come")
+            if self._could_change():
+                return [*back, *self._resize("nodes joined")]
+        return [*back, *self._wake("the time has not come")]
+
+    def _is_due(self, at: float | None) -> bool:
+        return at is not None and self.now >= at
 
     def _deadline_passed(self) -> list[Action]:
         self.deadline = None
-        if self.phase is Phase.GATHERING:
-            have, want = len(self._usable()), self.job.min_nodes
-            if have >= want:  # the time was shorter than the last call
-                return self._launch(f"{self.status}; no more time to wait")
-            waited = self.job.placement_timeout if self.attempt == 0 else self.job.join_timeout
-            return self._finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes after {waited:g} s")
-        starting = self.phase is Phase.STARTING
-        why = f"did not {'start' if starting else 'stop'} its workers in time"
+        match self.phase:
+            case Phase.GATHERING:
+                return self._gathered_too_long()
+            case Phase.STOPPING if self.asking:
+                return self._signal_workers()
+            case Phase.STARTING:
+                releases, why = self._give_up_silent("did not start its workers in time")
+                return [*releases, *self._begin_again(why)]
+            case _:
+                releases, _ = self._give_up_silent("did not stop its workers in time")
+                return [*releases, *self._stopped_so_far()]
+
+    def _gathered_too_long(self) -> list[Action]:
+        have, want = len(self.members), self.job.min_nodes
+        if self.members.enough:  # the time was shorter than the last call
+            return self._launch(f"{self.status}; no more time to wait")
+        waited = self.job.placement_timeout if self.attempt == 0 else self.job.join_timeout
+        which = "" if have < want else f", and no world size that is a multiple of {self.job.multiple_of},"
+        return self._finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes{which} after {waited:g} s")
+
+    def _give_up_silent(self, why: str) -> tuple[list[Action], str]:
         given_up = sorted(self.awaited)
         self.awaited.clear()
         for node in given_up:
-            del self.nodes[node]
-        releases = [Release(node=node, why=why) for node in given_up]
-        next_step = self._begin_again(f"{', '.join(given_up)} {why}") if starting else self._stopped_so_far()
-        return [*releases, *next_step]
+            self.health.blame(self.members.remove(node).host)
+            self.unfinished.discard(node)
+        return [Release(node=node, why=why) for node in given_up], f"{', '.join(given_up)} {why}"
 
     # What follows.
 
     def _gather(self, why: str) -> list[Action]:
         """In GATHERING: launch if there are enough nodes, else say what is missing."""
-        usable = self._usable()
-        low, high = self.job.min_nodes, self.job.max_nodes
-        self.status = f"{len(usable)} of {_span(low, high)} nodes"
-        if len(usable) >= high:
-            return self._launch(f"{self.status}; {why}")
-        if len(usable) < low:
+        have, low, high = len(self.members), self.job.min_nodes, self.job.max_nodes
+        enough = self.members.enough
+        self.status = f"{have} of {_span(low, high)} nodes"
+        if have >= low and not enough:
+            self.status += f", but no world size that is a multiple of {self.job.multiple_of}"
+        if self.not_before is not None and self.now < self.not_before:
+            return self._wake(self.status)
+        self.not_before = None
+        if enough and (have >= high or self._is_due(self.last_call)):
+            return self._launch(f"{self.status}; {why if have >= high else 'last call is over'}")
+        if not enough:
             self.last_call = None
+            self.health.hurry(self.now)
         elif self.last_call is None:
             self.last_call = self.now + self.job.last_call
         return self._wake(self.status)
 
     def _launch(self, why: str) -> list[Action]:
-        members = order(self._usable(), self.roster)[: self.job.max_nodes]
+        chosen = self.members.choose(self.roster, last=self.health.doubtful)
         self.attempt += 1
-        self.roster = tuple(member.node for member in members)
-        self.workers = sum(member.nproc for member in members)
+        self.roster = tuple(member.node for member in chosen)
+        self._roster = frozenset(self.roster)
+        self.workers = sum(member.nproc for member in chosen)
         self.awaited = set(self.roster)
-        self.finished = set()
+        self.unfinished = set(self.roster)
+        self.finishing = False
         self.failures = []
         self.phase = Phase.STARTING
+        self.launched_at = self.now
         self.deadline = self.now + self.job.start_timeout
-        self.last_call = None
+        self.last_call = self.evacuation = self.drained_at = self.not_before = None
         self.status = f"starting {count(self.workers, 'worker')} on {count(len(self.roster), 'node')}"
         launch = Launch(attempt=self.attempt, roster=self.roster, why=why)
-        return [launch, *self._wake("all workers must be started by then")]
+        return [launch, *self._let_go(), *self._wake("all workers must be started by then")]
+
+    def _let_go(self) -> list[Action]:
+        """Nodes that are being drained have no part any more: the sooner they are free, the better."""
+        drained = [node for node, member in self.nodes.items() if member.draining]
+        for node in drained:
+            self.members.remove(node)
+        return [Release(node=node, why="it is being drained") for node in drained]
 
     def _begin_again(self, why: str) -> list[Action]:
         """The world is broken: end it without grace, and start the next at once if there are nodes for it."""
-        if len(self._usable()) < self.job.min_nodes:
+        if self.not_before is not None or not self.members.enough:
             return self._stop(why, grace=0.0)
         stop = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=0.0, why=why)
         return [stop, *self._launch(why)]
 
+    def _resize(self, why: str) -> list[Action]:
+        """A world that is well is to become another: let it save first, all workers at one step."""
+        self.phase = Phase.STOPPING
+        self.asking = True
+        self.status = why
+        self.ending = None
+        self.awaited = set(self.unfinished)
+        self.last_call = self.evacuation = None
+        self.deadline = self.now + self._time_left() / 2
+        nodes = tuple(node for node in self.roster if node in self.unfinished)
+        ask = AskCheckpoint(attempt=self.attempt, nodes=nodes, why=why)
+        return [ask, *self._wake("all workers must have saved by then")]
+
+    def _time_left(self) -> float:
+        """For saving, and for a signal where that does not help: twice the grace, less where a drained node goes."""
+        most = 2 * self.job.shutdown_timeout
+        return most if self.drained_at is None else max(0.0, min(most, self.drained_at - self.now - 1.0))
+
+    def _asked_so_far(self) -> list[Action]:
+        return [] if self.awaited else self._signal_workers()
+
+    def _signal_workers(self) -> list[Action]:
+        """Those that saved wait for it; to the others it is the first word."""
+        return self._stop(self.status, grace=min(self.job.shutdown_timeout, self._time_left()))
+
     def _stop(self, why: str, *, grace: float, ending: Finish | None = None, signal: str = "SIGTERM") -> list[Action]:
         """End the attempt and wait for it; then comes the ending, or another attempt."""
         self.phase = Phase.STOPPING
+        self.asking = False
         self.status = why
         self.ending = ending
         self.awaited = set(self._alive(self.roster))
-        self.last_call = None
+        self.last_call = self.evacuation = None
         self.deadline = self.now + grace + STOP_MARGIN
         stop = Stop(attempt=self.attempt, nodes=self._alive(self.roster), grace=grace, why=why, signal=signal)
         if not self.awaited:
@@ -306,12 +496,13 @@ class Machine:
             return []
         if self.ending is not None:
             return self._finish(self.ending.exit_code, self.ending.why)
-        why = self.status
+        self.why = self.status
         self.phase = Phase.GATHERING
         self.deadline = self.now + self.job.join_timeout
-        if len(self._usable()) >= self.job.min_nodes:
-            return self._launch(why)
-        return self._gather(why)
+        self.last_call = self.not_before
+        if self.not_before is None and self.members.enough:
+            return self._launch(self.why)
+        return [*self._let_go(), *self._gather(self.why)]
 
     def _finish(self, exit_code: int, why: str) -> list[Action]:
         self.phase = Phase.DONE
@@ -320,8 +511,13 @@ class Machine:
         return [Finish(exit_code=exit_code, why=why)]
 
     def _wake(self, why: str) -> list[Action]:
-        """Ask to be woken at the nearest deadline, once for each."""
-        nearest = min((at for at in (self.deadline, self.last_call) if at is not None), default=None)
+        """Ask to be woken at the nearest time that matters, once for each."""
+        times = [self.deadline, self.health.next_cooled]
+        if self.phase is Phase.GATHERING:
+            times += [self.last_call, self.not_before]
+        elif self.phase is Phase.RUNNING:
+            times += [self.last_call, self.evacuation]
+        nearest = min((at for at in times if at is not None), default=None)
         if nearest is None or nearest == self._woken:
             return []
         self._woken = nearest
@@ -329,18 +525,22 @@ class Machine:
 
     # What is true of the nodes.
 
-    def _usable(self) -> tuple[Member, ...]:
-        return tuple(member for member in self.nodes.values() if not member.draining)
-
-    def _could_grow(self) -> bool:
-        """A world that has begun to finish is not disturbed for more nodes."""
-        return not self.finished and len(self.roster) < min(len(self._usable()), self.job.max_nodes)
-
-    def _unfinished(self) -> set[str]:
-        return {node for node in self._alive(self.roster) if node not in self.finished}
+    def _could_change(self) -> bool:
+        """Whether there is a better world to be had; one that has begun to finish is not disturbed for it."""
+        if self.finishing or self.asking:
+            return False
+        if self.evacuation is not None:
+            return self.members.enough
+        if len(self.roster) >= self.job.max_nodes:
+            return False
+        return sum(member.nproc for member in self.members.choose(self.roster)) > self.workers
 
     def _alive(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if name in self.nodes)
+
+
+def _told(cause: Failure) -> str:
+    return f"rank {cause.rank} on {cause.node} {cause.what}"
 
 
 def _span(low: int, high: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from raylaunch.core import rules
 from raylaunch.core.job import Job
 from raylaunch.core.layout import Bundle, Layout, NodeFacts, by_address, by_node, by_total, why_not
+from raylaunch.core.words import count
 
 NOT_NEEDED = "not needed"
 
@@ -23,6 +24,14 @@ class Seat:
     ranks: tuple[int, ...]
     rules: tuple[str, ...] = ()
     """Keys of `nodes` that match it, as far as the driver can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spare:
+    """A node that would be kept warm, without ranks."""
+
+    node_id: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +50,10 @@ class Plan:
     min_nodes: int
     max_nodes: int
     bundles: tuple[Bundle, ...]
-    """MAX of them; the first MIN are asked for as one gang."""
+    """MAX of them, the first MIN of which are asked for as one gang; then those of the spare nodes."""
     spread: bool
     seats: tuple[Seat, ...]
+    spares: tuple[Spare, ...]
     skipped: tuple[Skipped, ...]
     assumed: tuple[str, ...]
     """What the job left open, and what was taken."""
@@ -63,12 +73,14 @@ class Plan:
     def asked(self) -> str:
         """The request in words."""
         low, high = self.min_nodes, self.max_nodes
-        kinds = Counter(bundle.asked for bundle in self.bundles)
-        count = f"{low}" if low == high else f"{low} to {high}"
+        kinds = Counter(bundle.asked for bundle in self.bundles[:high])
+        many = f"{low}" if low == high else f"{low} to {high}"
         place = ", each on a node of its own" if self.spread else ""
+        if spares := len(self.bundles) - high:
+            place += f", and {count(spares, 'spare node')}"
         if len(kinds) == 1:
-            return f"{count} x {next(iter(kinds))}{place}"
-        some = "" if low == high else f"{count} of "
+            return f"{many} x {next(iter(kinds))}{place}"
+        some = "" if low == high else f"{many} of "
         return some + " and ".join(f"{number} x {asked}" for asked, number in kinds.items()) + place
 
     @property
@@ -96,10 +108,11 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
         assumed += (f"placement: {'spread' if spread else 'pack'} ({'a cluster' if spread else 'one machine'})",)
     return Plan(
         min_nodes=layout.min_nodes,
-        max_nodes=len(layout.bundles),
+        max_nodes=len(layout.bundles) - job.spares,
         bundles=layout.bundles,
         spread=spread,
         seats=tuple(_seats(job, layout)),
+        spares=tuple(Spare(node_id=node.node_id, address=node.address) for node, _ in layout.spare),
         skipped=tuple(_skipped(nodes, layout, spread=spread)),
         assumed=assumed,
         warnings=tuple(_warnings(job, nodes)),
@@ -107,10 +120,13 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
 
 
 def settled(job: Job, plan: Plan) -> Job:
-    """The job with as many nodes as the plan found that `nprocs` takes."""
-    if job.nprocs is None:
-        return job
-    return replace(job, nnodes=plan.max_nodes)
+    """The job with what the plan found: how many nodes `nprocs` takes, and whether agents share machines.
+
+    Where they do, a machine that fails cannot be left out without its neighbours.
+    """
+    if job.nprocs is not None:
+        job = replace(job, nnodes=plan.max_nodes)
+    return job if plan.spread else replace(job, exclude_after=0)
 
 
 def _seats(job: Job, layout: Layout) -> Iterator[Seat]:
@@ -127,9 +143,10 @@ def _seats(job: Job, layout: Layout) -> Iterator[Seat]:
 
 
 def _skipped(nodes: Sequence[NodeFacts], layout: Layout, *, spread: bool) -> Iterator[Skipped]:
-    wanting = len(layout.seated) < len(layout.bundles)
+    held_by = (*layout.seated, *layout.spare)
+    wanting = len(held_by) < len(layout.bundles)
     for node in sorted(nodes, key=by_address):
-        held = [bundle for host, bundle in layout.seated if host is node]
+        held = [bundle for host, bundle in held_by if host is node]
         if not held or (wanting and not spread):
             why = why_not(node, held, layout.missing[node.node_id]) if wanting else NOT_NEEDED
             yield Skipped(node_id=node.node_id, address=node.address, why=why)

@@ -12,6 +12,7 @@ from raylaunch.core import rules, streams
 from raylaunch.core.job import (
     ENTRYPOINT_KINDS,
     EVENT_LOG_HANDLERS,
+    HANG_WORDS,
     LOG_LAYOUTS,
     NPROC_WORDS,
     NUMA_BINDINGS,
@@ -23,8 +24,12 @@ from raylaunch.core.job import (
     node_range,
     shown_ranks,
 )
+from raylaunch.core.secrets import HIDDEN, is_secret
+from raylaunch.core.words import count
 
 _MOST_PORTS = 65535
+_NODE_TIMEOUTS = (1, 86400)
+"""Seconds: less than a busy machine may be silent for, more than anybody wants to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,7 @@ def problems(job: Job) -> list[Problem]:
         *_output_problems(job),
         *_signal_problems(job),
         *_number_problems(job),
+        *_elastic_problems(job),
         *_name_problems(job),
     ]
 
@@ -133,6 +139,9 @@ def _variable_problems(key: str, env: dict[str, str]) -> Iterator[Problem]:
             yield Problem(key=f"{key}.{name}", message=f"`{name}` cannot name an environment variable")
         elif "\0" in value:
             yield Problem(key=f"{key}.{name}", message="an environment variable cannot hold a zero byte")
+        elif value == HIDDEN and is_secret(name):
+            message = f"`{HIDDEN}` stands for a secret that was not written down"
+            yield Problem(key=f"{key}.{name}", message=message, hint=f"set {name} anew, or leave it to the environment")
 
 
 def _word_problems(job: Job) -> Iterator[Problem]:
@@ -195,7 +204,7 @@ def _number_problems(job: Job) -> Iterator[Problem]:
         value = getattr(job, key)
         if not value > 0:
             yield Problem(key=key, message=f"{value:g} seconds is no time: more than 0 is expected")
-    for key in ("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker"):
+    for key in ("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker", "spares", "exclude_after"):
         value = getattr(job, key)
         if math.isnan(value):
             yield Problem(key=key, message="nan is not a number")
@@ -206,6 +215,49 @@ def _number_problems(job: Job) -> Iterator[Problem]:
     if not 0 <= job.master_port <= _MOST_PORTS:
         message = f"{job.master_port} is not a port: 0 (a free one) to {_MOST_PORTS} is expected"
         yield Problem(key="master_port", message=message)
+
+
+def _elastic_problems(job: Job) -> Iterator[Problem]:
+    if job.multiple_of < 1:
+        yield Problem(key="multiple_of", message=f"{job.multiple_of} is less than 1", hint="1 allows every world size")
+    elif sizes := _no_multiple(job):
+        message = f"no world size is a multiple of {job.multiple_of}: {sizes}"
+        yield Problem(key="multiple_of", message=message, also="nnodes" if job.nprocs is None else "nprocs")
+    least, most = _NODE_TIMEOUTS
+    if not least <= job.node_timeout <= most:
+        message = f"{job.node_timeout:g} seconds is out of range: {least} to {most} is expected"
+        yield Problem(key="node_timeout", message=message)
+    if isinstance(job.hang_timeout, str) and job.hang_timeout not in HANG_WORDS:
+        message = f"`{job.hang_timeout}` is neither a number of seconds nor one of {', '.join(HANG_WORDS)}"
+        close = "leave the quotes away" if _is_count(job.hang_timeout, least=1) else ""
+        close = close or _near_miss(job.hang_timeout.lower(), HANG_WORDS)
+        hint = close or "for example `600`; `off` stands for never"
+        yield Problem(key="hang_timeout", message=message, hint=hint)
+    elif not isinstance(job.hang_timeout, str) and not job.hang_timeout > 0:
+        message = f"{job.hang_timeout:g} seconds is no time: more than 0 is expected"
+        yield Problem(key="hang_timeout", message=message, hint="`off` stands for never")
+
+
+def _no_multiple(job: Job) -> str:
+    """The world sizes of which none will do, `""` where one does or where that is not known yet."""
+    if job.nprocs is not None:
+        return f"`nprocs` is {job.nprocs}" if job.nprocs % job.multiple_of else ""
+    is_known = _is_count(job.nproc_per_node, least=1) and all(
+        rule.nproc_per_node is None for rule in job.nodes.values()
+    )
+    try:
+        low, high = node_range(job.nnodes)
+    except ValueError:
+        return ""
+    if not is_known or not 1 <= low <= high:
+        return ""
+    each = int(job.nproc_per_node)
+    nodes = job.multiple_of // math.gcd(job.multiple_of, each)  # a multiple of these is needed
+    if high // nodes * nodes >= low:
+        return ""
+    return (
+        f"{job.nnodes} x {each} workers" if low == high else f"{low} to {high} nodes with {count(each, 'worker')} each"
+    )
 
 
 def _name_problems(job: Job) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,8 @@ class Member:
     address: str
     nproc: int
     draining: bool = False
+    host: str = ""
+    """Ray's id of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Assignment:
         return range(self.base_rank, self.base_rank + self.nproc)
 
 
+@lru_cache(maxsize=1 << 16)
 def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
     """Sorts as a person would: 10.0.0.9 before 10.0.0.10, node-2 before node-10."""
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part)

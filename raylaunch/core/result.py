@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from raylaunch.core.actions import Finish, Launch, Stop
-from raylaunch.core.events import NodeJoined, NodeLost, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.events import (
+    NodeJoined,
+    NodeLost,
+    Progressed,
+    WorkersExited,
+    WorkersHung,
+    WorkersStarted,
+    WorkersStopped,
+)
 from raylaunch.core.failure import Failure, alike, consequences, root_cause
 from raylaunch.core.hints import hints
 from raylaunch.core.journal import Entry
+from raylaunch.core.progress import Course
+from raylaunch.core.stacks import StackGroup
 from raylaunch.errors import ExitCode
 
 
@@ -30,6 +40,17 @@ class Attempt:
     world_size: int = 0
     lost: tuple[str, ...] = ()
     """Nodes of which nothing more was heard."""
+    steps: int = 0
+    """As many as were told of, of the worker that was furthest."""
+    first_step: int | None = None
+    last_step: int | None = None
+    """By the script's own numbers, or its optimizer's; None where there are none."""
+    lost_steps: int | None = None
+    """Steps of the attempts before that were done again. None: none was before, or they have no numbers."""
+    pause: float | None = None
+    """Seconds since the last step of the attempts before, until all workers had done one. None: none was before."""
+    stacks: tuple[StackGroup, ...] = ()
+    """Where it hung: what all workers were doing, the odd ones first."""
 
     @property
     def unheard(self) -> tuple[int, ...]:
@@ -67,9 +88,17 @@ class RunResult:
         return sum(a.ended_at - a.running_at for a in self.attempts if a.running_at is not None)
 
     @property
+    def lost_steps(self) -> int:
+        """All steps that are known to have been done again."""
+        return sum(attempt.lost_steps or 0 for attempt in self.attempts)
+
+    @property
     def hints(self) -> tuple[str, ...]:
         """What a person may do about it."""
-        return () if self.cause is None else hints(self.cause, self.attempts[-1].unheard)
+        if self.cause is None:
+            return ()
+        last = self.attempts[-1]
+        return hints(self.cause, last.unheard, last.stacks)
 
 
 @dataclass(slots=True)
@@ -83,8 +112,12 @@ class _Draft:
     failures: list[Failure] = field(default_factory=list)
     world_size: int = 0
     lost: list[str] = field(default_factory=list)
+    course: Course | None = None
+    stacks: tuple[StackGroup, ...] = ()
 
-    def attempt(self, now: float) -> Attempt:
+    def attempt(self, now: float, before: Course | None) -> Attempt:
+        """`before`: of the latest attempt before that made steps."""
+        own = self.course
         return Attempt(
             number=self.launch.attempt,
             roster=self.launch.roster,
@@ -93,9 +126,15 @@ class _Draft:
             ended_at=now if self.ended_at is None else self.ended_at,
             why_launched=self.launch.why,
             why_ended=self.why_ended,
-            failures=tuple(self.failures),
+            failures=_told_once(self.failures),
             world_size=self.world_size,
             lost=tuple(self.lost),
+            steps=own.last.marks if own else 0,
+            first_step=own.first_step if own else None,
+            last_step=own.last.high if own else None,
+            lost_steps=own.lost_after(before) if own and before else None,
+            pause=own.pause_after(before) if own and before else None,
+            stacks=self.stacks,
         )
 
 
@@ -128,7 +167,7 @@ def result(entries: Iterable[Entry], *, run_dir: str = "", began: str = "") -> R
                     finish = action
                 case _:
                     pass
-    attempts = tuple(draft.attempt(now) for _, draft in sorted(drafts.items()))
+    attempts = tuple(_attempts(drafts, now))
     at_fault = finish.exit_code == ExitCode.JOB_FAILED and attempts
     return RunResult(
         exit_code=finish.exit_code,
@@ -143,6 +182,30 @@ def result(entries: Iterable[Entry], *, run_dir: str = "", began: str = "") -> R
     )
 
 
+def _attempts(drafts: dict[int, _Draft], now: float) -> Iterator[Attempt]:
+    before: Course | None = None
+    for _, draft in sorted(drafts.items()):
+        yield draft.attempt(now, before)
+        before = draft.course or before
+
+
+def _told_once(failures: list[Failure]) -> tuple[Failure, ...]:
+    """A worker that hung is told of again when it is ended: then come its process, and where its files are."""
+    ends = {(failure.node, failure.rank): failure for failure in failures if failure.stopped}
+    hung = {(failure.node, failure.rank) for failure in failures if failure.hung}
+    return tuple(
+        _with_end(failure, ends.get((failure.node, failure.rank))) if failure.hung else failure
+        for failure in failures
+        if failure.hung or (failure.node, failure.rank) not in hung
+    )
+
+
+def _with_end(hung: Failure, end: Failure | None) -> Failure:
+    if end is None:
+        return hung
+    return replace(end, at=hung.at, stopped=False, hung=hung.hung, hung_at=hung.hung_at, waited=hung.waited)
+
+
 def _note_event(drafts: dict[int, _Draft], entry: Entry, now: float) -> None:
     match entry.event:
         case NodeLost(node=node) if drafts and node in drafts[max(drafts)].launch.roster:
@@ -154,11 +217,17 @@ def _note_event(drafts: dict[int, _Draft], entry: Entry, now: float) -> None:
                 draft.running_at = now
         case WorkersExited(attempt=attempt) | WorkersStopped(attempt=attempt) if attempt in drafts:
             drafts[attempt].failures.extend(entry.event.failures)
+        case WorkersHung(attempt=attempt) if attempt in drafts:
+            drafts[attempt].failures.extend(entry.event.failures)
+            drafts[attempt].stacks = entry.event.groups
+        case Progressed(attempt=attempt) if attempt in drafts:
+            course = drafts[attempt].course
+            drafts[attempt].course = Course(first=course.first if course else entry.event, last=entry.event)
 
 
 def facts(result: RunResult) -> dict[str, Any]:
     """The result as JSON can hold it, with what the report says of it in words."""
-    body = asdict(result)
+    body = asdict(result) | {"lost_steps": result.lost_steps}
     if result.cause is not None:
         failures = result.attempts[-1].failures
         followed = consequences(failures, result.cause)

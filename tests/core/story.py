@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from raylaunch.core.actions import Action, Launch, Stop, WakeAt
+from raylaunch.core.actions import Action, AskCheckpoint, Launch, Stop, WakeAt
 from raylaunch.core.events import (
     Event,
     ForwardAsked,
     NodeDraining,
+    NodeGranted,
     NodeJoined,
     NodeLost,
+    Progressed,
     StopAsked,
     Tick,
+    WorkersCheckpointed,
     WorkersExited,
+    WorkersHung,
     WorkersStarted,
     WorkersStopped,
 )
@@ -29,8 +33,14 @@ def job(nnodes: int | str = 2, **settings: Any) -> Job:
     return Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes, **settings)
 
 
-def joined(node: str, at: float = 0.0, *, nproc: int = 2, address: str = "") -> NodeJoined:
-    return NodeJoined(at=at, node=node, address=address or f"10.0.0.{ord(node[-1])}", nproc=nproc)
+def joined(node: str, at: float = 0.0, *, nproc: int = 2, address: str = "", host: str = "") -> NodeJoined:
+    """The only agent on its host, unless told otherwise."""
+    address = address or f"10.0.0.{ord(node[-1])}"
+    return NodeJoined(at=at, node=node, address=address, nproc=nproc, host=host or f"host-of-{node}")
+
+
+def granted(node: str, at: float = 0.0) -> NodeGranted:
+    return NodeGranted(at=at, node=node, address="10.0.0.1")
 
 
 def lost(node: str, at: float = 0.0) -> NodeLost:
@@ -55,6 +65,18 @@ def finished(node: str, at: float = 0.0, *, attempt: int = 1) -> WorkersExited:
 
 def stopped(node: str, at: float = 0.0, *failures: Failure, attempt: int = 1) -> WorkersStopped:
     return WorkersStopped(at=at, attempt=attempt, node=node, failures=failures)
+
+
+def checkpointed(node: str, at: float = 0.0, *, step: int | None = 7, attempt: int = 1) -> WorkersCheckpointed:
+    return WorkersCheckpointed(at=at, attempt=attempt, node=node, step=step)
+
+
+def hung(node: str, at: float = 0.0, *, attempt: int = 1, **facts: Any) -> WorkersHung:
+    return WorkersHung(at=at, attempt=attempt, failures=(failure(node, at, attempt=attempt, **facts),))
+
+
+def progressed(at: float = 0.0, *, attempt: int = 1) -> Progressed:
+    return Progressed(at=at, attempt=attempt, marks=5, low=5, high=5, marked=at)
 
 
 def failed(node: str, at: float = 0.0, *, attempt: int = 1, **facts: Any) -> WorkersExited:
@@ -131,12 +153,20 @@ def launch(attempt: int, *roster: str, why: str) -> Launch:
     return Launch(attempt=attempt, roster=roster, why=why)
 
 
+def ask(attempt: int, *nodes: str, why: str) -> AskCheckpoint:
+    return AskCheckpoint(attempt=attempt, nodes=nodes, why=why)
+
+
 def stop(attempt: int, *nodes: str, grace: float, why: str, signal: str = "SIGTERM") -> Stop:
     return Stop(attempt=attempt, nodes=nodes, grace=grace, why=why, signal=signal)
 
 
 def start_by(at: float) -> WakeAt:
     return WakeAt(at=at, why="all workers must be started by then")
+
+
+def saved_by(at: float) -> WakeAt:
+    return WakeAt(at=at, why="all workers must have saved by then")
 
 
 def gone_by(at: float) -> WakeAt:

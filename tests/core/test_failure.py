@@ -178,6 +178,42 @@ def test_an_error_file_of_a_worker_that_exits_is_believed():
     assert hopeless(exited) == "a restart cannot mend ImportError"
 
 
+HUNG = {"hung": "no step for 2.1 s, at train.py:33 in fetch", "hung_at": "/job/train.py:33"}
+
+
+def test_a_hang_is_told_as_one():
+    """Not by the signal that ended it: by what it did, and since when."""
+    silent = failure(**HUNG)
+    assert silent.what == "hung: no step for 2.1 s, at train.py:33 in fetch"
+    assert silent.signature == "hung at /job/train.py:33"
+    assert not silent.is_collateral
+    assert replace(silent, hung_at="").signature == ""
+
+
+def test_a_hang_hides_no_error_that_a_file_tells_of():
+    """But whatever it wrote or raised before, it lived on."""
+    silent = failure(**HUNG, error=error("ValueError", "NaN"), tail="watchdog timeout")
+    assert silent.exception is None
+    assert silent.what == failure(**HUNG).what
+    assert not replace(silent, exit_code=-6).is_collateral
+
+
+def test_who_hung_in_a_collective_is_the_cause_only_for_want_of_better():
+    """It does what all do that wait; equal ones are named together."""
+    waits = [failure(at=1.0, rank=rank, hung=f"no step for {rank}.0 s", waited=True) for rank in (0, 1)]
+    silent = failure(at=2.0, rank=2, **HUNG)
+    assert root_cause([*waits, silent]) == silent
+    assert root_cause(waits) == waits[0]
+    assert alike(waits, waits[0]) == (1,)
+
+
+def test_a_hang_is_the_cause_of_what_came_in_its_silence():
+    """Its time is that of its last sign of life: whatever others raised since may follow from it."""
+    silent = failure(at=10.0, rank=2, **HUNG)
+    timeout = failure(at=11.0, rank=0, **raised("RuntimeError", "no answer within 1 s"))
+    assert root_cause([timeout, silent]) == silent
+
+
 def test_the_cause_is_the_first_of_its_own():
     """Never one that we stopped, an echo only for want of better, else by time."""
     ours = failure(at=1.0, rank=0, exit_code=-15, stopped=True)

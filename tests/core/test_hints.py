@@ -9,6 +9,7 @@ from story import failure, raised
 
 from raylaunch.core.failure import WorkerError
 from raylaunch.core.hints import hints
+from raylaunch.core.stacks import IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED, StackGroup
 
 
 def hinted(unheard=(), **facts) -> str:
@@ -68,6 +69,57 @@ def test_an_error_file_does_not_hide_a_kill():
     """What the worker outlived is no reason for its end."""
     left = WorkerError(type="RuntimeError", message="CUDA out of memory", traceback="", from_file=True)
     assert "`dmesg`" in hinted(exit_code=-9, error=left)
+
+
+def of_hang(*groups: StackGroup, waited: bool = False) -> list[str]:
+    cause = failure(rank=1, host="gpu-7", hung="no step for 5.0 s", waited=waited, tail="CUDA out of memory")
+    return [*hints(cause, (0,), groups)]
+
+
+def at(*frames: str, ranks: tuple[int, ...] = (1,), note: str = "") -> StackGroup:
+    return StackGroup(ranks=ranks, frames=frames, note=note)
+
+
+IN_REDUCE = ("/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3030 in all_reduce", "/t.py:3 in f")
+
+
+@pytest.mark.parametrize(
+    ("note", "part"),
+    [
+        (STOPPED, "somebody stopped its process on gpu-7"),
+        (IN_THE_KERNEL, "a disk, a network file system"),
+        (RUNNING_ON, "`py-spy dump --native` on gpu-7"),
+        (NO_ANSWER, "no stack came from it"),
+    ],
+)
+def test_a_hang_of_a_process_that_cannot_answer(note, part):
+    """Its state says why; a longer time would not help."""
+    (hint,) = of_hang(at(note=note), at(*IN_REDUCE, ranks=(0,)))
+    assert part in hint
+
+
+def test_a_hang_in_a_data_loader():
+    """The commonest of all."""
+    own, slow = of_hang(at("/usr/queue.py:3 in get", "/torch/utils/data/dataloader.py:9 in __next__"))
+    assert "data loader" in own
+    assert "gpu-7" in own
+    assert "`hang_timeout`" in slow
+
+
+def test_a_hang_in_collectives():
+    """All in the same, or some in another: a peer's echo is no hint then."""
+    (same,) = of_hang(at(*IN_REDUCE, ranks=(0, 1)), waited=True)
+    assert "all ranks wait in the same collective" in same
+    (other,) = of_hang(at(*IN_REDUCE), at(*IN_REDUCE[1:], ranks=(0,)), waited=True)
+    assert "in the same order" in other
+
+
+def test_a_hang_that_may_be_slow():
+    """Then there are two ways to say so, wherever it was, or if that is not known."""
+    for groups in ((at("/job/train.py:33 in fetch"),), ()):
+        (hint,) = of_hang(*groups)
+        assert "`hang_timeout`" in hint
+        assert "raylaunch.worker.section" in hint
 
 
 ECHO = raised("RuntimeError", "Connection closed by peer")

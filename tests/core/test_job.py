@@ -167,6 +167,16 @@ def test_functions_take_keyword_arguments():
         ({"last_call": -0.5}, "-0.5 is less than 0"),
         ({"shutdown_timeout": -1}, "-1 is less than 0"),
         ({"cpus_per_worker": -1}, "-1 is less than 0"),
+        ({"spares": -1}, "-1 is less than 0"),
+        ({"exclude_after": -1}, "-1 is less than 0"),
+        ({"multiple_of": 0}, "0 is less than 1"),
+        ({"node_timeout": 0.5}, "0.5 seconds is out of range: 1 to 86400 is expected"),
+        ({"node_timeout": float("inf")}, "inf seconds is out of range: 1 to 86400 is expected"),
+        ({"node_timeout": float("nan")}, "nan seconds is out of range: 1 to 86400 is expected"),
+        ({"hang_timeout": 0}, "0 seconds is no time: more than 0 is expected"),
+        ({"hang_timeout": float("nan")}, "nan seconds is no time: more than 0 is expected"),
+        ({"hang_timeout": "never"}, "`never` is neither a number of seconds nor one of auto, off"),
+        ({"hang_timeout": "30"}, "`30` is neither a number of seconds nor one of auto, off"),
         ({"name": "a/b"}, "`a/b` cannot name a folder"),
         ({"name": " "}, "` ` cannot name a folder"),
         ({"run_id": ".."}, "`..` cannot name a folder"),
@@ -204,6 +214,65 @@ def test_near_misses_of_words():
     assert only(numa_binding="sockets").hint == "did you mean `socket`?"
     assert only(nproc_per_node="gpus").hint == "did you mean `gpu`?"
     assert only(nproc_per_node="zebra").hint == "for example `8`, or `gpu` for one on each GPU"
+    assert only(hang_timeout="Of").hint == "did you mean `off`?"
+    assert only(hang_timeout="automatic").hint == "did you mean `auto`?"
+    assert only(hang_timeout="30").hint == "leave the quotes away"
+    assert only(hang_timeout="never").hint == "for example `600`; `off` stands for never"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes", "also"),
+    [
+        ({"multiple_of": 3}, "1 x 1 workers", "nnodes"),
+        ({"multiple_of": 8, "nnodes": "1:3", "nproc_per_node": 2}, "1 to 3 nodes with 2 workers each", "nnodes"),
+        ({"multiple_of": 7, "nnodes": "2:6"}, "2 to 6 nodes with 1 worker each", "nnodes"),
+        ({"multiple_of": 4, "nnodes": "5:7"}, "5 to 7 nodes with 1 worker each", "nnodes"),
+        ({"multiple_of": 4, "nprocs": 6, "nnodes": "1:4"}, "`nprocs` is 6", "nprocs"),
+    ],
+)
+def test_multiples_that_no_world_can_have(settings, sizes, also):
+    """Said before anything waits for such a world."""
+    problem = only(**settings)
+    assert problem.message == f"no world size is a multiple of {settings['multiple_of']}: {sizes}"
+    assert (problem.key, problem.also) == ("multiple_of", also)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"multiple_of": 8, "nnodes": "1:4", "nproc_per_node": 2},
+        {"multiple_of": 6, "nnodes": "2:3", "nproc_per_node": "4"},
+        {"multiple_of": 3, "nprocs": 6},
+        {"multiple_of": 7, "nproc_per_node": "gpu"},
+        {"multiple_of": 7, "nodes": {"10.0.0.7": NodeRule(nproc_per_node=7)}},
+    ],
+)
+def test_multiples_that_some_world_has_or_may_have(settings):
+    """Where each node says itself how many workers it has, only the cluster can tell."""
+    assert found(**settings) == []
+
+
+@pytest.mark.parametrize("nnodes", ["many", "0", "4:2"])
+def test_a_wrong_range_of_nodes_is_one_mistake(nnodes):
+    """No second one is made of it."""
+    assert [problem.key for problem in found(nnodes=nnodes, multiple_of=7)] == ["nnodes"]
+
+
+@pytest.mark.parametrize("value", ["auto", "off", 30, 0.5])
+def test_times_for_a_hang(value):
+    """A number of seconds, or one of two words."""
+    assert found(hang_timeout=value) == []
+
+
+def test_what_was_hidden_is_no_value():
+    """The `job.yaml` of a run has no secrets in it; to use it again, they must be given."""
+    problem = only(env={"API_KEY": "***", "A": "***"})
+    assert problem == Problem(
+        key="env.API_KEY",
+        message="`***` stands for a secret that was not written down",
+        hint="set API_KEY anew, or leave it to the environment",
+    )
+    assert only(nodes={"10.0.0.7": NodeRule(env={"KEY": "***"})}).key == "nodes.10.0.0.7.env.KEY"
 
 
 def test_a_function_gets_no_local_rank_argument():

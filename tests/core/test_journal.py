@@ -22,6 +22,7 @@ from raylaunch.core.events import Event
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.job import Entrypoint, Job, RayOptions
 from raylaunch.core.journal import Entry
+from raylaunch.core.stacks import StackGroup
 from raylaunch.errors import ExitCode
 
 FIXED = settings(derandomize=True, deadline=None, database=None, max_examples=40)
@@ -59,6 +60,12 @@ failures = st.builds(
     error_file=texts,
     spoilt=texts,
 )
+groups = st.builds(
+    StackGroup,
+    ranks=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    frames=st.lists(texts, max_size=2).map(tuple),
+    note=texts,
+)
 jobs = st.builds(
     Job,
     entrypoint=st.builds(
@@ -79,10 +86,12 @@ def value(kind: type[Any]) -> st.SearchStrategy[Any]:
     by_type = {
         "float": times,
         "int": st.integers(0, 200),
+        "int | None": st.none() | st.integers(0, 200),
         "str": texts,
         "tuple[int, ...]": st.lists(st.integers(1, 99), max_size=3).map(tuple),
         "tuple[str, ...]": st.lists(texts, max_size=3).map(tuple),
         "tuple[Failure, ...]": st.lists(failures, max_size=2).map(tuple),
+        "tuple[StackGroup, ...]": st.lists(groups, max_size=2).map(tuple),
     }
     return st.builds(kind, **{field.name: by_type[str(field.type)] for field in dataclasses.fields(kind)})
 

@@ -6,6 +6,7 @@ import pytest
 from story import (
     asked,
     begun,
+    checkpointed,
     draining,
     exited,
     failed,
@@ -13,6 +14,8 @@ from story import (
     finished,
     forward,
     gone_by,
+    granted,
+    hung,
     job,
     joined,
     launch,
@@ -55,6 +58,13 @@ def test_a_fixed_size_starts_when_all_are_there():
     assert machine.status == "starting 4 workers on 2 nodes"
 
 
+def test_a_place_is_no_node_yet():
+    """It counts when its agent is up."""
+    machine = begun(job(1))
+    assert told(machine, granted("a", 1.0)) == []
+    assert (machine.phase, len(machine.nodes)) == (Phase.GATHERING, 0)
+
+
 def test_an_elastic_job_waits_for_the_last_call():
     """MIN nodes open the last call; when it is over, all who came take part."""
     machine = begun(job("2:4"))
@@ -83,7 +93,7 @@ def test_the_last_call_is_off_when_too_few_are_left(gone):
     machine = begun(job("2:4"))
     told(machine, joined("a", 1.0), joined("b", 2.0))
     assert told(machine, gone("b", 3.0)) == [WakeAt(at=300.0, why="1 of 2 to 4 nodes")]
-    assert told(machine, tick(7.0)) == [WakeAt(at=300.0, why="the time has not come")]
+    assert told(machine, tick(7.0)) == [WakeAt(at=300.0, why="1 of 2 to 4 nodes")]
     assert machine.phase is Phase.GATHERING
 
 
@@ -119,7 +129,7 @@ def test_enough_nodes_are_enough_when_the_time_is_up():
 def test_a_tick_too_early_asks_for_another():
     """A clock that runs ahead does no harm."""
     machine = begun(job())
-    assert told(machine, tick(1.0)) == [WakeAt(at=300.0, why="the time has not come")]
+    assert told(machine, tick(1.0)) == [WakeAt(at=300.0, why="0 of 2 nodes")]
 
 
 def test_a_deadline_that_is_past_already_wakes_at_once():
@@ -183,7 +193,7 @@ def test_workers_that_end_unasked_have_failed():
 
 def test_a_crash_takes_joined_nodes_along():
     """Nodes that wait for their last call are taken at the next start, which comes first."""
-    machine = running("a", nnodes="1:2", max_restarts=1)
+    machine = running("a", nnodes="1:3", max_restarts=1)
     told(machine, joined("b", 10.0))
     why = f"{KILLED}; restart 1 of 1"
     assert told(machine, failed("a", 11.0)) == [
@@ -254,21 +264,21 @@ def test_the_same_failure_three_times_within_a_minute():
 
 def test_the_same_failure_seldom_is_not_hopeless():
     """Three times in two hours is what the budget is for."""
-    machine = running("a", max_restarts=10)
+    machine = running("a", max_restarts=10, exclude_after=0)
     crash_three_times(machine, every=3600.0, **raised("ValueError", "NaN"))
     assert (machine.phase, machine.attempt) == (Phase.RUNNING, 4)
 
 
 def test_deaths_by_signal_are_never_the_same():
     """A kill comes from outside, and says nothing of where the program was."""
-    machine = running("a", max_restarts=10)
+    machine = running("a", max_restarts=10, exclude_after=0)
     crash_three_times(machine, every=1.0)
     assert (machine.phase, machine.attempt) == (Phase.RUNNING, 4)
 
 
 def test_other_failures_between_make_a_difference():
     """Only three in a row count as the same."""
-    machine = running("a", max_restarts=10)
+    machine = running("a", max_restarts=10, exclude_after=0)
     for attempt, facts in enumerate((raised("ValueError"), {}, raised("ValueError"), raised("ValueError")), start=1):
         told(machine, failed("a", machine.now + 1.0, attempt=attempt, **facts))
         run_on(machine, machine.now)
@@ -277,8 +287,8 @@ def test_other_failures_between_make_a_difference():
 
 def test_failures_while_stopping_change_nothing():
     """What breaks in a world that ends is only written down."""
-    machine = running("a", "b", max_restarts=3)
-    told(machine, draining("a", 5.0))
+    machine = running("a", "b", nnodes="1:2", max_restarts=3)
+    told(machine, draining("a", 5.0), checkpointed("a", 5.5, step=None))
     assert told(machine, failed("b", 6.0), finished("a", 6.0)) == []
     assert (machine.restarts, len(machine.failures)) == (0, 1)
 
@@ -348,7 +358,7 @@ def test_a_survivor_is_lost_while_gathering():
     told(machine, lost("b", 10.0), stopped("a", 11.0), joined("c", 12.0))
     assert machine.last_call == 17.0
     assert told(machine, lost("a", 13.0)) == [WakeAt(at=611.0, why="1 of 2 to 4 nodes")]
-    assert told(machine, tick(17.0)) == [WakeAt(at=611.0, why="the time has not come")]
+    assert told(machine, tick(17.0)) == [WakeAt(at=611.0, why="1 of 2 to 4 nodes")]
 
 
 def test_a_spare_node_is_lost():
@@ -364,130 +374,19 @@ def test_a_node_is_lost_after_it_finished():
     assert told(machine, finished("b", 7.0)) == [Finish(exit_code=0, why="all 4 workers finished")]
 
 
+def test_a_node_that_finished_is_lost_while_the_others_stop():
+    """Nobody is left to wait for, so what follows follows at once."""
+    machine = running("a", "b")
+    why = f"{KILLED.replace('on a', 'on b')}; no restarts were allowed"
+    told(machine, finished("a", 5.0), failed("b", 6.0), stopped("b", 7.0))
+    assert told(machine, lost("a", 8.0)) == [Finish(exit_code=1, why=why)]
+
+
 def test_a_node_is_lost_before_it_finished():
     """Though the other one has finished already, the world is broken."""
     machine = running("a", "b")
     told(machine, finished("a", 5.0))
     assert told(machine, lost("b", 6.0))[0] == stop(1, "a", grace=0.0, why="b was lost: its agent died")
-
-
-# Nodes are drained.
-
-
-def test_a_drained_node_ends_the_attempt_politely():
-    """The others stop with it, and the next attempt starts without it; no restart is spent."""
-    machine = running("a", "b", "c", nnodes="2:3")
-    why = "b is being drained: spot"
-    assert told(machine, draining("b", 10.0)) == [stop(1, "a", "b", "c", grace=30.0, why=why), gone_by(50.0)]
-    assert told(machine, stopped("a", 11.0), stopped("b", 12.0)) == []
-    assert told(machine, stopped("c", 13.0)) == [launch(2, "a", "c", why=why), start_by(133.0)]
-    assert machine.restarts == 0
-
-
-def test_the_grace_ends_when_the_node_goes():
-    """Workers have until the node's deadline, if that is earlier."""
-    machine = running("a", "b")
-    assert told(machine, draining("b", 5.0, deadline=12.0)) == [
-        stop(1, "a", "b", grace=7.0, why="b is being drained: spot"),
-        gone_by(22.0),
-    ]
-    assert told(running("a"), draining("a", 5.0, deadline=2.0))[0] == stop(
-        1, "a", grace=0.0, why="a is being drained: spot"
-    )
-
-
-def test_a_drained_node_goes_and_too_few_are_left():
-    """It still joins nothing while it is there."""
-    machine = running("a", "b")
-    told(machine, draining("b", 5.0), stopped("a", 6.0))
-    assert told(machine, stopped("b", 6.0)) == [WakeAt(at=606.0, why="1 of 2 nodes")]
-    assert told(machine, lost("b", 7.0)) == []
-    assert told(machine, joined("c", 8.0))[0] == launch(2, "a", "c", why="2 of 2 nodes; c joined")
-
-
-def test_a_drained_node_that_is_not_used():
-    """A spare's going concerns nobody, nor does one that comes while all stop anyway."""
-    machine = running("a", nnodes="1:2")
-    told(machine, joined("b", 10.0))
-    assert told(machine, draining("b", 11.0), tick(15.0)) == []
-    told(machine, draining("a", 16.0))
-    assert told(machine, draining("a", 17.0)) == []
-
-
-def test_a_drained_node_that_has_finished():
-    """Nothing of it is needed any more, so the others go on to their end."""
-    machine = running("a", "b")
-    assert told(machine, finished("a", 5.0), draining("a", 6.0)) == []
-    assert told(machine, finished("b", 7.0)) == [Finish(exit_code=0, why="all 4 workers finished")]
-
-
-# Nodes join later.
-
-
-def test_a_node_that_joins_later_resizes_politely():
-    """A last call gathers joins; then all stop together and start again, survivors first."""
-    machine = running("b", "c", nnodes="1:4")
-    now = machine.now
-    assert told(machine, joined("a", now + 10)) == [WakeAt(at=now + 15, why="a joined; more may come")]
-    assert told(machine, joined("d", now + 12)) == []
-    assert told(machine, tick(now + 15)) == [
-        stop(1, "b", "c", grace=30.0, why="nodes joined"),
-        gone_by(now + 55),
-    ]
-    assert told(machine, stopped("b", now + 16), stopped("c", now + 17)) == [
-        launch(2, "b", "c", "a", "d", why="nodes joined"),
-        start_by(now + 137),
-    ]
-    assert machine.restarts == 0
-
-
-def test_a_node_that_joins_while_others_start():
-    """Its last call begins at once; the attempt that starts goes on until it is over."""
-    machine = begun(job("1:2", start_timeout=60.0))
-    told(machine, joined("a", 1.0), tick(6.0))
-    assert told(machine, joined("b", 7.0)) == [WakeAt(at=12.0, why="b joined; more may come")]
-    assert told(machine, started("a", 8.0)) == []
-    assert told(machine, tick(12.0)) == [stop(1, "a", grace=30.0, why="nodes joined"), gone_by(52.0)]
-
-
-def test_spare_nodes_beyond_max_wait():
-    """A full job is not disturbed by more nodes, and does not take them while its own are there."""
-    machine = running("b", "c", max_restarts=1)
-    assert told(machine, joined("a", 5.0)) == []
-    told(machine, failed("b", 6.0))
-    assert (machine.attempt, machine.roster) == (2, ("b", "c"))
-
-
-def test_a_join_that_is_gone_again_resizes_nothing():
-    """When the last call is over and nobody is there, all go on."""
-    machine = running("a", nnodes="1:2")
-    now = machine.now
-    told(machine, joined("b", now + 10), lost("b", now + 11))
-    assert told(machine, tick(now + 15)) == []
-    assert machine.phase is Phase.RUNNING
-
-
-def test_a_world_that_has_begun_to_finish_is_not_resized():
-    """Where one node's workers are done, a newcomer would only make them do it again."""
-    machine = running("a", "b", nnodes="1:3")
-    now = machine.now
-    assert told(machine, finished("a", now + 1), joined("c", now + 2), tick(now + 7)) == []
-    assert told(machine, finished("b", now + 8)) == [Finish(exit_code=0, why="all 4 workers finished")]
-
-
-def test_nodes_that_join_while_stopping_take_part_in_the_next():
-    """They need no last call."""
-    machine = running("a", "b", nnodes="1:3", max_restarts=1)
-    told(machine, draining("a", 10.0), joined("c", 11.0), stopped("a", 12.0))
-    assert told(machine, stopped("b", 12.0))[0] == launch(2, "b", "c", why="a is being drained: spot")
-
-
-def test_survivors_keep_their_order():
-    """Ranks move as little as possible: survivors first, newcomers after them in natural order."""
-    machine = running("c", "d", "e", nnodes="2:5")
-    told(machine, joined("b", 10.0), joined("a", 10.0))
-    told(machine, lost("d", 11.0))
-    assert machine.roster == ("c", "e", "a", "b")
 
 
 # Nodes that do not answer.
@@ -529,12 +428,12 @@ def test_a_node_that_does_not_stop_is_given_up():
 
 def test_nobody_stops():
     """All are given up, and others are waited for."""
-    machine = running("a", "b")
-    told(machine, draining("a", 10.0))
-    assert told(machine, tick(50.0)) == [
-        Release(node="a", why="did not stop its workers in time"),
+    machine = running("a", "b", "c")
+    told(machine, lost("a", 10.0))
+    assert told(machine, tick(20.0)) == [
         Release(node="b", why="did not stop its workers in time"),
-        WakeAt(at=650.0, why="0 of 2 nodes"),
+        Release(node="c", why="did not stop its workers in time"),
+        WakeAt(at=620.0, why="0 of 3 nodes"),
     ]
 
 
@@ -568,10 +467,10 @@ def test_asked_to_stop_while_starting():
 
 def test_asked_to_stop_while_stopping():
     """The stop goes on as it was, but no other attempt follows."""
-    machine = running("a")
-    told(machine, draining("a", 5.0))
+    machine = running("a", "b")
+    told(machine, lost("a", 5.0))
     assert told(machine, asked("SIGINT", 6.0)) == []
-    assert told(machine, stopped("a", 7.0)) == [Finish(exit_code=130, why="stopped by SIGINT")]
+    assert told(machine, stopped("b", 7.0)) == [Finish(exit_code=130, why="stopped by SIGINT")]
 
 
 def test_asked_to_stop_twice():
@@ -618,7 +517,7 @@ def test_forwarded_signals_need_somebody_who_can_handle_them():
 # Words that come too late.
 
 
-@pytest.mark.parametrize("word", [started, finished, failed, stopped])
+@pytest.mark.parametrize("word", [started, finished, failed, stopped, checkpointed, hung])
 @pytest.mark.parametrize("attempt", [1, 3])
 def test_words_of_another_attempt_are_dropped(word, attempt):
     """What is said of the first attempt does not touch the second."""
@@ -628,13 +527,13 @@ def test_words_of_another_attempt_are_dropped(word, attempt):
     assert (machine.phase, machine.awaited, machine.restarts) == (Phase.STARTING, {"a", "b"}, 1)
 
 
-@pytest.mark.parametrize("word", [started, finished, failed, stopped, lost, draining])
+@pytest.mark.parametrize("word", [started, finished, failed, stopped, checkpointed, lost, draining])
 def test_words_of_nodes_that_are_given_up_are_dropped(word):
     """Whatever a released node still says, it has no part any more."""
     machine = begun(job("1:2", start_timeout=60.0))
     told(machine, joined("a"), joined("b"), started("a"), tick(60.0))
     assert machine.attempt == 2
-    facts = {"attempt": 2} if word in (started, finished, failed, stopped) else {}
+    facts = {} if word in (lost, draining) else {"attempt": 2}
     assert told(machine, word("b", 61.0, **facts)) == []
     assert machine.awaited == {"a"}
 

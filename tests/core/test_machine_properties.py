@@ -7,27 +7,30 @@ Scripts of disasters are generated, told to a machine, and each claim is checked
 from __future__ import annotations
 
 import copy
-import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated import World
 from story import (
     WAITING,
     asked,
     begun,
     check,
+    checkpointed,
     draining,
     failed,
     finished,
     forward,
+    hung,
     job,
     joined,
     lost,
+    progressed,
     raised,
     started,
     stopped,
@@ -35,7 +38,7 @@ from story import (
 )
 
 from raylaunch.core import journal
-from raylaunch.core.actions import Action, Finish, Forward, Launch, Release, Stop, WakeAt
+from raylaunch.core.actions import Action, AskCheckpoint, Finish, Forward, Launch, Readmit, Release, Shun, Stop, WakeAt
 from raylaunch.core.events import (
     Event,
     ForwardAsked,
@@ -44,9 +47,6 @@ from raylaunch.core.events import (
     NodeLost,
     Tick,
     WorkerEvent,
-    WorkersExited,
-    WorkersStarted,
-    WorkersStopped,
 )
 from raylaunch.core.job import Job
 from raylaunch.core.machine import STOP_MARGIN, Machine, Phase
@@ -71,6 +71,8 @@ jobs = st.builds(
     last_call=st.sampled_from((5.0, 0.0, 400.0)),
     join_timeout=st.sampled_from((600.0, 3.0)),
     shutdown_timeout=st.sampled_from((30.0, 0.0)),
+    multiple_of=st.sampled_from((1, 1, 1, 4)),
+    exclude_after=st.sampled_from((3, 1, 2, 0)),
 )
 
 
@@ -84,8 +86,11 @@ MOVES = {
     "finish": 1,
     "start": 1,
     "stop": 1,
-    "lose": 1,
+    "save": 1,
+    "lose": 2,
     "drain": 1,
+    "hang": 1,
+    "progress": 1,
     "late tick": 1,
     "ask": 1,
 }
@@ -117,6 +122,8 @@ class Step:
     before: dict[str, Any]
     after: dict[str, Any]
     usable: set[str]
+    hosts: dict[str, str]
+    """Of all nodes that ever joined."""
 
 
 def play(of: Job, script: Script) -> list[Step]:
@@ -125,7 +132,8 @@ def play(of: Job, script: Script) -> list[Step]:
     fresh = snapshot(machine)
     names = iter(f"node-{number}" for number in range(1, 100))
     usable: set[str] = set()
-    steps = []
+    hosts: dict[str, str] = {}
+    steps: list[Step] = []
     for move, which, pause in script:
         if len(steps) > 3 and steps[-3].before["phase"] is Phase.DONE:
             break
@@ -135,13 +143,14 @@ def play(of: Job, script: Script) -> list[Step]:
         match event:
             case NodeJoined():
                 usable.add(event.node)
+                hosts[event.node] = event.host
             case NodeLost() | NodeDraining():
                 usable.discard(event.node)
         actions = machine.handle(event)
         check(machine)
         usable -= {action.node for action in actions if isinstance(action, Release)}
         before = steps[-1].after if steps else fresh
-        steps.append(Step(event, actions, before, snapshot(machine), set(usable)))
+        steps.append(Step(event, actions, before, snapshot(machine), set(usable), hosts))
     return steps
 
 
@@ -155,11 +164,13 @@ def _event(machine: Machine, move: str, which: int, at: float, names: Iterator[s
         case "late tick":
             return tick((machine.deadline or at) + 1) if which < 5 else tick(machine.deadline or at)
         case "join":
-            return joined(next(names), at, address=f"10.0.0.{10 - which}") if len(here) < 6 else None
+            return (
+                joined(next(names), at, address=f"10.0.0.{10 - which}", host=f"h{which % 4}") if len(here) < 6 else None
+            )
         case "lose":
             return lost(here[which % len(here)], at) if here else None
         case "drain":
-            return draining(here[which % len(here)], at, deadline=at + 10) if here else None
+            return draining(here[which % len(here)], at, deadline=at + (10, 100, 0)[which % 3]) if here else None
     return _word(machine, move, which, at)
 
 
@@ -171,6 +182,12 @@ def _word(machine: Machine, move: str, which: int, at: float) -> Event | None:
     node, attempt = nodes[which % len(nodes)], machine.attempt - (which == 8)
     if move == "fail":
         return failed(node, at, attempt=attempt, **HOW_WORKERS_FAIL[which % len(HOW_WORKERS_FAIL)])
+    if move == "hang":
+        return hung(node, at, attempt=attempt, **HOW_WORKERS_FAIL[which % 2])
+    if move == "progress":
+        return progressed(at, attempt=attempt)
+    if move == "save" or (move == "answer" and machine.asking):
+        return checkpointed(node, at, attempt=attempt, step=None if which % 3 == 0 else 7)
     if move == "answer":
         move = {Phase.STARTING: "start", Phase.STOPPING: "stop"}.get(machine.phase, "start")
     return {"start": started, "finish": finished, "stop": stopped}[move](node, at, attempt=attempt)
@@ -178,10 +195,9 @@ def _word(machine: Machine, move: str, which: int, at: float) -> Event | None:
 
 def snapshot(machine: Machine) -> dict[str, Any]:
     """All that the machine knows."""
-    return {
-        name: copy.copy(value) if isinstance(value, (dict, set, list)) else value
-        for name, value in vars(machine).items()
-    }
+    kept = {name: copy.deepcopy(vars(getattr(machine, name))) for name in ("members", "health", "budget", "crashes")}
+    own = {name: copy.copy(value) if isinstance(value, set | list) else value for name, value in vars(machine).items()}
+    return own | kept | {"nodes": dict(machine.nodes), "restarts": machine.restarts}
 
 
 def orders(steps: Sequence[Step], kind: type[Any]) -> list[Any]:
@@ -204,6 +220,8 @@ def rosters_are_good(of: Job, steps: Sequence[Step]) -> None:
             assert of.min_nodes <= len(order.roster) <= of.max_nodes
             assert len(set(order.roster)) == len(order.roster)
             assert set(order.roster) <= step.usable
+            assert step.after["workers"] == 2 * len(order.roster)
+            assert step.after["workers"] % of.multiple_of == 0
 
 
 def survivors_keep_their_order(of: Job, steps: Sequence[Step]) -> None:
@@ -222,6 +240,10 @@ def every_attempt_is_ended_once_for_the_next(of: Job, steps: Sequence[Step]) -> 
             case Stop():
                 assert set(order.nodes) <= set(rosters[order.attempt])
                 ended.add(order.attempt)
+            case AskCheckpoint():
+                assert order.attempt not in ended
+                assert order.attempt == max(rosters)
+                assert set(order.nodes) <= set(rosters[order.attempt])
             case Launch():
                 assert order.attempt == 1 or order.attempt - 1 in ended
                 rosters[order.attempt] = order.roster
@@ -249,12 +271,36 @@ def done_is_finished(of: Job, steps: Sequence[Step]) -> None:
 
 
 def restarts_stay_in_the_budget(of: Job, steps: Sequence[Step]) -> None:
-    """The causes that count are the budget's and one more, and only failures of workers spend it."""
+    """Only failures of workers spend it, and only lost nodes give something back."""
     for step in steps:
-        assert step.after["restarts"] <= of.max_restarts
-        assert len(step.after["causes"]) <= of.max_restarts + 1
+        assert 0 <= step.after["restarts"] <= of.max_restarts
         spent = step.after["restarts"] - step.before["restarts"]
-        assert spent == 0 or getattr(step.event, "failures", ())
+        assert spent <= 1
+        assert spent <= 0 or getattr(step.event, "failures", ())
+        assert spent >= 0 or isinstance(step.event, NodeLost)
+
+
+def a_well_world_is_asked_before_it_is_ended(of: Job, steps: Sequence[Step]) -> None:
+    """Nobody who only comes, or is about to go, ends a running world before it could save."""
+    for step in steps:
+        if step.before["phase"] is Phase.RUNNING and isinstance(step.event, NodeJoined | NodeDraining | Tick):
+            assert not orders([step], Stop)
+            assert not orders([step], Launch)
+
+
+def hosts_that_are_left_out_have_no_part(of: Job, steps: Sequence[Step]) -> None:
+    """From Shun to Readmit no world has a node there; and a host is shunned only while others can be had."""
+    out: set[str] = set()
+    for step in steps:
+        for order in step.actions:
+            match order:
+                case Shun():
+                    assert of.exclude_after > 0
+                    out.add(order.host)
+                case Readmit():
+                    out.remove(order.host)
+                case Launch():
+                    assert out.isdisjoint(step.hosts[node] for node in order.roster)
 
 
 def no_wake_is_in_the_past(of: Job, steps: Sequence[Step]) -> None:
@@ -270,7 +316,11 @@ def who_waits_will_be_woken(of: Job, steps: Sequence[Step]) -> None:
         alarm = None if isinstance(step.event, Tick) else alarm
         for order in orders([step], WakeAt):
             alarm = order.at
-        times = [step.after[name] for name in ("deadline", "last_call") if step.after[name] is not None]
+        names = {
+            Phase.GATHERING: ("deadline", "last_call", "not_before"),
+            Phase.RUNNING: ("deadline", "last_call", "evacuation"),
+        }.get(step.after["phase"], ("deadline",))
+        times = [step.after[name] for name in names if step.after[name] is not None]
         if times:
             assert alarm is not None
             assert alarm <= max(min(times), step.after["now"])
@@ -293,6 +343,8 @@ CLAIMS: tuple[Callable[[Job, Sequence[Step]], None], ...] = (
     the_end_is_the_end,
     done_is_finished,
     restarts_stay_in_the_budget,
+    a_well_world_is_asked_before_it_is_ended,
+    hosts_that_are_left_out_have_no_part,
     no_wake_is_in_the_past,
     who_waits_will_be_woken,
     the_dropped_changes_nothing,
@@ -319,9 +371,11 @@ def test_stale_words_change_nothing(of, script):
     now, attempt = machine.now, machine.attempt
     outside = [*(set(machine.nodes) - set(machine.roster)), "nobody"]
     stale: list[Event] = [lost("nobody", now), draining("nobody", now)]
-    for word in (started, finished, failed, stopped):
+    for word in (started, finished, failed, stopped, checkpointed):
         stale += [word(node, now, attempt=attempt) for node in outside]
         stale += [word(node, now, attempt=n) for node in machine.roster for n in (attempt - 1, attempt + 1)]
+    stale += [hung("a", now, attempt=n) for n in (attempt - 1, attempt + 1)]
+    stale += [progressed(now, attempt=n) for n in (attempt - 1, attempt + 1)]
     for event in stale:
         assert machine.handle(event) == []
         assert snapshot(machine) == before
@@ -341,86 +395,7 @@ def test_the_log_gives_the_same_decisions(of, script):
 
 # A world that obeys, in part.
 
-SILENCES = ("", "", "", "never starts", "never stops", "never starts, never stops")
-
-
-@dataclass
-class World:
-    """Nodes that carry out orders within their time, save the silent ones; and a clock that wakes the machine."""
-
-    machine: Machine
-    silent: dict[str, str] = field(default_factory=dict)
-    now: float = 0.0
-    alarm: float | None = None
-    finish: Finish | None = None
-    #: What each node runs at present: the attempt. A node that is gone has no entry.
-    runs: dict[str, int] = field(default_factory=dict)
-    coming: list[tuple[float, int, Event]] = field(default_factory=list)
-    seen: int = 0
-
-    def expect(self, event: Event) -> None:
-        self.seen += 1
-        heapq.heappush(self.coming, (event.at, self.seen, event))
-
-    def live(self, *, at_most: int) -> None:
-        """Until the machine is done, or nothing more can happen."""
-        self.obey(self.machine.start())
-        for _ in range(at_most):
-            event = self.next_event()
-            if event is None or self.finish is not None:
-                return
-            self.now = max(self.now, event.at)
-            if self.happens(event):
-                self.obey(self.machine.handle(replace(event, at=self.now)))
-                check(self.machine)
-        pytest.fail("it goes on for ever")
-
-    def next_event(self) -> Event | None:
-        if self.alarm is not None and (not self.coming or self.alarm <= self.coming[0][0]):
-            alarm, self.alarm = self.alarm, None
-            return tick(alarm)
-        return heapq.heappop(self.coming)[2] if self.coming else None
-
-    def happens(self, event: Event) -> bool:
-        """Whether it does: the dead are silent, and workers that were ended do not exit by themselves."""
-        match event:
-            case NodeJoined():
-                self.runs[event.node] = 0
-            case NodeLost():
-                return self.runs.pop(event.node, None) is not None
-            case WorkersStopped():
-                return event.node in self.runs
-            case WorkersStarted() | WorkersExited():
-                return self.runs.get(event.node) == event.attempt
-        return True
-
-    def obey(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Launch():
-                    for node in action.roster:
-                        self.launch(node, action.attempt)
-                case Stop():
-                    for node in action.nodes:
-                        self.stop(node, action)
-                case Release():
-                    self.runs.pop(action.node)
-                case WakeAt():
-                    self.alarm = action.at
-                case Finish():
-                    self.finish = action
-
-    def launch(self, node: str, attempt: int) -> None:
-        self.runs[node] = attempt
-        if "never starts" not in self.silent.get(node, ""):
-            self.expect(started(node, self.now + 0.1, attempt=attempt))
-            self.expect(finished(node, self.now + 50.0, attempt=attempt))
-
-    def stop(self, node: str, order: Stop) -> None:
-        if self.runs[node] == order.attempt:
-            self.runs[node] = 0
-        if "never stops" not in self.silent.get(node, ""):
-            self.expect(stopped(node, self.now + order.grace / 2, attempt=order.attempt))
+SILENCES = ("", "", "", "never starts", "never stops", "never starts, never stops", "never saves")
 
 
 NODES = tuple("abcdefgh")

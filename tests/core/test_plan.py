@@ -7,7 +7,7 @@ from story import job
 
 from raylaunch.core.job import NodeRule
 from raylaunch.core.layout import NodeFacts
-from raylaunch.core.plan import Plan, Seat, Skipped, make_plan, settled
+from raylaunch.core.plan import Plan, Seat, Skipped, Spare, make_plan, settled
 
 
 def node(
@@ -267,6 +267,54 @@ def test_the_gang_is_in_the_order_of_addresses():
     """As the ranks are: agents at one address are told apart by their order alone."""
     nodes = (node(1, cpus=2), node(2, cpus=4), node(3, cpus=3))
     assert [nproc for nproc, _ in bundles(plan(*nodes, nnodes=3, nproc_per_node="cpu"))] == [2, 4, 3]
+
+
+# Spare nodes.
+
+
+def test_spare_nodes_come_after_those_that_run():
+    """Asked for beside the others, with no ranks; they do not count as nodes of the job."""
+    found = plan(node(1), node(2), node(3), node(4), nnodes="1:2", spares=1, nproc_per_node=2)
+    assert workers(found) == {"id-1": (0, 1), "id-2": (2, 3)}
+    assert found.spares == (Spare(node_id="id-3", address="10.0.0.3"),)
+    assert found.skipped == (Skipped(node_id="id-4", address="10.0.0.4", why="not needed"),)
+    assert (found.min_nodes, found.max_nodes, len(found.bundles)) == (1, 2, 3)
+    assert found.workers == 4
+    assert found.asked == "1 to 2 x 2 workers (2 CPUs), each on a node of its own, and 1 spare node"
+
+
+def test_a_spare_node_that_is_missing_keeps_nobody_waiting():
+    """It is asked for, and why a node will not do is shown."""
+    found = plan(node(1), node(2), node(3, busy_cpus=7), nnodes=2, spares=2, nproc_per_node=2)
+    assert found.feasible
+    assert found.spares == ()
+    assert len(found.bundles) == 4
+    assert found.skipped[0].why == "1 of 8 CPUs free, 2 needed"
+    assert found.asked.endswith("and 2 spare nodes")
+
+
+def test_spare_nodes_share_one_machine_as_others_do():
+    """A local Ray has room for them."""
+    found = plan(node(1), local=True, nnodes=2, spares=1, nproc_per_node=2)
+    assert seated(found) == ["id-1", "id-1"]
+    assert found.spares == (Spare(node_id="id-1", address="10.0.0.1"),)
+
+
+def test_spare_nodes_of_so_many_workers():
+    """As large as the largest share, on what the others leave; where the others do not fit, nothing is spare."""
+    found = plan(node(1), node(2), node(3), nnodes=2, nprocs=5, spares=1)
+    assert workers(found) == {"id-1": (0, 1, 2), "id-2": (3, 4)}
+    assert [spare.node_id for spare in found.spares] == ["id-3"]
+    assert [nproc for nproc, _ in bundles(found)] == [3, 2, 3]
+    assert (found.min_nodes, found.max_nodes) == (2, 2)
+    assert plan(node(1, cpus=3), node(2, cpus=1), node(3, cpus=3), nnodes=3, nprocs=6, spares=1).spares == ()
+
+
+def test_spare_nodes_are_of_the_commonest_kind_where_none_is_known():
+    """As nodes to come are."""
+    found = plan(node(1, cpus=2), node(2, cpus=4), node(3, cpus=4), nnodes=3, spares=1, nproc_per_node="cpu")
+    assert [nproc for nproc, _ in bundles(found)] == [2, 4, 4, 4]
+    assert found.max_nodes == 3
 
 
 # So many workers in all.

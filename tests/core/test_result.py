@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import pytest
 from story import (
     asked,
-    draining,
     failed,
     failure,
     finished,
@@ -20,10 +20,11 @@ from story import (
     tick,
 )
 
-from raylaunch.core.events import Event
+from raylaunch.core.events import Event, Progressed, WorkersHung
 from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry, replay
 from raylaunch.core.result import Attempt, RunResult, facts, result
+from raylaunch.core.stacks import StackGroup
 
 
 def of(a_job: Job, *events: Event) -> RunResult:
@@ -134,7 +135,7 @@ def test_waiting_for_nodes_is_no_training():
 
 def test_an_attempt_that_never_ran():
     """It has no time of training."""
-    found = of(job(2), joined("a"), joined("b"), started("a", 1.0), draining("b", 2.0), started("b", 3.0))
+    found = of(job(2), joined("a"), joined("b"), started("a", 1.0), lost("b", 2.0), stopped("a", 3.0))
     assert found.attempts[0].running_at is None
     assert found.training_seconds == 0
 
@@ -192,4 +193,89 @@ def test_the_facts_of_a_run_without_a_cause():
     """There is nothing to say beyond the result."""
     found = of(job(1), tick(300.0))
     assert found.hints == ()
-    assert facts(found) == dataclasses.asdict(found)
+    assert facts(found) == dataclasses.asdict(found) | {"lost_steps": 0}
+
+
+def progressed(at: float, attempt: int, marks: int, low: int | None, **known) -> Progressed:
+    known = {"high": low, "marked": at} | known
+    return Progressed(at=at, attempt=attempt, marks=marks, low=low, **known)
+
+
+def test_what_restarts_cost():
+    """Of each attempt its steps, those it did again, and how long no world made any."""
+    found = of(
+        job(1, max_restarts=3),
+        joined("a"),
+        started("a", 1.0),
+        progressed(2.0, 1, 1, 0),
+        progressed(60.0, 1, 41, 39, high=40, marked=59.9),
+        failed("a", 60.0),
+        started("a", 61.0, attempt=2),
+        failed("a", 62.0, attempt=2),
+        started("a", 63.0, attempt=3),
+        progressed(64.0, 3, 1, 31, marked=63.9),
+        finished("a", 70.0, attempt=3),
+    )
+    first, second, third = found.attempts
+    assert (first.steps, first.first_step, first.last_step) == (41, 0, 40)
+    assert (first.lost_steps, first.pause) == (None, None)
+    assert (second.steps, second.first_step, second.last_step) == (0, None, None)
+    assert (second.lost_steps, second.pause) == (None, None)
+    assert (third.first_step, third.lost_steps) == (31, 10)
+    assert third.pause == pytest.approx(4.0)
+    assert (found.lost_steps, facts(found)["lost_steps"]) == (10, 10)
+
+
+def test_steps_without_numbers_are_counted():
+    """What was lost is not known then."""
+    found = of(
+        job(1, max_restarts=1),
+        joined("a"),
+        started("a", 1.0),
+        progressed(2.0, 1, 7, None),
+        failed("a", 3.0),
+        started("a", 4.0, attempt=2),
+        progressed(5.0, 2, 1, None),
+        progressed(5.0, 9, 1, None),
+        finished("a", 9.0, attempt=2),
+    )
+    assert [attempt.steps for attempt in found.attempts] == [7, 1]
+    assert [attempt.lost_steps for attempt in found.attempts] == [None, None]
+    assert found.attempts[1].pause == pytest.approx(3.0)
+
+
+SILENT = {"exit_code": -9, "hung": "no step for 2.1 s, at train.py:33 in fetch", "hung_at": "/job/train.py:33"}
+GROUPS = (
+    StackGroup(ranks=(1,), frames=("/job/train.py:33 in fetch",)),
+    StackGroup(ranks=(0,), frames=("/job/train.py:41 in main",)),
+)
+
+
+def test_a_hang_is_told_once():
+    """What is known of the worker's end is added to it: its process and its files."""
+    silent = failure("a", 9.0, pid=0, **SILENT)
+    end = failure("a", 12.5, pid=4242, stopped=True, stderr="/runs/rank-1/stderr.log", host="gpu-1", exit_code=-15)
+    other = failure("a", 12.5, rank=0, stopped=True)
+    found = of(
+        job(1),
+        joined("a"),
+        started("a", 1.0),
+        WorkersHung(at=12.0, attempt=1, failures=(silent,), groups=GROUPS),
+        stopped("a", 13.0, end, other),
+    )
+    assert found.cause is not None
+    assert (found.cause.at, found.cause.stopped, found.cause.exit_code) == (9.0, False, -15)
+    assert (found.cause.pid, found.cause.stderr, found.cause.host) == (4242, "/runs/rank-1/stderr.log", "gpu-1")
+    assert found.cause.what == silent.what
+    assert found.attempts[0].failures == (found.cause, other)
+    assert found.attempts[0].stacks == GROUPS
+    assert "`hang_timeout`" in found.hints[0]
+    assert json.loads(json.dumps(facts(found)))["attempts"][0]["stacks"][0]["ranks"] == [1]
+
+
+def test_a_hang_of_a_worker_whose_end_was_not_told():
+    """Its node was lost, or the log breaks off: it is known as it was found; and only of attempts there were."""
+    silent = failure("a", 9.0, **SILENT)
+    of_another = WorkersHung(at=12.0, attempt=9, failures=(silent,))
+    found = of(job(1), joined("a"), started("a", 1.0), of_another, WorkersHung(at=12.0, attempt=1, failures=(silent,)))
+    assert found.attempts[0].failures == (silent,)

@@ -1,0 +1,305 @@
+"""How far each worker is, and which of them has fallen silent: from marks that nodes report each second."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from raylaunch.core.events import Progressed
+
+WARM_UP = 3
+"""Marks that a worker must have made before its silence means anything: first steps compile, and open connections."""
+AUTO_FLOOR = 300.0
+AUTO_FACTOR = 10.0
+"""With `auto`: seconds that are never too long, and how many times its longest pause a worker may be silent."""
+
+_WINDOW = 10.0
+"""Seconds that the rate is taken over."""
+_STALE = 3.0
+"""Seconds: a worker that was last seen as long before others has ended, or is its node's affair."""
+_LOOK_AGAIN = 0.3
+"""Seconds between two looks at somebody who may hang by now: the next pulse tells."""
+_ORDER_SECONDS = 0.1
+_SPARE_STEPS = 2
+"""How far ahead of the fastest worker a step is proposed for all to save at: what a message takes, and a little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One worker, as the shared page of its node shows it."""
+
+    rank: int
+    marks: int
+    """Optimizer steps and heartbeats of this attempt."""
+    age: float
+    """Seconds since the last sign of life; meaningless where there was none."""
+    step: int | None = None
+    """The last step that was done, by the script's own count; None where that is not known."""
+    asked: int | None = None
+    """The last step that the script asked `should_checkpoint` about; None: it never did."""
+    saved: int | None = None
+    """The last step that the script said is saved."""
+    busy: bool = False
+    """In a section where no sign of life is to be expected."""
+    first_age: float | None = None
+    """Seconds since the first mark of the attempt; None where only the last is known."""
+    first_step: int | None = None
+    """The first step that was done in the attempt; None where only the last is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """All workers of a node that are alive, at one moment."""
+
+    attempt: int
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """How a worker stood when the hang was found."""
+
+    rank: int
+    marks: int
+    since: float
+    """When it last gave a sign of life, as far as that counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A worker was silent for too long."""
+
+    seconds: float
+    """How long."""
+    ranks: tuple[int, ...]
+    """It, and all that have been silent nearly as long: whoever waits for the one at fault falls silent too."""
+    workers: tuple[Silence, ...]
+    """All that are alive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """The steps of one attempt, as far as they were told: the first and the last word of it, which may be one."""
+
+    first: Progressed
+    last: Progressed
+
+    @property
+    def first_step(self) -> int | None:
+        """The number of the first step that was done."""
+        return self.first.low
+
+    @property
+    def ended(self) -> float:
+        """When the last step was done."""
+        if self.last is not self.first or self.first.rate <= 0:
+            return self.last.marked
+        return self.first.marked + (self.first.marks - 1) / self.first.rate
+
+    def lost_after(self, before: Course) -> int | None:
+        """Steps of the attempt before that this one did again; None where they have no numbers."""
+        if self.first_step is None or before.last.high is None:
+            return None
+        return max(0, before.last.high - (self.first_step - 1))
+
+    def pause_after(self, before: Course) -> float:
+        """Seconds between the last step of the attempt before and the first of this one."""
+        return max(0.0, self.first.marked - before.ended)
+
+
+@dataclass(slots=True)
+class _Worker:
+    rank: int
+    marks: int = 0
+    marked_at: float = 0.0
+    first_at: float = 0.0
+    seen_at: float = -math.inf
+    pause: float = 0.0
+    first_step: int | None = None
+    step: int | None = None
+    asked: int | None = None
+    saved: int | None = None
+    busy: bool = False
+    #: (marked_at, marks, count) of the last while, where it changed.
+    history: deque[tuple[float, int, int]] = field(default_factory=deque)
+
+    def note(self, mark: Mark, at: float, quiet: float) -> None:
+        """What a pulse that came at this time says. `quiet`: until then its silence meant nothing."""
+        marked_at = at - mark.age
+        if mark.marks > self.marks:
+            if self.marks:
+                self.pause = max(self.pause, marked_at - max(self.marked_at, quiet))
+            else:
+                self.first_at = self._first(mark, at, marked_at)
+            self.marks, self.marked_at = mark.marks, marked_at
+        elif self.marks:
+            self.marked_at = marked_at
+        self.seen_at, self.busy = at, mark.busy
+        self.step, self.asked, self.saved = mark.step, mark.asked, mark.saved
+        self.first_step = mark.first_step
+        if self.marks and (not self.history or self.history[-1][1:] != (self.marks, self.count)):
+            self.history.append((self.marked_at, self.marks, self.count))
+        while len(self.history) > 2 and self.history[1][0] <= self.marked_at - _WINDOW:  # noqa: PLR2004
+            self.history.popleft()
+
+    def _first(self, mark: Mark, at: float, marked_at: float) -> float:
+        """Where only the last mark is known: as if they had come evenly since the worker was last seen."""
+        if mark.first_age is not None:
+            return at - mark.first_age
+        return marked_at - (mark.marks - 1) / mark.marks * max(0.0, marked_at - max(self.seen_at, marked_at - 1.0))
+
+    @property
+    def count(self) -> int:
+        """The step that counts where all are to stop at one: what it asked about, else what it did."""
+        return self.asked if self.asked is not None else self.step or 0
+
+    def rate(self, now: float) -> float:
+        """Steps per second; 0 where it stands still."""
+        if len(self.history) < 2:  # noqa: PLR2004
+            return 0.0
+        (since, before, _), (until, marks, _) = self.history[0], self.history[-1]
+        if until <= since or marks <= before:
+            return 0.0
+        pace = (marks - before) / (until - since)
+        return 0.0 if now - self.marked_at > max(_WINDOW, 2 / pace) else pace
+
+    def counts_a_second(self) -> float:
+        """As fast as it was at any time of the last while; of a worker seen once, all it did within one second."""
+        if len(self.history) < 2:  # noqa: PLR2004
+            return float(self.marks)
+        pairs = [*zip(self.history, [*self.history][1:], strict=False), (self.history[0], self.history[-1])]
+        return max((now[2] - then[2]) / max(now[0] - then[0], 0.001) for then, now in pairs)
+
+
+class Progress:
+    """The present attempt's. All times are on one clock, whichever that is; only `so_far` names it: the run's.
+
+    A worker's silence is judged by what pulses showed, never by their own delay, and never in its first steps: so a
+    worker that makes no steps at all, in a script that has others for that, is left in peace.
+    """
+
+    def __init__(self, hang_timeout: float | None, auto: bool) -> None:
+        """`auto`: by each worker's own pauses, `hang_timeout` at least. Neither: never."""
+        self._timeout = (AUTO_FLOOR if auto else math.inf) if hang_timeout is None else hang_timeout
+        self._auto = auto
+        self.begin(0, ())
+
+    def begin(self, attempt: int, ranks: Iterable[int]) -> None:
+        """Another attempt: nothing of the one before is left."""
+        self._attempt = attempt
+        self._workers = {rank: _Worker(rank) for rank in ranks}
+        self._seen_at = -math.inf
+        #: Until then nobody's silence counts, since somebody was busy.
+        self._quiet = -math.inf
+        self._told = False
+
+    def take(self, pulse: Pulse, at: float) -> None:
+        """What a node said, at the time when it was heard."""
+        if pulse.attempt != self._attempt:
+            return
+        was_busy = self._is_busy()
+        for mark in pulse.marks:
+            worker = self._workers.get(mark.rank)
+            if worker is not None and at >= worker.seen_at and mark.marks >= worker.marks:
+                worker.note(mark, at, self._quiet)
+        self._seen_at = max(self._seen_at, at)
+        if was_busy or self._is_busy():
+            self._quiet = self._seen_at
+
+    def hang(self, now: float) -> Hang | None:
+        """Whether somebody was silent for too long, by fresh pulses. Found again until another attempt begins."""
+        if now > self._seen_at + _STALE:
+            return None
+        live = [*self._live()]
+        over = [worker for worker in live if self._silence(worker) > self._limit(worker)]
+        if not over:
+            return None
+        first = max(over, key=self._silence)
+        nearly = self._limit(first) / 2
+        return Hang(
+            seconds=self._silence(first),
+            ranks=tuple(worker.rank for worker in live if self._silence(worker) > nearly),
+            workers=tuple(
+                Silence(rank=worker.rank, marks=worker.marks, since=worker.seen_at - self._silence(worker))
+                for worker in live
+            ),
+        )
+
+    def next_look(self, now: float) -> float | None:
+        """When `hang` is to be asked again, besides after each pulse; None where nobody can hang yet."""
+        due = [
+            max(worker.marked_at, self._quiet) + self._limit(worker)
+            for worker in self._live()
+            if self._limit(worker) < math.inf
+        ]
+        return max(min(due), now + _LOOK_AGAIN) if due else None
+
+    def ask_at(self, now: float) -> int:
+        """A step that no worker has come to yet when it hears of it, and all soon will."""
+        ahead = (
+            worker.count + worker.counts_a_second() * (max(0.0, now - worker.seen_at) + _ORDER_SECONDS)
+            for worker in self._live()
+        )
+        return math.ceil(max(ahead, default=0.0)) + _SPARE_STEPS
+
+    def so_far(self, at: float) -> Progressed | None:
+        """None until all workers have done a step, or one has for a while and others do none.
+
+        Of the first word `low` is the first step and `marked` when all had done it; later ones are of the last step.
+        """
+        begun = [worker for worker in self._workers.values() if worker.marks]
+        waits = len(begun) < len(self._workers)
+        if not begun or (waits and at - min(worker.first_at for worker in begun) < _WINDOW):
+            return None
+        furthest = max(begun, key=lambda worker: (worker.marks, -worker.rank))
+        slowest = min(begun, key=lambda worker: (self._aligned(worker, worker.marks), worker.rank))
+        high = max((worker.step for worker in begun if worker.step is not None), default=None)
+        told, self._told = self._told, True
+        return Progressed(
+            at=at,
+            attempt=self._attempt,
+            marks=furthest.marks,
+            low=self._low(begun, high) if told else _first_step(begun),
+            high=high,
+            marked=max(worker.marked_at if told else worker.first_at for worker in begun),
+            saved=min((worker.saved for worker in begun if worker.saved is not None), default=None),
+            slowest=slowest.rank,
+            rate=furthest.rate(self._seen_at),
+        )
+
+    def _low(self, begun: list[_Worker], high: int | None) -> int | None:
+        known = [self._aligned(worker, worker.step) for worker in begun if worker.step is not None]
+        return None if high is None else min(high, int(min(known)))
+
+    def _aligned(self, worker: _Worker, steps: int) -> float:
+        """Where the worker was when the latest pulse came: nodes are not heard at the same moment."""
+        return steps + worker.rate(self._seen_at) * min(self._seen_at - worker.seen_at, _STALE)
+
+    def _live(self) -> Iterator[_Worker]:
+        return (worker for worker in self._workers.values() if self._seen_at - worker.seen_at <= _STALE)
+
+    def _is_busy(self) -> bool:
+        return any(worker.busy for worker in self._live())
+
+    def _silence(self, worker: _Worker) -> float:
+        """Known of the worker when it was last seen; before its first mark, since anybody's first."""
+        began = worker.marked_at
+        if not worker.marks:
+            began = min((other.first_at for other in self._workers.values() if other.marks), default=math.inf)
+        return max(0.0, worker.seen_at - max(began, self._quiet))
+
+    def _limit(self, worker: _Worker) -> float:
+        if worker.marks < WARM_UP:
+            return math.inf
+        return max(self._timeout, AUTO_FACTOR * worker.pause) if self._auto else self._timeout
+
+
+def _first_step(begun: list[_Worker]) -> int | None:
+    """Where it is not told each mark is taken for a step, with the latest: some may not be numbered yet."""
+    told = [worker.first_step for worker in begun if worker.first_step is not None]
+    if told:
+        return min(told)
+    firsts = [worker.step - (worker.marks - 1) for worker in begun if worker.step is not None]
+    return max(0, *firsts) if firsts else None

@@ -1,0 +1,151 @@
+"""What workers are doing, as faulthandler writes it: those that do the same in one group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from raylaunch.core.words import count, spans
+
+STOPPED = "stopped by a signal"
+IN_THE_KERNEL = "in the kernel, where nothing interrupts it"
+RUNNING_ON = "running, and did not answer"
+NO_ANSWER = "did not answer"
+
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_CUT = "..."
+"""What faulthandler writes in place of more than a hundred threads."""
+
+_OWN = re.compile(r"(^|/)raylaunch/(worker|node)/\w+\.py$|^<frozen (runpy|importlib)")
+_LIBRARY = re.compile(r"/lib(64)?/python\d[\d.]*/|/(site|dist)-packages/|^<")
+_WRAPPER = re.compile(r"^_[^_]|^_$|^wrapper|^inner|^decorate|^<")
+"""Functions that stand between a line of the script and what it called."""
+
+_WAITS_FOR_OTHERS = re.compile(
+    r"/torch/distributed/\S+ in |/torch/autograd/\S+ in _engine_run_backward$|/torch/cuda/\S+ in synchronize$"
+)
+"""Innermost frames of workers that may well wait for another: a collective, the one in `backward` included."""
+_DATA_LOADER = "/torch/utils/data/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What one worker was doing, as its node saw it."""
+
+    rank: int
+    state: str
+    """Of the process, as in /proc: `R` running, `S` sleeping, `T` stopped, `D` in the kernel, ..."""
+    text: str
+    """What faulthandler wrote; `""` where the process could not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackGroup:
+    """Workers that were at the same place."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...]
+    """`file:line in function` of the main thread, innermost first."""
+    note: str = ""
+    """What else is known: that the process was stopped by a signal, or did not answer."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether they may be waiting for others."""
+        return bool(self.frames) and bool(_WAITS_FOR_OTHERS.search(self.frames[0]))
+
+    @property
+    def loads_data(self) -> bool:
+        """Whether they wait for a data loader."""
+        return any(_DATA_LOADER in frame for frame in self.frames)
+
+    @property
+    def place(self) -> str:
+        """`file:line` of the script, else of the innermost frame; `""` where nothing is known."""
+        return self.frames[self._script()].rpartition(" in ")[0] if self.frames else ""
+
+    @property
+    def doing(self) -> str:
+        """In a few words: `at train.py:33 in fetch`, `in all_reduce (train.py:41)`, or the note."""
+        if not self.frames:
+            return self.note
+        script = self._script()
+        place, _, function = self.frames[script].rpartition(" in ")
+        called = [frame.rpartition(" in ")[2] for frame in reversed(self.frames[:script])]
+        inner = next((name for name in called if not _WRAPPER.search(name)), called[-1] if called else "")
+        short = place.rpartition("/")[2]
+        where = f"in {inner} ({short})" if inner else f"at {short} in {function}"
+        return f"{where}, {self.note}" if self.note else where
+
+    def _script(self) -> int:
+        """The innermost frame that is in no library."""
+        return next((at for at, frame in enumerate(self.frames) if not _LIBRARY.search(frame)), 0)
+
+    def __str__(self) -> str:
+        waits = (" waits" if len(self.ranks) == 1 else " wait") if self.waits else ""
+        comma = "," if self.frames == () else ""
+        return f"{count(len(self.ranks), 'rank')}{waits}{comma} {self.doing}: {spans(self.ranks)}"
+
+
+def grouped(stacks: Iterable[Stack], ranks: Iterable[int]) -> list[StackGroup]:
+    """By place and note. `ranks`: all that should have answered."""
+    members: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    heard = {stack.rank: stack for stack in stacks}
+    for rank in sorted({*heard, *ranks}):
+        stack = heard.get(rank)
+        frames = main_thread(stack.text) if stack else ()
+        note = _note(stack.state if stack else "", answered=bool(frames))
+        members.setdefault((frames, note), []).append(rank)
+    return [StackGroup(ranks=tuple(own), frames=frames, note=note) for (frames, note), own in members.items()]
+
+
+def _note(state: str, *, answered: bool) -> str:
+    if state in ("T", "t"):
+        return STOPPED
+    if answered:
+        return ""
+    return {"D": IN_THE_KERNEL, "R": RUNNING_ON}.get(state, NO_ANSWER)
+
+
+def main_thread(text: str) -> tuple[str, ...]:
+    """Its frames, innermost first, without raylaunch's own below the script.
+
+    faulthandler writes the oldest thread last, which is the main one. Of more than a hundred threads it leaves the
+    oldest out; then the one that took the signal, usually the main one too, must do.
+    """
+    threads: list[tuple[bool, list[str]]] = []
+    cut = False
+    for line in text.splitlines():
+        if head := _THREAD.match(line):
+            threads.append((head[1] == "Current thread", []))
+        elif threads and (frame := _FRAME.match(line)):
+            threads[-1][1].append(f"{frame[1]}:{frame[2]} in {frame[3]}")
+        cut = cut or line == _CUT
+    if not threads:
+        return ()
+    frames = next((own for current, own in threads if current), []) if cut else threads[-1][1]
+    last = len(frames)
+    while last and _OWN.search(frames[last - 1].rpartition(" in ")[0].rpartition(":")[0]):
+        last -= 1
+    return tuple(frames[:last] or frames)
+
+
+def report(stacks: Iterable[Stack], groups: Iterable[StackGroup]) -> str:
+    """The text of a file: the groups with their frames, then all threads of every worker as it wrote them."""
+    return "\n".join([*_summary(groups), *_in_full(stacks)]) + "\n"
+
+
+def _summary(groups: Iterable[StackGroup]) -> Iterator[str]:
+    for group in groups:
+        yield str(group)
+        yield from (f"    {frame}" for frame in group.frames)
+        yield ""
+
+
+def _in_full(stacks: Iterable[Stack]) -> Iterator[str]:
+    for stack in sorted(stacks, key=lambda stack: stack.rank):
+        yield f"--- rank {stack.rank}, state {stack.state}"
+        yield stack.text.rstrip() or NO_ANSWER
+        yield ""
