@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from raylaunch.node import messages, processes
 from raylaunch.worker.spec import WorkerSpec
+from raylaunch.worker.stacks import SIGNAL, listens
 
 _SLACK = 0.02
 """Seconds between looks while killed processes are still going; their end is not always ours to be told of."""
@@ -24,6 +25,7 @@ _SLACK = 0.02
 class _Worker:
     spec: WorkerSpec
     report: int
+    stacks: int
 
 
 class Brood:
@@ -50,9 +52,9 @@ class Brood:
         self._stopping = self._killing = self._answer_stop = False
         self._kill_at = None
 
-    def add(self, pid: int, spec: WorkerSpec, report: int) -> None:
-        """A worker was forked."""
-        self._alive[pid] = _Worker(spec, report)
+    def add(self, pid: int, spec: WorkerSpec, report: int, stacks: int) -> None:
+        """A worker was forked; these files are to be closed when it has ended."""
+        self._alive[pid] = _Worker(spec, report, stacks)
         self._groups.add(pid)
 
     def pids(self) -> tuple[int, ...]:
@@ -77,6 +79,19 @@ class Brood:
         if attempt == self.attempt and not self._stopping:
             for pid in self._alive:
                 os.kill(pid, number)
+
+    def dump(self, attempt: int) -> None:
+        """Have them write their stacks: those who listen for the signal, which would be the end of others."""
+        asked: list[tuple[messages.Asked, int]] = []
+        for pid, worker in self._alive.items() if attempt == self.attempt else ():
+            start = os.fstat(worker.stacks).st_size
+            hears = worker.spec.kind != "command" and listens(pid)
+            if hears:
+                os.kill(pid, SIGNAL)
+            word = messages.Asked(attempt=attempt, rank=worker.spec.rank, start=start, hears=hears)
+            asked.append((word, worker.stacks))
+        for word, file in asked:
+            self._say(word, file)
 
     def kill(self) -> None:
         """End them now."""
@@ -140,6 +155,7 @@ class Brood:
                 self._say(word, worker.report)
             finally:
                 os.close(worker.report)
+                os.close(worker.stacks)
 
     def wait_until_gone(self, seconds: float) -> bool:
         """For the end of the fork server, when there is nobody to tell."""

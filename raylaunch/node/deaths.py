@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import time
@@ -13,6 +14,7 @@ from pathlib import Path, PurePath
 from raylaunch.core import error_file
 from raylaunch.core.contract import ERROR, STDERR, STDOUT
 from raylaunch.core.failure import Failure, WorkerError
+from raylaunch.node import wire
 from raylaunch.node.memory import KernelKills
 from raylaunch.worker.spec import Report
 
@@ -33,6 +35,16 @@ class Death:
     local_rank: int
     pid: int
     at: float
+
+
+def report(fd: int | None) -> Report:
+    """The worker's last words, from their file; empty where it left none, or was killed while it wrote them."""
+    data = b"" if fd is None else wire.read_all(fd)
+    try:
+        found = pickle.loads(data)  # noqa: S301
+    except Exception:  # noqa: BLE001
+        return Report()
+    return found if isinstance(found, Report) else Report()
 
 
 def failure(
@@ -111,8 +123,12 @@ def _reported(report: Report, recorded: WorkerError | None) -> WorkerError:
 
 def _write(path: Path, error: WorkerError) -> None:
     """In `@record`'s form, so that tools which read those files can read this one. Its absence harms nobody."""
-    with contextlib.suppress(OSError):
-        path.write_text(error_file.compose(error))
+    with contextlib.suppress(OSError), open(path, "w", opener=_private) as file:
+        file.write(error_file.compose(error))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _evidence(exit_code: int, pid: int, last_lines: str, kills: KernelKills) -> str:

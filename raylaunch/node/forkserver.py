@@ -1,8 +1,8 @@
 """The warm parent of all workers of a node: a clean Python that imports torch once and forks.
 
 Started by exec, never by a fork of a Ray worker. It runs no threads and touches no CUDA, and checks that about
-itself; where it cannot be clean, workers get a fresh interpreter each. When its supervisor is gone, it ends
-everything it started and then itself.
+itself; where it cannot be clean, workers get a fresh interpreter each. When its supervisor is gone, or the node's
+lease is over, it ends everything it started and then itself.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from raylaunch.node import messages, processes, store, timer, wire
+from raylaunch.node import lease, messages, processes, store, timer, wire
 from raylaunch.node.brood import Brood
 from raylaunch.worker import agent_store, boot, entry
+from raylaunch.worker.page import Page
 from raylaunch.worker.spec import WorkerSpec
 
 Role = Callable[[], int]
@@ -87,9 +88,10 @@ def _open_files() -> list[str]:
 class ForkServer:
     """Obeys the supervisor's orders, one at a time, and says what became of the processes."""
 
-    def __init__(self, control: socket.socket, start_method: str) -> None:
+    def __init__(self, control: socket.socket, start_method: str, page: Page) -> None:
         self.pid = os.getpid()
         self.control = control
+        self.page = page
         self.start_method = start_method
         self.stores: dict[int, int] = {}
         self.timer_file = timer.file_of(os.environ)
@@ -103,7 +105,10 @@ class ForkServer:
         wire.send(self.control, word, fd=fd)
 
     def serve(self) -> Role:
-        """Until the supervisor is gone, which raises EOFError or OSError. Returns in a forked child: its role."""
+        """Until the supervisor is gone, which raises EOFError or OSError, as if it were where the lease is over.
+
+        Returns in a forked child: its role.
+        """
         if self.timer_file:
             self.timer = os.fork()
             if self.timer == 0:
@@ -117,12 +122,17 @@ class ForkServer:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
             while True:
-                ready = {key.fileobj for key, _ in selector.select(self.brood.until_deadline())}
+                ready = {key.fileobj for key, _ in selector.select(self._timeout())}
                 if wake in ready:
                     os.read(wake, 4096)
                 role = self._turn(has_order=self.control in ready)
                 if role is not None:
                     return role
+
+    def _timeout(self) -> float | None:
+        """Seconds to the next thing that nobody tells. A lease that was renewed meanwhile is only looked at."""
+        ends = (self.brood.until_deadline(), lease.seconds_left(self.page))
+        return min((max(0.0, end) for end in ends if end is not None), default=None)
 
     def _end(self, number: int, _frame: object) -> None:
         """SIGTERM, from a person or because the keeper died: end as if the supervisor were gone, at the next turn."""
@@ -132,7 +142,7 @@ class ForkServer:
             os.kill(os.getpid(), number)
 
     def _turn(self, *, has_order: bool) -> Role | None:
-        if self.ended:
+        if self.ended or lease.is_over(self.page):
             raise EOFError
         self.brood.reap()
         if has_order:
@@ -158,6 +168,10 @@ class ForkServer:
                 self.brood.forward(order.attempt, signal.Signals[order.signal])
             case messages.OpenStore():
                 return self._open_store(order)
+            case messages.DumpStacks():
+                self.brood.dump(order.attempt)
+            case messages.LookAtPage():
+                pass  # each turn does
             case messages.Begin():
                 raise AssertionError(order)
         return None
@@ -167,25 +181,26 @@ class ForkServer:
         for attempt in [attempt for attempt in self.stores if attempt < order.attempt]:
             self._close_store(attempt)
         self.brood.begin(order.attempt)
+        self.page.begin(order.attempt, len(order.workers))
         for spec in order.workers:
-            report = wire.memory_file("raylaunch-report")
+            report, stacks = wire.memory_file("raylaunch-report"), wire.memory_file("raylaunch-stacks")
             pid = os.fork()
             if pid == 0:
-                return partial(self._be_worker, spec, report)
-            self.brood.add(pid, spec, report)
+                return partial(self._be_worker, spec, report, stacks)
+            self.brood.add(pid, spec, report, stacks)
         self._say(messages.Started(attempt=order.attempt, pids=self.brood.pids()))
         return None
 
-    def _be_worker(self, spec: WorkerSpec, report: int) -> int:
+    def _be_worker(self, spec: WorkerSpec, report: int, stacks: int) -> int:
         self.control.detach()
         try:
-            boot.become(spec, report, os.getppid())
+            boot.become(spec, report, stacks, os.getppid())
         except (OSError, ValueError) as error:
             boot.refuse(report, error)
             return 1
         if self.start_method == "spawn" and spec.kind != "command":
-            _exec_boot(spec, report)
-        return boot.run(spec, report)
+            _exec_boot(spec, report, stacks)
+        return boot.run(spec, report, stacks)
 
     def _open_store(self, order: messages.OpenStore) -> Role | None:
         if order.fixed:
@@ -260,11 +275,11 @@ class ForkServer:
         self.brood.wait_until_gone(seconds=5.0)
 
 
-def _exec_boot(spec: WorkerSpec, report: int) -> None:
-    body = wire.memory_file("raylaunch-spec", pickle.dumps(spec))
-    for fd in (body, report):
+def _exec_boot(spec: WorkerSpec, *files: int) -> None:
+    fds = (wire.memory_file("raylaunch-spec", pickle.dumps(spec)), *files)
+    for fd in fds:
         os.set_inheritable(fd, True)
-    os.execve(sys.executable, [sys.executable, "-u", boot.__file__, str(body), str(report)], spec.env)
+    os.execve(sys.executable, [sys.executable, "-u", boot.__file__, *map(str, fds)], spec.env)
 
 
 def main(control_fd: int) -> int:
@@ -278,7 +293,7 @@ def main(control_fd: int) -> int:
         ready = warm_up(begin)
         agent_store.mend_private_groups()
         wire.send(control, ready)
-        server = ForkServer(control, ready.start_method)
+        server = ForkServer(control, ready.start_method, Page.open(begin.page))
         role = server.serve()
     except (EOFError, OSError):
         pass  # the supervisor is gone

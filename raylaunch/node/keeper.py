@@ -15,8 +15,13 @@ if __name__ == "__main__":
 
 import os
 import signal
+import time
 
 from raylaunch.node import processes
+
+_LOOK_SECONDS = 1.0
+_SERVER_SECONDS = 6.0
+"""One more than the fork server takes to end what it has."""
 
 
 def main() -> int:
@@ -32,8 +37,7 @@ def main() -> int:
     if server:
         os.close(control)
         processes.give_back_memory()
-        while os.wait()[0] != server:
-            pass
+        _outlive(server, agent)
         processes.end_children(seconds=5.0)
         if os.getppid() != agent:
             _remove(folders)
@@ -46,7 +50,21 @@ def main() -> int:
     code = forkserver.main(control)
     if os.getpid() == server:
         _remove(folders)
+        if os.getppid() == me:
+            os.kill(me, signal.SIGCONT)  # a keeper that was stopped goes on, and ends
     return code
+
+
+def _outlive(server: int, agent: int) -> None:
+    """Wait for the fork server's end, which comes after the agent's by itself, unless the fork server is stopped."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    alone_since = None
+    while not os.waitpid(server, os.WNOHANG)[0]:
+        if os.getppid() != agent:
+            alone_since = alone_since or time.monotonic()
+            out_of_time = time.monotonic() - alone_since > _SERVER_SECONDS
+            os.kill(server, signal.SIGKILL if out_of_time else signal.SIGCONT)
+        signal.sigtimedwait([signal.SIGCHLD], _LOOK_SECONDS)
 
 
 def _remove(folders: list[str]) -> None:

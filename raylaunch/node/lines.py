@@ -19,9 +19,9 @@ class Filter:
         self._needles = needles
         self._header = header
         with contextlib.suppress(OSError):  # where the disk is full, the terminal has them at least
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError:
             self._fd = -1
 

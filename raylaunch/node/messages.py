@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raylaunch.core.stacks import Stack
 from raylaunch.worker.spec import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """First word to the fork server: what to import."""
+    """First word to the fork server: what to import, and where the node's page is."""
 
     preload: tuple[str, ...]
     start_method: str
+    page: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,18 @@ class SignalWorkers:
 
     attempt: int
     signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpStacks:
+    """Ask each of the attempt's workers what it is doing; they write it to a file of their own. Answer: `Asked`."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAtPage:
+    """Something is there on the node's page that cannot wait to be found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,5 +124,37 @@ class StoreOpen:
     """Why it could not be opened, or why not where the job wants it."""
 
 
-Order = Begin | StartWorkers | StopWorkers | SignalWorkers | OpenStore
-Word = Ready | Started | Exited | Stopped | StoreOpen
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A worker was asked for its stacks; its file comes beside this."""
+
+    attempt: int
+    rank: int
+    start: int
+    """Where in the file the answer will begin."""
+    hears: bool
+    """False: it has no handler for the question, and was not asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """A step was proposed to the node's workers. The supervisor says so to its owner."""
+
+    node: str
+    attempt: int
+    step: int
+    reached: int
+    """The last step that any of them had asked about when it could first know of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStacks:
+    """What every live worker of the node's part of the attempt was doing. The supervisor says so to its owner."""
+
+    node: str
+    attempt: int
+    stacks: tuple[Stack, ...]
+
+
+Order = Begin | StartWorkers | StopWorkers | SignalWorkers | DumpStacks | LookAtPage | OpenStore
+Word = Ready | Started | Exited | Stopped | StoreOpen | Asked

@@ -9,7 +9,7 @@ from typing import Any
 from raylaunch.core.contract import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.core.ranks import Assignment, Rendezvous, worker_env
 from raylaunch.node import messages
-from raylaunch.worker import entry
+from raylaunch.worker import attach, entry, page
 from raylaunch.worker.spec import WorkerSpec
 
 
@@ -42,6 +42,8 @@ class NodeSettings:
     backend: str | None
     preload: tuple[str, ...]
     start_method: str
+    page: str = ""
+    """Where the node's page of signs of life is."""
 
     def folder(self, attempt: int, rank: int) -> PurePath:
         """Where a worker's files are."""
@@ -65,13 +67,19 @@ class NodeSettings:
             args=entry.arguments(self.args, local_rank, pass_local_rank=self.pass_local_rank),
             kwargs=self.kwargs,
             payload=self.payload,
-            env=self.env | ranks,
+            env=self.env | ranks | self._watched(part.attempt, local_rank),
             cwd=self.cwd,
             stdout=str(folder / STDOUT),
             stderr=str(folder / STDERR),
             backend=self.backend,
             numa_binding=self.numa_binding,
         )
+
+    def _watched(self, attempt: int, local_rank: int) -> dict[str, str]:
+        """What `raylaunch.worker` needs to know."""
+        has_slot = self.page and local_rank < page.MOST_WORKERS
+        where = {page.VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
+        return where | {attach.ATTEMPT: str(attempt)}
 
     def store(self, attempt: int, port: int) -> messages.OpenStore:
         """The store of an attempt; `port` 0: any."""

@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import os
 import select
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
+from raylaunch.core.progress import Pulse
 from raylaunch.core.ranks import Assignment, Rendezvous
-from raylaunch.node import deaths, keeper, messages, spool, timer, wire
+from raylaunch.node import asking, deaths, lease, messages, spool, stacks, timer, wire
+from raylaunch.node.alarm import Alarm
+from raylaunch.node.asking import Asking
 from raylaunch.node.deaths import Death
 from raylaunch.node.memory import KernelKills
+from raylaunch.node.present import Present
+from raylaunch.node.pulse import pulse
+from raylaunch.node.server import Server
 from raylaunch.node.settings import NodeSettings
+from raylaunch.node.stacks import Dumps
+from raylaunch.worker.page import LEASE, Page
 from raylaunch.worker.spec import Report
 
 _MOST_FALSE_STARTS = 3
 
-
-@dataclass(slots=True)
-class _Present:
-    """The present attempt on this node. `ends` holds all and only the ranks whose processes are gone."""
-
-    part: Assignment
-    pids: tuple[int, ...] = ()
-    ends: dict[int, int] = field(default_factory=dict)
-    late: list[Failure] = field(default_factory=list)
-    values: dict[int, bytes] = field(default_factory=dict)
-    finished: bool = False
-
-
-Event = messages.Ready | messages.StoreOpen | WorkersStarted | WorkersExited | WorkersStopped
+Event = (
+    messages.Ready
+    | messages.StoreOpen
+    | messages.WorkersStacks
+    | messages.Proposed
+    | WorkersStarted
+    | WorkersExited
+    | WorkersStopped
+    | WorkersCheckpointed
+)
 """What `poll` gives. `at` in events and failures is this machine's CLOCK_MONOTONIC."""
 
 
@@ -45,18 +46,26 @@ class Supervisor:
     """One node's processes. Never blocks: whoever owns it waits for `fileno()` to be readable and calls `poll`."""
 
     def __init__(self, settings: NodeSettings) -> None:
+        self._page, self._page_fd = Page.create()
         self.settings = replace(
             settings,
             env=settings.env | timer.variables(settings.env),
             run_dir=settings.run_dir if settings.kept else spool.make(),
+            page=f"/proc/{os.getpid()}/fd/{self._page_fd}",
         )
         self.ready = False
         #: The fork server's process id, 0 until it is ready.
         self.server_pid = 0
-        self._present: _Present | None = None
-        self._server: subprocess.Popen[bytes] | None = None
+        self._present: Present | None = None
+        self._server: Server | None = None
         self._control: socket.socket | None = None
+        #: When to look at what sends no word.
+        self._alarm = Alarm()
         self._readable = select.epoll()
+        self._readable.register(self._alarm, select.EPOLLIN)
+        self._asking = Asking(self._page)
+        self._proposed: list[messages.Proposed] = []
+        self._dumps = Dumps(settings.node)
         #: Orders that came before the fork server was ready.
         self._waiting: list[messages.Order] = []
         #: What a new fork server has to make good for the one that died: ports of the stores it held (0: not told yet),
@@ -68,22 +77,17 @@ class Supervisor:
         #: Fork servers in a row that died before they were ready.
         self._false_starts = 0
         self._kills = KernelKills()
+        self._closed = False
 
     def start(self) -> None:
         """Start the fork server; `Ready` comes when it has imported everything."""
         ours, theirs = wire.pair()
-        self._server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-u", keeper.__file__, str(theirs.fileno()), *self.settings.temporary()],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=self.settings.env,
-            cwd=self.settings.cwd,
-            start_new_session=True,
-        )
+        self._server = Server(self.settings, theirs)
         theirs.close()
         self._control = ours
         self._readable.register(ours, select.EPOLLIN)
-        wire.send(ours, messages.Begin(preload=self._preload, start_method=self.settings.start_method))
+        told = self.settings
+        wire.send(ours, messages.Begin(preload=self._preload, start_method=told.start_method, page=told.page))
 
     def fileno(self) -> int:
         """Readable when `poll` has something; the same one whatever becomes of the fork server."""
@@ -92,12 +96,14 @@ class Supervisor:
     def launch(self, part: Assignment, meeting: Rendezvous) -> None:
         """End all earlier attempts without grace, then start this node's part of the next."""
         workers = tuple(self.settings.worker(part, local_rank, meeting) for local_rank in range(part.nproc))
-        self._present = _Present(part=part)
+        self._asking.drop()
+        self._present = Present(part=part)
         self._order(messages.StartWorkers(attempt=part.attempt, workers=workers))
         self._kills.mark()
 
     def stop(self, attempt: int, grace: float, signal: str = "SIGTERM") -> None:
         """End the attempt. `WorkersStopped` follows in any case."""
+        self._asking.drop()
         self._stopping.add(attempt)
         self._order(messages.StopWorkers(attempt=attempt, grace=grace, signal=signal))
 
@@ -105,6 +111,45 @@ class Supervisor:
         """Send the attempt's workers a signal that is not ours."""
         if self.ready:
             self._order(messages.SignalWorkers(attempt=attempt, signal=signal))
+
+    def renew(self, until_ns: int) -> None:
+        """Let the node live until then (CLOCK_MONOTONIC, ns), unless this is said again in time. 0: without an end.
+
+        After that all its processes are gone, whether this process can see to it or not. What is over stays over.
+        """
+        if self._closed or lease.is_over(self._page):
+            return
+        tell = self.ready and lease.must_be_told(self._page, until_ns)
+        self._page.numbers[LEASE] = until_ns
+        if tell:
+            self._order(messages.LookAtPage())
+
+    def pulse(self) -> Pulse | None:
+        """Signs of life of the present attempt's workers; None: none are started."""
+        return None if self._closed else pulse(self._page, self._present)
+
+    def ask_checkpoint(self, attempt: int, step: int) -> None:
+        """Propose a step at which the attempt's workers save. `Proposed` follows, or they cannot be asked.
+
+        When it was settled they save and wait for their end: `WorkersCheckpointed` says so, or that they cannot.
+        """
+        reached = self._asking.ask(attempt, step, self._present)
+        if reached is not None:
+            node = self.settings.node
+            self._proposed.append(messages.Proposed(node=node, attempt=attempt, step=step, reached=reached))
+        self._alarm.set(0)
+
+    def settle(self, attempt: int, step: int) -> None:
+        """All workers of all nodes can save at the step that was proposed."""
+        self._asking.settle(attempt, step)
+
+    def dump_stacks(self, attempt: int) -> None:
+        """Ask the attempt's workers what they are doing. `WorkersStacks` follows, soon, whoever can answer."""
+        present = self._present
+        self._dumps.ask(attempt, present.live() if present is not None and present.attempt == attempt else [])
+        self._alarm.set(0)
+        if self.ready:
+            self._order(messages.DumpStacks(attempt=attempt))
 
     def open_store(self, attempt: int) -> None:
         """Have a store ready for the attempt. `StoreOpen` follows."""
@@ -117,15 +162,21 @@ class Supervisor:
 
     def close(self) -> None:
         """End the fork server and with it every process of ours on the node. Waits for that, for seconds at most."""
+        if self._closed:
+            return
+        self._closed = True
         if self._control is not None:
             self._control.close()
             self._control = None
         if self._server is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(timeout=6.0)
+            self._server.end()
             self._server = None
         self._kills.close()
+        self._dumps.close()
         self._readable.close()
+        self._alarm.close()
+        self._page.close()
+        os.close(self._page_fd)
         for folder in self.settings.temporary():
             spool.remove(folder)
 
@@ -154,11 +205,31 @@ class Supervisor:
                 case messages.StoreOpen():
                     self._stores[word.attempt] = word.port
                     found.append(word)
+                case messages.Asked():
+                    self._dumps.take(word, fd)
         found.extend(self._told(failures))
+        found.extend(self._seen())
         return found
 
+    def _seen(self) -> Iterator[Event]:
+        """What comes of looking, since nobody tells; as long as there is something to look for."""
+        yield from self._proposed
+        self._proposed.clear()
+        answer = self._asking.look(self._present)
+        if answer is not None:
+            yield WorkersCheckpointed(
+                at=time.monotonic(), attempt=answer.attempt, node=self.settings.node, step=answer.step
+            )
+        dumped = self._dumps.look()
+        if dumped is not None:
+            yield dumped
+        if self._asking.is_open:
+            self._alarm.set(asking.LOOK_SECONDS)
+        else:
+            self._alarm.set(stacks.LOOK_SECONDS if self._dumps.is_open else None)
+
     def _words(self) -> Iterator[tuple[messages.Word, int | None]]:
-        while self._control is not None and _is_readable(self._control):
+        while self._control is not None and wire.is_readable(self._control):
             try:
                 yield wire.receive(self._control)
             except (EOFError, ConnectionError):
@@ -173,9 +244,9 @@ class Supervisor:
 
     def _exited(self, word: messages.Exited, fd: int | None) -> list[Failure]:
         """The failures to tell now. Those we caused ourselves are kept for `WorkersStopped`."""
-        report = _report(fd)
+        report = deaths.report(fd)
         present = self._present
-        if present is None or word.attempt != present.part.attempt:
+        if present is None or word.attempt != present.attempt:
             return [self._failure(word, report)] if word.exit_code and not word.stopped else []
         present.ends[word.rank] = word.exit_code
         if report.value:
@@ -214,7 +285,7 @@ class Supervisor:
             present.finished = True
             if not any(present.ends.values()):
                 now = time.monotonic()
-                found.append(WorkersExited(at=now, attempt=present.part.attempt, node=self.settings.node))
+                found.append(WorkersExited(at=now, attempt=present.attempt, node=self.settings.node))
         return found
 
     def _turned(self, word: messages.Started | messages.Stopped) -> Event:
@@ -222,12 +293,12 @@ class Supervisor:
         present = self._present
         if isinstance(word, messages.Started):
             self._stores = {attempt: port for attempt, port in self._stores.items() if attempt >= word.attempt}
-            if present is not None and present.part.attempt == word.attempt:
+            if present is not None and present.attempt == word.attempt:
                 present.pids = word.pids
             return WorkersStarted(at=now, attempt=word.attempt, node=self.settings.node, pids=word.pids)
         self._stopping.discard(word.attempt)
         late: tuple[Failure, ...] = ()
-        if present is not None and present.part.attempt == word.attempt:
+        if present is not None and present.attempt == word.attempt:
             late, present.late = tuple(present.late), []
         return WorkersStopped(at=now, attempt=word.attempt, node=self.settings.node, failures=late)
 
@@ -236,18 +307,16 @@ class Supervisor:
         assert self._control is not None
         assert self._server is not None
         self._control.close()
-        self._server.wait()  # for the keeper, which ends the orphans
+        self._server.end()
         self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
         unsent = [order for order in self._waiting if isinstance(order, messages.StartWorkers)]
         unsent = [order for order in unsent[-1:] if order.attempt not in self._stopping]
         present = self._present
         if present is not None and not unsent:
-            for local_rank, rank in enumerate(present.part.ranks):
-                if rank not in present.ends:
-                    pid = present.pids[local_rank] if local_rank < len(present.pids) else 0
-                    stopped = present.part.attempt in self._stopping
-                    yield _died_with_server(present.part.attempt, rank, local_rank, pid, stopped=stopped), None
+            stopped = present.attempt in self._stopping or lease.is_over(self._page)
+            for word in present.died_with_server(stopped=stopped):
+                yield word, None
         for attempt in sorted(self._stopping):
             yield messages.Stopped(attempt=attempt), None
         self._waiting = [
@@ -257,9 +326,13 @@ class Supervisor:
         yield from self._start_again()
 
     def _start_again(self) -> Iterator[tuple[messages.Word, int | None]]:
-        """Another fork server: without the preload if the last one died of it, and none after a few that died young."""
+        """Another fork server: without the preload if the last one died of it.
+
+        None after a few that died young, and none where the lease is over, which fork servers know themselves.
+        """
         died_too_often = self._false_starts >= _MOST_FALSE_STARTS
         why = "the fork server dies again and again while it imports torch" if died_too_often else ""
+        why = "nothing was heard of the driver for too long" if lease.is_over(self._page) else why
         if self._false_starts and self._preload:
             self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
             self._preload = ()
@@ -271,42 +344,3 @@ class Supervisor:
             why = f"the fork server cannot be started: {error}"
         self._control = None
         yield messages.Ready(start_method="", why=(why,), torch=False, pid=0), None
-
-
-def _died_with_server(attempt: int, rank: int, local_rank: int, pid: int, *, stopped: bool) -> messages.Exited:
-    return messages.Exited(
-        attempt=attempt,
-        rank=rank,
-        local_rank=local_rank,
-        pid=pid,
-        exit_code=-signal.SIGKILL,
-        stopped=stopped,
-        at=time.monotonic(),
-    )
-
-
-def _is_readable(sock: socket.socket) -> bool:
-    try:
-        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
-    return True
-
-
-def _report(fd: int | None) -> Report:
-    if fd is None:
-        return Report()
-    data = wire.read_all(fd)
-    if not data:
-        return Report()
-    return _loads(data)
-
-
-def _loads(data: bytes) -> Report:
-    try:
-        report = pickle.loads(data)  # noqa: S301
-    except Exception:  # noqa: BLE001
-        return Report()  # cut off by a kill
-    return report if isinstance(report, Report) else Report()

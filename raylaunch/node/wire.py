@@ -43,6 +43,17 @@ def receive(sock: socket.socket) -> tuple[Any, int | None]:
     return pickle.loads(data), fds[0] if fds else None  # noqa: S301
 
 
+def is_readable(sock: socket.socket) -> bool:
+    """Whether `receive` would not wait: for a message, or for the word that the other end is gone."""
+    try:
+        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
 def memory_file(name: str, data: bytes = b"") -> int:
     """An anonymous file in memory, holding the data, closed on exec."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
 import types
-from collections.abc import Sequence
 from typing import Any
 
+from raylaunch.worker.on_import import when_imported
 from raylaunch.worker.spec import WorkerSpec
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
@@ -31,11 +27,7 @@ def mend_private_groups() -> None:
     was started with is the agent's. torchrun's store listens on all interfaces of its node, ours on the one address
     that other nodes use.
     """
-    module = sys.modules.get(_RENDEZVOUS)
-    if module is not None:
-        _mend(module)
-    else:
-        sys.meta_path.insert(0, _MendOnImport())
+    when_imported(_RENDEZVOUS, _mend)
 
 
 def _mend(module: types.ModuleType) -> None:
@@ -56,24 +48,3 @@ def _mend(module: types.ModuleType) -> None:
 
     create_c10d_store.__wrapped__ = original  # type: ignore[attr-defined]
     module.__dict__["_create_c10d_store"] = create_c10d_store
-
-
-class _MendOnImport(importlib.abc.MetaPathFinder):
-    """For a fresh interpreter, where torch may come later or never: mend the module right after it is loaded."""
-
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _RENDEZVOUS:
-            return None
-        sys.meta_path.remove(self)
-        found = importlib.util.find_spec(fullname)
-        if found is not None and found.loader is not None:
-            original = found.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                original(module)
-                _mend(module)
-
-            found.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return found

@@ -1,7 +1,7 @@
 """Turns a fresh process into what `python train.py` would have been, runs the user's code, reports how it ended.
 
 Runs in two ways: in a child of the fork server (`become`, then `run`), or as the program of a fresh interpreter,
-`python -u boot.py SPEC_FD REPORT_FD` (`start_method: spawn`).
+`python -u boot.py SPEC_FD REPORT_FD STACKS_FD` (`start_method: spawn`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import traceback
 from types import FrameType
 from typing import Any
 
-from raylaunch.worker import affinity, agent_store, entry
+from raylaunch.worker import affinity, agent_store, attach, entry, stacks
 from raylaunch.worker.spec import Report, WorkerSpec
 
 _PR_SET_PDEATHSIG = 1
@@ -30,16 +30,17 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _OUR_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def become(spec: WorkerSpec, report_fd: int, parent: int) -> None:
+def become(spec: WorkerSpec, report_fd: int, stacks_fd: int, parent: int) -> None:
     """Take on the worker's surroundings: session, signals, files, folder, environment.
 
-    `parent` is the process id of the fork server, whose death must be ours.
+    `parent` is the process id of the fork server, whose death must be ours. Of its files, the one for our last words
+    and the one for our stacks are kept open.
     """
     os.setsid()
     die_with_parent(parent)
     _reset_signals()
     _redirect(spec)
-    keep_only(report_fd)
+    keep_only(report_fd, stacks_fd)
     os.environ.update(spec.env)  # what the interpreter and the imports added to it stays, as in a script of its own
     os.chdir(spec.cwd)
 
@@ -76,13 +77,13 @@ def _redirect(spec: WorkerSpec) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     for fd, path in ((1, spec.stdout), (2, spec.stderr)):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(opened, fd)
         os.close(opened)
 
 
-def run(spec: WorkerSpec, report_fd: int) -> int:
+def run(spec: WorkerSpec, report_fd: int, stacks_fd: int) -> int:
     """Run the user's code as `__main__`; the exit code that Python would have ended with."""
     faulthandler.enable()
     _reseed()
@@ -95,6 +96,8 @@ def run(spec: WorkerSpec, report_fd: int) -> int:
         return 1
     if spec.kind == "command":
         return _exec(spec, report_fd)
+    stacks.register(stacks_fd)
+    attach.begin()
     try:
         value = entry.call(spec)
         report = Report(value=entry.pickled(value)) if spec.kind == "pickle" else None
@@ -208,14 +211,15 @@ def refuse(report_fd: int, error: BaseException) -> None:
 
 def main() -> int:
     """The program of a spawned worker: its surroundings are taken on already, its specification comes by file."""
-    spec_fd, report_fd = int(sys.argv[1]), int(sys.argv[2])
+    spec_fd, report_fd, stacks_fd = map(int, sys.argv[1:])
     with open(spec_fd, "rb") as file:
         file.seek(0)
         spec: Any = pickle.load(file)  # noqa: S301
-    os.set_inheritable(report_fd, False)
+    for fd in (report_fd, stacks_fd):
+        os.set_inheritable(fd, False)
     entry.forget_start()
     agent_store.mend_private_groups()
-    return run(spec, report_fd)
+    return run(spec, report_fd, stacks_fd)
 
 
 if __name__ == "__main__":

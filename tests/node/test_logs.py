@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -330,7 +331,9 @@ def test_the_filter_sees_lines_whole(tmp_path: Path, follow: Follow, later: list
     assert followed.read() == b"answer: "
     followed.write(b"42\n", stream="stderr")
     assert followed.read() == b"42\n"
-    assert (tmp_path / "attempt-1" / "filtered_stderr.log").read_text() == "[default0]:answer: 42\n"
+    filtered = tmp_path / "attempt-1" / "filtered_stderr.log"
+    assert filtered.read_text() == "[default0]:answer: 42\n"
+    assert stat.S_IMODE(filtered.stat().st_mode) == 0o600
 
 
 def test_the_filtered_log_is_complete_though_the_terminal_is_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -121,6 +122,23 @@ def test_the_store_listens_where_the_workers_are_told(here: Node) -> None:
 
 
 @pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
+def test_the_store_listens_at_the_nodes_own_address_only(here: Node) -> None:
+    """Not on the machine's other interfaces, where nobody of the job is."""
+    here.set(address="127.0.0.2")
+    port = here.open_store()
+    socket.create_connection(("127.0.0.2", port), timeout=5).close()
+    for other in {"127.0.0.1", *itertools.chain(*interfaces.interfaces().values())}:
+        if ":" not in other:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((other, port), timeout=5)
+
+
+def test_an_address_that_is_none_of_this_machines() -> None:
+    """Somebody maps it to one of ours, nobody knows which: only then does the store listen everywhere."""
+    with store.listen(NOT_OURS) as everywhere:
+        assert everywhere.getsockname()[0] == "0.0.0.0"
+
+
 def test_workers_meet_by_ipv6(here: Node) -> None:
     """A node that is known by an IPv6 address: `env://` with two workers, several attempts."""
     here.set(address="::1")
@@ -214,6 +232,7 @@ def test_a_fixed_port_outlives_the_fork_server(own: Node) -> None:
 def test_a_store_that_was_killed_does_not_take_the_fork_server_along(node: Node) -> None:
     """It is gone when its end is ordered; the attempt after it starts in the same warm process."""
     node.open_store()
+    until(lambda: len(node.children()) == 1, "the store of a test before is left")
     (store,) = node.children()
     os.kill(store, signal.SIGKILL)
     until(lambda: not node.children(), "the store is still there")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -78,6 +79,15 @@ def test_a_crash_leaves_its_python_stack(node: Node) -> None:
     )
     assert outcome.failure.signal == "SIGSEGV"
     assert "in inner" in outcome.failure.tail
+
+
+def test_the_files_of_a_worker_are_for_its_user_alone(node: Node) -> None:
+    """Its folder, its logs and the error file that we write, whatever the umask is: they may hold anything."""
+    outcome = node.run(node.script("import os\nos.umask(0)\nprint('secret')\nraise ValueError"))
+    folder = outcome.folders[0]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert modes == {"stdout.log": 0o600, "stderr.log": 0o600, "error.json": 0o600}
 
 
 # Stopping.

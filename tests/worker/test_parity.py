@@ -34,11 +34,12 @@ RANKS = {
     ),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
 }
+OURS = {"RAYLAUNCH_PAGE", "RAYLAUNCH_ATTEMPT"}
 
 
 def without_ranks(env: dict[str, str]) -> dict[str, str]:
-    assert env.keys() >= RANKS
-    return {name: value for name, value in env.items() if name not in RANKS}
+    assert env.keys() >= RANKS | OURS
+    return {name: value for name, value in env.items() if name not in RANKS | OURS}
 
 
 def without_zip(files: dict[str, str]) -> dict[str, str]:
@@ -46,19 +47,15 @@ def without_zip(files: dict[str, str]) -> dict[str, str]:
     return {fd: name for fd, name in files.items() if name != "app"}
 
 
-def without_report(files: dict[str, str]) -> dict[str, str]:
+def without_reports(files: dict[str, str]) -> dict[str, str]:
     files = without_zip(files)
-    extra = [fd for fd, name in files.items() if "raylaunch-report" in name]
-    assert len(extra) == 1
+    extra = {fd: name.partition(" ")[0] for fd, name in files.items() if "raylaunch-" in name}
+    assert sorted(extra.values()) == ["memfd:raylaunch-report", "memfd:raylaunch-stacks"]
     return {
         fd: {"stdout.log": "plain.out", "stderr.log": "plain.err"}.get(name, name)
         for fd, name in files.items()
         if fd not in extra
     }
-
-
-def without_mend(finders: list[str]) -> list[str]:
-    return [name for name in finders if name != "_MendOnImport"]
 
 
 def with_root_last(path: list[str]) -> list[str]:
@@ -71,8 +68,8 @@ def elastic(facts: list[bool]) -> list[bool]:
 
 
 WANTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "env": ("the ranks, as torchrun sets them", without_ranks),
-    "files": ("the file of its last words, closed on exec", without_report),
+    "env": ("the ranks, as torchrun sets them, and what `raylaunch.worker` needs", without_ranks),
+    "files": ("the files of its last words and of its stacks, closed on exec", without_reports),
     "faulthandler": ("a crash leaves its Python stack in stderr.log", lambda on: not on),
     "sys.path": ("our own package comes last, where it is not installed", with_root_last),
     "torch.distributed": ("torch knows that it was launched", elastic),

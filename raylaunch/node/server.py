@@ -1,0 +1,52 @@
+"""The fork server and its keeper as their parent sees them: how they are started, and how their end is made sure."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+
+from raylaunch.node import keeper, proc, processes
+from raylaunch.node.settings import NodeSettings
+
+_SECONDS = 6.0
+"""One more than the fork server and the keeper take to end what they have."""
+
+
+class Server:
+    """The keeper, whose child is the fork server. They end by themselves when `control` is closed at our end."""
+
+    def __init__(self, settings: NodeSettings, control: socket.socket) -> None:
+        self._keeper = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-u", keeper.__file__, str(control.fileno()), *settings.temporary()],
+            pass_fds=[control.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=settings.env,
+            cwd=settings.cwd,
+            start_new_session=True,
+        )
+        self.pid = self._keeper.pid
+
+    def end(self) -> None:
+        """Wait until they have ended everything; make them go on where they are stopped, by force in the end."""
+        for press in (self._resume, self._kill_fork_server, self._kill):
+            press()
+            try:
+                self._keeper.wait(timeout=_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+
+    def _resume(self) -> None:
+        """The fork server is in the keeper's process group."""
+        processes.signal_group(self.pid, signal.SIGCONT)
+
+    def _kill_fork_server(self) -> None:
+        """The keeper then ends what it leaves."""
+        for pid in proc.children(self.pid):
+            processes.kill_tree(pid)
+        self._resume()
+
+    def _kill(self) -> None:
+        processes.kill_tree(self.pid)

@@ -1,0 +1,167 @@
+"""All workers of a node save at one step when they are asked, and the node says so once."""
+
+from __future__ import annotations
+
+import os
+import select
+
+import pytest
+
+from raylaunch.core.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
+from tests.node.harness import Ears, Node, until
+
+pytestmark = pytest.mark.timeout(60)
+
+TRAINS = """
+    import itertools, time
+    from raylaunch.worker import checkpointed, should_checkpoint
+    for step in itertools.count():
+        time.sleep(0.001)
+        if step == 4:
+            say("up")
+        if should_checkpoint(step):
+            print(step)
+            checkpointed(step)
+"""
+ASKS_ONCE = """
+    import os, time
+    from raylaunch.worker import checkpointed, should_checkpoint
+    asks = os.environ["RANK"] == "0"
+    should_checkpoint(0)
+    say("up")
+    if asks:
+        while not should_checkpoint(1):
+            time.sleep(0.001)
+        say("asked")
+        checkpointed(1)
+    open("go").read()
+"""
+
+
+def begin(node: Node, ears: Ears, text: str, nproc: int) -> None:
+    node.launch(node.script(text), nproc=nproc)
+    ears.hear(nproc)
+    node.wait(WorkersStarted)
+
+
+def ask(node: Node, step: int, attempt: int = 0) -> None:
+    node.supervisor.ask_checkpoint(attempt or node.attempt, step)
+
+
+def furthest(node: Node) -> int:
+    pulse = node.supervisor.pulse()
+    assert pulse is not None
+    return max(mark.asked or 0 for mark in pulse.marks)
+
+
+def test_all_workers_save_at_the_step_that_was_asked_for(either: Node, ears: Ears) -> None:
+    """Each at that step and none before; then they wait, until they are stopped."""
+    begin(either, ears, TRAINS, nproc=3)
+    step = furthest(either) + 100
+    ask(either, step)
+    answer = either.wait(WorkersCheckpointed)
+    assert (answer.attempt, answer.node, answer.step) == (either.attempt, "node-0", step)
+    assert either.silence(0.1) == []
+    stopped = either.stop(grace=30.0)
+    assert [late.signal for late in stopped.failures] == ["SIGTERM"] * 3
+    assert [(either.rank_folder(rank) / "stdout.log").read_text() for rank in range(3)] == [f"{step}\n"] * 3
+
+
+def test_nothing_is_looked_at_when_nothing_is_asked(node: Node, ears: Ears) -> None:
+    """The owner sleeps until something happens."""
+    begin(node, ears, TRAINS, nproc=1)
+    ask(node, furthest(node) + 50)
+    node.wait(WorkersCheckpointed)
+    assert select.select([node.supervisor.fileno()], [], [], 0.2)[0] == []
+
+
+def test_a_script_that_asks_in_steps_of_its_own(node: Node, ears: Ears) -> None:
+    """One that asks only every tenth step saves at the next tenth; that is the step which is told."""
+    begin(node, ears, TRAINS.replace("if should", "if step % 10 == 3 and should"), nproc=2)
+    step = furthest(node) + 94
+    ask(node, step)
+    answer = node.wait(WorkersCheckpointed)
+    assert answer.step is not None
+    assert answer.step >= step
+    assert answer.step % 10 == 3
+
+
+def test_a_worker_that_never_asks_is_not_waited_for(node: Node, ears: Ears) -> None:
+    """Nothing can be said to it but a signal, and that is known at once; the others are not made to wait."""
+    text = ASKS_ONCE.replace("should_checkpoint(0)", "should_checkpoint(0) if asks else None")
+    os.mkfifo(node.folder / "go")
+    begin(node, ears, text, nproc=2)
+    ask(node, 1)
+    assert node.wait(WorkersCheckpointed).step is None
+
+
+def test_workers_that_are_not_started_cannot_be_asked(node: Node) -> None:
+    """The answer comes all the same, whatever they will do when they are."""
+    node.tidy()
+    node.launch(node.script("import time\ntime.sleep(3600)"))
+    ask(node, 5)
+    answer = node.wait(WorkersCheckpointed)
+    assert (answer.attempt, answer.step) == (node.attempt, None)
+
+
+@pytest.mark.parametrize("which", [-1, 1])
+def test_another_attempt_cannot_be_asked(node: Node, ears: Ears, which: int) -> None:
+    """The present one trains on, unasked."""
+    begin(node, ears, TRAINS, nproc=1)
+    ask(node, furthest(node) + 1, node.attempt + which)
+    answer = node.wait(WorkersCheckpointed)
+    assert (answer.attempt, answer.step) == (node.attempt + which, None)
+    before = furthest(node)
+    until(lambda: furthest(node) > before + 5, "it does not train on")
+
+
+def test_a_worker_that_ends_meanwhile_is_not_waited_for(node: Node, ears: Ears) -> None:
+    """There is no answer while it lives and has not saved; there is one when it is gone."""
+    os.mkfifo(node.folder / "go")
+    begin(node, ears, ASKS_ONCE, nproc=2)
+    ask(node, 1)
+    assert ears.hear() == ["asked"]
+    assert node.silence(0.1) == []
+    (node.folder / "go").write_text("go")
+    assert node.wait(WorkersCheckpointed).step == 1
+
+
+def test_workers_that_have_all_ended_cannot_be_asked(node: Node) -> None:
+    """The answer comes all the same: nobody is to wait for it."""
+    node.run(node.script("from raylaunch.worker import should_checkpoint\nshould_checkpoint(0)"), nproc=2)
+    ask(node, 1)
+    assert node.wait(WorkersCheckpointed).step is None
+
+
+def test_a_worker_that_fails_instead_of_saving(node: Node, ears: Ears) -> None:
+    """Its failure is told first, and no step as saved that is saved nowhere."""
+    begin(node, ears, TRAINS.replace("print(step)", "raise OSError('disk')"), nproc=1)
+    ask(node, furthest(node) + 50)
+    exited = node.wait(WorkersExited)
+    assert exited.failures[0].error is not None
+    assert exited.failures[0].error.message == "disk"
+    assert node.wait(WorkersCheckpointed).step is None
+
+
+def test_a_stop_takes_the_question_back(node: Node, ears: Ears) -> None:
+    """What was asked of an attempt is not answered in the next."""
+    begin(node, ears, TRAINS, nproc=1)
+    ask(node, 10**9)
+    node.supervisor.stop(node.attempt, 0.0)
+    stopped = until(lambda: node.silence(0.1), "it is not stopped")
+    assert [type(event) for event in stopped + node.silence(0.1)] == [WorkersStopped]
+    begin(node, ears, TRAINS, nproc=1)
+    ask(node, 10**9)
+    node.launch(node.script(TRAINS))
+    ears.hear()
+    assert [type(event) for event in node.silence(0.1)] == [WorkersStarted]
+
+
+def test_the_next_attempt_is_not_asked(node: Node, ears: Ears) -> None:
+    """A question that one attempt has answered is none for the next, also at the same step."""
+    begin(node, ears, TRAINS, nproc=1)
+    step = furthest(node) + 50
+    ask(node, step)
+    node.wait(WorkersCheckpointed)
+    begin(node, ears, TRAINS, nproc=1)
+    until(lambda: furthest(node) > step + 5, "it stops where the attempt before had been asked to")

@@ -1,0 +1,176 @@
+"""A worker without a node: its page, its files and its process, for tests that are all three's other side.
+
+As a program, `alone.py SPEC_FD REPORT_FD STACKS_FD`, it is what a fork server is to a worker: torch first, then a fork.
+"""
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+
+from raylaunch.worker import boot, page
+from raylaunch.worker.spec import WorkerSpec
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ATTEMPT = 3
+SECONDS = 50.0
+FIELDS = ("MARKS", "MARKED_AT", "STEP", "ASKED", "SAVED", "WAITING", "BUSY", "OWNER")
+
+
+class Shared:
+    """A page, as the agent has it."""
+
+    def __init__(self):
+        self.page, self.fd = page.Page.create()
+        self.page.begin(ATTEMPT, 2)
+        self.numbers = self.page.numbers
+
+    def env(self, local_rank=0):
+        return {page.VARIABLE: f"/proc/{os.getpid()}/fd/{self.fd}:{local_rank}", "RAYLAUNCH_ATTEMPT": str(ATTEMPT)}
+
+    def __getitem__(self, field, local_rank=0):
+        return self.numbers[page.slot(local_rank) + getattr(page, field)]
+
+    def slot(self, local_rank=0):
+        """Every field that is not 0, but for the time and the owner."""
+        found = {name: self.__getitem__(name, local_rank) for name in FIELDS if name not in ("MARKED_AT", "OWNER")}
+        return {name: value for name, value in found.items() if value}
+
+    def ask(self, steps):
+        self.numbers[page.ASK] = steps
+
+    def end_lease(self):
+        self.numbers[page.LEASE] = 1
+
+    def until(self, field, value, seconds=SECONDS):
+        """Wait for a worker to write it; there is no word of it otherwise."""
+        deadline = time.monotonic() + seconds
+        while self[field] != value:
+            assert time.monotonic() < deadline, f"{field} is {self[field]}, not {value}"
+            time.sleep(0.002)
+
+
+class Run:
+    """A process, with its output in files."""
+
+    def __init__(self, folder, command, env, fds=()):
+        self.out, self.err = folder / "out.log", folder / "err.log"
+        with self.out.open("w") as out, self.err.open("w") as err:
+            self.process = subprocess.Popen(
+                command, env=env, cwd=folder, stdout=out, stderr=err, stdin=subprocess.DEVNULL, pass_fds=fds
+            )
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def code(self, seconds=SECONDS):
+        return self.process.wait(timeout=seconds)
+
+    def printed(self):
+        """What it printed, once it has ended well."""
+        code = self.code()
+        assert code == 0, (code, self.err.read_text())
+        return self.out.read_text().split()
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def environment(more):
+    kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    path = {"PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {name: os.environ[name] for name in kept if name in os.environ} | path | more
+
+
+class Alone:
+    """Starts such processes, and ends those that are left."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.shared = Shared()
+        self._runs = []
+        self._fds = [self.shared.fd]
+
+    def script(self, text, name="train.py"):
+        path = self.folder / name
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    def python(self, text, env=None, command=()):
+        """`python train.py` by hand, or by another command, in the environment of a worker."""
+        path = self.script(text)
+        command = command or (sys.executable, "-u", path)
+        return self._started(command, self.shared.env() if env is None else env)
+
+    def worker(self, text, how="spawn"):
+        """A worker as a node starts it."""
+        spec = WorkerSpec(
+            rank=0,
+            local_rank=0,
+            kind="script",
+            target=self.script(text),
+            env=environment(self.shared.env() | {"RANK": "0"}),
+            cwd=str(self.folder),
+            stdout=str(self.folder / "out.log"),
+            stderr=str(self.folder / "err.log"),
+        )
+        self.report, self.stacks = self._memory("report"), self._memory("stacks")
+        fds = (self._memory("spec", pickle.dumps(spec)), self.report, self.stacks)
+        program = boot.__file__ if how == "spawn" else __file__
+        return self._started([sys.executable, "-u", program, *map(str, fds)], self.shared.env(), fds)
+
+    def wrote(self, fd):
+        return os.pread(fd, 1 << 20, 0).decode()
+
+    def _memory(self, name, content=b""):
+        fd = os.memfd_create(name)
+        os.write(fd, content)
+        self._fds.append(fd)
+        return fd
+
+    def _started(self, command, env, fds=()):
+        run = Run(self.folder, command, environment(env), fds)
+        self._runs.append(run)
+        return run
+
+    def close(self):
+        for run in self._runs:
+            run.end()
+        for fd in self._fds:
+            os.close(fd)
+
+
+def until(check, seconds=SECONDS):
+    """For what nobody sends word of."""
+    deadline = time.monotonic() + seconds
+    while not (found := check()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return found
+
+
+def main():
+    import torch  # noqa: F401
+
+    spec_fd, report, stacks = map(int, sys.argv[1:])
+    with open(spec_fd, "rb") as file:
+        file.seek(0)
+        spec = pickle.load(file)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        boot.become(spec, report, stacks, parent)
+        return boot.run(spec, report, stacks)
+    with contextlib.suppress(KeyboardInterrupt):
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

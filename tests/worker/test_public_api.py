@@ -1,0 +1,425 @@
+"""`raylaunch.worker`: what a script may say and ask, in a launch and outside of one."""
+
+import fcntl
+import os
+import signal
+import sys
+
+import pytest
+
+from raylaunch import worker
+from raylaunch.worker import page
+from tests.worker.alone import ATTEMPT, until
+
+pytestmark = pytest.mark.timeout(60)
+
+ALL = """
+from raylaunch import worker
+print(worker.should_checkpoint(0))
+worker.checkpointed(0)
+worker.heartbeat()
+with worker.section("validation"):
+    print(worker.context().launched)
+"""
+
+
+def look_alike(alone_worker, size, seals):
+    """A file with the page's name."""
+    fd = os.memfd_create("raylaunch-page", os.MFD_ALLOW_SEALING)
+    alone_worker._fds.append(fd)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return f"/proc/{os.getpid()}/fd/{fd}:900"
+
+
+@pytest.mark.parametrize("local_rank", ["", "0", "-1", "x", "1000", "99999999999"])
+@pytest.mark.parametrize("path", ["", "/proc/999999999/fd/3", "/etc/passwd", "/proc/self/fd/0", ":"])
+def test_outside_a_launch_all_of_it_is_harmless(monkeypatch, local_rank, path):
+    monkeypatch.setattr(worker.attach, "_watches", [])
+    monkeypatch.setenv(page.VARIABLE, f"{path}:{local_rank}" if path else "")
+    monkeypatch.delenv("RAYLAUNCH_ATTEMPT", raising=False)
+    assert worker.should_checkpoint(0) is False
+    worker.checkpointed(0)
+    worker.heartbeat()
+    with worker.section("validation"):
+        pass
+    assert worker.attach._watches == [None]
+
+
+@pytest.mark.parametrize(("size", "seals"), [(100, 0), (page._BYTES, fcntl.F_SEAL_WRITE)])
+def test_a_page_that_is_too_short_or_cannot_be_written_is_as_none(alone_worker, size, seals):
+    env = alone_worker.shared.env() | {page.VARIABLE: look_alike(alone_worker, size, seals)}
+    assert alone_worker.python(ALL, env=env).printed() == ["False", "True"]
+
+
+@pytest.mark.parametrize("local_rank", [-1, 1000, 1 << 70])
+def test_a_worker_beyond_the_page_is_not_watched(alone_worker, local_rank):
+    assert alone_worker.python(ALL, env=alone_worker.shared.env(local_rank)).printed() == ["False", "True"]
+    assert alone_worker.shared.slot() == {}
+
+
+def test_a_process_of_an_earlier_attempt_writes_nothing(alone_worker):
+    env = alone_worker.shared.env() | {"RAYLAUNCH_ATTEMPT": str(ATTEMPT - 1)}
+    assert alone_worker.python(ALL, env=env).printed() == ["False", "True"]
+    assert alone_worker.shared.slot() == {}
+
+
+def test_importing_it_imports_nothing_of_weight(alone_worker):
+    heavy = ("torch", "ray", "omegaconf", "yaml", "cloudpickle", "numpy", "asyncio", "socket", "subprocess")
+    text = f"import sys, raylaunch.worker; print(*(name for name in {heavy} if name in sys.modules))"
+    assert alone_worker.python(text).printed() == []
+
+
+# Context.
+
+
+def test_context_in_a_launch(alone_worker):
+    ranks = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    more = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_MAX_RESTARTS": "9"}
+    env = alone_worker.shared.env() | ranks | more | {"TORCHELASTIC_RESTART_COUNT": "2"}
+    run = alone_worker.python("from raylaunch import worker; print(repr(worker.context()).replace(' ', ''))", env=env)
+    wanted = worker.Context(
+        launched=True,
+        rank=5,
+        world_size=8,
+        local_rank=1,
+        local_world_size=4,
+        node_rank=1,
+        nnodes=2,
+        attempt=ATTEMPT,
+        restart_count=2,
+        max_restarts=9,
+        run_id="run",
+    )
+    assert run.printed() == [repr(wanted).replace(" ", "")]
+
+
+def test_context_outside_of_one(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("RAYLAUNCH_", "TORCHELASTIC_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("RANK", "first")
+    found = worker.context()
+    assert (found.launched, found.rank, found.world_size, found.attempt, found.run_id) == (False, 0, 1, 0, "")
+
+
+# Checkpoints.
+
+
+def test_nothing_is_asked_for(alone_worker):
+    run = alone_worker.python("from raylaunch.worker import *\nprint(*(should_checkpoint(step) for step in range(3)))")
+    assert run.printed() == ["False"] * 3
+    assert alone_worker.shared.slot() == {"MARKS": 3, "STEP": 3, "ASKED": 3}
+
+
+def test_it_is_true_from_the_step_on_that_was_asked_for(alone_worker):
+    alone_worker.shared.ask(3)
+    run = alone_worker.python("from raylaunch.worker import *\nprint(*(should_checkpoint(step) for step in range(5)))")
+    assert run.printed() == ["False", "False", "True", "True", "True"]
+    assert alone_worker.shared.slot() == {"MARKS": 5, "STEP": 5, "ASKED": 5, "BUSY": 1}
+
+
+PARKS = """
+import signal, sys, time
+from raylaunch import worker
+
+{before}
+for step in range(100):
+    if worker.should_checkpoint(step):
+        worker.checkpointed(step)
+        print("returned", step)
+        break
+print("end")
+"""
+
+
+@pytest.fixture
+def parked(alone_worker):
+    """Starts a script that is asked for step 4, and waits until it waits."""
+
+    def start(before=""):
+        alone_worker.shared.ask(5)
+        run = alone_worker.python(PARKS.format(before=before))
+        alone_worker.shared.until("WAITING", 1)
+        found = alone_worker.shared.slot()
+        assert (found["SAVED"], found["STEP"], found.get("BUSY", 0)) == (5, 5, 0)
+        return run
+
+    return start
+
+
+def test_a_worker_that_has_saved_waits_to_be_ended(parked):
+    run = parked()
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.code() == -signal.SIGTERM
+    assert run.out.read_text() == ""
+
+
+def test_a_handler_may_raise_out_of_it(parked, alone_worker):
+    run = parked("signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))")
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.code() == 7
+    assert run.out.read_text() == ""
+    assert alone_worker.shared["WAITING"] == 0
+
+
+def test_so_does_an_interrupt(parked):
+    run = parked()
+    os.kill(run.pid, signal.SIGINT)
+    assert run.code() == -signal.SIGINT
+    assert "KeyboardInterrupt" in run.err.read_text()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_after_a_handler_that_returns_the_script_goes_on(parked, name):
+    """It has noted that it is to end; the handler is its own again."""
+    handler = f"told = lambda *_: print('told')\nsignal.signal(signal.{name}, told)\n"
+    run = parked(handler + f"import atexit; atexit.register(lambda: print(signal.getsignal(signal.{name}) is told))")
+    os.kill(run.pid, signal.Signals[name])
+    assert run.printed() == ["told", "returned", "4", "end", "True"]
+
+
+def test_a_handler_that_sets_another_is_not_undone(parked):
+    handler = (
+        "def told(*_): signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, told)\n"
+        "import atexit; atexit.register(lambda: print(signal.getsignal(signal.SIGTERM).name))"
+    )
+    run = parked(handler)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.printed() == ["returned", "4", "end", "SIG_IGN"]
+
+
+def test_other_signals_do_not_let_it_go_on(parked):
+    """Such as those of data loaders' children."""
+    run = parked("signal.signal(signal.SIGCHLD, lambda *_: print('child', flush=True))")
+    os.kill(run.pid, signal.SIGCHLD)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.code() == -signal.SIGTERM
+    assert "returned" not in run.out.read_text()
+
+
+def test_in_another_thread_it_waits_too(alone_worker):
+    """Where no handler can be set."""
+    alone_worker.shared.ask(5)
+    run = alone_worker.python("""
+        import os, signal, threading
+        from raylaunch import worker
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+        threading.Thread(target=worker.checkpointed, args=(4,)).start()
+    """)
+    alone_worker.shared.until("WAITING", 1, seconds=10)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.code() == 9
+
+
+def test_a_wish_that_is_taken_back(parked, alone_worker):
+    run = parked()
+    alone_worker.shared.ask(0)
+    assert run.printed() == ["returned", "4", "end"]
+    assert alone_worker.shared["WAITING"] == 0
+
+
+def test_a_node_that_counts_as_lost_waits_no_more(parked, alone_worker):
+    run = parked()
+    alone_worker.shared.end_lease()
+    assert run.code() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("call", ["should_checkpoint(0)", "heartbeat()", "checkpointed(0)", "section('x').__enter__()"])
+def test_a_node_that_counts_as_lost_ends_at_any_word(alone_worker, call):
+    alone_worker.shared.end_lease()
+    run = alone_worker.python(f"from raylaunch.worker import *\n{call}\nprint('on')")
+    assert run.code() == -signal.SIGKILL
+    assert (alone_worker.shared["MARKS"], alone_worker.shared["ASKED"], run.out.read_text()) == (0, 0, "")
+
+
+def test_checkpoints_that_nobody_asked_for(alone_worker):
+    run = alone_worker.python("from raylaunch.worker import *\ncheckpointed(9)\nprint('on')")
+    assert run.printed() == ["on"]
+    assert alone_worker.shared.slot() == {"SAVED": 10}
+
+
+def test_an_earlier_checkpoint_than_the_one_asked_for(alone_worker):
+    alone_worker.shared.ask(11)
+    run = alone_worker.python("from raylaunch.worker import *\ncheckpointed(9)\nprint('on')")
+    assert run.printed() == ["on"]
+
+
+def test_while_it_saves_it_is_busy_however_often_it_asks(alone_worker):
+    alone_worker.shared.ask(1)
+    run = alone_worker.python("""
+        from raylaunch.worker import *
+        should_checkpoint(0), should_checkpoint(1)
+    """)
+    run.printed()
+    assert alone_worker.shared["BUSY"] == 1
+
+
+def test_steps_that_go_backwards_do_no_harm(alone_worker):
+    text = "from raylaunch.worker import *\nprint(*(should_checkpoint(step) for step in (5, 3, 1 << 61, 0)))"
+    assert alone_worker.python(text).printed() == ["False"] * 4
+    assert alone_worker.shared.slot() == {"MARKS": 4, "STEP": 1, "ASKED": 1}
+
+
+class Index:
+    """As NumPy's integers are."""
+
+    def __index__(self):
+        return 4
+
+
+@pytest.mark.parametrize("call", [worker.should_checkpoint, worker.checkpointed])
+def test_what_is_no_step(call):
+    for step in ("4", 4.0, None, True, [4]):
+        with pytest.raises(TypeError, match="`step` is the number of the step that was just done"):
+            call(step)
+    for step in (-1, 1 << 62, 1 << 100):
+        with pytest.raises(ValueError, match="from 0 on"):
+            call(step)
+    assert not call(Index())
+
+
+# Signs of life.
+
+
+def test_heartbeats_are_marks(alone_worker):
+    run = alone_worker.python("from raylaunch.worker import *\nfor _ in range(5): heartbeat()")
+    run.printed()
+    assert alone_worker.shared.slot() == {"MARKS": 5}
+    assert alone_worker.shared["MARKED_AT"] > 0
+
+
+SECTIONS = """
+import sys
+from raylaunch.worker import *
+
+def now(word):
+    print(word, flush=True)
+    sys.stdin.readline()
+
+with section("outer"):
+    try:
+        with section("inner"):
+            now("2")
+            raise ValueError
+    except ValueError:
+        now("1")
+
+@section("whole")
+def validate():
+    now("1")
+
+validate()
+now("0")
+"""
+
+
+def test_sections_are_counted(alone_worker):
+    """Nested ones, one that ends by an exception, and a function that is one."""
+    readable, writable = os.pipe()
+    path = alone_worker.script(SECTIONS)
+    run = alone_worker.python(
+        SECTIONS, command=("sh", "-c", f"exec {sys.executable} {path} < /proc/{os.getpid()}/fd/{readable}")
+    )
+    try:
+        for number in range(4):
+            seen = ("2", "1", "1", "0")[number]
+            wait_for_lines(run, number + 1)
+            assert run.out.read_text().split()[-1] == seen
+            assert alone_worker.shared["BUSY"] == int(seen)
+            os.write(writable, b"\n")
+        assert run.code() == 0
+    finally:
+        os.close(readable)
+        os.close(writable)
+
+
+def wait_for_lines(run, count):
+    until(lambda: len(run.out.read_text().split()) == count)
+
+
+def test_a_section_without_its_name():
+    with pytest.raises(TypeError, match="takes a name"):
+        worker.section(lambda: None)
+
+
+# Which process it is.
+
+
+def test_a_script_behind_a_shell(alone_worker):
+    path = alone_worker.script("from raylaunch import worker; worker.heartbeat()")
+    alone_worker.python(
+        "from raylaunch import worker; worker.heartbeat()",
+        command=("bash", "-c", f"true; {sys.executable} {path}; true"),
+    ).printed()
+    assert alone_worker.shared.slot() == {"MARKS": 1}
+
+
+def test_one_program_after_the_other(alone_worker):
+    """The second one goes on where the first one ended, and is not in the section that the first one was killed in."""
+    text = """
+        import os, sys
+        from raylaunch import worker
+        worker.heartbeat()
+        if sys.argv[1] == "first":
+            worker.section("x").__enter__()
+            os.kill(os.getpid(), 9)
+        print(sys.argv[1])
+    """
+    program = f"{sys.executable} {alone_worker.script(text)}"
+    run = alone_worker.python(text, command=("bash", "-c", f"{program} first; {program} second"))
+    assert run.printed() == ["second"]
+    assert alone_worker.shared.slot() == {"MARKS": 2}
+
+
+def test_a_program_that_becomes_another_stays_the_worker(alone_worker):
+    text = "import os, sys; from raylaunch import worker; worker.heartbeat()\nif len(sys.argv) < 3: os.execv(sys.executable, [sys.executable, *sys.argv, *'abc'])"
+    run = alone_worker.python(text)
+    run.printed()
+    assert alone_worker.shared["OWNER"] == run.pid
+    assert alone_worker.shared.slot() == {"MARKS": 2}
+
+
+CHILD = """
+import multiprocessing, os, subprocess, sys
+from raylaunch import worker
+
+def beats():
+    for _ in range(10):
+        worker.heartbeat()
+
+if __name__ == "__main__":
+    {first}
+    for method in ("fork", "spawn", "forkserver"):
+        child = multiprocessing.get_context(method).Process(target=beats)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    worker.heartbeat()
+    subprocess.run([sys.executable, "-c", "from raylaunch import worker; worker.heartbeat()"], check=True)
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("first", ["worker.heartbeat()", "pass"])
+def test_children_write_nothing(alone_worker, first):
+    """Not even those that are there before their parent says a word."""
+    assert alone_worker.python(CHILD.format(first=first)).printed() == ["done"]
+    assert alone_worker.shared.slot() == {"MARKS": 2 if first != "pass" else 1}
+
+
+def test_a_program_that_uses_it_has_its_optimizer_watched_too(alone_worker):
+    text = """
+        from raylaunch import worker
+        worker.heartbeat()
+        import torch
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        parameter.grad = torch.ones(1)
+        optimizer = torch.optim.Adam([parameter])
+        for step in range(3):
+            optimizer.step()
+            assert not worker.should_checkpoint(100 + step)
+        optimizer.step()
+    """
+    alone_worker.python(text).printed()
+    assert alone_worker.shared.slot() == {"MARKS": 5, "STEP": 103, "ASKED": 103}
