@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from raylaunch.cli.event_log import watching
 from raylaunch.cli.report import report
 from raylaunch.cluster.run import Outcome, run_job
 from raylaunch.core.job import Job
+from raylaunch.core.redaction import shown
 from raylaunch.errors import ClusterError, ExitCode, InterruptedByUserError, JobFailedError
 
 
@@ -55,7 +57,7 @@ def run_function(
     payload = cloudpickle.dumps((called, tuple(args), dict(kwargs)))
     console = Console()
     try:
-        return run_job(job, dialect.dump(job), watching(job, console), payload=payload)
+        return run_job(job, dialect.dump(shown(job, os.environ)), watching(job, console), payload=payload)
     finally:
         console.close()
 

@@ -16,6 +16,7 @@ from enum import Enum
 
 from raylaunch.cli.flags import BY_LETTER, BY_NAME, FLAGS, Flag, meant_by
 from raylaunch.cli.marks import COMMAND_LINE, Finding, Place, render
+from raylaunch.core import secrets
 from raylaunch.errors import ConfigError
 
 _JOB_FILES = (".yaml", ".yml")
@@ -205,7 +206,7 @@ class _Parser:
     def _place(self, index: int) -> Place:
         """A word as the shell would have it. Of the script's own words only that there are some is shown."""
         ours = self.words if self.args is None else self.words[: len(self.words) - len(self.args)]
-        shown = [shlex.quote(word) for word in ("raylaunch", *ours)]
+        shown = [shlex.quote(secrets.cut(word)) for word in ("raylaunch", *secrets.shown_arguments(ours))]
         text = " ".join(shown) + " ..." * bool(self.args)
         column = len(" ".join(shown[: index + 1])) + 1
         return Place(source=COMMAND_LINE, text=text, column=column, width=len(shown[index + 1]))

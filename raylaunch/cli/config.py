@@ -20,8 +20,10 @@ from raylaunch.cli.dialect import Loader, escaped
 from raylaunch.cli.marks import Finding, Locate, Place, in_file, render
 from raylaunch.cli.script import script_findings
 from raylaunch.cli.torchrun import Setting, meaning
+from raylaunch.core import secrets
 from raylaunch.core.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.problems import problems
+from raylaunch.core.redaction import Secrets
 from raylaunch.errors import ConfigError
 
 _NULL, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map", "seq"))
@@ -52,7 +54,7 @@ def load(line: CommandLine, variables: Mapping[str, str]) -> Job:
     if not reading.findings:
         reading.findings += script_findings(job, reading.place(("entrypoint", "script")), variables)
     if reading.findings:
-        raise ConfigError(render(reading.findings))
+        raise ConfigError(Secrets.of(job, variables).hide(render(reading.findings)))
     return job
 
 
@@ -213,7 +215,7 @@ class _Reading:
         key, equals, value = text.partition("=")
         path = explain.path_of(key)
         if not equals or not all(path):
-            message = f"`{text}` names no setting" if equals else f"`{key}` is given no value"
+            message = f"`{secrets.cut(text)}` names no setting" if equals else f"`{key}` is given no value"
             meant = explain.near_miss(key)
             hint = f"write `{meant or 'key'}=value`" + ", or words for the script after `--`" * (not meant and bare)
             self.findings.append(Finding(message=message, place=place, hint=hint, paths=(path,)))
@@ -232,6 +234,10 @@ class _Reading:
         except yaml.YAMLError as error:
             (message, hint), mark = explain.unreadable(error)
             place = locate(yaml.ScalarNode(_STR, "", mark, mark)) if mark or path else self.whole
+            if place.secret or secrets.is_secret(".".join(path)):
+                quoted = (word for word in re.findall("`(.+?)`", message) if word in text)
+                for word in quoted:
+                    message = message.replace(f"`{word}`", f"`{secrets.HIDDEN}`")
             self.findings.append(Finding(message=message, place=place, hint=hint, paths=(path,)))
             return None
 

@@ -6,17 +6,30 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 
+from raylaunch.cli.pace import Pace
 from raylaunch.cli.writer import OutputWriter
-from raylaunch.core.actions import Action, Forward, Launch, Stop
-from raylaunch.core.events import ForwardAsked, NodeJoined, NodeLost
+from raylaunch.core.actions import Action, AskCheckpoint, Forward, Launch, Readmit, Shun, Stop
+from raylaunch.core.events import (
+    ForwardAsked,
+    NodeDraining,
+    NodeGranted,
+    NodeJoined,
+    NodeLost,
+    Progressed,
+    WorkersHung,
+)
 from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry
 from raylaunch.core.machine import Machine, Phase
 from raylaunch.core.plan import Plan
 from raylaunch.core.ranks import assign
+from raylaunch.core.redaction import shown
 from raylaunch.core.words import count
 from raylaunch.node.logs import Output
 
+_MOST_GROUPS = 8
+_FAR = 1e6
+"""Seconds: a deadline that is further away is none."""
 _CODES = {"dim": "2", "green": "32", "yellow": "33"}
 
 
@@ -32,11 +45,15 @@ class Console:
         self._ranks: dict[str, range] = {}
         #: Ranks of which something was shown.
         self._seen: set[int] = set()
+        self._pace = Pace()
+        #: Addresses of the machines that Ray has other names for.
+        self._hosts: dict[str, str] = {}
 
     def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
         """The head of the run. `run_dir` is `""` where nothing is kept."""
         self._writer.kept = run_dir != ""
-        self.say(f"{job.title}: {job.entrypoint}")
+        seen = shown(job, os.environ)
+        self.say(f"{seen.title}: {seen.entrypoint}")
         self.say(f"asking for {plan.asked}; {f'logs in {run_dir}' if run_dir else 'no logs are kept'}")
         if not plan.feasible:
             self.say(f"waiting up to {job.placement_timeout:g} s for room", colour="yellow")
@@ -46,8 +63,10 @@ class Console:
     def decided(self, entry: Entry, machine: Machine) -> None:
         """Say what changed, and why."""
         self._tell_event(entry, machine)
+        whys = [action.why for action in entry.actions if isinstance(action, Launch)]
         for action in entry.actions:
-            self._tell_action(action, machine)
+            if not (isinstance(action, Shun) and any(action.why in why for why in whys)):
+                self._tell_action(action, machine)
         if machine.phase is not self._phase:
             self._phase = machine.phase
             if machine.phase is Phase.RUNNING:
@@ -56,14 +75,38 @@ class Console:
 
     def _tell_event(self, entry: Entry, machine: Machine) -> None:
         match entry.event:
-            case NodeJoined() as event:
-                self.say(f"{event.node} ({event.address}) is ready, {count(event.nproc, 'worker')}")
+            case NodeGranted() | NodeJoined() | NodeDraining():
+                self._tell_node(entry.event)
             case NodeLost() as event if event.node in machine.roster:
                 missing = not self._seen.isdisjoint(self._ranks.get(event.node, ()))
                 may_lack = "; the last lines of its workers may be missing here" if missing else ""
                 self.say(f"{event.node} was lost: {event.why}{may_lack}", colour="yellow")
+            case WorkersHung() as event if entry.actions:
+                self._tell_hang(event)
+            case Progressed() as event:
+                if line := self._pace.told(event):
+                    self.say(line)
             case ForwardAsked(signal=signal) if not entry.actions:
                 self.say(f"{signal} is not passed on: no workers are running", colour="yellow")
+
+    def _tell_node(self, event: NodeGranted | NodeJoined | NodeDraining) -> None:
+        match event:
+            case NodeGranted(address=address):
+                self.say(f"{address} is granted; its agent is starting")
+            case NodeJoined(address=address):
+                self._hosts[event.host] = address
+                self.say(f"{event.node} ({address}) is ready, {count(event.nproc, 'worker')}")
+            case NodeDraining():
+                left = event.deadline - event.at
+                when = f", gone in {max(0.0, left):.0f} s" if left < _FAR else ""
+                self.say(f"{event.node} is being drained{when}: {event.why}", colour="yellow")
+
+    def _tell_hang(self, event: WorkersHung) -> None:
+        self.say("a worker hangs; what all of them do:", colour="yellow")
+        for group in event.groups[:_MOST_GROUPS]:
+            self.say(f"  {group}", colour="yellow")
+        if len(event.groups) > _MOST_GROUPS:
+            self.say(f"  ... {count(len(event.groups) - _MOST_GROUPS, 'group')} more", colour="yellow")
 
     def _tell_action(self, action: Action, machine: Machine) -> None:
         match action:
@@ -76,6 +119,12 @@ class Console:
                     self.say(why, colour="yellow")
             case Stop(why=why, grace=grace) if grace > 0:
                 self.say(f"stopping, {grace:g} s at most: {why}", colour="yellow")
+            case AskCheckpoint(why=why):
+                self.say(f"asking the workers to save: {why}", colour="yellow")
+            case Shun(why=why):
+                self.say(why, colour="yellow")
+            case Readmit(host=host, why=why):
+                self.say(f"{self._hosts.get(host, host)} may be used again: {why}")
             case Forward(signal=signal, nodes=nodes):
                 self.say(f"{signal} is passed on to the workers of {count(len(nodes), 'node')}")
             case _:

@@ -67,7 +67,8 @@ class EventLog:
                     pass
 
     def _last(self, machine: Machine, finish: Finish) -> Iterator[dict[str, Any]]:
-        failures = {failure.rank: failure for failure in machine.failures}
+        # A worker that hung is told of again when it is ended: the first word counts.
+        failures = {failure.rank: failure for failure in reversed(machine.failures)}
         state = "SUCCEEDED" if finish.exit_code == ExitCode.OK else "FAILED"
         for part in self._parts:
             for local_rank, rank in enumerate(part.ranks):

@@ -14,6 +14,7 @@ import yaml
 from omegaconf import errors
 
 from raylaunch.core.job import Job, NodeRule
+from raylaunch.core.secrets import is_secret
 
 Path = tuple[str, ...]
 """The names that lead to a setting: `("entrypoint", "script")`."""
@@ -92,7 +93,8 @@ def did_you_mean(text: str) -> str:
 
 def refused(error: errors.OmegaConfBaseException, path: Path, hint: Any, node: yaml.Node) -> Advice:
     """Why OmegaConf does not take the value of a node for a setting of this type."""
-    key, written = ".".join(path), f"`{node.value}`" if isinstance(node, yaml.ScalarNode) else "this"
+    key = ".".join(path)
+    written = f"`{node.value}`" if isinstance(node, yaml.ScalarNode) and not is_secret(key) else "this"
     match error:
         case errors.MissingMandatoryValue():
             return f"`{key}` must be given", f"here, or as `{key}=value` on the command line"
@@ -135,6 +137,7 @@ def _expected(hint: Any) -> str:
     if is_dataclass(hint):
         return "a section"
     options = get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
+    options = tuple(option for option in options if option is not int or float not in options)
     return " or ".join(_KINDS[option] for option in options if option in _KINDS) or "a plain value"
 
 

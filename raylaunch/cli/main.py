@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from raylaunch.cli import command_line, help  # noqa: A004
 from raylaunch.cli.command_line import CommandLine, Form
 from raylaunch.cli.marks import Finding
+from raylaunch.core import secrets
 from raylaunch.errors import ConfigError, ExitCode, InterruptedByUserError, RaylaunchError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def _command(line: CommandLine) -> int:
         return _nothing(line)
     from raylaunch.cli import config, dialect, torchrun  # noqa: PLC0415
     from raylaunch.core.problems import warnings  # noqa: PLC0415
+    from raylaunch.core.redaction import shown  # noqa: PLC0415
 
     job = config.load(line, os.environ)
     for text in (torchrun.without_effect(line), *warnings(job)):
@@ -56,14 +58,15 @@ def _command(line: CommandLine) -> int:
             _say(text)
     if line.typed("plan"):
         return _plan(job)
-    return _run(job, dialect.dump(job), is_check=line.form is Form.CHECK)
+    return _run(job, dialect.dump(shown(job, os.environ)), is_check=line.form is Form.CHECK)
 
 
 def _nothing(line: CommandLine) -> int:
     if line.given:
         message = "nothing to run: neither a script nor a job file is given"
         last = line.given[-1]
-        took = f"`{last.text}` is the value of `{last.flag.spelled}`; " if last.flag and last.flag.takes else ""
+        given = secrets.cut(last.text)
+        took = f"`{given}` is the value of `{last.flag.spelled}`; " if last.flag and last.flag.takes else ""
         raise ConfigError(str(Finding(message=message, place=last.place, hint=f"{took}name what runs after the flags")))
     print(f"{help.USAGE}\n`raylaunch --help` says more", file=sys.stderr)
     return ExitCode.USAGE
@@ -72,8 +75,10 @@ def _nothing(line: CommandLine) -> int:
 def _plan(job: Job) -> int:
     from raylaunch.cli.report import plan_table  # noqa: PLC0415
     from raylaunch.cluster.run import plan_job  # noqa: PLC0415
+    from raylaunch.core.redaction import shown  # noqa: PLC0415
 
-    print(plan_table(plan_job(job), f"{job.title}: {job.entrypoint}"), end="")
+    seen = shown(job, os.environ)
+    print(plan_table(plan_job(job), f"{seen.title}: {seen.entrypoint}"), end="")
     return ExitCode.OK
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from raylaunch.core import secrets
 
 if TYPE_CHECKING:
     import yaml
 
 
 COMMAND_LINE = "command line"
+_KEY = re.compile(r"""(\s*)["']?[^\s"'#:\[\]{}-][^"'#:]*["']?\s*:(?:\s|$)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +26,11 @@ class Place:
     line: int = 0
     """Counts from 1; 0 where there is only one line: the command line, a variable of the environment."""
     text: str = ""
-    """The whole line."""
+    """The whole line, up to what is secret in it."""
     column: int = 0
     width: int = 1
+    secret: bool = False
+    """It points at what is not shown."""
 
     @property
     def order(self) -> tuple[float, bool, int]:
@@ -41,15 +47,48 @@ Locate = Callable[["yaml.Node"], Place]
 def in_file(title: str, text: str) -> Locate:
     """Finds the nodes of a file."""
     lines = text.rstrip().splitlines() or [""]
+    ends = list(_ends(lines))
 
     def locate(node: yaml.Node) -> Place:
         line, column = node.start_mark.line, node.start_mark.column
         if line >= len(lines):  # what is missing at the end of a file is shown behind its last word
             line, column = len(lines) - 1, len(lines[-1])
         end = node.end_mark.column if node.end_mark.line == line else len(lines[line])
-        return Place(source=title, line=line + 1, text=lines[line], column=column, width=max(1, end - column))
+        place = Place(source=title, line=line + 1, text=lines[line], column=column, width=max(1, end - column))
+        return _cut(place, ends[line])
 
     return locate
+
+
+def _ends(lines: Sequence[str]) -> Iterator[int | None]:
+    """Where each line must end, None for one that may be shown whole.
+
+    A secret goes on until the next key that is not below its own, however its lines are indented.
+    """
+    above = None
+    for line in lines:
+        key = _KEY.match(line)
+        if above is not None and (key is None or key.end(1) > above):
+            yield len(line) - len(line.lstrip())
+            continue
+        end = secrets.secret_at(line)
+        above = key.end(1) if key and end is not None else None
+        yield end if end is not None and line[end:] else None
+
+
+def _cut(place: Place, end: int | None) -> Place:
+    """The place in a line that is shown up to there."""
+    if end is None:
+        return place
+    text = place.text[:end] + secrets.HIDDEN
+    column = min(place.column, end)
+    return replace(
+        place,
+        text=text,
+        column=column,
+        width=max(1, min(place.width, len(text) - column)),
+        secret=place.column >= end,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

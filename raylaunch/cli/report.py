@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import PurePath
 
-from raylaunch.core.contract import EVENTS
+from raylaunch.core.contract import EVENTS, STACKS
 from raylaunch.core.failure import Failure, alike, consequences
 from raylaunch.core.plan import NOT_NEEDED, Plan
 from raylaunch.core.result import Attempt, RunResult
+from raylaunch.core.stacks import StackGroup
 from raylaunch.core.words import count, spans
 from raylaunch.errors import ExitCode
 
 _MOST_ATTEMPTS = 12
+_MOST_GROUPS = 8
+_MOST_FRAMES = 12
 _NOT_AVAILABLE = "<N/A>"
 
 
@@ -46,6 +49,9 @@ def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
     yield ""
     yield "  Root Cause (first observed failure):"
     yield from _root_cause(result, cause)
+    if cause.hung and last.stacks:
+        yield ""
+        yield from _stacks(last.stacks, kept=result.run_dir != "")
     same = alike(last.failures, cause)
     if same:
         yield ""
@@ -61,7 +67,8 @@ def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
         yield from _timeline(result)
     if result.run_dir:
         yield ""
-        yield f"  logs: {PurePath(cause.stderr).parent} on {cause.node}"
+        if cause.stderr:
+            yield f"  logs: {PurePath(cause.stderr).parent} on {cause.node}"
         yield f"  all:  {result.run_dir}"
     reason = result.why.partition(f"{cause.what}; ")[2]
     hints = [*([f"not restarted: {reason}"] if reason else []), *result.hints]
@@ -101,10 +108,24 @@ def _traceback(cause: Failure) -> list[str]:
     lines = (said.traceback.rstrip() or said.text.rstrip()).splitlines() if said else []
     if cause.exception is not None and lines:
         return lines
-    if cause.signal:
+    if cause.hung:
+        lines = [_NOT_AVAILABLE if not cause.hung_at else f"{cause.hung_at}, where it hung"]
+    elif cause.signal:
         lines = [f"Signal {-cause.exit_code} ({cause.signal}) received by PID {cause.pid}", *lines]
     tail = cause.tail.rstrip().splitlines()
     return [*(lines or [_NOT_AVAILABLE]), *(["", "the end of its stderr:", *tail] if tail else [])]
+
+
+def _stacks(groups: tuple[StackGroup, ...], *, kept: bool) -> Iterator[str]:
+    """What all ranks did, the odd ones first."""
+    yield "  what the ranks did, the innermost call first:"
+    for group in groups[:_MOST_GROUPS]:
+        yield f"    {group}"
+        yield from (f"      {frame}" for frame in group.frames[:_MOST_FRAMES])
+        if len(group.frames) > _MOST_FRAMES:
+            yield f"      ... {count(len(group.frames) - _MOST_FRAMES, 'call')} more"
+    if len(groups) > _MOST_GROUPS:
+        yield f"    ... {count(len(groups) - _MOST_GROUPS, 'group')} more{f': {STACKS} has them all' if kept else ''}"
 
 
 def _timeline(result: RunResult) -> Iterator[str]:
@@ -117,13 +138,17 @@ def _timeline(result: RunResult) -> Iterator[str]:
             yield f"  ... {count(left_out, 'attempt')} more{f': {EVENTS} has them all' if result.run_dir else ''}"
         yield f"  attempt {attempt.number}: {_ran(attempt)}{attempt.why_ended or 'finished'}"
     between = result.seconds - result.training_seconds
-    yield f"  {result.training_seconds:.1f} s with all workers up, {between:.1f} s without"
+    lost = f", {count(result.lost_steps, 'step')} lost" if any(a.lost_steps is not None for a in shown) else ""
+    yield f"  {result.training_seconds:.1f} s with all workers up, {between:.1f} s without{lost}"
 
 
 def _ran(attempt: Attempt) -> str:
-    if attempt.running_at is None:
-        return "never ran; "
-    return f"{attempt.ended_at - attempt.running_at:.1f} s; "
+    ran = attempt.running_at is not None
+    parts = [f"{attempt.ended_at - (attempt.running_at or 0.0):.1f} s" if ran else "never ran"]
+    parts += [count(attempt.world_size, "worker")] if attempt.world_size else []
+    parts += [count(attempt.steps, "step")] if attempt.steps else []
+    parts += [] if attempt.lost_steps is None else [f"{count(attempt.lost_steps, 'step')} lost before it"]
+    return ", ".join(parts) + "; "
 
 
 def plan_table(plan: Plan, title: str) -> str:
@@ -132,6 +157,7 @@ def plan_table(plan: Plan, title: str) -> str:
     for seat in plan.seats:
         notes = ["master"] * (seat.node_rank == 0) + [f"`{key}`" for key in seat.rules]
         rows.append((str(seat.node_rank), seat.address, spans(seat.ranks), ", ".join(notes)))
+    rows += [("-", node.address, "-", "spare") for node in plan.spares]
     rows += [("-", node.address, "-", f"skipped: {node.why}") for node in plan.skipped if node.why != NOT_NEEDED]
     rows += [("-", node.address, "-", node.why) for node in plan.skipped if node.why == NOT_NEEDED]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 
+from raylaunch.cluster import lifeline
+from raylaunch.cluster.lease import Lease, end_this_process
+from raylaunch.cluster.lifeline import Anchor
 from raylaunch.cluster.outbox import Outbox
+from raylaunch.cluster.silence import beat
 from raylaunch.core.contract import LAYOUTS
 from raylaunch.core.environment import base_env
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.job import NodeRule
+from raylaunch.core.progress import Pulse
 from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.core.rules import Place, matching
 from raylaunch.core.streams import View
@@ -44,6 +49,10 @@ class AgentSettings:
     ray_address: str
     view: View
     """What of the workers' output is wanted."""
+    node_timeout: float
+    """When nothing was heard of the driver for as long, the node ends everything it has of the run."""
+    anchor: Anchor | None = None
+    """Where the agent holds on to the driver; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +67,20 @@ class AgentUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """Everything an agent has to say at one time. `now` is its CLOCK_MONOTONIC, to compare the times in events with."""
+    """Everything an agent has to say at one time, perhaps nothing: then that it is alive.
+
+    `now` is its CLOCK_MONOTONIC, to compare the times in events with.
+    """
 
     now: float
     events: list[AgentUp | Event] = field(default_factory=list)
     output: list[Output] = field(default_factory=list)
+    pulse: Pulse | None = None
+    """What the node's workers show of themselves."""
 
 
 class Agent:
-    """One for each node of the run. All methods return at once but `words`, which waits for something to say."""
+    """One for each node of the run. All methods return at once but `words`, which waits a beat for something to say."""
 
     def __init__(self, told: AgentSettings) -> None:
         context = ray.get_runtime_context()
@@ -96,19 +110,30 @@ class Agent:
         self._watched = False
         self._tails = Tails()
         self._tailing: asyncio.Task[None] | None = None
+        self._beat = beat(told.node_timeout)
+        self._lease = Lease(told.node_timeout, self._supervisor.renew, end_this_process)
+        self._lease.start()
+        if told.anchor is not None:
+            lifeline.hold(told.anchor, told.settings.node, end_this_process)
 
     async def words(self) -> Words:
-        """Wait until there is something to say, and say it. The driver always has one such call pending."""
+        """Wait until there is something to say, for a beat at most. The driver always has one such call pending."""
+        self._lease.called()
         if not self._watched:
             self._watched = True
             asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._hear)
-        await self._something.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._beat):
+                await self._something.wait()
         if self._mistake is not None:
             raise self._mistake
         self._something.clear()
         events, output = self._unsaid.take(more_output=self._tails.behind)
         self._tell()
-        return Words(now=time.monotonic(), events=events, output=output)
+        pulse = self._supervisor.pulse()
+        if self._lease.over:
+            await asyncio.Event().wait()  # for this process's end: what is said now could be about workers it ended
+        return Words(now=self._lease.answering(), events=events, output=output, pulse=pulse)
 
     async def launch(self, part: Assignment, meeting: Rendezvous) -> None:
         """Start this node's part of an attempt, ending what is left of those before."""
@@ -127,6 +152,18 @@ class Agent:
         """Send the attempt's workers a signal that is not ours."""
         self._supervisor.forward(attempt, signal)
 
+    async def ask_checkpoint(self, attempt: int, step: int) -> None:
+        """Propose to the attempt's workers to save after that step; `Proposed` follows, then `WorkersCheckpointed`."""
+        self._supervisor.ask_checkpoint(attempt, step)
+
+    async def settle(self, attempt: int, step: int) -> None:
+        """They save at the step that was proposed to them."""
+        self._supervisor.settle(attempt, step)
+
+    async def dump_stacks(self, attempt: int) -> None:
+        """Ask the attempt's workers what they are doing; `WorkersStacks` follows."""
+        self._supervisor.dump_stacks(attempt)
+
     async def open_store(self, attempt: int) -> None:
         """Have a store ready for the attempt."""
         self._supervisor.open_store(attempt)
@@ -137,6 +174,7 @@ class Agent:
 
     async def close(self) -> None:
         """End every process on this node."""
+        self._lease.farewell()
         if self._tailing is not None:
             self._tailing.cancel()
         if self._watched:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from raylaunch.cluster import fleet as fleets
 from raylaunch.cluster.agent import AgentUp
-from raylaunch.cluster.fleet import Fleet, Gone, Heard
-from raylaunch.core.actions import Action, Finish, Forward, Launch, Release, Stop, WakeAt
+from raylaunch.cluster.fleet import Draining, Fleet, Gone, Granted, Heard
+from raylaunch.cluster.lifeline import Severed
+from raylaunch.cluster.orders import Orders
+from raylaunch.cluster.presence import Lines, Presence
+from raylaunch.cluster.watch import Watch
+from raylaunch.core.actions import Action, Finish
 from raylaunch.core.events import (
     Event,
     ForwardAsked,
+    NodeDraining,
+    NodeGranted,
     NodeJoined,
     NodeLost,
     StopAsked,
     Tick,
+    WorkersCheckpointed,
     WorkersExited,
+    WorkersHung,
     WorkersStarted,
     WorkersStopped,
 )
@@ -26,11 +36,15 @@ from raylaunch.core.failure import Failure
 from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry
 from raylaunch.core.machine import Machine, Phase
-from raylaunch.core.ranks import Rendezvous, assign
+from raylaunch.core.progress import Progress
 from raylaunch.errors import ClusterError
 from raylaunch.node import processes
 from raylaunch.node.logs import Output
-from raylaunch.node.messages import Ready, StoreOpen
+from raylaunch.node.messages import Proposed, Ready, StoreOpen, WorkersStacks
+from raylaunch.node.supervisor import Event as Word
+
+_MAY_END_IT = (WorkersExited, WorkersHung, WorkersCheckpointed, NodeLost, NodeDraining, StopAsked, Tick)
+"""Events that may be the last of an attempt: how far it came is said before them."""
 
 
 class Observer(Protocol):
@@ -52,17 +66,27 @@ class Journal(Protocol):
     def append(self, entry: Entry) -> None:
         """One more."""
 
+    def write_stacks(self, attempt: int, text: str) -> str:
+        """What the workers of an attempt that hung were doing. Returns where that is kept, `""` for nowhere."""
+
+
+class Lifelines(Lines, Protocol):
+    """Connections to the agents that end when either side does."""
+
+    def start(self, tell: Callable[[Severed], None]) -> None:
+        """Begin."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Signalled:
     signal: str
 
 
-Item = Heard | Gone | _Signalled
+Item = fleets.Item | Severed | _Signalled
 
 
 class Driver:
-    """One run. Everything that happens comes through the inbox; nothing else changes the machine."""
+    """One run. Everything that happens comes through the inbox or with time; nothing else changes the machine."""
 
     def __init__(
         self,
@@ -72,22 +96,23 @@ class Driver:
         journal: Journal,
         observer: Observer,
         began: float,
+        lifelines: Lifelines | None = None,
     ) -> None:
         """`began`: the time.monotonic() that all times in events count from."""
         self.machine = Machine(job)
-        self._run_id = run_id
         self._fleet = fleet
         self._journal = journal
         self._observer = observer
         self._began = began
+        self._lifelines = lifelines
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._wake_at: float | None = None
-        #: Stores by node and attempt; None: asked for, but not open yet.
-        self._stores: dict[tuple[str, int], StoreOpen | None] = {}
+        self._presence = Presence(job.node_timeout, lifelines)
+        self._watch = Watch(_progress(job), fleet, self._write_stacks)
+        self._orders = Orders(self.machine, run_id, fleet, self._watch, self._presence.give_up)
+        #: Ray's ids of the machines, by node.
+        self._hosts: dict[str, str] = {}
+        self._draining: dict[str, Draining] = {}
         self._noted = ""
-        #: An attempt that waits for the store of its first node.
-        self._unsent: Launch | None = None
-        self._finish: Finish | None = None
 
     def signalled(self, signal: str) -> None:
         """A signal came. May be called from a signal handler: it only puts it away."""
@@ -95,162 +120,189 @@ class Driver:
 
     def run(self) -> Finish:
         """Until the machine is done. The fleet is the caller's to close."""
-        self._record(None, self.machine.start())
-        self._fleet.start(self._inbox.put)
+        self._record([(None, self._perform(self.machine.start()))])
+        if self._lifelines is not None:
+            self._lifelines.start(self._inbox.put)
+        self._fleet.start(self._tell)
         processes.give_back_memory()  # while the agents start; later this process only waits
         while self.machine.phase is not Phase.DONE:
-            for event in self._facts(self._next()):
-                self._record(event, self.machine.handle(event))
-        assert self._finish is not None, "a machine that is done has said Finish"
-        return self._finish
+            for item in self._waiting():
+                for event in self._facts(item):
+                    self._step(event)
+            for event in self._due():
+                self._step(event)
+        assert self._orders.finish is not None, "a machine that is done has said Finish"
+        return self._orders.finish
+
+    def _tell(self, item: fleets.Item) -> None:
+        """From Ray's threads, so what is heard counts as heard also while this thread is busy."""
+        if isinstance(item, Heard):
+            self._presence.heard(item.node, item.at)
+        self._inbox.put(item)
 
     def _now(self) -> float:
         return time.monotonic() - self._began
 
-    def _next(self) -> Item | None:
-        """The next item; None: it is time for a tick."""
-        timeout = None if self._wake_at is None else max(0.0, self._wake_at - self._now())
-        try:
-            return self._inbox.get(timeout=timeout)
-        except queue.Empty:
-            return None
+    def _waiting(self) -> Iterator[Item]:
+        """What is there, or the first that comes; nothing where it is time for something.
 
-    def _record(self, event: Event | None, actions: list[Action]) -> None:
+        All that is there: after a while in which this process stood still, no deadline is kept before it is known
+        what happened in time.
+        """
+        times = [self._presence.next_look - self._began, self._orders.wake_at]
+        if self.machine.phase is Phase.RUNNING:
+            times.append(self._watch.next_look)
+        nearest = min(times)
+        with contextlib.suppress(queue.Empty):
+            yield self._inbox.get(timeout=None if nearest == float("inf") else max(0.0, nearest - self._now()))
+            for _ in range(self._inbox.qsize()):
+                if self.machine.phase is Phase.DONE:
+                    return
+                yield self._inbox.get_nowait()
+
+    def _step(self, event: Event) -> None:
         """Act first, write then: the disk must not stand between a death and the next start."""
-        self._perform(actions)
-        entry = Entry(event=event, actions=tuple(actions))
-        self._journal.append(entry)
-        self._observer.decided(entry, self.machine)
+        running = self.machine.phase in (Phase.RUNNING, Phase.STOPPING)
+        before = self._watch.how_far(event.at) if running and isinstance(event, _MAY_END_IT) else ()
+        self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
+
+    def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
+        self._orders.perform(actions, self._now())
+        return tuple(actions)
+
+    def _record(self, steps: Iterable[tuple[Event | None, tuple[Action, ...]]]) -> None:
+        for event, actions in steps:
+            entry = Entry(event=event, actions=actions)
+            self._journal.append(entry)
+            self._observer.decided(entry, self.machine)
+
+    def _write_stacks(self, attempt: int, text: str) -> None:
+        if where := self._journal.write_stacks(attempt, text):
+            self._observer.said(f"what all workers were doing is in {where}")
+
+    # What comes with time.
+
+    def _due(self) -> Iterator[Event]:
+        if self.machine.phase is Phase.DONE:
+            return
+        for gone in self._presence.silent(time.monotonic()):
+            yield from self._lost(gone)
+        now = self._now()
+        if now >= self._orders.wake_at:
+            self._orders.wake_at = float("inf")
+            yield Tick(at=now)
+        if self.machine.phase is Phase.RUNNING:
+            yield from self._watch.due(now)
 
     # From what is heard to facts.
 
-    def _facts(self, item: Item | None) -> Iterator[Event]:
+    def _facts(self, item: Item) -> Iterator[Event]:
         match item:
-            case None:
-                self._wake_at = None
-                yield Tick(at=self._now())
             case _Signalled() if item.signal in self.machine.job.signals_to_forward:
                 yield ForwardAsked(at=self._now(), signal=item.signal)
             case _Signalled():
                 yield StopAsked(at=self._now(), signal=item.signal)
+            case Draining():
+                yield from self._drained(item)
+            case _ if self._presence.is_past(item.node):
+                return  # nothing of its past is believed
+            case Granted():
+                yield NodeGranted(at=self._now(), node=item.node, address=item.address)
             case Gone():
-                yield NodeLost(at=self._now(), node=item.node, why=item.why)
-                if self.machine.phase is not Phase.DONE:
-                    self._fleet.replace(item)
+                if not self._presence.doubted(item):
+                    yield from self._lost(item)
+            case Severed():
+                yield from self._lost(self._presence.severed(item.node))
             case Heard():
                 yield from self._heard(item)
+
+    def _lost(self, gone: Gone) -> Iterator[Event]:
+        self._presence.give_up(gone.node)
+        yield NodeLost(at=self._now(), node=gone.node, why=gone.why)
+        if self.machine.phase is not Phase.DONE:
+            self._fleet.replace(gone)
+
+    def _drained(self, item: Draining) -> Iterator[Event]:
+        self._draining[item.host] = item
+        for node in [node for node, host in self._hosts.items() if host == item.host]:
+            yield self._node_draining(node, item)
+
+    def _node_draining(self, node: str, item: Draining) -> NodeDraining:
+        return NodeDraining(at=self._now(), node=node, deadline=item.deadline - self._began, why=item.why)
 
     def _heard(self, item: Heard) -> Iterator[Event]:
         if item.words.output:
             self._observer.wrote(item.words.output)
-        behind = self._now() - item.words.now
+        if item.words.pulse is not None:
+            self._watch.take(item.words.pulse, self._now())
         for word in item.words.events:
-            match word:
-                case AgentUp():
-                    yield from self._up(item.node, word)
-                case StoreOpen():
-                    yield from self._store_open(item.node, word)
-                case WorkersStarted():
-                    yield replace(word, at=self._now())
-                case WorkersExited() | WorkersStopped():
-                    yield replace(word, at=self._now(), failures=_on_our_clock(word.failures, behind))
-                case Ready():
-                    raise AssertionError(word)  # the agent tells of it as AgentUp
+            yield from self._word(item, word)
 
-    def _up(self, node: str, up: AgentUp) -> Iterator[Event]:
+    def _word(self, item: Heard, word: AgentUp | Word) -> Iterator[Event]:
+        match word:
+            case AgentUp():
+                yield from self._up(item, word)
+            case StoreOpen():
+                yield from self._store_open(item.node, word)
+            case WorkersStarted():
+                self._watch.started(word)
+                yield replace(word, at=self._now())
+            case WorkersCheckpointed():
+                yield replace(word, at=self._now())
+            case WorkersExited() | WorkersStopped():
+                now = self._now()
+                yield replace(word, at=now, failures=_on_our_clock(word.failures, now - item.words.now))
+            case WorkersStacks():
+                self._watch.stacks(word)
+            case Proposed():
+                self._orders.proposed(word)
+            case Ready():
+                raise AssertionError(word)  # the agent tells of it as AgentUp
+
+    def _up(self, item: Heard, up: AgentUp) -> Iterator[Event]:
+        node = item.node
         for why in up.ready.why:
             self._observer.said(f"{node}: {why}")
         if not up.ready.torch and node in self.machine.nodes:
-            yield NodeLost(at=self._now(), node=node, why="no worker can be started there any more")
-            self._fleet.release(node)
+            yield from self._dismissed(node, "no worker can be started there any more")
             return
         if not up.ready.torch:
             msg = f"no worker can be started on {up.address}, since torch cannot be imported there"
             raise ClusterError(msg, hint="; ".join(up.ready.why))
         if node in self.machine.nodes:
             return  # its fork server was replaced, the agent is the same
-        if self._fleet.joined(node, up.node_id):
-            yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc)
+        if not self._fleet.joined(node, up.node_id):
+            self._presence.give_up(node)
+            yield NodeLost(at=self._now(), node=node, why="it is not needed")
+            return
+        self._presence.came_up(node, item.at)
+        self._hosts[node] = up.node_id
+        yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc, host=up.node_id)
+        if up.node_id in self._draining:
+            yield self._node_draining(node, self._draining[up.node_id])
+
+    def _dismissed(self, node: str, why: str) -> Iterator[Event]:
+        """It is there, but of no use."""
+        self._presence.give_up(node)
+        yield NodeLost(at=self._now(), node=node, why=why)
+        self._fleet.release(node)
 
     def _store_open(self, node: str, word: StoreOpen) -> Iterator[Event]:
         if word.port == 0 and self.machine.job.master_port:
             raise _port_is_taken(node, word, self.machine.job.master_port)
         if word.port == 0:
-            yield NodeLost(at=self._now(), node=node, why=f"cannot open a store: {word.why}")
+            yield from self._dismissed(node, f"cannot open a store: {word.why}")
             return
         if word.why and word.why != self._noted:
             self._noted = word.why  # the same for each attempt: said once
             self._observer.said(word.why)
-        self._stores[node, word.attempt] = word
-        if self._unsent is not None and self._needs(self._unsent) == (node, word.attempt):
-            self._send(self._unsent, word)
+        self._orders.store_open(node, word)
 
-    def _needs(self, launch: Launch) -> tuple[str, int]:
-        """The store that an attempt waits for: on its first node."""
-        return launch.roster[0], launch.attempt
 
-    # From orders to deeds.
-
-    def _perform(self, actions: list[Action]) -> None:
-        launched = {node for action in actions if isinstance(action, Launch) for node in action.roster}
-        for action in actions:
-            match action:
-                case Launch():
-                    self._launch(action)
-                case Stop():
-                    # Nodes that get a Launch with it end the attempt before anyway: one message, not two.
-                    covered = launched if action.grace == 0 else set()
-                    for node in set(action.nodes) - covered:
-                        self._fleet.stop(node, action.attempt, action.grace, action.signal)
-                case Forward():
-                    for node in action.nodes:
-                        self._fleet.forward(node, action.attempt, action.signal)
-                case Release():
-                    self._fleet.release(action.node)
-                case WakeAt():
-                    self._wake_at = action.at
-                case Finish():
-                    self._finish = action
-
-    def _launch(self, launch: Launch) -> None:
-        """Send it at once where the store is open; else when it is."""
-        store = self._stores.get(self._needs(launch))
-        if store is not None:
-            self._send(launch, store)
-        else:
-            self._unsent = launch
-            self._ask_store(*self._needs(launch))
-
-    def _ask_store(self, node: str, attempt: int) -> None:
-        """Once only: a second store for the attempt would close the first."""
-        if (node, attempt) not in self._stores:
-            self._stores[node, attempt] = None
-            self._fleet.open_store(node, attempt)
-
-    def _send(self, launch: Launch, store: StoreOpen) -> None:
-        """One message to each node; then have the next attempt's store opened, before it is needed.
-
-        Where all attempts use the same port, the next store can only be opened when this one is no longer needed.
-        """
-        self._unsent = None
-        members = [self.machine.nodes[node] for node in launch.roster if node in self.machine.nodes]
-        if len(members) < len(launch.roster):
-            return  # one was lost meanwhile; the machine knows and will decide anew
-        meeting = Rendezvous(
-            master_addr=store.address or members[0].address,
-            master_port=store.port,
-            run_id=self._run_id,
-            max_restarts=self.machine.job.max_restarts,
-            restart_count=self.machine.restarts,
-            role=self.machine.job.role,
-            signals_to_handle=tuple(self.machine.job.signals_to_handle),
-            virtual_local_rank=self.machine.job.virtual_local_rank,
-        )
-        for part in assign(launch.attempt, members):
-            self._fleet.launch(part.node, part, meeting)
-        self._stores = {key: other for key, other in self._stores.items() if key[1] > launch.attempt}
-        if not self.machine.job.master_port:
-            self._ask_store(launch.roster[0], launch.attempt + 1)
+def _progress(job: Job) -> Progress:
+    auto = job.hang_timeout == "auto"
+    seconds = None if isinstance(job.hang_timeout, str) else float(job.hang_timeout)
+    return Progress(seconds, auto)
 
 
 def _port_is_taken(node: str, word: StoreOpen, port: int) -> ClusterError:

@@ -6,15 +6,13 @@ A pending group is also what an autoscaler sees as demand, and its becoming read
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raylaunch.core.layout import Bundle
-from raylaunch.core.plan import Plan
 
 _LITTLE = {"CPU": 0.001}
 """Ray knows no empty bundle."""
@@ -23,55 +21,67 @@ _NODE_ID = "ray.io/node-id"
 """The label that Ray gives each node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """One agent's place."""
-
-    group: PlacementGroup
-    index: int
-    bundle: Bundle
-
-    def options(self) -> dict[str, Any]:
-        """How to make an actor that sits here."""
-        return {
-            "num_cpus": self.bundle.cpus,
-            "num_gpus": self.bundle.gpus,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, self.index),
-        }
-
-
 class Reservation:
-    """All groups of the run. Nothing of it is left after `cancel`."""
+    """All groups of the run, by the numbers of the seats in them. Nothing of it is left after `cancel`."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._groups: list[PlacementGroup] = []
+    def __init__(self, *, spread: bool) -> None:
+        self._strategy = "STRICT_SPREAD" if spread else "PACK"
+        self._groups: dict[int, tuple[PlacementGroup, int]] = {}
+        self._first = 0
 
-    def gang(self) -> list[Seat]:
+    def gang(self, bundles: Mapping[int, Bundle]) -> None:
         """The fewest nodes worth starting with."""
-        strategy = "STRICT_SPREAD" if self._plan.spread else "PACK"
-        return self._reserve(self._plan.bundles[: self._plan.min_nodes], (), strategy)
+        self._reserve({seat: (bundle, frozenset(bundle.avoid)) for seat, bundle in bundles.items()})
+        self._first = next(iter(bundles))
 
-    def one_more(self, bundle: Bundle, taken: Iterable[str]) -> Seat:
-        """One node beyond the gang; where agents must be spread, not one of those that are taken (Ray node ids)."""
-        (seat,) = self._reserve((bundle,), taken if self._plan.spread else (), "PACK")
-        return seat
+    def one(self, seat: int, bundle: Bundle, off: frozenset[str]) -> None:
+        """One node beyond the gang, off these hosts (Ray's node ids)."""
+        self._reserve({seat: (bundle, off)})
 
-    def _reserve(self, bundles: Sequence[Bundle], taken: Iterable[str], strategy: str) -> list[Seat]:
-        """Nodes are excluded rather than named: a node that comes later is as good as the one it replaces."""
-        excluded = [",".join(sorted({*bundle.avoid, *taken})) for bundle in bundles]
-        selectors = [{_NODE_ID: f"!in({ids})"} if ids else {} for ids in excluded]
+    def _reserve(self, asked: Mapping[int, tuple[Bundle, frozenset[str]]]) -> None:
+        """Hosts are excluded rather than named: one that comes later is as good as the one it replaces."""
+        selectors = [{_NODE_ID: f"!in({','.join(sorted(off))})"} if off else {} for _, off in asked.values()]
         group = placement_group(
-            [bundle.resources or dict(_LITTLE) for bundle in bundles],
-            strategy=strategy,
+            [bundle.resources or dict(_LITTLE) for bundle, _ in asked.values()],
+            strategy=self._strategy if len(asked) > 1 else "PACK",
             bundle_label_selector=selectors if any(selectors) else None,
         )
-        self._groups.append(group)
-        return [Seat(group, index, bundle) for index, bundle in enumerate(bundles)]
+        self._groups.update({seat: (group, index) for index, seat in enumerate(asked)})
+
+    def options(self, seat: int, bundle: Bundle) -> dict[str, Any]:
+        """How to make an actor that sits there."""
+        group, index = self._groups[seat]
+        return {
+            "num_cpus": bundle.cpus,
+            "num_gpus": bundle.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+        }
+
+    def when_granted(self, seat: int, call: Callable[[], None]) -> None:
+        """Call once, from one of Ray's threads, when the seat's group is there; never, if it is given back before."""
+        group, _ = self._groups[seat]
+        group.ready().future().add_done_callback(lambda future: None if future.exception() else call())
+
+    def hosts(self, seat: int) -> dict[int, str]:
+        """Where all seats of the seat's group are; nothing where it was given back, `""` where Ray is at it."""
+        if seat not in self._groups:
+            return {}
+        group, _ = self._groups[seat]
+        found: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
+        return {other: found.get(index, "") for other, (its, index) in self._groups.items() if its == group}
+
+    def gang_hosts(self) -> dict[int, str]:
+        """Where the seats of the gang are by now."""
+        return self.hosts(self._first)
+
+    def give_back(self, seat: int) -> None:
+        """Give up a seat that has a group of its own, granted or still asked for."""
+        group, _ = self._groups.pop(seat)
+        remove_placement_group(group)
 
     def cancel(self) -> None:
         """Give everything back, granted or still asked for."""
-        for group in self._groups:
+        for group in {group for group, _ in self._groups.values()}:
             with contextlib.suppress(Exception):  # the cluster itself may be gone
                 remove_placement_group(group)
         self._groups.clear()

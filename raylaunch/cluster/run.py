@@ -9,10 +9,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
+import ray
+
 from raylaunch.cluster import inventory, session, signals
 from raylaunch.cluster.agent import AgentSettings
 from raylaunch.cluster.driver import Driver, Observer
-from raylaunch.cluster.fleet import Fleet, RayFleet
+from raylaunch.cluster.fleet import Fleet
+from raylaunch.cluster.lifeline import Lifelines
+from raylaunch.cluster.ray_fleet import RayFleet
 from raylaunch.cluster.run_folder import RunFolder
 from raylaunch.cluster.session import Session
 from raylaunch.core import result as results
@@ -82,12 +86,13 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
         for warning in plan.warnings:
             watcher.said(warning)
         settings = _settings(job, plan, folder.where, run_id, payload)
-        fleet = RayFleet(plan, _told(job, connection, settings, submitter_env))
-        driver = Driver(settled(job, plan), run_id, fleet, folder, watcher, began_at)
+        lifelines = _lifelines(connection)
+        fleet = RayFleet(plan, _told(job, connection, settings, submitter_env, lifelines), watcher.said)
+        driver = Driver(settled(job, plan), run_id, fleet, folder, watcher, began_at, lifelines)
         signalled.go_to(driver.signalled)
         values: dict[int, bytes] = {}
         hopeless: ClusterError | None = None
-        with contextlib.closing(fleet):
+        with contextlib.closing(lifelines) if lifelines else contextlib.nullcontext(), contextlib.closing(fleet):
             try:
                 finish = driver.run()
                 values = _values(fleet, driver, finish) if payload else {}
@@ -143,7 +148,21 @@ def _settings(job: Job, plan: Plan, run_dir: str, run_id: str, payload: bytes) -
     )
 
 
-def _told(job: Job, connection: Session, settings: NodeSettings, submitter_env: dict[str, str]) -> AgentSettings:
+def _lifelines(connection: Session) -> Lifelines | None:
+    """None where this machine cannot listen at the address that Ray knows it by: agents can do without."""
+    try:
+        return Lifelines(inventory.LOOPBACK if connection.local else ray.util.get_node_ip_address())
+    except OSError:
+        return None
+
+
+def _told(
+    job: Job,
+    connection: Session,
+    settings: NodeSettings,
+    submitter_env: dict[str, str],
+    lifelines: Lifelines | None,
+) -> AgentSettings:
     return AgentSettings(
         settings=settings,
         address=inventory.LOOPBACK if connection.local else None,
@@ -153,4 +172,6 @@ def _told(job: Job, connection: Session, settings: NodeSettings, submitter_env: 
         cwd=None if connection.brings_files else os.getcwd(),
         ray_address=connection.address,
         view=streams.view(job),
+        node_timeout=job.node_timeout,
+        anchor=lifelines.anchor if lifelines else None,
     )

@@ -1,49 +1,59 @@
-"""The folder of a run, as the driver writes it. A full disk must not end the training, so only its making may fail."""
+"""The folder of a run, as the driver writes it. A full disk must not end the training, so only its making may fail.
+
+It is its user's alone: folders have mode 0700 and files 0600, and what is secret is not written at all.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from secrets import token_hex
 from typing import TextIO
 
 from raylaunch.core import contract, journal
+from raylaunch.core.contract import LAYOUTS, Layout
 from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry
 from raylaunch.core.plan import Plan
+from raylaunch.core.redaction import Secrets
 from raylaunch.core.result import RunResult, facts
 from raylaunch.errors import ConfigError
+
+_FOLDER_MODE = 0o700
+_FILE_MODE = 0o600
 
 
 class RunFolder:
     """All entries are also kept in memory: the result is built from them whatever became of the disk."""
 
-    def __init__(self, path: Path | None, warn: Callable[[str], None]) -> None:
+    def __init__(self, path: Path | None, layout: Layout, secrets: Secrets, warn: Callable[[str], None]) -> None:
         """`path` None: nothing is kept."""
         self.path = path
         self.entries: list[Entry] = []
+        self._layout = layout
+        self._secrets = secrets
         self._warn = warn
         self._events: TextIO | None = None
 
     @classmethod
     def create(cls, job: Job, run_id: str, warn: Callable[[str], None]) -> RunFolder:
         """Make the folder. One that is there already gets a number behind its name; no run overwrites another's."""
+        layout, secrets = LAYOUTS[job.log_layout], Secrets.of(job, os.environ)
         if job.log_dir == contract.NOWHERE:
-            return cls(None, warn)
-        layout = contract.LAYOUTS[job.log_layout]
-        name = layout.run_dir(title=job.title, run_id=run_id, random=secrets.token_hex(4))
+            return cls(None, layout, secrets, warn)
+        name = layout.run_dir(title=job.title, run_id=run_id, random=token_hex(4))
         first = path = Path(job.log_dir).absolute() / name
         number = 1
         try:
             first.parent.mkdir(parents=True, exist_ok=True)
             while True:
                 try:
-                    path.mkdir()
-                    return cls(path, warn)
+                    path.mkdir(_FOLDER_MODE)
+                    return cls(path, layout, secrets, warn)
                 except FileExistsError:
                     number += 1
                     path = first.with_name(f"{first.name}-{number}")
@@ -59,28 +69,38 @@ class RunFolder:
         return "" if self.path is None else str(self.path)
 
     def open(self, job: Job, job_text: str, plan: Plan, began: str) -> None:
-        """Write what is known before the first event."""
+        """Write what is known before the first event. `job_text` has no secrets in it any more."""
         if self.path is None:
             return
         self._write(contract.JOB, job_text)
-        self._write(contract.PLAN, json.dumps(asdict(plan), indent=2) + "\n")
+        self._write(contract.PLAN, json.dumps(self._secrets.shown(asdict(plan)), indent=2) + "\n")
         try:
-            self._events = (self.path / contract.EVENTS).open("w")
+            self._events = _opened(self.path / contract.EVENTS)
         except OSError as error:
             self._lament(contract.EVENTS, error)
-        self._line(journal.header(job, began))
+        self._line(journal.header(self._secrets.shown(job), began))
 
     def append(self, entry: Entry) -> None:
         """One step of the machine."""
         self.entries.append(entry)
-        self._line(journal.line(entry))
+        self._line(journal.line(self._secrets.shown(entry)))
+
+    def write_stacks(self, attempt: int, text: str) -> str:
+        """What the workers of an attempt that hung were doing. Returns the file's path, `""` where nothing is kept."""
+        if self.path is None:
+            return ""
+        path = Path(self._layout.attempt_dir(str(self.path), attempt)) / contract.STACKS
+        with contextlib.suppress(OSError):  # it is there, or that the file cannot be written is said
+            path.parent.mkdir(_FOLDER_MODE)
+        self._write(str(path.relative_to(self.path)), text)
+        return str(path)
 
     def close(self, result: RunResult) -> None:
         """Write the result aside, then rename: whoever sees it sees all of it."""
         if self._events is not None:
             self._events.close()
             self._events = None
-        self._write(contract.RESULT, json.dumps(facts(result), indent=2) + "\n")
+        self._write(contract.RESULT, json.dumps(self._secrets.shown(facts(result)), indent=2) + "\n")
 
     def _line(self, text: str) -> None:
         if self._events is None:
@@ -95,10 +115,12 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         if self.path is None:
             return
-        aside = self.path / f".{name}.{os.getpid()}"
+        target = self.path / name
+        aside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            aside.write_text(text)
-            aside.replace(self.path / name)
+            with _opened(aside) as file:
+                file.write(text)
+            aside.replace(target)
         except OSError as error:
             with contextlib.suppress(OSError):
                 aside.unlink()
@@ -106,3 +128,7 @@ class RunFolder:
 
     def _lament(self, name: str, error: OSError) -> None:
         self._warn(f"cannot write {self.where}/{name}: {error.strerror}; the run goes on without it")
+
+
+def _opened(path: Path) -> TextIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE), "w")

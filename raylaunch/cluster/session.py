@@ -188,5 +188,5 @@ def local_cpus(job: Job) -> int:
     """The logical CPUs that a local Ray is given: this machine's, or more where the job wants more."""
     each = [int(job.nproc_per_node) if str(job.nproc_per_node).isdecimal() else 1]
     each += [rule.nproc_per_node for rule in job.nodes.values() if rule.nproc_per_node is not None]
-    workers = job.max_nodes * max(each) if job.nprocs is None else job.nprocs
+    workers = (job.max_nodes + job.spares) * max(each) if job.nprocs is None else job.nprocs
     return max(os.cpu_count() or 1, math.ceil(workers * job.cpus_per_worker))

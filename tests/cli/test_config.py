@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raylaunch.cli import command_line, config
+from raylaunch.cli import command_line, config, explain
 from raylaunch.cli.dialect import dump
 from raylaunch.core.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
@@ -30,6 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NOT_SET", raising=False)
     monkeypatch.setenv("HOME", "/home/ana")
+    monkeypatch.setenv("OUR_TOKEN", "hunter2-of-ana")
     (tmp_path / "conf").mkdir()
     for script in ("train.py", "a.py", "b.py"):
         (tmp_path / script).touch()
@@ -38,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load(*words: str) -> Job:
     """The job of a command line, in an environment without a word on it."""
-    return config.load(command_line.parse(words, {}), {})
+    return config.load(command_line.parse(words, {}), {"OUR_TOKEN": "hunter2-of-ana"})
 
 
 def job(text: str, *overrides: str) -> Job:
@@ -140,6 +142,25 @@ WRONG: dict[str, tuple[str, ...]] = {
     "override_below_scalar": (RUN + "nnodes: 2\n", "nnodes.min=1"),
     "override_quoted": (RUN, "name=a b/c", "env={A: [1]}"),
     "override_rule": (RUN, "nodes.10.0.0.7.nproc_per_node=seven", "nodes={10.0.0.8: {nproc: 1}}"),
+    # elasticity
+    "elastic_values": (
+        RUN + "nnodes: 1:3\nnproc_per_node: 2\nmultiple_of: 8\nspares: -1\nnode_timeout: 0.2\nhang_timeout: Of\n",
+    ),
+    "elastic_times": (RUN + "multiple_of: 0\nexclude_after: -1\nhang_timeout: false\n", "hang_timeout=0"),
+    # secrets
+    "secret_line": (RUN + "env: {A: [1], API_KEY: hunter22, B: [2]}\n",),
+    "secret_reference": (RUN + "name: a/${env.API_KEY}\nenv:\n  API_KEY: hunter22\n  DB_PASSWORD: hunter33${\n",),
+    "secret_alias": (RUN + "env:\n  API_KEY: *hunter22\n",),
+    "secret_of_many_lines": (RUN + "env:\n  SSH_KEY: |\n    hunter22\n\n\thunter33\n  A: [1]\n",),
+    "secret_not_indented": (RUN + "env:\n  SSH_KEY: |\n    hunter22\nhunter33\n\nnnodes: 0\n",),
+    "secret_not_quoted": (RUN + "env:\n  DB_PASSWORD: @hunter22\n  A: [1]\n",),
+    "secret_below_its_name": (RUN + "env:\n  SSH_KEY:\n    hunter22: hunter33\n  A: [1]\n",),
+    "secret_of_the_submitter": (RUN + "max_restarts: ${oc.env:OUR_TOKEN}\nenv: {API_KEY: '${oc.env:OUR_TOKEN}'}\n",),
+    "secret_override": (
+        RUN,
+        *("env.API_KEY=hunter22", "entrypoint..api_key=hunter33", "env.DB_PASSWORD=*hunter44", "nnode=1"),
+        *("entrypoint.kwargs.api_key=hunter55", "--set", "env={KEY: hunter66}"),
+    ),
     # together
     "several_at_once": (
         "entrypoint:\n  scrip: train.py\n" + "\n" * 6 + "ray: here\nnnodes: 4:2\nname: night/run\n",
@@ -156,6 +177,12 @@ def test_mistakes(name: str, golden: Golden) -> None:
     """Each mistake is shown where it is, with what was expected and what to do."""
     text, *overrides = WRONG[name]
     golden(f"config/{name}", refusal(text, *overrides))
+
+
+def test_no_mistake_shows_a_secret() -> None:
+    """Neither in the line that is shown nor in what is said of it."""
+    for name, (text, *overrides) in WRONG.items():
+        assert "hunter" not in refusal(text, *overrides), name
 
 
 def refused_file(path: str) -> str:
@@ -481,3 +508,12 @@ def test_every_golden_text_is_in_use() -> None:
     """A golden text without its test would rot."""
     here = {file.stem for file in (Path(__file__).parent / "golden" / "config").glob("*.txt")}
     assert here == set(WRONG) | OTHERS
+
+
+def test_every_setting_is_in_the_readme() -> None:
+    """But for `logs_specs`, which has only one value."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    table = text.partition("## Settings")[2].partition("\n\nWorkers have")[0]
+    named = set(re.findall(r"`([a-z_.]+)`", "\n".join(row.split(" | ")[0] for row in table.splitlines())))
+    settings = {".".join(path) for path in explain.SETTINGS if path} - {"entrypoint", "ray", "logs_specs"}
+    assert {key if key in named else f".{key.rpartition('.')[2]}" for key in settings} == named

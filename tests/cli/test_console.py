@@ -17,11 +17,20 @@ import pytest
 from raylaunch.cli import console, writer
 from raylaunch.cli.console import Console
 from raylaunch.cli.writer import OutputWriter
-from raylaunch.core.actions import Launch
-from raylaunch.core.events import NodeJoined, NodeLost
+from raylaunch.core.actions import Action, AskCheckpoint, Launch, Readmit, Shun, Stop
+from raylaunch.core.events import (
+    Event,
+    NodeDraining,
+    NodeGranted,
+    NodeJoined,
+    NodeLost,
+    Progressed,
+    WorkersHung,
+)
 from raylaunch.core.job import Entrypoint, Job
 from raylaunch.core.journal import Entry
 from raylaunch.core.machine import Machine
+from raylaunch.core.stacks import StackGroup
 from raylaunch.node.logs import Output
 
 ROOT = Path(__file__).parents[2]
@@ -258,6 +267,126 @@ def test_a_lost_node_of_which_something_was_shown(capsys, rank):
     assert _lost(capsys, rank) == (
         "raylaunch: node-2 was lost: its agent died; the last lines of its workers may be missing here"
     )
+
+
+# What changes in a run, line by line.
+
+
+def _lines(capsys, *steps: tuple[Event | None, *tuple[Action, ...]]) -> list[str]:
+    """What is said of these steps, of a machine that runs attempt 1 on node-1 and node-2."""
+    job = Job(entrypoint=Entrypoint(script="train.py"), nnodes=2, nproc_per_node=2, max_restarts=3)
+    machine = Machine(job)
+    for at, node in enumerate(("node-1", "node-2"), 1):
+        machine.handle(NodeJoined(at=0.0, node=node, address=f"10.0.0.{at}", nproc=2))
+    shown = Console()
+    shown._phase = machine.phase
+    for event, *actions in steps:
+        shown.decided(Entry(event=event, actions=tuple(actions)), machine)
+    shown.close()
+    return [line.removeprefix("raylaunch: ") for line in capsys.readouterr().err.splitlines()]
+
+
+def _progressed(at: float, attempt: int = 1, **known) -> Progressed:
+    body = {"marks": 1, "low": 0, "high": 0, "marked": at}
+    return Progressed(at=at, attempt=attempt, **(body | known))
+
+
+def test_nodes_that_come_and_go(capsys):
+    """That a place was granted, that a node will go, and when; a deadline that is far away is none."""
+    granted = NodeGranted(at=1.0, node="node-3", address="10.0.0.3")
+    soon = NodeDraining(at=10.0, node="node-2", deadline=40.0, why="preempted")
+    some_time = NodeDraining(at=10.0, node="node-2", deadline=1e12, why="idle")
+    past = NodeDraining(at=10.0, node="node-2", deadline=0.0, why="preempted")
+    assert _lines(capsys, (granted,), (soon,), (some_time,), (past,)) == [
+        "10.0.0.3 is granted; its agent is starting",
+        "node-2 is being drained, gone in 30 s: preempted",
+        "node-2 is being drained: idle",
+        "node-2 is being drained, gone in 0 s: preempted",
+    ]
+
+
+def test_a_planned_change(capsys):
+    """The workers are asked before they are stopped."""
+    ask = AskCheckpoint(attempt=1, nodes=("node-1",), why="nodes joined")
+    assert _lines(capsys, (None, ask)) == ["asking the workers to save: nodes joined"]
+
+
+def test_hosts_that_are_left_out(capsys):
+    """Said once, by itself or with the next start; they come back by the address that a person knows."""
+    why = "node-3 is left out for 60 s after 3 failures"
+    joined = NodeJoined(at=1.0, node="node-3", address="10.0.0.3", nproc=2, host="f3")
+    shun = Shun(host="f3", why=why)
+    launch = Launch(attempt=2, roster=("node-1",), why=f"rank 4 on node-3 failed; restart 1 of 3; {why}")
+    back, unknown = (Readmit(host=host, why="its time is over") for host in ("f3", "f9"))
+    assert _lines(capsys, (joined, shun), (None, shun, launch), (None, back, unknown))[1:] == [
+        why,
+        f"rank 4 on node-3 failed; restart 1 of 3; {why}",
+        "10.0.0.3 may be used again: its time is over",
+        "f9 may be used again: its time is over",
+    ]
+
+
+WAITING = StackGroup(
+    ranks=(0, 2, 3),
+    frames=("/v/site-packages/torch/distributed/distributed_c10d.py:3 in all_reduce", "/job/train.py:41 in main"),
+)
+
+
+def test_a_hang(capsys):
+    """What all workers do, the odd one first; the decision is another line."""
+    fetch = StackGroup(ranks=(1,), frames=("/job/train.py:33 in fetch",))
+    event = WorkersHung(at=9.0, attempt=1, failures=(), groups=(fetch, WAITING))
+    launch = Launch(attempt=2, roster=("node-1",), why="rank 1 on node-1 hung; restart 1 of 3")
+    assert _lines(capsys, (event, launch)) == [
+        "a worker hangs; what all of them do:",
+        "  1 rank at train.py:33 in fetch: 1",
+        "  3 ranks wait in all_reduce (train.py:41): 0, 2-3",
+        "rank 1 on node-1 hung; restart 1 of 3",
+    ]
+    assert _lines(capsys, (event,)) == []  # nothing follows from it: it came too late
+
+
+def test_a_hang_of_many_kinds(capsys):
+    """The file of stacks has the rest."""
+    groups = tuple(StackGroup(ranks=(rank,), frames=(f"/job/train.py:{rank} in f",)) for rank in range(20))
+    stop = Stop(attempt=1, nodes=("node-1",), grace=0.0, why="hung")
+    lines = _lines(capsys, (WorkersHung(at=9.0, attempt=1, failures=(), groups=groups), stop))
+    assert len(lines) == 10
+    assert lines[-1] == "  ... 12 groups more"
+
+
+def test_what_a_restart_cost_is_said_once(capsys):
+    """After the first steps of the next world; the steps of the first are nothing to tell of."""
+    steps = (
+        _progressed(2.0),
+        _progressed(40.0, marks=44, low=43, high=43, marked=39.0),
+        _progressed(41.0, 2, marks=1, low=41, high=41, marked=39.9),
+        _progressed(42.0, 2, marks=2, low=42, high=42),
+    )
+    assert _lines(capsys, *((step,) for step in steps)) == ["back at step 41, 3 steps lost, 0.9 s between worlds"]
+
+
+def test_a_restart_of_steps_without_numbers(capsys):
+    """Its pause is known all the same."""
+    unknown = {"low": None, "high": None}
+    steps = (_progressed(2.0, **unknown), _progressed(3.0, 2, marked=2.5, **unknown), _progressed(90.0, 2, **unknown))
+    assert _lines(capsys, *((step,) for step in steps)) == ["back, 0.5 s between worlds"]
+
+
+def test_where_the_run_stands_once_a_minute(capsys):
+    """However often it is told of; with the slowest where that is behind."""
+    steps = (
+        _progressed(2.0),
+        *(_progressed(2.0 + second, low=second, high=second, rate=12.34) for second in range(1, 125)),
+        _progressed(190.0, low=1190, high=1200, slowest=3, rate=0.5),
+        _progressed(250.0, low=1200, high=1200, rate=0.0),
+    )
+    assert _lines(capsys, *((step,) for step in steps)) == [
+        "step 59, 12.3 steps/s",
+        "step 118, 12.3 steps/s",
+        "step 1200, 2.0 s a step, slowest rank 3 at step 1190",
+        "step 1200, standing still",
+    ]
 
 
 def _wait(condition: Callable[[], object]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from raylaunch.cli.event_log import EventLog
-from raylaunch.core.events import NodeJoined, StopAsked, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.events import NodeJoined, StopAsked, WorkersExited, WorkersHung, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.job import Entrypoint, Job
 from raylaunch.core.journal import Entry
@@ -61,6 +62,15 @@ def test_the_one_that_failed_and_those_that_were_ended():
     failed = next(event for event in events if event["metadata"]["global_rank"] == 3)
     assert json.loads(failed["metadata"]["raw_error"]) == {"message": "no"}
     assert json.loads(failed["metadata"]["metadata"])["exit_code"] == [1]
+
+
+def test_the_one_that_hung():
+    """It is ended like the others, and FAILED all the same."""
+    hung = Failure(attempt=1, node="b", rank=3, local_rank=1, pid=0, at=2.0, exit_code=-9, hung="no step for 5.0 s")
+    ended = [replace(hung, node=node, rank=rank, hung="", stopped=True) for node, rank in (("a", 0), ("b", 3))]
+    ends = [WorkersStopped(at=3.0, attempt=1, node=end.node, failures=(end,)) for end in ended]
+    events = told(*joined("a", "b"), *STARTED, WorkersHung(at=2.0, attempt=1, failures=(hung,)), *ends)
+    assert of(events, "WORKER") == [(0, "TERMINATED"), (1, "TERMINATED"), (2, "TERMINATED"), (3, "FAILED")]
 
 
 def test_nothing_was_started():

@@ -80,6 +80,8 @@ def test_plan_of_a_local_ray(job, capsys, golden, monkeypatch):
     golden("plan_local", capsys.readouterr().out)
     assert command.main([job, "--plan", "nproc_per_node=auto", "gpus_per_worker=0", "placement=spread"]) == ExitCode.OK
     golden("plan_local_spread", capsys.readouterr().out)
+    assert command.main([job, "--plan", "nproc_per_node=2", "gpus_per_worker=0", "spares=1"]) == ExitCode.OK
+    golden("plan_local_spare", capsys.readouterr().out)
     words = ["--plan", "--standalone", "--nnodes", "2", "--nproc-per-node=2", "--set", "gpus_per_worker=0", "train.py"]
     assert command.main(words) == ExitCode.OK
     golden("plan_local", capsys.readouterr().out)
@@ -118,3 +120,70 @@ def test_run_folder_cannot_be_made(job, capsys, tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(ConfigError, match=r"cannot make the run folder .* is a file"):
         RunFolder.create(Job(entrypoint=Entrypoint(script="train.py")), "1", print)
+
+
+SECRET = ["entrypoint.args=[--api-key=hunter22-of-ana]", "env.DB_PASSWORD=hunter33-of-ana"]
+
+
+def test_plan_shows_no_secret(job, capsys):
+    """Its title has the script's arguments."""
+    assert command.main([job, "--plan", "gpus_per_worker=0", *SECRET]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "train.py --api-key=***" in out
+    assert "hunter" not in out
+
+
+def test_job_as_it_ran_has_no_secret(job, monkeypatch):
+    """The text that becomes `job.yaml`; the job itself is whole."""
+    seen = []
+
+    def run(whole, text, _watcher):
+        seen.append((whole.env, text))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raylaunch.cluster.run.run_job", run)
+    assert command.main([job, *SECRET]) == ExitCode.INTERRUPTED
+    ((env, text),) = seen
+    assert env == {"DB_PASSWORD": "hunter33-of-ana"}
+    assert "--api-key=***" in text
+    assert "DB_PASSWORD: '***'" in text
+    assert "hunter" not in text
+
+
+def test_job_of_a_function_has_no_secret(monkeypatch):
+    """`raylaunch.launch`, too."""
+    import raylaunch
+
+    texts = []
+
+    def run(_job, text, _watcher, *, payload):
+        texts.append(text)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raylaunch.cli.api.run_job", run)
+    with pytest.raises(KeyboardInterrupt):
+        raylaunch.launch(print, env={"API_KEY": "hunter22-of-ana"})
+    assert "API_KEY: '***'" in texts[0]
+
+
+def test_nothing_to_run_shows_no_secret(capsys):
+    """The word that took the place of a script is quoted, but for its value."""
+    assert command.main(["--set", "env.API_KEY=hunter22"]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert "`env.API_KEY=***` is the value of `--set`" in err
+    assert "hunter" not in err
+
+
+def test_the_head_of_a_run_shows_no_secret(capsys):
+    """The first line on the terminal."""
+    from raylaunch.cli.console import Console
+    from raylaunch.core.job import Entrypoint, Job
+    from raylaunch.core.plan import make_plan
+
+    of = Job(entrypoint=Entrypoint(script="train.py", args=["--token", "hunter22"]))
+    console = Console()
+    console.planned(of, make_plan(of, (), local=True), "")
+    console.close()
+    err = capsys.readouterr().err
+    assert "train: train.py --token ***" in err
+    assert "hunter" not in err

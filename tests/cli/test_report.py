@@ -11,6 +11,7 @@ import pytest
 from raylaunch.cli.report import report
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.result import Attempt, RunResult
+from raylaunch.core.stacks import StackGroup
 
 TRACE = """Traceback (most recent call last):
   File "/home/ana/train.py", line 88, in <module>
@@ -244,6 +245,64 @@ def test_the_cause_is_in_the_first_line_and_names_are_torchruns():
 def test_finished(golden):
     """A run that survived a kill: each attempt, and the price of the restart."""
     golden("report_finished", report(ended("all 8 workers finished", [], code=0)))
+
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+REDUCE = StackGroup(
+    ranks=(0, 1, 2, 4, 5, 6, 7),
+    frames=(
+        f"{TORCH}/distributed/distributed_c10d.py:3252 in all_reduce",
+        f"{TORCH}/distributed/c10d_logger.py:83 in wrapper",
+        "/home/ana/train.py:41 in main",
+        "/home/ana/train.py:88 in <module>",
+    ),
+)
+HUNG = {"exit_code": -9, "hung": "no step for 2.1 s, at train.py:33 in fetch", "hung_at": "/home/ana/train.py:33"}
+
+
+def hung(cause: Failure, groups: tuple[StackGroup, ...], **facts) -> str:
+    others = [dead(rank, 20.1, exit_code=-15, stopped=True) for rank in range(8) if rank != cause.rank]
+    why = f"rank {cause.rank} on {cause.node} {cause.what}; the only restart is used"
+    whole = ended(why, [*others, cause], cause=cause)
+    first, last = whole.attempts
+    attempts = (
+        replace(first, world_size=8, steps=120, first_step=0, last_step=119),
+        replace(last, world_size=8, steps=30, lost_steps=3, pause=0.9, stacks=groups),
+    )
+    return report(replace(whole, attempts=attempts, **facts))
+
+
+def test_a_hang(golden):
+    """Who hung, where, and what the others waited in."""
+    fetch = StackGroup(ranks=(3,), frames=("/home/ana/train.py:33 in fetch", "/home/ana/train.py:88 in <module>"))
+    golden("report_hung", hung(dead(3, 17.4, **HUNG), (fetch, REDUCE)))
+
+
+def test_a_hang_of_a_stopped_process(golden):
+    """It could not say where it was; what is written to stderr before does not matter."""
+    group = StackGroup(ranks=(3,), frames=(), note="stopped by a signal")
+    cause = dead(3, 17.4, exit_code=-9, hung="no step for 2.1 s, stopped by a signal", stdout="", stderr="")
+    golden("report_hung_stopped", hung(cause, (group, REDUCE)))
+
+
+def test_stacks_of_many_kinds_are_cut():
+    """The file has them all, where one is kept; deep ones are cut too."""
+    deep = tuple(f"/home/ana/train.py:{line} in f{line}" for line in range(15))
+    groups = tuple(StackGroup(ranks=(rank,), frames=deep[rank:]) for rank in range(10))
+    text = hung(dead(0, 17.4, **HUNG), groups)
+    assert "      /home/ana/train.py:11 in f11\n      ... 3 calls more\n" in text
+    assert "    ... 2 groups more: stacks.txt has them all\n" in text
+    assert "    ... 2 groups more\n" in hung(dead(0, 17.4, **HUNG), groups, run_dir="")
+
+
+def test_an_elastic_run(golden):
+    """Its timeline: how large each world was, how far it came and what the change cost."""
+    whole = ended("all 12 workers finished", [], code=0)
+    first, last = whole.attempts
+    third = replace(last, number=3, why_ended="", world_size=12, steps=40, lost_steps=0, pause=0.4)
+    never = replace(last, running_at=None, world_size=4, why_ended="node-3 joined")
+    first = replace(first, world_size=8, steps=1, why_ended="node-2 was lost: nothing was heard of it for 5 s")
+    golden("report_elastic", report(replace(whole, attempts=(first, never, third), restarts=2)))
 
 
 def test_unavailable(golden):

@@ -80,6 +80,7 @@ def test_why_the_workers_meet_elsewhere_is_said_once():
     ("settings", "cpus"),
     [
         ({"nnodes": 2, "nproc_per_node": 500}, 1000),
+        ({"nnodes": 2, "spares": 1, "nproc_per_node": 500}, 1500),
         ({"nnodes": 2, "nproc_per_node": 1, "nodes": {"127.0.0.1": NodeRule(nproc_per_node=700)}}, 1400),
         ({"nprocs": 900, "cpus_per_worker": 0.5}, 450),
         ({"nproc_per_node": "cpu"}, os.cpu_count()),

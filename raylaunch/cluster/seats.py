@@ -1,0 +1,302 @@
+"""Which nodes a run wants, where they sit, and what to ask of the cluster next. It knows no Ray and no clock.
+
+A seat is a bundle of resources on some host: one of the gang, which stays ours for the whole run, or one of a group of
+its own. At most one agent, a node of the run, is at a seat. Where a node was lost, its seat is manned again and, where
+agents are spread over hosts, another seat is asked for as well: whoever comes up first is taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from raylaunch.cluster.deeds import Announce, Ask, AskGang, Deed, End, GiveBack, Man
+from raylaunch.core.layout import Bundle
+
+NOT_NEEDED = "it is not needed any more"
+_LEAVES = "its host is to be left"
+_OCCUPIED = "its host has an agent already"
+
+_STEADY_SECONDS = 60.0
+"""An agent that lived as long was well; its death is the first in a row."""
+_LONGEST_PAUSE = 60.0
+_SLOW_SECONDS = 60.0
+"""An agent that does not come up so long after its grant may be on a host that was cut off; Ray may not know yet."""
+_CUT_OFF_SECONDS = 70.0
+"""For as long Ray may take a host that was cut off for a good one, and give places there that nobody can reach."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seat:
+    number: int
+    bundle: Bundle
+    gang: bool
+    off: frozenset[str] = frozenset()
+    #: Where it is, or was when last seen; "": not known.
+    host: str = ""
+    #: Who is here or starts here; "": nobody.
+    node: str = ""
+    up_at: float | None = None
+    announced: bool = False
+    #: A node was lost here, or is slow to come up: it may still come, but is not counted on.
+    failed: bool = False
+    slow_at: float = inf
+    #: Not manned before.
+    due: float = 0.0
+
+    @property
+    def up(self) -> bool:
+        return self.up_at is not None
+
+
+class Seats:
+    """All seats of a run. Whatever is told leaves deeds behind, which `take` hands out."""
+
+    def __init__(self, bundles: Sequence[Bundle], gang: int, *, spread: bool) -> None:
+        """`bundles`: one for each node that is wanted, of which the first `gang` are worth nothing without each other.
+
+        `spread`: each on a host of its own.
+        """
+        self._bundles = tuple(bundles)
+        self._spread = spread
+        self._count = 0
+        self._nodes = 0
+        self._deeds: list[Deed] = []
+        self._seats: dict[int, _Seat] = {}
+        for bundle in self._bundles[:gang]:
+            self._add(bundle, gang=True)
+        #: Nothing beyond the gang is asked for before it is there: a single seat might take a host that it needs.
+        self._complete = False
+        self._draining: frozenset[str] = frozenset()
+        self._shunned: frozenset[str] = frozenset()
+        self._cut_off: dict[str, float] = {}
+        self._falls: Counter[str] = Counter()
+        self.false_starts = 0
+        """Agents that died before they came up, since one last came up."""
+
+    # What is told.
+
+    def start(self, now: float) -> None:
+        """Ask for the gang."""
+        self._deeds.append(AskGang({seat.number: seat.bundle for seat in self._seats.values()}))
+        self._settle(now)
+
+    def granted(self, hosts: Mapping[int, str], now: float) -> None:
+        """Seats were granted: where they are, by number."""
+        for number, host in hosts.items():
+            seat = self._seats.get(number)
+            if seat is None:
+                continue
+            self._complete = True
+            if seat.up:
+                continue
+            seat.host = host
+            if not seat.node:
+                continue
+            if not self._is_bad(seat) and not self._has_rival(seat):
+                seat.announced, seat.slow_at = True, now + _SLOW_SECONDS
+                self._deeds.append(Announce(seat.node, host))
+            else:
+                self._clear(seat, _OCCUPIED)
+        self._settle(now)
+
+    def moved(self, hosts: Mapping[int, str], now: float) -> None:
+        """Where seats of the gang are by now, by number: those of a host that died are moved."""
+        for number, host in hosts.items():
+            seat = self._seats[number]
+            if not seat.up and host and host != seat.host:
+                seat.host, seat.due = host, now
+        self._settle(now)
+
+    def joined(self, node: str, host: str, now: float) -> bool:
+        """A node came up. False: it is not wanted."""
+        seat = self._at(node)
+        if seat is None:
+            return False
+        seat.host = host
+        wanted = not self._is_bad(seat) and self._missing()[seat.bundle] > 0
+        if wanted:
+            seat.up_at, seat.failed, seat.announced = now, False, True
+            self.false_starts = 0
+            self._cut_off.pop(host, None)
+        else:
+            self._clear(seat, _OCCUPIED)
+        self._settle(now)
+        return wanted
+
+    def lost(self, node: str, now: float, *, silent: bool = False) -> float:
+        """A node is gone, or is not to be waited for. After how many seconds another starts at its seat."""
+        seat = self._at(node)
+        if seat is None:
+            return 0.0
+        pause = self._pause(seat, now, silent=silent)
+        if seat.up_at is None:
+            self.false_starts += 1
+        if silent and seat.host:
+            self._cut_off[seat.host] = now + _CUT_OFF_SECONDS
+        seat.node, seat.up_at, seat.announced, seat.failed, seat.due = "", None, False, True, now + pause
+        self._deeds.append(End(node, ""))
+        self._settle(now)
+        return pause
+
+    def drained(self, hosts: Iterable[str], now: float) -> None:
+        """These hosts, and no others, are being drained."""
+        self._draining = frozenset(hosts)
+        self._settle(now)
+
+    def shun(self, host: str, now: float) -> None:
+        """No more nodes on this host."""
+        self._shunned |= {host}
+        self._settle(now)
+
+    def readmit(self, host: str, now: float) -> None:
+        """It may be used again."""
+        self._shunned -= {host}
+        self._settle(now)
+
+    def tick(self, now: float) -> None:
+        """Time passed."""
+        self._settle(now)
+
+    # What is asked.
+
+    def take(self) -> list[Deed]:
+        """What is to be done, in this order."""
+        deeds, self._deeds = self._deeds, []
+        return deeds
+
+    @property
+    def up(self) -> int:
+        """Nodes that are up, wherever they are."""
+        return sum(seat.up for seat in self._seats.values())
+
+    def host(self, node: str) -> str:
+        """Where a node is, as far as known."""
+        seat = self._at(node)
+        return "" if seat is None else seat.host
+
+    def astray(self) -> bool:
+        """Whether seats of the gang may be on other hosts than they were."""
+        return any(seat.gang and seat.failed for seat in self._seats.values())
+
+    def wake(self, now: float) -> float | None:
+        """When `tick` should come, if nothing comes before."""
+        dues = [seat.due for seat in self._seats.values() if seat.failed and not seat.node]
+        slow = [seat.slow_at for seat in self._seats.values() if seat.node and not seat.up and not seat.failed]
+        return min((at for at in (*dues, *slow, *self._cut_off.values()) if now < at < inf), default=None)
+
+    # What follows.
+
+    def _settle(self, now: float) -> None:
+        self._cut_off = {host: until for host, until in self._cut_off.items() if until > now}
+        for seat in list(self._seats.values()):
+            if self._is_bad(seat) and not seat.up and (seat.node or not seat.gang):
+                self._clear(seat, _OCCUPIED if self._is_occupied(seat) else _LEAVES)
+            seat.failed |= not seat.up and seat.slow_at <= now
+        missing = self._missing()
+        for bundle in dict.fromkeys(self._bundles):
+            self._settle_kind(bundle, missing[bundle], now)
+        self._renew_outdated()
+
+    def _settle_kind(self, bundle: Bundle, need: int, now: float) -> None:
+        """Have as many seats asked for as nodes with this bundle are missing, beside those manned again."""
+        waiting = [seat for seat in self._seats.values() if seat.bundle == bundle and not seat.up]
+        for seat in waiting:
+            if need == 0 and seat.failed:
+                self._clear(seat, NOT_NEEDED)
+            elif not seat.node and seat.due <= now and not self._is_bad(seat):
+                self._man(seat)
+        hopeful = [seat for seat in waiting if seat.number in self._seats and self._is_hopeful(seat)]
+        if self._complete:
+            for _ in range(need - len(hopeful)):
+                self._ask(bundle)
+        spare = [seat for seat in hopeful if not seat.gang]
+        spare.sort(key=lambda seat: (seat.host != "", -seat.number))
+        for seat in spare[: max(0, len(hopeful) - need)]:
+            self._clear(seat, NOT_NEEDED)
+
+    def _renew_outdated(self) -> None:
+        """Seats that may now be where they were to be kept off, and those that are to be kept off more."""
+        for seat in list(self._seats.values()):
+            if seat.gang or seat.host:
+                continue
+            off = self._off(seat.bundle)
+            if seat.off - off or self._shunned - seat.off:
+                self._clear(seat, NOT_NEEDED)
+                self._ask(seat.bundle)
+
+    def _missing(self) -> Counter[Bundle]:
+        """Of the wanted nodes, those that are not up on a host that is to be kept."""
+        leaving = self._draining | self._shunned
+        serving = [seat.bundle for seat in self._seats.values() if seat.up and seat.host not in leaving]
+        return Counter(self._bundles) - Counter(serving)
+
+    def _is_hopeful(self, seat: _Seat) -> bool:
+        """Whether it may be counted on. Its host may be gone where an agent was lost, and another one will do then."""
+        if self._is_bad(seat):
+            return False
+        return not seat.failed or not self._spread or not seat.host
+
+    def _is_bad(self, seat: _Seat) -> bool:
+        """Whether no node is wanted on its host."""
+        return seat.host in self._draining | self._shunned or self._is_occupied(seat)
+
+    def _is_occupied(self, seat: _Seat) -> bool:
+        return self._spread and any(other.up and other.host == seat.host for other in self._others(seat))
+
+    def _has_rival(self, seat: _Seat) -> bool:
+        """Whether another agent starts on its host."""
+        return self._spread and any(other.node and other.host == seat.host for other in self._others(seat))
+
+    def _others(self, seat: _Seat) -> Iterator[_Seat]:
+        return (other for other in self._seats.values() if other is not seat)
+
+    def _off(self, bundle: Bundle) -> frozenset[str]:
+        """Hosts to keep a seat off that is asked for now."""
+        off = self._shunned.union(bundle.avoid)
+        if self._spread:
+            off = off.union(self._cut_off, (seat.host for seat in self._seats.values() if seat.host))
+        return off
+
+    def _pause(self, seat: _Seat, now: float, *, silent: bool) -> float:
+        """None for the first death in a row on a host; then 1, 2, 4 seconds and so on."""
+        where = seat.host or f"seat {seat.number}"
+        if seat.up_at is not None and now - seat.up_at >= _STEADY_SECONDS:
+            del self._falls[where]
+        if silent:
+            return 0.0
+        self._falls[where] += 1
+        falls = self._falls[where]
+        return min(_LONGEST_PAUSE, 2.0 ** min(falls - 2, 10)) if falls > 1 else 0.0
+
+    # How it is done.
+
+    def _at(self, node: str) -> _Seat | None:
+        return next((seat for seat in self._seats.values() if seat.node == node != ""), None)
+
+    def _add(self, bundle: Bundle, *, gang: bool, off: frozenset[str] = frozenset()) -> _Seat:
+        self._count += 1
+        seat = _Seat(number=self._count, bundle=bundle, gang=gang, off=off)
+        self._seats[seat.number] = seat
+        return seat
+
+    def _ask(self, bundle: Bundle) -> None:
+        seat = self._add(bundle, gang=False, off=self._off(bundle))
+        self._deeds.append(Ask(seat.number, bundle, seat.off))
+        self._man(seat)
+
+    def _man(self, seat: _Seat) -> None:
+        self._nodes += 1
+        seat.node, seat.slow_at = f"node-{self._nodes}", inf
+        self._deeds.append(Man(seat.number, seat.node, seat.bundle))
+
+    def _clear(self, seat: _Seat, why: str) -> None:
+        """Have nobody there. A seat of its own is given back; one of the gang stays, for the next who needs it."""
+        if seat.node:
+            self._deeds.append(End(seat.node, why if seat.announced else ""))
+        seat.node, seat.up_at, seat.announced, seat.failed = "", None, False, True
+        if not seat.gang:
+            del self._seats[seat.number]
+            self._deeds.append(GiveBack(seat.number))

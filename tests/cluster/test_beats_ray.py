@@ -1,0 +1,141 @@
+"""Processes that stand still: a driver, an agent. Nobody trains who is believed lost, and the run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import wait_until
+from tests.cluster.test_no_orphans import agents, parent, workers
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+TIMEOUT = 1.5
+"""Seconds: `node_timeout`."""
+
+TRAINING = """
+import os, time
+print("up", flush=True)
+with open(os.environ["STEPS"] + "/" + os.environ["RANK"], "a") as steps:
+    while True:
+        print(time.monotonic(), file=steps, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def training(launcher, tmp_path, **job):
+    """Until all workers of the first attempt are up."""
+    (tmp_path / "steps").mkdir()
+    run = launcher.start(
+        entrypoint={"script": launcher.script(TRAINING)},
+        env={"STEPS": str(tmp_path / "steps")},
+        max_restarts=1,
+        node_timeout=TIMEOUT,
+        **job,
+    )
+    wait_for_attempt(run, 1)
+    return run
+
+
+def wait_for_attempt(run, attempt):
+    logs = [f"runs/*/*/attempt-{attempt}/rank-{rank}/stdout.log" for rank in range(4)]
+    wait_until(
+        lambda: all(any(path.read_text() for path in run.folder.glob(pattern)) for pattern in logs),
+        60,
+        f"attempt {attempt} to be up",
+    )
+
+
+def last_steps(tmp_path: Path) -> dict[str, float]:
+    return {path.name: float(path.read_text().splitlines()[-2]) for path in (tmp_path / "steps").iterdir()}
+
+
+def facts(run, kind: str):
+    rows = [json.loads(line) for line in (run.run_dir / "events.jsonl").read_text().splitlines()[2:]]
+    return [row["event"] for row in rows if row["event"]["is"] == kind]
+
+
+def end(run):
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+    assert run.code == 130
+
+
+def test_a_driver_that_stood_still_asks_anew(launcher, tmp_path):
+    """Its nodes end their workers before it could have believed them lost; when it goes on, it finds out and begins
+    again, without a restart spent."""
+    run = training(launcher, tmp_path)
+    before = set(workers(run))
+    assert len(before) == 4
+    os.kill(run.process.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        wait_until(lambda: not before & set(workers(run)), 20, "the workers to end")
+        wait_until(lambda: time.monotonic() > stopped + 2 * TIMEOUT, 20, "the driver to have been away for long")
+        assert max(last_steps(tmp_path).values()) <= stopped + TIMEOUT
+        assert agents(launcher.cluster) == []
+    finally:
+        os.kill(run.process.pid, signal.SIGCONT)
+    wait_for_attempt(run, 2)
+    assert {event["node"] for event in facts(run, "NodeLost")} == {"node-1", "node-2"}
+    end(run)
+    assert "restart 1 of" not in (run.run_dir / "events.jsonl").read_text()
+
+
+def test_an_agent_that_stands_still_is_lost(launcher, tmp_path):
+    """Its workers end by themselves before the driver believes it; another takes its place, without a restart spent."""
+    run = training(launcher, tmp_path)
+    agent = agents(launcher.cluster)[0]
+    its = {pid for pid in workers(run) if agent in ancestors(pid)}
+    assert len(its) == 2
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        wait_until(lambda: facts(run, "NodeLost"), 20, "the driver to notice")
+        assert not its & set(workers(run))
+        (event,) = facts(run, "NodeLost")
+        assert event["why"] == "nothing was heard of it for 1.5 s"
+        wait_for_attempt(run, 2)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(agent, signal.SIGCONT)
+    end(run)
+    assert "restart 1 of" not in (run.run_dir / "events.jsonl").read_text()
+
+
+def ancestors(pid: int) -> list[int]:
+    found = []
+    while (pid := parent(pid)) > 1:
+        found.append(pid)
+    return found
+
+
+HANGING = """
+import os, time
+from raylaunch import worker
+first = worker.context().attempt == 1
+step = 0
+while first or step < 40:
+    worker.heartbeat()
+    step += 1
+    time.sleep(0.05)
+    if step == 30 and first and os.environ["RANK"] == "2":
+        time.sleep(1000)
+"""
+
+
+def test_a_worker_that_hangs_is_found_and_restarted(launcher):
+    """On whichever node; what all of them were doing is kept, and a restart is spent."""
+    run = launcher.run(entrypoint={"script": launcher.script(HANGING)}, max_restarts=1, hang_timeout=2)
+    assert run.code == 0
+    (hung,) = facts(run, "WorkersHung")
+    assert [failure["rank"] for failure in hung["failures"]] == [2]
+    assert "restart 1 of 1" in (run.run_dir / "events.jsonl").read_text()
+    text = (run.run_dir / "attempt-1" / "stacks.txt").read_text()
+    assert all(f"--- rank {rank}," in text for rank in range(4))
+    assert facts(run, "Progressed") != []
