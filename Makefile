@@ -1,10 +1,11 @@
-# make run: set up and train; make test: set up and prove; make bench: measure against torchrun.
+# make run: set up and train; make test: set up and prove; make bench: measure against torchrun;
+# make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1).
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3.11
 
-.PHONY: install run test check bench clean
+.PHONY: install run test check bench chaos clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +30,9 @@ check: install
 
 bench: install
 	$(BIN)/python -m tests.bench $(ONLY)
+
+chaos: install
+	$(BIN)/python -m tests.chaos --faults $(or $(N),60) --seed $(or $(SEED),1)
 
 clean:
 	rm -rf $(VENV) runs checkpoints

@@ -150,7 +150,7 @@ class Driver:
         what happened in time.
         """
         times = [self._presence.next_look - self._began, self._orders.wake_at]
-        if self.machine.phase is Phase.RUNNING:
+        if self._is_watched():
             times.append(self._watch.next_look)
         nearest = min(times)
         with contextlib.suppress(queue.Empty):
@@ -191,8 +191,12 @@ class Driver:
         if now >= self._orders.wake_at:
             self._orders.wake_at = float("inf")
             yield Tick(at=now)
-        if self.machine.phase is Phase.RUNNING:
+        if self._is_watched():
             yield from self._watch.due(now)
+
+    def _is_watched(self) -> bool:
+        """Whether workers are to make steps; also those that were asked to save at one that is still to come."""
+        return self.machine.phase is Phase.RUNNING or self.machine.asking
 
     # From what is heard to facts.
 

@@ -22,7 +22,7 @@ class Proposal:
     def __init__(self, fleet: Fleet, attempt: int, nodes: Iterable[str], step: int) -> None:
         self._fleet = fleet
         self._attempt = attempt
-        self._nodes = frozenset(nodes)
+        self._nodes = tuple(nodes)
         self._propose(step)
 
     def _propose(self, step: int) -> None:

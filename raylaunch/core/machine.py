@@ -273,11 +273,11 @@ class Machine:
         return self._finish(ExitCode.OK, how)
 
     def _workers_hung(self, event: WorkersHung) -> list[Action]:
-        if self.phase is not Phase.RUNNING:
+        cause = root_cause(event.failures)
+        if cause is None or (self.phase is not Phase.RUNNING and not self.asking):
             return []
         self.failures.extend(event.failures)
-        cause = root_cause(event.failures)
-        return [] if cause is None else self._workers_failed(cause)
+        return self._stop(_told(cause), grace=0.0) if self.asking else self._workers_failed(cause)
 
     def _workers_failed(self, cause: Failure) -> list[Action]:
         what = _told(cause)

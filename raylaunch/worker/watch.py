@@ -71,7 +71,7 @@ class Watch:
         self._marks_when_asked = self._marks
         self._write(page.STEP, done)
         self._write(page.ASKED, done)
-        if not self.is_asked_for(done) or not self._is_settled(done):
+        if not self.is_asked_for(done) or not self._becomes_due(done):
             return False
         self._saving = True
         self._tell_busy()
@@ -87,16 +87,17 @@ class Watch:
         numbers = self._numbers
         return numbers is not None and 0 < numbers[page.ASK] <= done and numbers[page.SETTLED] == numbers[page.ASK]
 
-    def _is_settled(self, done: int) -> bool:
+    def _becomes_due(self, done: int) -> bool:
         """Wait until it is known whether all ranks can save at this step; some may have passed it already.
 
         That takes as long as a message to the driver and back. Where nobody decides, the wish is taken back.
         """
-        numbers = self._numbers
-        while numbers is not None and numbers[page.SETTLED] != numbers[page.ASK]:
+        while self.is_asked_for(done):
+            if self.is_due(done):
+                return True
             self.sign_of_life()
             sleep(_LOOK)
-        return self.is_due(done)
+        return False
 
     def saved(self, done: int) -> None:
         """A checkpoint is written that holds so many steps."""

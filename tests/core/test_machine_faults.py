@@ -472,6 +472,19 @@ def test_workers_that_start_or_stop_do_not_hang():
     assert machine.restarts == 0
 
 
+def test_a_world_that_hangs_when_it_is_to_save_is_not_waited_for():
+    """It was to be another in any case, so no restart is spent."""
+    machine = running("a", nnodes="1:2", max_restarts=1)
+    told(machine, joined("b", 10.0), progressed(11.0))
+    assert machine.asking
+    assert told(machine, hung("a", 15.0)) == [
+        stop(1, "a", grace=0.0, why="rank 1 on a was killed by SIGKILL"),
+        gone_by(25.0),
+    ]
+    assert told(machine, stopped("a", 15.1))[0] == launch(2, "a", "b", why="rank 1 on a was killed by SIGKILL")
+    assert machine.restarts == 0
+
+
 def test_the_cause_of_a_failure_told_with_its_echo_is_blamed():
     """The echo's host is not."""
     machine = running("a", "b", nnodes="1:2", max_restarts=9, exclude_after=1)

@@ -75,7 +75,7 @@ def test_a_planned_resize_loses_no_step(node: tuple[Page, str], start: Start) ->
     """
     shared, path = node
     shared.begin(1, 2)
-    shared.numbers[page.ASK] = 7 + 1
+    shared.numbers[page.ASK] = shared.numbers[page.SETTLED] = 7 + 1
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     world |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "RAYLAUNCH_ATTEMPT": "1"}

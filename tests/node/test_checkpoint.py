@@ -8,6 +8,7 @@ import select
 import pytest
 
 from raylaunch.core.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.node.messages import Proposed
 from tests.node.harness import Ears, Node, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -44,8 +45,15 @@ def begin(node: Node, ears: Ears, text: str, nproc: int) -> None:
     node.wait(WorkersStarted)
 
 
-def ask(node: Node, step: int, attempt: int = 0) -> None:
+def propose(node: Node, step: int, attempt: int = 0) -> None:
     node.supervisor.ask_checkpoint(attempt or node.attempt, step)
+
+
+def ask(node: Node, step: int) -> None:
+    """As the driver does when this is the only node."""
+    propose(node, step)
+    assert node.wait(Proposed).step == step
+    node.supervisor.settle(node.attempt, step)
 
 
 def furthest(node: Node) -> int:
@@ -65,6 +73,51 @@ def test_all_workers_save_at_the_step_that_was_asked_for(either: Node, ears: Ear
     stopped = either.stop(grace=30.0)
     assert [late.signal for late in stopped.failures] == ["SIGTERM"] * 3
     assert [(either.rank_folder(rank) / "stdout.log").read_text() for rank in range(3)] == [f"{step}\n"] * 3
+
+
+def test_a_proposed_step_is_waited_at_until_it_is_settled(node: Node, ears: Ears) -> None:
+    """The node says how far its workers were; those that come to the step neither save there nor pass it."""
+    begin(node, ears, TRAINS, nproc=2)
+    step = furthest(node) + 50
+    propose(node, step)
+    word = node.wait(Proposed)
+    assert (word.node, word.attempt, word.step) == ("node-0", node.attempt, step)
+    assert word.reached < step
+    until(lambda: furthest(node) == step, "they do not come to it")
+    assert node.silence(0.1) == []
+    assert furthest(node) == step
+    node.supervisor.settle(node.attempt, step)
+    assert node.wait(WorkersCheckpointed).step == step
+
+
+def test_a_step_that_some_have_passed_is_given_up_for_a_later_one(node: Node, ears: Ears) -> None:
+    """Those that waited at the first go on to the second, and all save there."""
+    begin(node, ears, TRAINS, nproc=3)
+    propose(node, furthest(node) - 3)
+    word = node.wait(Proposed)
+    assert word.reached >= word.step
+    propose(node, word.reached + 2)
+    later = node.wait(Proposed)
+    assert later.reached < later.step
+    node.supervisor.settle(node.attempt, word.step)  # a word that comes too late changes nothing
+    assert node.silence(0.1) == []
+    node.supervisor.settle(node.attempt, later.step)
+    assert node.wait(WorkersCheckpointed).step == later.step
+    node.stop(grace=30.0)
+    assert [(node.rank_folder(rank) / "stdout.log").read_text() for rank in range(3)] == [f"{later.step}\n"] * 3
+
+
+def test_who_waits_at_a_proposed_step_hears_a_signal(node: Node, ears: Ears) -> None:
+    """A stop takes the proposal back: a script with a handler of its own goes on, and ends as it likes."""
+    text = TRAINS.replace("import itertools, time", "import itertools, signal, sys, time").replace(
+        "for step in", "ended = []\n    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))\n    for step in"
+    )
+    begin(node, ears, text.replace("        if step == 4:", "        if ended:\n            sys.exit(3)\n        if step == 4:"), nproc=1)
+    step = furthest(node) + 50
+    propose(node, step)
+    until(lambda: furthest(node) == step, "it does not come to it")
+    stopped = node.stop(grace=30.0)
+    assert [late.exit_code for late in stopped.failures] == [3]
 
 
 def test_nothing_is_looked_at_when_nothing_is_asked(node: Node, ears: Ears) -> None:
@@ -91,7 +144,7 @@ def test_a_worker_that_never_asks_is_not_waited_for(node: Node, ears: Ears) -> N
     text = ASKS_ONCE.replace("should_checkpoint(0)", "should_checkpoint(0) if asks else None")
     os.mkfifo(node.folder / "go")
     begin(node, ears, text, nproc=2)
-    ask(node, 1)
+    propose(node, 1)
     assert node.wait(WorkersCheckpointed).step is None
 
 
@@ -99,7 +152,7 @@ def test_workers_that_are_not_started_cannot_be_asked(node: Node) -> None:
     """The answer comes all the same, whatever they will do when they are."""
     node.tidy()
     node.launch(node.script("import time\ntime.sleep(3600)"))
-    ask(node, 5)
+    propose(node, 5)
     answer = node.wait(WorkersCheckpointed)
     assert (answer.attempt, answer.step) == (node.attempt, None)
 
@@ -108,7 +161,7 @@ def test_workers_that_are_not_started_cannot_be_asked(node: Node) -> None:
 def test_another_attempt_cannot_be_asked(node: Node, ears: Ears, which: int) -> None:
     """The present one trains on, unasked."""
     begin(node, ears, TRAINS, nproc=1)
-    ask(node, furthest(node) + 1, node.attempt + which)
+    propose(node, furthest(node) + 1, node.attempt + which)
     answer = node.wait(WorkersCheckpointed)
     assert (answer.attempt, answer.step) == (node.attempt + which, None)
     before = furthest(node)
@@ -129,7 +182,7 @@ def test_a_worker_that_ends_meanwhile_is_not_waited_for(node: Node, ears: Ears) 
 def test_workers_that_have_all_ended_cannot_be_asked(node: Node) -> None:
     """The answer comes all the same: nobody is to wait for it."""
     node.run(node.script("from raylaunch.worker import should_checkpoint\nshould_checkpoint(0)"), nproc=2)
-    ask(node, 1)
+    propose(node, 1)
     assert node.wait(WorkersCheckpointed).step is None
 
 

@@ -40,7 +40,15 @@ class Shared:
         return {name: value for name, value in found.items() if value}
 
     def ask(self, steps):
+        """As it is when the driver has settled it."""
+        self.numbers[page.SETTLED] = steps
         self.numbers[page.ASK] = steps
+
+    def propose(self, steps):
+        self.numbers[page.ASK] = steps
+
+    def settle(self):
+        self.numbers[page.SETTLED] = self.numbers[page.ASK]
 
     def end_lease(self):
         self.numbers[page.LEASE] = 1

@@ -60,7 +60,7 @@ def test_a_new_attempt_begins_with_nothing_of_the_one_before(created):
     for index in range(len(made.numbers)):
         made.numbers[index] = 1
     made.begin(4, 2)
-    assert (made.numbers[page.ASK], made.numbers[page.ATTEMPT]) == (0, 4)
+    assert (made.numbers[page.ASK], made.numbers[page.SETTLED], made.numbers[page.ATTEMPT]) == (0, 0, 4)
     assert set(made.numbers[slot(0) : slot(2)]) == {0}
     assert made.numbers[page.LEASE] == 1, "the lease is the node's, not the attempt's"
 

@@ -4,6 +4,7 @@ import fcntl
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -117,6 +118,21 @@ def test_it_is_true_from_the_step_on_that_was_asked_for(alone_worker):
     run = alone_worker.python("from raylaunch.worker import *\nprint(*(should_checkpoint(step) for step in range(5)))")
     assert run.printed() == ["False", "False", "True", "True", "True"]
     assert alone_worker.shared.slot() == {"MARKS": 5, "STEP": 5, "ASKED": 5, "BUSY": 1}
+
+
+def test_at_a_step_that_is_proposed_it_waits_until_that_is_settled(alone_worker):
+    """And says no where it was put off to a later one, as some rank had passed it."""
+    shared = alone_worker.shared
+    shared.propose(3)
+    text = "from raylaunch.worker import *\nprint(*(should_checkpoint(step) for step in range(5)))"
+    run = alone_worker.python(text)
+    shared.until("ASKED", 3)
+    time.sleep(0.05)
+    assert (shared["ASKED"], shared["BUSY"]) == (3, 0)
+    shared.propose(4)
+    shared.until("ASKED", 4)
+    shared.settle()
+    assert run.printed() == ["False", "False", "False", "True", "True"]
 
 
 PARKS = """

@@ -1,0 +1,169 @@
+"""The job under test: started on the head, watched by way of its event log and its step logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.check_steps import Note, World, read, worlds
+from tests.hosts.host import Host, Process, parent
+from tests.hosts.hosts import Hosts, inside
+
+_SCRIPT = Path(__file__).with_name("train.py")
+_ENDLESS = 10**9
+SETTINGS: dict[str, Any] = {
+    "nnodes": "1:4",
+    "nproc_per_node": 2,
+    "max_restarts": 100_000,
+    "hang_timeout": 4,
+    "exclude_after": 0,
+    "last_call": 1,
+    "shutdown_timeout": 10,
+    "show": "none",
+}
+
+
+class Job:
+    """`events` are the journal's lines, as far as they are written; times in them are seconds since 1970."""
+
+    def __init__(self, hosts: Hosts, folder: Path, **more: Any) -> None:
+        self.hosts = hosts
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self.training = folder / "training"
+        args = [str(self.training), "--steps", str(_ENDLESS)]
+        job = SETTINGS | more | {"entrypoint": {"script": str(_SCRIPT), "args": args}}
+        (folder / "job.yaml").write_text(json.dumps(job))
+        self._said = (folder / "said").open("w")
+        command = [sys.executable, "-m", "raylaunch", "job.yaml"]
+        self.process = hosts.popen(hosts.head, command, cwd=folder, stdout=self._said, stderr=self._said)
+        self._began = 0.0
+        self._read = 0
+        self._lines: list[dict[str, Any]] = []
+
+    # What it says.
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Entries of events.jsonl, with `at` of the event in seconds since 1970."""
+        found = list(self.folder.glob("runs/*/*/events.jsonl"))
+        if found:
+            with found[0].open() as file:
+                file.seek(self._read)
+                while (text := file.readline()).endswith("\n"):
+                    self._read = file.tell()
+                    self._take(json.loads(text))
+        return self._lines
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "job" in line:
+            self._began = datetime.fromisoformat(line["began"]).timestamp()
+        elif line["event"] is not None:
+            line["event"]["at"] += self._began
+            self._lines.append(line)
+
+    def events(self, kind: str, since: float = 0.0, **facts: Any) -> list[dict[str, Any]]:
+        """Events of a kind after a time, with these facts."""
+        found = [line["event"] for line in self.lines() if line["event"]["is"] == kind and line["event"]["at"] >= since]
+        return [event for event in found if all(event.get(name) in (fact, [fact]) for name, fact in facts.items())]
+
+    def actions(self, kind: str) -> list[dict[str, Any]]:
+        return [action for line in self.lines() for action in line["actions"] if action["is"] == kind]
+
+    @property
+    def attempt(self) -> int:
+        return max((launch["attempt"] for launch in self.actions("Launch")), default=0)
+
+    @property
+    def roster(self) -> list[str]:
+        launches = self.actions("Launch")
+        return launches[-1]["roster"] if launches else []
+
+    def nodes_on(self, host: Host) -> list[str]:
+        """Names of all agents that ever joined from there."""
+        return [event["node"] for event in self.events("NodeJoined") if event["address"] == host.address]
+
+    def runs_on(self, host: Host) -> bool:
+        """Whether the present world has workers there."""
+        return not set(self.nodes_on(host)).isdisjoint(self.roster)
+
+    def notes(self) -> list[Note]:
+        return read(self.training)
+
+    def worlds(self) -> list[World]:
+        return worlds(self.notes())
+
+    def trains(self, beyond: int) -> World | None:
+        """The first world of an attempt beyond that one all of whose ranks have made a step."""
+        return next((world for world in worlds(read(self.training, beyond)) if world.trained), None)
+
+    def present(self) -> World | None:
+        """The world of the present attempt, if it has begun to train."""
+        return next(iter(worlds(read(self.training, self.attempt - 1))), None)
+
+    # Its processes.
+
+    def workers(self, host: Host) -> list[int]:
+        """Of the present attempt on that host, as seen from outside."""
+        nodes = set(self.nodes_on(host))
+        started = [event for event in self.events("WorkersStarted", attempt=self.attempt) if event["node"] in nodes]
+        pids = {pid for event in started for pid in event["pids"]}
+        return [process.pid for process in self._ours(host) if process.inner in pids]
+
+    def _ours(self, host: Host) -> list[Process]:
+        return self.hosts.processes(host, "keeper.py")
+
+    def agents(self, host: Host) -> list[int]:
+        return [process.pid for process in self.hosts.processes(host, "ray::Agent")]
+
+    def fork_servers(self, host: Host) -> list[int]:
+        """The keeper's child: it has workers."""
+        keepers = set(self.keepers(host))
+        return [process.pid for process in self._ours(host) if parent(process.pid) in keepers]
+
+    def keepers(self, host: Host) -> list[int]:
+        agents = set(self.agents(host))
+        return [process.pid for process in self._ours(host) if parent(process.pid) in agents]
+
+    # Its end.
+
+    def finish(self, steps_more: int = 40) -> int:
+        """Let it come to its end a little later; its exit code."""
+        worlds = self.worlds()
+        last = (worlds[-1].last if worlds else 0) + steps_more
+        aside = self.training / "last.tmp"
+        aside.write_text(str(last))
+        aside.replace(self.training / "last")
+        return self.process.wait(timeout=180)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.kill(inside(self.process), signal.SIGKILL)
+            self.process.wait(timeout=10)
+        self._said.close()
+
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
+
+
+def wait_for(what: Callable[[], Any], seconds: float) -> Any:
+    """What it gives as soon as that is true, or its last."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def reference(folder: Path, count: int) -> Path:
+    """The same training without faults, on one rank without raylaunch: its final parameters."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(_SCRIPT), str(folder), "--steps", str(count), "--step-seconds", "0"]
+    subprocess.run(command, env=os.environ | alone, check=True, timeout=900)
+    return folder / "final.bin"

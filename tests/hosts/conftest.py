@@ -1,0 +1,288 @@
+"""Three hosts for the session, and a check after every test that nothing of its runs is left on any of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import dispose, wait_until
+from tests.hosts.host import Host, Process, send, why_not
+from tests.hosts.hosts import Hosts, inside
+from tests.private_cluster import MARK
+
+COUNT = 3
+_END_SECONDS = 60
+
+
+@pytest.fixture(scope="session")
+def all_hosts() -> Iterator[Hosts]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with Hosts(COUNT) as found:
+        yield found
+
+
+@pytest.fixture
+def hosts(all_hosts: Hosts) -> Iterator[Hosts]:
+    """Three hosts, all well, whatever the test before did to them; what it left behind on them fails the test."""
+    make_whole(all_hosts)
+    before = {host: leavings(all_hosts, host) for host in all_hosts.hosts}
+    yield all_hosts
+    for host in all_hosts.hosts:
+        all_hosts.heal(host)
+        all_hosts.resume(host)
+    wait_until(lambda: all_hosts.ask("left") == [], 15, "actors and placement groups to be gone")
+    for host in [host for host in all_hosts.hosts if host.holder.poll() is None]:
+        wait_until(
+            lambda host=host: leavings(all_hosts, host) <= before.get(host, set()),
+            10,
+            f"{host.name} to be clean of {leavings(all_hosts, host) - before.get(host, set())}",
+        )
+
+
+def make_whole(hosts: Hosts) -> None:
+    """Three hosts with a raylet that Ray knows to be alive and not to be drained; the head is the first."""
+    draining = hosts.ask("draining")
+    for host in hosts.hosts[1:]:
+        if (
+            host.holder.poll() is not None
+            or not hosts.alive(host)
+            or host.node_id in draining
+            or not is_well(hosts, host)
+        ):
+            hosts.remove(host)
+    for host in hosts.hosts[COUNT:]:
+        hosts.remove(host)
+    added = [hosts.add(wait=False) for _ in range(COUNT - len(hosts.hosts))]
+    for host in added:
+        hosts.wait_for(host)
+
+
+def is_well(hosts: Hosts, host: Host) -> bool:
+    """It has a raylet; Ray itself takes up to a minute to notice that one has gone."""
+    return bool(hosts.processes(host, "raylet/raylet "))
+
+
+def leavings(hosts: Hosts, host: Host) -> set[str]:
+    """What a run may leave on a host beside processes: shared memory, sockets with a name, files below TMPDIR."""
+    files = {str(path) for folder in (host.folder, hosts.folder) for path in (folder / "tmp").rglob("*")}
+    sockets = {name for name in hosts.sockets(host) if not name.startswith(f"{host.folder}/session_")}  # not Ray's
+    return {f"/dev/shm/{name}" for name in hosts.shared_memory(host)} | sockets | files
+
+
+@dataclass
+class Run:
+    """A `raylaunch` process on the head, its output, and what it left in its run folder."""
+
+    hosts: Hosts
+    entered: subprocess.Popen[str]
+    driver: int
+    folder: Path
+    mark: str
+    code: int = -1
+    out: str = ""
+    err: str = ""
+
+    def signal(self, number: int) -> None:
+        """Send the driver one."""
+        os.kill(self.driver, number)
+
+    def wait(self, seconds: float = _END_SECONDS) -> Run:
+        if self.code == -1:
+            self.out, self.err = self.entered.communicate(timeout=seconds)
+            self.code = self.entered.returncode
+        return self
+
+    def stop(self) -> Run:
+        """As a person does it."""
+        self.signal(signal.SIGINT)
+        return self.wait()
+
+    def journal(self) -> list[dict[str, Any]]:
+        """The lines of events.jsonl, as far as they are written."""
+        found = list(self.folder.glob("runs/*/*/events.jsonl"))
+        text = found[0].read_text() if found else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """All of a kind, in order."""
+        seen = [line.get("event") for line in self.journal()]
+        return [event for event in seen if event and event["is"] == kind]
+
+    def actions(self, kind: str) -> list[dict[str, Any]]:
+        """All orders of a kind, in order, each with the time `at` which it was given."""
+        found = []
+        for line in self.journal()[1:]:
+            at = (line["event"] or {"at": 0.0})["at"]
+            found += [{"at": at} | action for action in line["actions"] if action["is"] == kind]
+        return found
+
+    @property
+    def result(self) -> dict[str, Any]:
+        (path,) = self.folder.glob("runs/*/*/result.json")
+        return json.loads(path.read_text())
+
+    def nodes_on(self, host: Host) -> list[str]:
+        """Nodes of the run that ever were on the host, in order."""
+        return [event["node"] for event in self.events("NodeJoined") if event["address"] == host.address]
+
+    def processes(self, host: Host, word: str = "") -> list[Process]:
+        """Those of the run: what carries its mark, and the agent."""
+        found = self.hosts.processes(host, word)
+        return [each for each in found if each.environ.get(MARK) == self.mark or "ray::Agent" in each.command]
+
+    def everywhere(self) -> list[Process]:
+        """The same on all hosts."""
+        return [process for host in self.hosts.hosts for process in self.processes(host)]
+
+    def workers(self, host: Host) -> list[Process]:
+        """The workers of any attempt that are alive there."""
+        nodes = self.nodes_on(host)
+        pids = {pid for event in self.events("WorkersStarted") if event["node"] in nodes for pid in event["pids"]}
+        return [each for each in self.processes(host) if each.inner in pids]
+
+    def steps(self) -> list[Step]:
+        """What the workers of `STEPS` wrote down, in order of time."""
+        lines = [line.split() for path in self.folder.glob("steps.*") for line in path.read_text().splitlines()]
+        found = [Step(float(line[0]), *map(int, line[1:5]), line[5]) for line in lines if len(line) == 6]
+        return sorted(found, key=lambda step: step.at)
+
+    def wait_for(self, what: Callable[[], object], seconds: float = 30.0, name: str = "") -> None:
+        """Wait for it, as long as the run goes on."""
+
+        def holds() -> object:
+            if (there := what()) or self.entered.poll() is None:
+                return there
+            self.wait()
+            return pytest.fail(f"the run ended with {self.code}:\n{self.err}")
+
+        try:
+            wait_until(holds, seconds, name or "the run to do it")
+        except pytest.fail.Exception as error:
+            lines = "\n".join(map(json.dumps, self.journal()[1:]))
+            raise pytest.fail.Exception(f"{error}; it did:\n{lines}") from None
+
+    def wait_for_world(self, size: int, *, after: int = 0, seconds: float = 30.0) -> int:
+        """Until all ranks of a world of that size have done a step, in an attempt after that; which attempt it is."""
+        found: list[int] = []
+
+        def trains() -> object:
+            ranks: dict[tuple[int, int], set[int]] = {}
+            for step in self.steps():
+                ranks.setdefault((step.attempt, step.world), set()).add(step.rank)
+            full = [key[0] for key, seen in ranks.items() if key[1] == size == len(seen) and key[0] > after]
+            found[:] = full[-1:]
+            return full
+
+        self.wait_for(trains, seconds, f"a world of {size} to train")
+        return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one rank; `at` is CLOCK_MONOTONIC, the same on all hosts."""
+
+    at: float
+    attempt: int
+    rank: int
+    world: int
+    number: int
+    host: str
+
+
+STEPS = """
+import os, socket, sys, time
+from pathlib import Path
+import raylaunch.worker as launch
+saving = "--saving" in sys.argv
+attempt, rank, world = (os.environ[name] for name in ("RAYLAUNCH_ATTEMPT", "RANK", "WORLD_SIZE"))
+saved = Path("saved")
+step = int(saved.read_text()) + 1 if saved.exists() else 0
+with open(f"steps.{attempt}.{rank}.{os.getpid()}", "w", buffering=1) as log:
+    while not os.path.exists("enough"):
+        launch.heartbeat()
+        log.write(f"{time.monotonic()} {attempt} {rank} {world} {step} {socket.gethostname()}\\n")
+        time.sleep(0.02)
+        if saving and launch.should_checkpoint(step):
+            if rank == "0":
+                saved.write_text(str(step))
+            launch.checkpointed(step)
+        step += 1
+"""
+"""A script that trains, as it were, until the file `enough` is there; every step of every rank is written down."""
+
+
+@dataclass
+class Launcher:
+    """Starts `raylaunch` on the head, in a folder of its own."""
+
+    folder: Path
+    hosts: Hosts
+    runs: list[Run] = field(default_factory=list)
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        (self.folder / name).write_text(textwrap.dedent(text))
+        return name
+
+    def start(self, text: str = STEPS, *args: str, **job: Any) -> Run:
+        """Run the script, one worker on each of three nodes, with no restart to spend, unless told otherwise."""
+        mark = secrets.token_hex(8)
+        defaults = {"nnodes": 3, "nproc_per_node": 1, "cpus_per_worker": 1, "preload": [], "last_call": 0.5}
+        job = {"entrypoint": {"script": self.script(text), "args": list(args)}} | defaults | {"show": "none"} | job
+        job["env"] = {MARK: mark} | job.get("env", {})
+        (self.folder / "job.yaml").write_text(json.dumps(job))
+        entered = self.hosts.popen(
+            self.hosts.head,
+            [sys.executable, "-m", "raylaunch", "job.yaml"],
+            cwd=self.folder,
+            env=self.hosts.env(**{MARK: mark}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: dispose(()),
+        )
+        run = Run(self.hosts, entered, inside(entered), self.folder, mark)
+        self.runs.append(run)
+        return run
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, hosts: Hosts) -> Iterator[Launcher]:
+    """Every test ends with: no process of its runs on any host."""
+    found = Launcher(tmp_path, hosts)
+    try:
+        yield found
+        for run in found.runs:
+            with contextlib.suppress(ProcessLookupError):
+                run.signal(signal.SIGKILL)
+            run.wait()
+        for host in hosts.hosts:
+            hosts.heal(host)
+            hosts.resume(host)
+        for run in found.runs:
+            wait_until(
+                lambda run=run: run.everywhere() == [],
+                15,
+                f"processes of the run to be gone: {run.everywhere()}",
+            )
+    finally:
+        for run in found.runs:
+            send((process.pid for process in run.everywhere()), signal.SIGKILL)
+
+
+@pytest.fixture
+def now() -> Callable[[], float]:
+    """The clock of `Step.at`."""
+    return time.monotonic

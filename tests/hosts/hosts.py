@@ -1,0 +1,315 @@
+"""A Ray cluster of several hosts on one machine, and all that may befall a host.
+
+The hosts hang on a bridge that lives in a network namespace of its own, so outside nothing is changed; and they end
+with us whatever happens to us, so nothing has to be found and cleaned up but a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from tests.hosts.host import NAMESPACES, Host, Process, child, parent, pid_space, send, spawn, start_host
+from tests.private_cluster import BIN
+
+_PORT = 6379
+_UP_SECONDS = 60.0
+_PREFIX = "rlh-"
+
+
+class Hosts:
+    """A Ray cluster of that many hosts, each with a raylet. The first is the head, where drivers run."""
+
+    def __init__(self, count: int, *, cpus: int = 2, env: dict[str, str] | None = None) -> None:
+        """`cpus`: what each raylet says it has; `env`: for all raylets."""
+        _sweep()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
+        self.token = secrets.token_hex(32)
+        self.hosts: list[Host] = []
+        self._cpus = cpus
+        self._env = env or {}
+        self._count = 0
+        self._commands: list[subprocess.Popen[Any]] = []
+        self._inspector: subprocess.Popen[str] | None = None
+        (self.folder / "hosts").write_text("127.0.0.1 localhost\n")
+        (self.folder / "resolv.conf").write_text("")
+        self._switch = spawn(["unshare", "--net", "sh", "-c", "echo; exec cat"])
+        try:
+            self._at_switch("ip link add bridge type bridge")
+            self._at_switch("ip link set bridge up")
+            if count:
+                self._start(count)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getitem__(self, index: int) -> Host:
+        return self.hosts[index]
+
+    @property
+    def head(self) -> Host:
+        return self.hosts[0]
+
+    @property
+    def address(self) -> str:
+        return f"{self.head.address}:{_PORT}"
+
+    def _start(self, count: int) -> None:
+        self._start_ray(self._make_host())
+        self._inspector = self._start_inspector()
+        for _ in range(1, count):
+            self._start_ray(self._make_host())
+        for host in self.hosts:
+            self.wait_for(host)
+
+    # What can be done to a host.
+
+    def add(self, *, wait: bool = True, resources: dict[str, float] | None = None) -> Host:
+        """Another host. `wait`: until Ray knows it."""
+        host = self._make_host()
+        self._start_ray(host, resources or {})
+        if wait:
+            self.wait_for(host)
+        return host
+
+    def kill(self, host: Host) -> None:
+        """SIGKILL for all processes there at once. Their connections are closed, as the kernel does that."""
+        send({host.init}, signal.SIGKILL)
+        host.holder.communicate()
+
+    def power_off(self, host: Host) -> None:
+        """The same without a word to anybody: connections stay open at the other end."""
+        self.cut(host)
+        self.kill(host)
+
+    def remove(self, host: Host) -> None:
+        """Kill it, and have it forgotten, by Ray too."""
+        if host.holder.poll() is None:
+            self.kill(host)
+        if host.node_id and self.alive(host):
+            self.ask("bury", host.node_id)
+        shutil.rmtree(host.folder, ignore_errors=True)
+        self.hosts.remove(host)
+
+    def cut(self, host: Host) -> None:
+        """Nothing gets to it or from it any more; nobody is told."""
+        self._at_switch(f"ip link set {host.link} down")
+        host.cut = True
+
+    def heal(self, host: Host) -> None:
+        """The end of `cut`; of a host that is dead there is no more link."""
+        if host.cut and host.holder.poll() is None:
+            self._at_switch(f"ip link set {host.link} up")
+        host.cut = False
+
+    def slow(self, host: Host, milliseconds: int) -> None:
+        """Each packet to the host takes as long; 0: no more. Raises RuntimeError where the kernel cannot do it."""
+        how = (
+            f"replace dev {host.link} root netem delay {milliseconds}ms"
+            if milliseconds
+            else f"del dev {host.link} root"
+        )
+        try:
+            self._at_switch(f"tc qdisc {how}")
+        except subprocess.CalledProcessError:
+            raise RuntimeError("this kernel has no `netem`, so no network can be made slow") from None
+
+    def pause(self, host: Host) -> None:
+        """SIGSTOP for everything there; its kernel still answers, as far as kernels do that by themselves."""
+        stopped: set[int] = set()
+        while fresh := {process.pid for process in self.processes(host)} - stopped:
+            send(fresh, signal.SIGSTOP)
+            stopped |= fresh
+
+    def resume(self, host: Host) -> None:
+        """The end of `pause`."""
+        pids = {process.pid for process in self.processes(host)}
+        # `nsenter` stops itself when what it started stops.
+        send(pids | {parent(pid) for pid in pids} & {command.pid for command in self._commands}, signal.SIGCONT)
+
+    def drain(self, host: Host, deadline: float, why: str = "the machine will be taken away") -> None:
+        """Ray's drain notice, as an autoscaler gives it to a node that is about to be preempted."""
+        self.ask("drain", host.node_id, deadline, why)
+
+    def sigterm(self, host: Host) -> None:
+        """SIGTERM for `ray start --block`, as Kubernetes does it: Ray drains the node for 30 s, then ends it."""
+        send({process.pid for process in self.processes(host) if " start --block" in process.command})
+
+    def kill_raylet(self, host: Host) -> None:
+        """Only the raylet itself."""
+        send({process.pid for process in self.processes(host) if "raylet/raylet " in process.command}, 9)
+
+    def restart_ray(self, host: Host) -> None:
+        """A raylet on a host that has lost its own; to Ray it is a node of another id."""
+        gone, host.node_id = host.node_id, ""
+        self._start_ray(host)
+        self.wait_for(host, other_than=gone)
+
+    # What can be known of a host.
+
+    def processes(self, host: Host, word: str = "") -> list[Process]:
+        """All there but the first, whose command line holds the word."""
+        found = []
+        space = pid_space(host.init)
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and int(folder.name) != host.init and pid_space(int(folder.name)) == space:
+                with contextlib.suppress(OSError):
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if command and word in command:
+                        found.append(Process(int(folder.name), command.strip()))
+        return found if space else []
+
+    def shared_memory(self, host: Host) -> set[str]:
+        """Names in its /dev/shm."""
+        with contextlib.suppress(OSError):
+            return set(os.listdir(f"/proc/{host.init}/root/dev/shm"))
+        return set()
+
+    def sockets(self, host: Host) -> set[str]:
+        """Unix sockets with a name there, those of the abstract kind (`@...`) too."""
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{host.init}/net/unix").read_text().splitlines()[1:]
+            return {parts[7] for line in lines if len(parts := line.split()) > 7}
+        return set()
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Ray's table of nodes, by id: `address`, `alive`, `death`."""
+        return self.ask("nodes")
+
+    def alive(self, host: Host) -> bool:
+        """What Ray thinks."""
+        return bool(self.nodes().get(host.node_id, {}).get("alive"))
+
+    def wait_for(self, host: Host, *, other_than: str = "") -> None:
+        """Until Ray knows the host."""
+        deadline = time.monotonic() + _UP_SECONDS
+        while not host.node_id:
+            for node_id, node in self.nodes().items():
+                if node["address"] == host.address and node["alive"] and node_id != other_than:
+                    host.node_id = node_id
+            if time.monotonic() > deadline or host.holder.poll() is not None:
+                msg = f"{host.name} did not come up:\n{(host.folder / 'ray.log').read_text()}"
+                raise RuntimeError(msg)
+            time.sleep(0.05)
+
+    def ask(self, question: str, *more: object) -> Any:
+        """Ask what Ray's head knows; see inspector.py."""
+        assert self._inspector is not None
+        assert self._inspector.stdin is not None
+        assert self._inspector.stdout is not None
+        self._inspector.stdin.write(json.dumps([question, *more]) + "\n")
+        self._inspector.stdin.flush()
+        return json.loads(self._inspector.stdout.readline())
+
+    # Processes there.
+
+    def env(self, **more: str) -> dict[str, str]:
+        """An environment in which the cluster lets a process in."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        temp = {"TMPDIR": str(self.folder / "tmp")}
+        return (
+            kept | temp | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "RAY_ADDRESS": self.address} | more
+        )
+
+    def popen(
+        self, host: Host, command: list[str], *, cwd: Path | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start a command there. The process is `nsenter`, which ends as its only child does: see `inside`."""
+        entered = ["nsenter", f"--target={host.init}", *NAMESPACES, "--", "env", "-C", str(cwd or "/"), *command]
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        process = subprocess.Popen(entered, text=True, **({"env": self.env()} | options))
+        self._commands.append(process)
+        return process
+
+    def run_in(self, host: Host, command: list[str], **options: Any) -> str:
+        """Run a command there to its end; what it printed."""
+        process = self.popen(host, command, stdout=subprocess.PIPE, **options)
+        out, _ = process.communicate(timeout=60)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command, out)
+        return out
+
+    def close(self) -> None:
+        """End everything."""
+        for host in self.hosts:
+            if host.holder.poll() is None:
+                self.kill(host)
+        for process in [*self._commands, self._switch]:
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _make_host(self) -> Host:
+        self._count += 1
+        folder = self.folder / str(self._count)
+        (folder / "tmp").mkdir(parents=True)
+        host = start_host(self._count, folder, self.folder)
+        self.hosts.append(host)
+        with (self.folder / "hosts").open("a") as names:
+            names.write(f"{host.address} {host.name}\n")
+        self._at_switch(f"ip link add {host.link} type veth peer name eth0 netns {host.init}")
+        self._at_switch(f"ip link set {host.link} master bridge up")
+        inside = ["nsenter", f"--target={host.init}", "--net", "sh", "-ec"]
+        up = f"ip addr add {host.address}/16 dev eth0; ip link set eth0 up; ip route add default dev eth0"
+        subprocess.run([*inside, up], check=True)
+        return host
+
+    def _start_ray(self, host: Host, resources: dict[str, float] | None = None) -> None:
+        place = ["--head", f"--port={_PORT}", "--include-dashboard=false"]
+        if host is not self.head:
+            place = [f"--address={self.address}"]
+        command = [
+            *(str(BIN / "ray"), "start", "--block", *place, f"--node-ip-address={host.address}"),
+            *(f"--num-cpus={self._cpus}", "--num-gpus=0", f"--resources={json.dumps(resources or {})}"),
+            *(f"--temp-dir={host.folder}", "--object-store-memory=80000000", "--disable-usage-stats"),
+        ]
+        env = self.env(**{"TMPDIR": str(host.folder / "tmp")} | self._env)
+        if host is self.head:
+            del env["RAY_ADDRESS"]
+        with (host.folder / "ray.log").open("a") as log:
+            self.popen(host, command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _start_inspector(self) -> subprocess.Popen[str]:
+        command = [sys.executable, str(Path(__file__).with_name("inspector.py"))]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        inspector = self.popen(self.head, command, **pipes)
+        if inspector.stdout is None or not inspector.stdout.readline():
+            msg = f"the head did not come up:\n{(self.head.folder / 'ray.log').read_text()}"
+            raise RuntimeError(msg)
+        return inspector
+
+    def _at_switch(self, command: str) -> None:
+        subprocess.run(["nsenter", f"--target={self._switch.pid}", "--net", *command.split()], check=True)
+
+
+def inside(entered: subprocess.Popen[Any]) -> int:
+    """The process id of what `Hosts.popen` started, as it is seen from outside."""
+    return child(entered.pid)
+
+
+def _sweep() -> None:
+    """Folders of harnesses whose process was killed."""
+    for folder in Path("/tmp").glob(f"{_PREFIX}*"):
+        owner = re.fullmatch(rf"{_PREFIX}(\d+)-\w+", folder.name)
+        if owner and not Path(f"/proc/{owner[1]}").exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,86 @@
+"""Hosts that die, fall silent and come back: the others go on, no two worlds train, no restart is spent."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosts.steps import began, ended, hosts_by_rank, never_two_worlds
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+TIMEOUT = 3
+"""`node_timeout` of these runs."""
+SLACK = 1.5
+"""For a machine that runs all the hosts and the tests beside."""
+
+
+def test_the_world_goes_on_at_once_without_a_host_that_was_killed(launcher, hosts, now):
+    run = launcher.start(nnodes="2:3")
+    first = run.wait_for_world(3)
+    killed = now()
+    hosts.kill(hosts[2])
+    second = run.wait_for_world(2, after=first)
+    assert began(run, second) - killed < SLACK
+    assert never_two_worlds(run)
+    run.stop()
+    assert "was lost" in run.result["attempts"][0]["why_ended"]
+
+
+def test_the_world_goes_on_without_a_host_that_was_cut_off_which_stops_by_itself_and_comes_back_as_another_node(
+    launcher, hosts, now
+):
+    run = launcher.start(nnodes="2:3", node_timeout=TIMEOUT)
+    first = run.wait_for_world(3)
+    lost = hosts[2]
+    cut = now()
+    hosts.cut(lost)
+    second = run.wait_for_world(2, after=first)
+    assert began(run, second) - cut < TIMEOUT + SLACK
+    assert ended(run, first) > cut + 1  # it went on for a while, as those that are cut off do
+    assert lost.name not in hosts_by_rank(run, second)
+    assert run.workers(lost) == []
+    hosts.heal(lost)
+    third = run.wait_for_world(3, after=second)
+    assert never_two_worlds(run)
+    assert hosts_by_rank(run, third)[-1] == lost.name
+    assert len(set(run.nodes_on(lost))) == 2
+    run.stop()
+    assert run.result["exit_code"] == 130
+
+
+def test_a_host_that_stood_still_does_not_take_up_where_it_was(launcher, hosts):
+    run = launcher.start(nnodes="2:3", node_timeout=TIMEOUT)
+    first = run.wait_for_world(3)
+    lost = hosts[2]
+    before = {worker.pid for worker in run.workers(lost)}
+    assert len(before) == 1
+    hosts.pause(lost)
+    second = run.wait_for_world(2, after=first)
+    hosts.resume(lost)
+    run.wait_for(lambda: not before & {worker.pid for worker in run.workers(lost)}, name="the stale workers to end")
+    run.wait_for_world(3, after=second)
+    assert never_two_worlds(run)
+    run.stop()
+
+
+def test_a_spare_node_takes_over_at_once(launcher, hosts, now):
+    run = launcher.start(nnodes=2, spares=1)
+    first = run.wait_for_world(2)
+    run.wait_for(lambda: len(run.events("NodeJoined")) == 3, name="the spare to be warm")
+    killed = now()
+    member = next(host for host in hosts.hosts[1:] if host.name in hosts_by_rank(run, first))
+    hosts.kill(member)
+    second = run.wait_for_world(2, after=first)
+    assert began(run, second) - killed < SLACK
+    assert member.name not in hosts_by_rank(run, second)
+    run.stop()
+
+
+def test_below_min_nodes_the_run_waits_as_long_as_it_was_told_and_then_says_so(launcher, hosts):
+    run = launcher.start(nnodes="2:3", join_timeout=2)
+    run.wait_for_world(3)
+    hosts.kill(hosts[1])
+    hosts.kill(hosts[2])
+    run.wait()
+    assert run.code == 3, run.err
+    assert "error: 1 of 2 nodes after 2 s" in run.err

@@ -1,0 +1,91 @@
+"""Whatever is killed: after each of these the fixtures find no process, actor, group, socket or file on any host."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.cluster.conftest import wait_until
+from tests.hosts.steps import never_two_worlds
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+time.sleep(120)
+"""
+
+
+def test_a_driver_killed_while_it_waits_for_nodes(launcher, hosts):
+    run = launcher.start(nnodes=4)
+    run.wait_for(lambda: any("group" in line for line in hosts.ask("left")), name="the nodes to be asked for")
+    run.signal(signal.SIGKILL)
+
+
+def test_a_driver_killed_while_agents_start(launcher, hosts):
+    run = launcher.start(preload=["torch"])
+    run.wait_for(lambda: run.events("NodeGranted"), name="the first place")
+    run.signal(signal.SIGKILL)
+
+
+def test_a_driver_killed_while_workers_run(launcher, hosts):
+    run = launcher.start()
+    run.wait_for_world(3)
+    run.signal(signal.SIGKILL)
+
+
+def test_a_driver_killed_while_workers_are_to_stop(launcher, hosts):
+    run = launcher.start(DEAF)
+    run.wait_for(lambda: len(run.events("WorkersStarted")) == 3, name="the workers")
+    run.signal(signal.SIGINT)
+    run.wait_for(lambda: run.actions("Stop"), name="the workers to be told")
+    run.signal(signal.SIGKILL)
+
+
+def test_an_agent_whose_raylet_was_killed(launcher, hosts):
+    """The host itself is well: what ran there ends, and the others go on."""
+    run = launcher.start(nnodes="2:3")
+    first = run.wait_for_world(3)
+    hosts.kill_raylet(hosts[2])
+    run.wait_for(lambda: run.processes(hosts[2]) == [], name="all there to end")
+    run.wait_for_world(2, after=first)
+    assert never_two_worlds(run)
+    run.stop()
+
+
+def test_a_driver_that_stood_still_finds_its_workers_ended_and_starts_others(launcher, hosts):
+    run = launcher.start(node_timeout=2)
+    first = run.wait_for_world(3)
+    before = {worker.pid for host in hosts.hosts for worker in run.workers(host)}
+    assert len(before) == 3
+    run.signal(signal.SIGSTOP)
+    run.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in before), name="the workers to end")
+    run.signal(signal.SIGCONT)
+    os.kill(run.entered.pid, signal.SIGCONT)  # it stops when what it started does
+    run.wait_for_world(3, after=first)
+    assert never_two_worlds(run)
+    run.stop()
+
+
+def test_a_host_that_was_cut_off_when_the_driver_was_killed_ends_its_part_by_itself(launcher, hosts):
+    run = launcher.start(node_timeout=2)
+    run.wait_for_world(3)
+    hosts.cut(hosts[2])
+    run.signal(signal.SIGKILL)
+    run.wait()
+    wait_until(lambda: run.processes(hosts[2]) == [], 15, "the host that is cut off to be clean, though nobody told it")
+
+
+def test_a_driver_that_was_cut_off_from_all_others_trains_again_when_it_is_healed(launcher, hosts):
+    run = launcher.start(nnodes="2:3", node_timeout=2)
+    first = run.wait_for_world(3)
+    hosts.cut(hosts.head)
+    run.wait_for(lambda: not any(run.workers(host) for host in hosts.hosts), name="all workers to end")
+    hosts.heal(hosts.head)
+    run.wait_for_world(3, after=first)
+    assert never_two_worlds(run)
+    run.stop()
