@@ -20,7 +20,8 @@ from raylaunch.core.events import (
 )
 from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry
-from raylaunch.core.machine import Machine, Phase
+from raylaunch.core.machine import Machine
+from raylaunch.core.phases import Phase
 from raylaunch.core.plan import Plan
 from raylaunch.core.ranks import assign
 from raylaunch.core.redaction import shown

@@ -35,7 +35,8 @@ from raylaunch.core.events import (
 from raylaunch.core.failure import Failure
 from raylaunch.core.job import Job
 from raylaunch.core.journal import Entry
-from raylaunch.core.machine import Machine, Phase
+from raylaunch.core.machine import Machine
+from raylaunch.core.phases import Phase
 from raylaunch.core.progress import Progress
 from raylaunch.errors import ClusterError
 from raylaunch.node import processes

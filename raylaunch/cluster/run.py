@@ -102,11 +102,18 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
         if hopeless is not None:
             found = replace(found, exit_code=hopeless.exit_code, why=hopeless.message)
         elif found.exit_code == ExitCode.UNAVAILABLE:
-            found = replace(found, why=f"{found.why}\n{_plan_now(job, connection).shortage}")
+            found = replace(found, why=f"{found.why}\n{_shortage(job, connection, found)}")
         folder.close(found)
         if hopeless is not None:
             raise hopeless
         return Outcome(result=found, values=values)
+
+
+def _shortage(job: Job, connection: Session, found: RunResult) -> str:
+    text = _plan_now(job, connection).shortage
+    if any(attempt.lost for attempt in found.attempts):
+        text += "\nRay may take a minute to notice that a node is gone: it may be counted here"
+    return text
 
 
 def _values(fleet: Fleet, driver: Driver, finish: Finish) -> dict[int, bytes]:

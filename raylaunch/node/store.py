@@ -57,13 +57,9 @@ def meeting_place(own: str, wanted: str, *, several_nodes: bool) -> MeetingPlace
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """A listening socket at the address; everywhere, where the node is known by one that is not its own."""
+    """A listening socket at this one address: TCPStore asks nobody who he is, so it must not be found elsewhere."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    everywhere = "::" if family == socket.AF_INET6 else ""
-    try:
-        return socket.create_server((address, port), family=family, backlog=_BACKLOG)
-    except OSError:
-        return socket.create_server((everywhere, port), family=family, backlog=_BACKLOG)
+    return socket.create_server((address, port), family=family, backlog=_BACKLOG)
 
 
 def listen_soon(address: str, port: int) -> socket.socket:

@@ -40,7 +40,8 @@ from raylaunch.core.events import (
     WorkersStopped,
 )
 from raylaunch.core.job import Job
-from raylaunch.core.machine import Machine, Phase
+from raylaunch.core.machine import Machine
+from raylaunch.core.phases import Phase
 
 Happening = Event | Callable[[], None]
 

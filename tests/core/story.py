@@ -23,7 +23,8 @@ from raylaunch.core.events import (
 )
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.job import Entrypoint, Job
-from raylaunch.core.machine import Machine, Phase
+from raylaunch.core.machine import Machine
+from raylaunch.core.phases import Phase
 
 WAITING = (Phase.GATHERING, Phase.STARTING, Phase.STOPPING)
 

@@ -32,7 +32,8 @@ from story import (
 )
 
 from raylaunch.core.actions import Finish, Forward, Release, WakeAt
-from raylaunch.core.machine import Machine, Phase
+from raylaunch.core.machine import Machine
+from raylaunch.core.phases import Phase
 
 KILLED = "rank 1 on a was killed by SIGKILL"
 

@@ -31,7 +31,8 @@ from story import (
 
 from raylaunch.core.actions import Finish, Readmit, Release, Shun, WakeAt
 from raylaunch.core.events import NodeJoined, WorkersHung
-from raylaunch.core.machine import Machine, Phase
+from raylaunch.core.machine import Machine
+from raylaunch.core.phases import Phase
 
 ECHO = raised("RuntimeError", "Connection reset by peer")
 NAN = raised("ValueError", "NaN")

@@ -49,7 +49,8 @@ from raylaunch.core.events import (
     WorkerEvent,
 )
 from raylaunch.core.job import Job
-from raylaunch.core.machine import STOP_MARGIN, Machine, Phase
+from raylaunch.core.machine import Machine
+from raylaunch.core.phases import STOP_MARGIN, Phase
 
 FIXED = settings(derandomize=True, deadline=None, database=None)
 """The same examples each time: what fails here fails everywhere."""

@@ -13,7 +13,6 @@ from story import (
     finished,
     forward,
     gone_by,
-    hung,
     job,
     joined,
     launch,
@@ -31,7 +30,8 @@ from story import (
 )
 
 from raylaunch.core.actions import Finish, Forward, Release, WakeAt
-from raylaunch.core.machine import Machine, Phase
+from raylaunch.core.machine import Machine
+from raylaunch.core.phases import Phase
 
 DRAIN_B = "b is being drained: spot"
 
@@ -139,13 +139,6 @@ def test_a_worker_fails_while_others_save():
     told(machine, stopped("a", 11.1))
     assert told(machine, stopped("b", 11.1))[0] == launch(2, "a", why=why)
     assert (machine.restarts, len(machine.failures)) == (0, 0)
-
-
-def test_workers_that_hang_while_they_save_have_a_deadline_already():
-    """Nothing is spent for it."""
-    machine = asking("a", "b", max_restarts=1)
-    assert told(machine, hung("a", 11.0)) == []
-    assert (machine.phase, machine.restarts) == (Phase.STOPPING, 0)
 
 
 def test_one_node_finishes_while_others_save():

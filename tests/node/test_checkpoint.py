@@ -112,7 +112,12 @@ def test_who_waits_at_a_proposed_step_hears_a_signal(node: Node, ears: Ears) -> 
     text = TRAINS.replace("import itertools, time", "import itertools, signal, sys, time").replace(
         "for step in", "ended = []\n    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))\n    for step in"
     )
-    begin(node, ears, text.replace("        if step == 4:", "        if ended:\n            sys.exit(3)\n        if step == 4:"), nproc=1)
+    begin(
+        node,
+        ears,
+        text.replace("        if step == 4:", "        if ended:\n            sys.exit(3)\n        if step == 4:"),
+        nproc=1,
+    )
     step = furthest(node) + 50
     propose(node, step)
     until(lambda: furthest(node) == step, "it does not come to it")

@@ -133,10 +133,14 @@ def test_the_store_listens_at_the_nodes_own_address_only(here: Node) -> None:
                 socket.create_connection((other, port), timeout=5)
 
 
-def test_an_address_that_is_none_of_this_machines() -> None:
-    """Somebody maps it to one of ours, nobody knows which: only then does the store listen everywhere."""
-    with store.listen(NOT_OURS) as everywhere:
-        assert everywhere.getsockname()[0] == "0.0.0.0"
+def test_an_address_that_is_none_of_this_machines(here: Node) -> None:
+    """Nobody knows who else could reach a store that listens everywhere, so there is none, and the node says why."""
+    with pytest.raises(OSError, match="Cannot assign"):
+        store.listen(NOT_OURS)
+    here.set(address=NOT_OURS)
+    here.supervisor.open_store(1)
+    word = here.wait(StoreOpen)
+    assert (word.port, word.why) == (0, "Cannot assign requested address")
 
 
 def test_workers_meet_by_ipv6(here: Node) -> None:
