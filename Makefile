@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3.11
 
-.PHONY: install run test check bench chaos clean
+.PHONY: install run test test-clusters test-processes check bench chaos clean
 
 install: $(VENV)/.installed
 
@@ -20,7 +20,14 @@ run: install
 test: check
 	$(BIN)/coverage run -m pytest tests/core -q
 	$(BIN)/coverage report
-	$(BIN)/python -m pytest tests --ignore tests/core
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-clusters test-processes
+
+# Half of it is waiting for Ray and for torch to start, so both halves run at one time.
+test-clusters:
+	$(BIN)/python -m pytest tests/cluster tests/hosts tests/chaos tests/examples
+
+test-processes:
+	$(BIN)/python -m pytest tests --ignore tests/core --ignore tests/cluster --ignore tests/hosts --ignore tests/chaos --ignore tests/examples
 
 check: install
 	$(BIN)/ruff check .

@@ -23,7 +23,17 @@ _LIMIT = 60.0
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rlt-") as name, Hosts(3, cpus=1) as hosts:
         folder = Path(name)
-        command = [sys.executable, "-m", "raylaunch", *_SETTINGS, str(_SCRIPT), "--steps", "100000", "--log-every", "50"]
+        command = [
+            sys.executable,
+            "-m",
+            "raylaunch",
+            *_SETTINGS,
+            str(_SCRIPT),
+            "--steps",
+            "100000",
+            "--log-every",
+            "50",
+        ]
         with (folder / "said").open("w") as said:
             run = hosts.popen(hosts.head, command, cwd=folder, stdout=subprocess.DEVNULL, stderr=said)
 

