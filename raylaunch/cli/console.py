@@ -46,6 +46,8 @@ class Console:
         self._ranks: dict[str, range] = {}
         #: Ranks of which something was shown.
         self._seen: set[int] = set()
+        #: Why this attempt ends, as far as it was said.
+        self._reasons: set[str] = set()
         self._pace = Pace()
         #: Addresses of the machines that Ray has other names for.
         self._hosts: dict[str, str] = {}
@@ -76,12 +78,16 @@ class Console:
 
     def _tell_event(self, entry: Entry, machine: Machine) -> None:
         match entry.event:
+            case NodeGranted() if not machine.attempt:
+                pass  # all of them come at once, and each is ready soon
             case NodeGranted() | NodeJoined() | NodeDraining():
                 self._tell_node(entry.event)
             case NodeLost() as event if event.node in machine.roster:
                 missing = not self._seen.isdisjoint(self._ranks.get(event.node, ()))
                 may_lack = "; the last lines of its workers may be missing here" if missing else ""
-                self.say(f"{event.node} was lost: {event.why}{may_lack}", colour="yellow")
+                lost = f"{event.node} was lost: {event.why}"
+                self._reasons.add(lost)
+                self.say(f"{lost}{may_lack}", colour="yellow")
             case WorkersHung() as event if entry.actions:
                 self._tell_hang(event)
             case Progressed() as event:
@@ -116,11 +122,14 @@ class Console:
                 members = [machine.nodes[node] for node in action.roster if node in machine.nodes]
                 self._ranks = {part.node: part.ranks for part in assign(attempt, members)}
                 self._seen.clear()
-                if attempt > 1:
+                if attempt > 1 and why not in self._reasons:
                     self.say(why, colour="yellow")
-            case Stop(why=why, grace=grace) if grace > 0:
+                self._reasons.clear()
+            case Stop(why=why, grace=grace) if grace > 0 and why not in self._reasons:
+                self._reasons.add(why)
                 self.say(f"stopping, {grace:g} s at most: {why}", colour="yellow")
             case AskCheckpoint(why=why):
+                self._reasons.add(why)
                 self.say(f"asking the workers to save: {why}", colour="yellow")
             case Shun(why=why):
                 self.say(why, colour="yellow")

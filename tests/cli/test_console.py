@@ -311,6 +311,27 @@ def test_a_planned_change(capsys):
     assert _lines(capsys, (None, ask)) == ["asking the workers to save: nodes joined"]
 
 
+def test_a_reason_is_said_once_for_each_attempt(capsys):
+    """However many orders it leads to; the next attempt may end for the same one."""
+    why = "node-2 was lost: its agent died"
+    lost = NodeLost(at=5.0, node="node-2", why="its agent died")
+    stop = Stop(attempt=1, nodes=("node-1",), grace=30.0, why=why)
+    launch = Launch(attempt=2, roster=("node-1",), why=why)
+    assert _lines(capsys, (lost, stop), (None, launch), (None, stop), (None, launch)) == [
+        why,
+        f"stopping, 30 s at most: {why}",
+    ]
+
+
+def test_places_that_are_granted_before_anything_runs(capsys):
+    """That the nodes are ready is enough of a word."""
+    console, machine = Console(), Machine(Job(entrypoint=Entrypoint(script="train.py")))
+    granted = NodeGranted(at=1.0, node="node-1", address="10.0.0.1")
+    console.decided(Entry(event=granted, actions=()), machine)
+    console.close()
+    assert capsys.readouterr().err == ""
+
+
 def test_hosts_that_are_left_out(capsys):
     """Said once, by itself or with the next start; they come back by the address that a person knows."""
     why = "node-3 is left out for 60 s after 3 failures"
