@@ -7,6 +7,8 @@ from raylaunch.core.failure import Failure
 FIRST_COOLING = 60.0
 LONGEST_COOLING = 3600.0
 """Seconds for which a host is left out: the first time, doubled each further time, and at most."""
+FAILURE_WINDOW = 3600.0
+"""Seconds after which a failure of a host is forgotten."""
 NEEDED_COOLING = 15.0
 """Seconds that another node has to come in place of one without which there are too few."""
 
@@ -24,18 +26,19 @@ def came_from_outside(failure: Failure) -> bool:
 
 
 class Health:
-    """Failures by host, since it was last admitted."""
+    """Failures by host, of the last hour and since it was last admitted."""
 
     def __init__(self, exclude_after: int, *, needed_cooling: float = NEEDED_COOLING) -> None:
         self._limit = exclude_after
         self._needed_cooling = needed_cooling
-        self._failures: dict[str, int] = {}
+        #: When they were.
+        self._failures: dict[str, list[float]] = {}
         #: Hosts that a failure was seen on, by its signature: what fails everywhere is no host's fault.
         self._seen: dict[str, set[str]] = {}
         self._times_excluded: dict[str, int] = {}
         self._until: dict[str, float] = {}
 
-    def blame(self, host: str, signature: str = "") -> bool:
+    def blame(self, host: str, now: float, signature: str = "") -> bool:
         """One more failure; whether that is one too many. `signature` as in `Failure`."""
         if not host:
             return False
@@ -44,13 +47,14 @@ class Health:
             hosts.add(host)
             if len(hosts) > 1:
                 return False
-        self._failures[host] = self._failures.get(host, 0) + 1
-        return 0 < self._limit <= self._failures[host]
+        recent = [at for at in self._failures.get(host, ()) if now - at < FAILURE_WINDOW]
+        self._failures[host] = [*recent, now]
+        return 0 < self._limit <= len(self._failures[host])
 
     @property
     def doubtful(self) -> frozenset[str]:
         """Hosts that have failed as often as a host may: the last to be chosen."""
-        return frozenset(host for host, count in self._failures.items() if 0 < self._limit <= count)
+        return frozenset(host for host, times in self._failures.items() if 0 < self._limit <= len(times))
 
     def exclude(self, host: str, now: float, *, needed: bool) -> float:
         """Leave it out; for how many seconds. `needed`: there are too few nodes without it."""

@@ -107,7 +107,7 @@ class Machine(Phases):
         self.awaited.discard(node)
         pardoned = self.budget.pardon(member, self.now)
         if not member.draining:
-            self.health.blame(member.host)
+            self.health.blame(member.host, self.now)
         what = f"{node} was lost: {why}"
         if self.phase is Phase.GATHERING:
             return self._gather(what)
@@ -224,7 +224,7 @@ class Machine(Phases):
     def _leave_out(self, cause: Failure) -> tuple[list[Action], str]:
         """Where this was one failure too many of its host: take that out of the world. And how to say so."""
         host = self.nodes[cause.node].host if cause.node in self.nodes else ""
-        blamed = not cause.is_collateral and self.health.blame(host, cause.signature)
+        blamed = not cause.is_collateral and self.health.blame(host, self.now, cause.signature)
         if not blamed:
             return [], ""
         nodes = self.members.on(host)
@@ -317,7 +317,7 @@ class Machine(Phases):
         given_up = sorted(self.awaited)
         self.awaited.clear()
         for node in given_up:
-            self.health.blame(self.members.remove(node).host)
+            self.health.blame(self.members.remove(node).host, self.now)
             self.unfinished.discard(node)
         return [Release(node=node, why=why) for node in given_up], f"{', '.join(given_up)} {why}"
 

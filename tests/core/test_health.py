@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from story import failure, raised
 
-from raylaunch.core.health import CrashLoop, Health, came_from_outside
+from raylaunch.core.health import FAILURE_WINDOW, CrashLoop, Health, came_from_outside
 
 
 def blamed(health: Health, host: str, times: int) -> list[bool]:
-    return [health.blame(host) for _ in range(times)]
+    return [health.blame(host, 0.0) for _ in range(times)]
 
 
 @pytest.mark.parametrize(
@@ -48,23 +48,23 @@ def test_no_host_is_too_bad_where_that_is_off():
 def test_a_host_without_a_name_is_not_blamed():
     """All such hosts would be one."""
     health = Health(1)
-    assert not health.blame("")
+    assert not health.blame("", 0.0)
     assert health.doubtful == frozenset()
 
 
 def test_what_was_seen_on_two_hosts_blames_neither():
     """From the second on; other failures count as before."""
     health = Health(2)
-    assert not health.blame("a", "ValueError at x:7")
-    assert not health.blame("b", "ValueError at x:7")
-    assert not health.blame("a", "ValueError at x:7")
-    assert health.blame("a", "ValueError at x:8")
+    assert not health.blame("a", 0.0, "ValueError at x:7")
+    assert not health.blame("b", 0.0, "ValueError at x:7")
+    assert not health.blame("a", 0.0, "ValueError at x:7")
+    assert health.blame("a", 0.0, "ValueError at x:8")
 
 
 def test_the_same_failure_on_one_host_only_is_that_hosts():
     """As often as it is seen there."""
     health = Health(2)
-    assert [health.blame("a", "ValueError at x:7") for _ in range(2)] == [False, True]
+    assert [health.blame("a", 0.0, "ValueError at x:7") for _ in range(2)] == [False, True]
 
 
 def test_the_time_a_host_is_left_out_doubles():
@@ -147,3 +147,9 @@ def test_what_ends_a_crash_loop(other):
     assert [loop.delay(crash, 1.0) for _ in range(3)] == [0, 0, 1]
     assert not other(loop)
     assert [loop.delay(crash, 1.0) for _ in range(3)] == [0, 0, 1]
+
+
+def test_failures_of_long_ago_do_not_count():
+    """A host may fail now and then in a long run."""
+    health = Health(2)
+    assert [health.blame("a", at) for at in (0.0, FAILURE_WINDOW, 2 * FAILURE_WINDOW - 1.0)] == [False, False, True]
