@@ -145,9 +145,9 @@ class Chaos:
         worlds = self.job.worlds()
         self.complaints += problems(self.job.notes(), worlds[-1].last)
         self.complaints += [
-            f"the planned end of attempt {before.attempt} lost {after.lost} steps"
+            f"the planned end of attempt {before.attempt} after step {before.last}: step {after.first} is the next"
             for before, after in pairwise(worlds)
-            if before.attempt in self.planned() and after.lost
+            if before.attempt in self.planned() and after.first != before.last + 1
         ]
         final = self.job.training / "final.bin"
         if final.read_bytes() != reference(scratch / "reference", worlds[-1].last).read_bytes():
