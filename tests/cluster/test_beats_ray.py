@@ -113,29 +113,3 @@ def ancestors(pid: int) -> list[int]:
     while (pid := parent(pid)) > 1:
         found.append(pid)
     return found
-
-
-HANGING = """
-import os, time
-from raylaunch import worker
-first = worker.context().attempt == 1
-step = 0
-while first or step < 40:
-    worker.heartbeat()
-    step += 1
-    time.sleep(0.05)
-    if step == 30 and first and os.environ["RANK"] == "2":
-        time.sleep(1000)
-"""
-
-
-def test_a_worker_that_hangs_is_found_and_restarted(launcher):
-    """On whichever node; what all of them were doing is kept, and a restart is spent."""
-    run = launcher.run(entrypoint={"script": launcher.script(HANGING)}, max_restarts=1, hang_timeout=2)
-    assert run.code == 0
-    (hung,) = facts(run, "WorkersHung")
-    assert [failure["rank"] for failure in hung["failures"]] == [2]
-    assert "restart 1 of 1" in (run.run_dir / "events.jsonl").read_text()
-    text = (run.run_dir / "attempt-1" / "stacks.txt").read_text()
-    assert all(f"--- rank {rank}," in text for rank in range(4))
-    assert facts(run, "Progressed") != []

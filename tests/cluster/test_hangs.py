@@ -75,3 +75,6 @@ def test_each_way_is_found_and_the_right_rank_named(launcher):
     assert all(place in what for place, what in zip(places, doing, strict=True)), doing
     assert all("all_reduce" in " ".join(hung["groups"][1]["frames"]) for hung in hangs)
     assert run.result["restarts"] == 4
+    kept = [(run.run_dir / f"attempt-{attempt}" / "stacks.txt").read_text() for attempt in range(1, 5)]
+    assert all(f"--- rank {rank}," in text for text in kept for rank in range(2))
+    assert {progressed["attempt"] for progressed in facts(run, "Progressed")} == {1, 2, 3, 4, 5}

@@ -48,7 +48,7 @@ def _statuses(rows):
     return {row["name"]: row["status"] for row in rows if row["part"] == "gloo"}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 4])
 def test_where_all_is_well_every_row_is_ok(ranks, tmp_path):
     found = tmp_path / "rows.json"
     command = [_TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "-m", "raylaunch.worker.selfcheck"]
