@@ -73,7 +73,7 @@ class Brood:
             for pid in self._alive:
                 if not processes.signal_group(pid, number):  # so young that it leads no group yet
                     os.kill(pid, number)
-                processes.signal_group(pid, signal.SIGCONT)  # a stopped process hears nothing else but SIGKILL
+                processes.signal_group(pid, signal.SIGCONT)  # one that is stopped does not run its handler
 
     def forward(self, attempt: int, number: int) -> None:
         """Pass a signal on to the workers, which are to live; what they started is their own affair."""

@@ -21,6 +21,17 @@ HANGS = "import os, time\nsay(os.getpid())\ntime.sleep(3600)"
 DEAF = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay(os.getpid())\ntime.sleep(3600)"
 
 
+SAVES = """
+    import os, signal, sys, time
+    def save(*_):
+        say("saved")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    say(os.getpid())
+    time.sleep(3600)
+"""
+
+
 def hang(node: Node, ears: Ears, nproc: int = 1, text: str = HANGS) -> list[int]:
     """Start workers that hang; their process ids."""
     node.launch(node.script(text), nproc=nproc)
@@ -95,16 +106,7 @@ def test_the_files_of_a_worker_are_for_its_user_alone(node: Node) -> None:
 
 def test_a_grace_lets_a_worker_save(node: Node, ears: Ears) -> None:
     """SIGTERM first: a handler saves and exits; its exit code is not a failure where it is 0."""
-    text = """
-        import os, signal, sys, time
-        def save(*_):
-            say("saved")
-            sys.exit(0)
-        signal.signal(signal.SIGTERM, save)
-        say(os.getpid())
-        time.sleep(3600)
-    """
-    hang(node, ears, text=text)
+    hang(node, ears, text=SAVES)
     stopped = node.stop(grace=30.0)
     assert ears.hear() == ["saved"]
     assert stopped.failures == ()
@@ -126,6 +128,15 @@ def test_the_polite_need_not_wait_for_the_grace(node: Node, ears: Ears) -> None:
     stopped = node.stop(grace=30.0)
     assert time.monotonic() - began < 5.0
     assert [late.signal for late in stopped.failures] == ["SIGTERM"] * 2
+
+
+def test_a_stopped_worker_hears_the_signal_too(node: Node, ears: Ears) -> None:
+    """It is continued for it, so that its handler may save."""
+    (pid,) = hang(node, ears, text=SAVES)
+    os.kill(pid, signal.SIGSTOP)
+    node.supervisor.stop(node.attempt, 30.0)
+    assert ears.hear() == ["saved"]
+    assert node.wait(WorkersStopped).failures == ()
 
 
 def test_a_second_stop_may_shorten_the_grace(node: Node, ears: Ears) -> None:
