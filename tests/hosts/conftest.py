@@ -148,6 +148,10 @@ class Run:
         """The same on all hosts."""
         return [process for host in self.hosts.hosts for process in self.processes(host)]
 
+    def pids(self, attempt: int) -> list[int]:
+        """All workers of the attempt that the driver knows to be started, as their hosts know them."""
+        return [pid for event in self.events("WorkersStarted") if event["attempt"] == attempt for pid in event["pids"]]
+
     def workers(self, host: Host) -> list[Process]:
         """The workers of any attempt that are alive there."""
         nodes = self.nodes_on(host)
@@ -185,7 +189,7 @@ class Run:
                 ranks.setdefault((step.attempt, step.world), set()).add(step.rank)
             full = [key[0] for key, seen in ranks.items() if key[1] == size == len(seen) and key[0] > after]
             found[:] = full[-1:]
-            return full
+            return full and len(self.pids(full[-1])) == size  # workers may be quicker than the word of their start
 
         self.wait_for(trains, seconds, f"a world of {size} to train")
         return found[0]
