@@ -185,7 +185,7 @@ class Machine(Phases):
             return []
         if event.failures:
             cause = root_cause(event.failures) or event.failures[0]
-            return self._stop(_told(cause), grace=0.0) if self.asking else self._workers_failed(cause)
+            return self._workers_failed(cause)
         self.finishing = True
         self.unfinished.discard(event.node)
         self.awaited.discard(event.node)
@@ -202,10 +202,12 @@ class Machine(Phases):
         if cause is None or (self.phase is not Phase.RUNNING and not self.asking):
             return []
         self.failures.extend(event.failures)
-        return self._stop(_told(cause), grace=0.0) if self.asking else self._workers_failed(cause)
+        return self._workers_failed(cause)
 
     def _workers_failed(self, cause: Failure) -> list[Action]:
-        what = _told(cause)
+        what = f"rank {cause.rank} on {cause.node} {cause.what}"
+        if self.asking:  # the world was to be another in any case
+            return self._stop(what, grace=0.0)
         if cause.node in self.nodes and self.nodes[cause.node].draining and came_from_outside(cause):
             return self._begin_again(f"{what}; the node is being drained")
         delay = self.crashes.delay(cause, self.now - self.launched_at)
@@ -332,7 +334,3 @@ class Machine(Phases):
         if len(self.roster) >= self.job.max_nodes:
             return False
         return sum(member.nproc for member in self.members.choose(self.roster)) > self.workers
-
-
-def _told(cause: Failure) -> str:
-    return f"rank {cause.rank} on {cause.node} {cause.what}"

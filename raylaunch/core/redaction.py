@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from raylaunch.core.job import Job
@@ -33,7 +34,7 @@ class Secrets:
 
     def hide(self, text: str) -> str:
         """The text with none of them in it."""
-        return re.sub("|".join(map(re.escape, self.values)), HIDDEN, text) if self.values else text
+        return _any_of(self.values).sub(HIDDEN, text) if self.values else text
 
     def shown(self, thing: Thing) -> Thing:
         """A job, an entry of the log or anything else made of such things, as it may be written down."""
@@ -55,6 +56,11 @@ class Secrets:
             parts = shown_arguments(value) if hides is is_secret_argument else value
             return type(value)(self._shown(item, hides) for item in parts)
         return value
+
+
+@lru_cache(maxsize=1)
+def _any_of(values: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, values)))
 
 
 def shown(job: Job, environ: Mapping[str, str]) -> Job:

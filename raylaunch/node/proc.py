@@ -1,4 +1,4 @@
-"""What the kernel tells of another process: what it is doing, and which children it has."""
+"""What the kernel tells of what another process is doing."""
 
 from __future__ import annotations
 
@@ -25,12 +25,3 @@ def holds_back(pid: int, number: int) -> bool:
             if name == "SigBlk":
                 return bool(int(mask, 16) >> (number - 1) & 1)
     return False
-
-
-def children(pid: int) -> set[int]:
-    """All direct children of the process, as far as the kernel tells; zombies included."""
-    found: set[int] = set()
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            found.update(int(child) for child in (thread / "children").read_text().split())
-    return found

@@ -67,26 +67,26 @@ def be_as_nice_as_others() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
-def children() -> set[int]:
-    """All direct children of this process, zombies and inherited orphans included."""
+def children(pid: int = 0) -> set[int]:
+    """All direct children of the process (0: this one), zombies and inherited orphans included."""
+    pid = pid or os.getpid()
     found: set[int] = set()
     try:
-        for thread in Path("/proc/self/task").iterdir():
+        for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
-                found.update(int(pid) for pid in (thread / "children").read_text().split())
+                found.update(int(child) for child in (thread / "children").read_text().split())
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return _children_by_scan()
+        return _children_by_scan(pid)
     return found
 
 
-def _children_by_scan() -> set[int]:
-    me = str(os.getpid())
+def _children_by_scan(pid: int) -> set[int]:
     found = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
                 parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
-                if parent == me:
+                if int(parent) == pid:
                     found.add(int(folder.name))
     return found
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from raylaunch.node import keeper, proc, processes
+from raylaunch.node import keeper, processes
 from raylaunch.node.settings import NodeSettings
 
 _SECONDS = 6.0
@@ -44,7 +44,7 @@ class Server:
 
     def _kill_fork_server(self) -> None:
         """The keeper then ends what it leaves."""
-        for pid in proc.children(self.pid):
+        for pid in processes.children(self.pid):
             processes.kill_tree(pid)
         self._resume()
 
