@@ -177,7 +177,8 @@ class Machine(Phases):
         self.phase = Phase.RUNNING
         self.deadline = None
         self.status = f"{count(self.workers, 'worker')} on {count(len(self.roster), 'node')}"
-        return self._wake("more nodes may come")
+        held, self.held = self.held, []
+        return [*map(self._forward, held), *self._wake("more nodes may come")]
 
     def _workers_exited(self, event: WorkersExited) -> list[Action]:
         self.failures.extend(event.failures)
@@ -273,10 +274,15 @@ class Machine(Phases):
         return [at_once, *self._finish(self.ending.exit_code, self.ending.why)]
 
     def _forward_asked(self, event: ForwardAsked) -> list[Action]:
-        if self.phase is not Phase.RUNNING:
-            return []  # workers that are not there, or so young that they cannot have a handler for it
+        if self.phase is Phase.RUNNING:
+            return [self._forward(event.signal)]
+        if self.phase is Phase.STARTING and event.signal not in self.held:
+            self.held.append(event.signal)  # some workers may be there already, and whoever sends it may have seen them
+        return []
+
+    def _forward(self, signal: str) -> Action:
         nodes = tuple(node for node in self.roster if node in self.unfinished)
-        return [Forward(attempt=self.attempt, nodes=nodes, signal=event.signal, why=f"{event.signal} received")]
+        return Forward(attempt=self.attempt, nodes=nodes, signal=signal, why=f"{signal} received")
 
     def _tick(self) -> list[Action]:
         self._woken = None

@@ -57,6 +57,8 @@ class Phases:
         #: Some node's workers have all ended well: the world is coming to its end by itself.
         self.finishing = False
         self.failures: list[Failure] = []
+        #: Signals to forward that came while workers were being started: each once, for when all of them run.
+        self.held: list[str] = []
         #: In STOPPING: the workers were asked to save, and nothing has been done to them yet.
         self.asking = False
         #: What ended the last world, or made it end.

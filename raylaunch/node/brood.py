@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from raylaunch.node import messages, processes
+from raylaunch.node.young import Young
 from raylaunch.worker.spec import WorkerSpec
 from raylaunch.worker.stacks import SIGNAL, listens
 
@@ -45,12 +46,14 @@ class Brood:
         self._killing = False
         self._answer_stop = False
         self._kill_at: float | None = None
+        self._young = Young()
 
     def begin(self, attempt: int) -> None:
         """Forget the attempt before, which is gone."""
         self.attempt = attempt
         self._stopping = self._killing = self._answer_stop = False
         self._kill_at = None
+        self._young = Young()
 
     def add(self, pid: int, spec: WorkerSpec, report: int, stacks: int) -> None:
         """A worker was forked; these files are to be closed when it has ended."""
@@ -78,8 +81,11 @@ class Brood:
     def forward(self, attempt: int, number: int) -> None:
         """Pass a signal on to the workers, which are to live; what they started is their own affair."""
         if attempt == self.attempt and not self._stopping:
-            for pid in self._alive:
-                os.kill(pid, number)
+            for pid, worker in self._alive.items():
+                if worker.spec.kind == "command":  # what became another program may never answer it
+                    os.kill(pid, number)
+                else:
+                    self._young.signal(pid, number)
 
     def dump(self, attempt: int) -> None:
         """Have them write their stacks: those who listen for the signal, which would be the end of others."""
@@ -106,6 +112,7 @@ class Brood:
     def press(self) -> None:
         """Once workers are to end: kill those out of time, then what they left behind; say when all is gone."""
         if not self._stopping:
+            self._young.press(self._alive)
             return
         out_of_time = self._kill_at is not None and time.monotonic() >= self._kill_at
         if not self._killing and (out_of_time or not self._alive):
@@ -129,9 +136,11 @@ class Brood:
 
     def until_deadline(self) -> float | None:
         """Seconds until `press` has something to do by itself."""
+        if not self._stopping:
+            return self._young.until_look()
         if self._killing and (self._alive or self._groups or self._answer_stop):
             return _SLACK
-        if self._kill_at is not None and self._stopping:
+        if self._kill_at is not None:
             return max(0.0, self._kill_at - time.monotonic())
         return None
 

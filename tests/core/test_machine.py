@@ -38,6 +38,11 @@ from raylaunch.core.phases import Phase
 KILLED = "rank 1 on a was killed by SIGKILL"
 
 
+def usr(number: int, attempt: int, *nodes: str) -> Forward:
+    signal = f"SIGUSR{number}"
+    return Forward(attempt=attempt, nodes=nodes, signal=signal, why=f"{signal} received")
+
+
 def a_moment_later(machine: Machine) -> float:
     return machine.now + 0.5
 
@@ -495,24 +500,36 @@ def test_asked_to_stop_when_all_is_done():
 def test_forwarded_signals_reach_all_workers_and_the_run_goes_on():
     """Nodes whose workers have finished are left in peace."""
     machine = running("a", "b")
-    assert told(machine, forward("SIGUSR1", 5.0)) == [
-        Forward(attempt=1, nodes=("a", "b"), signal="SIGUSR1", why="SIGUSR1 received")
-    ]
+    assert told(machine, forward("SIGUSR1", 5.0)) == [usr(1, 1, "a", "b")]
     told(machine, finished("a", 6.0))
-    assert told(machine, forward("SIGUSR1", 7.0)) == [
-        Forward(attempt=1, nodes=("b",), signal="SIGUSR1", why="SIGUSR1 received")
-    ]
+    assert told(machine, forward("SIGUSR1", 7.0)) == [usr(1, 1, "b")]
     assert machine.phase is Phase.RUNNING
 
 
 def test_forwarded_signals_need_somebody_who_can_handle_them():
-    """Before all workers run, and while they stop, nobody gets them."""
+    """Before an attempt, and while workers stop, nobody gets them."""
     machine = begun(job(1))
-    assert told(machine, forward("SIGUSR1", 1.0)) == []
-    told(machine, joined("a"))
-    assert told(machine, forward("SIGUSR1", 2.0)) == []
-    told(machine, started("a", 3.0), asked("SIGTERM", 4.0))
-    assert told(machine, forward("SIGUSR1", 5.0)) == []
+    orders = told(machine, forward("SIGUSR1", 1.0), joined("a"), started("a", 2.0))
+    orders += told(machine, asked("SIGTERM", 4.0), forward("SIGUSR1", 5.0))
+    assert usr(1, 1, "a") not in orders
+
+
+def test_signals_wait_until_all_workers_are_started():
+    """Some may be up before the others are: who saw them sends it, and no worker is to miss it. Each comes once."""
+    machine = begun(job(2))
+    told(machine, joined("a"), joined("b"), started("a", 1.0))
+    assert told(machine, *(forward(name, 2.0) for name in ("SIGUSR1", "SIGUSR2", "SIGUSR1"))) == []
+    assert told(machine, started("b", 3.0)) == [usr(1, 1, "a", "b"), usr(2, 1, "a", "b")]
+    assert told(machine, forward("SIGUSR1", 4.0)) == [usr(1, 1, "a", "b")]
+
+
+def test_signals_wait_for_the_next_attempt_if_this_one_breaks_before():
+    """The workers that were to get it never were a world."""
+    machine = begun(job(2, max_restarts=2))
+    told(machine, joined("a"), joined("b"), forward("SIGUSR1", 1.0), failed("a", 2.0))
+    assert told(machine, started("a", 3.0, attempt=2), started("b", 3.0, attempt=2)) == [usr(1, 2, "a", "b")]
+    told(machine, failed("a", 4.0, attempt=2))
+    assert told(machine, started("a", 5.0, attempt=3), started("b", 5.0, attempt=3)) == [], "once is enough"
 
 
 # Words that come too late.

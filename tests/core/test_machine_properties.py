@@ -159,7 +159,7 @@ def _event(machine: Machine, move: str, which: int, at: float, names: Iterator[s
     here = list(machine.nodes)
     match move:
         case "ask":
-            return asked("SIGINT", at) if which < 3 else forward("SIGUSR1", at)
+            return asked("SIGINT", at) if which < 3 else forward(f"SIGUSR{1 + which % 2}", at)
         case "tick":
             return tick(machine.last_call or at)
         case "late tick":
@@ -251,12 +251,26 @@ def every_attempt_is_ended_once_for_the_next(of: Job, steps: Sequence[Step]) -> 
 
 
 def forwarding_changes_nothing(of: Job, steps: Sequence[Step]) -> None:
-    """A forwarded signal reaches nodes that run workers, and the machine is as it was."""
+    """A signal to forward leaves the machine as it was, but for being held while workers start."""
     for step in steps:
         if isinstance(step.event, ForwardAsked):
-            assert step.after | {"now": 0.0} == step.before | {"now": 0.0}
+            assert step.after | {"now": 0.0, "held": []} == step.before | {"now": 0.0, "held": []}
             assert all(isinstance(action, Forward) for action in step.actions)
-            assert all(set(action.nodes) <= set(step.before["nodes"]) for action in step.actions)
+            assert step.after["held"] == step.before["held"] or step.before["phase"] is Phase.STARTING
+
+
+def signals_reach_whole_worlds(of: Job, steps: Sequence[Step]) -> None:
+    """Those that are forwarded go to nodes that run workers; those that come while they start wait for all of them."""
+    waiting: set[str] = set()
+    for step in steps:
+        forwarded = orders([step], Forward)
+        assert all(step.after["phase"] is Phase.RUNNING for _ in forwarded)
+        assert all(set(order.nodes) <= set(step.before["nodes"]) for order in forwarded)
+        if isinstance(step.event, ForwardAsked) and step.before["phase"] is Phase.STARTING:
+            waiting.add(step.event.signal)
+        elif step.before["phase"] is Phase.STARTING and step.after["phase"] is Phase.RUNNING:
+            assert sorted(order.signal for order in forwarded) == sorted(waiting)
+            waiting.clear()
 
 
 def the_end_is_the_end(of: Job, steps: Sequence[Step]) -> None:
@@ -341,6 +355,7 @@ CLAIMS: tuple[Callable[[Job, Sequence[Step]], None], ...] = (
     survivors_keep_their_order,
     every_attempt_is_ended_once_for_the_next,
     forwarding_changes_nothing,
+    signals_reach_whole_worlds,
     the_end_is_the_end,
     done_is_finished,
     restarts_stay_in_the_budget,

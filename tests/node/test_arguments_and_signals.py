@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from raylaunch.core.events import WorkersExited, WorkersStopped
-from tests.node.harness import Ears, Node, basic_env, running
+from raylaunch.node.brood import Brood
+from raylaunch.node.young import Young
+from tests.node.harness import SECONDS, Ears, Node, basic_env, running
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -83,13 +87,53 @@ def test_a_forwarded_signal_for_another_attempt_is_dropped(node: Node, ears: Ear
     assert node.wait(WorkersExited).failures == ()
 
 
-def test_a_signal_without_a_handler_is_a_death_by_it(node: Node, ears: Ears) -> None:
-    """Forwarding is not politeness: a script that was to handle it and does not ends as under a shell."""
-    node.launch(node.script("import time\nsay('up')\ntime.sleep(60)"))
-    ears.hear()
-    node.supervisor.forward(node.attempt, "SIGUSR2")
-    (failure,) = node.wait(WorkersExited).failures
-    assert failure.exit_code == -signal.SIGUSR2
+def test_a_forwarded_signal_waits_for_the_handler_of_a_young_worker(node: Node, ears: Ears) -> None:
+    """It would end a script that is still importing; who has a handler gets it at once."""
+    text = """
+        import os, signal
+        if os.environ["RANK"] == "1":
+            say("up")
+            open("go").read()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        say("ready")
+        signal.sigwait([signal.SIGUSR1])
+        say("heard", os.environ["RANK"])
+    """
+    go = node.folder / "go"
+    os.mkfifo(go)
+    node.launch(node.script(text), nproc=2)
+    assert sorted(ears.hear(2)) == ["ready", "up"]
+    node.supervisor.forward(node.attempt, "SIGUSR1")
+    assert ears.hear() == ["heard 0"]
+    go.write_text("go")
+    assert ears.hear(2) == ["ready", "heard 1"]
+    assert node.wait(WorkersExited).failures == ()
+
+
+def test_a_forwarded_signal_for_another_program_does_not_wait() -> None:
+    """It may never have a handler; without one it ends by the signal, as under a shell."""
+    brood = Brood(lambda *_: None, spared=set)
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        brood.add(worker.pid, SimpleNamespace(kind="command"), report=-1, stacks=-1)
+        brood.forward(brood.attempt, signal.SIGUSR2)
+        assert worker.wait(SECONDS) == -signal.SIGUSR2
+
+
+def test_signals_do_not_wait_for_ever() -> None:
+    """Forwarding is not politeness: a script that has no handler for long ends by the signal."""
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        patient, hasty = Young(), Young(patience=0.0)
+        patient.signal(worker.pid, signal.SIGUSR2)
+        patient.press([worker.pid])
+        assert patient.until_look()
+        assert worker.poll() is None
+        hasty.signal(worker.pid, signal.SIGUSR2)
+        hasty.press([worker.pid])
+        assert hasty.until_look() is None
+        assert worker.wait() == -signal.SIGUSR2
+    patient.press([])
+    assert patient.until_look() is None, "who is gone is forgotten"
 
 
 def test_a_group_may_have_its_own_address_in_the_environment(node: Node) -> None:
