@@ -9,7 +9,9 @@ import re
 _LONGEST = 1024 * 1024
 """Bytes: a longer line is passed on in parts."""
 
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z")
+_BEGINNING = re.compile(rb"(?<=\n)(?!\Z)|(?<=\r)(?!\n|\Z)")
+"""Of each line of a text but the first."""
 
 
 class Filter:
@@ -25,12 +27,17 @@ class Filter:
         except OSError:
             self._fd = -1
 
-    def take(self, lines: list[bytes]) -> None:
-        """Append those of interest, with one write: lines of others never stand within them."""
-        wanted = [line for line in lines if any(needle in line for needle in self._needles)]
-        if wanted and self._fd >= 0:
+    def take(self, text: bytes) -> None:
+        """Append its lines of interest, with one write: lines of others never stand within them."""
+        if not self._is_of_interest(text):
+            return
+        wanted = filter(self._is_of_interest, _LINE.findall(text))
+        if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._fd, b"".join(self._header + line.rstrip(b"\r\n") + b"\n" for line in wanted))
+
+    def _is_of_interest(self, text: bytes) -> bool:
+        return any(needle in text for needle in self._needles)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -62,13 +69,17 @@ class Lines:
         self._returned = data.endswith(b"\r")
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if end:
-            lines = _LINE.findall(self._held + data[:end])
-            self._held = data[end:]
-            passed = self._passed(lines)
+            text, self._held = self._held + data[:end], data[end:]
+            passed = self._passed(text)
         else:
             self._held += data
             passed = self.so_far() if len(self._held) > _LONGEST else b""
         return b"" if self._header is None else bare + passed
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something without a line end yet."""
+        return bool(self._held)
 
     def so_far(self) -> bytes:
         """What has no line end yet."""
@@ -82,14 +93,22 @@ class Lines:
     def finish(self) -> bytes:
         """What never got its line end; lines with headers get one, or the next would stand on the same line."""
         if self._copies is not None and (self._begun or self._held):
-            self._copies.take([self._begun + self._held])
+            self._copies.take(self._begun + self._held)
         text = self.so_far()
         return text + b"\n" if self._begun and self._header else text
 
-    def _passed(self, lines: list[bytes]) -> bytes:
+    def _passed(self, text: bytes) -> bytes:
+        """Whole lines, though the beginning of the first may be passed on already."""
         begun, self._begun = self._begun, b""
         if self._copies is not None:
-            self._copies.take([begun + lines[0], *lines[1:]])
-        if self._header is None:
-            return b""
-        return (b"" if begun else self._header) + self._header.join(lines)
+            self._copies.take(begun + text)
+        if not self._header:
+            return b"" if self._header is None else text
+        return (b"" if begun else self._header) + _with(self._header, text)
+
+
+def _with(header: bytes, text: bytes) -> bytes:
+    """The header before each line but the first."""
+    if b"\r" in text:
+        return _BEGINNING.sub(lambda _: header, text)
+    return text[:-1].replace(b"\n", b"\n" + header) + text[-1:]

@@ -12,10 +12,11 @@ from raylaunch.core.contract import FILTERED, LOGS, Layout
 from raylaunch.core.ranks import Assignment
 from raylaunch.core.streams import STREAMS, View
 from raylaunch.node import spool
+from raylaunch.node.growth import Growth
 from raylaunch.node.lines import Filter, Lines
 
-_CHUNK = 64 * 1024
-_MOST_AT_THE_END = 32 * 1024 * 1024
+_CHUNK = 256 * 1024
+_MOST_AT_THE_END = 128 * 1024 * 1024
 """Bytes: where the logs of an ended attempt are further ahead than this, only their ends are shown; that is said."""
 _QUIET_SECONDS = 1.0
 _FORGOTTEN_AT_ONCE = 1024 * 1024
@@ -99,6 +100,9 @@ class Tails:
 
     def __init__(self) -> None:
         self._tails: list[_Tail] = []
+        self.growth = Growth()
+        #: Bytes that were found by the last `read`, shown or not.
+        self.found = 0
         #: What is to be shown beside what is read.
         self._notices: list[Output] = []
 
@@ -121,9 +125,20 @@ class Tails:
         """Whether something of an ended attempt is still to be read."""
         return bool(self._notices) or any(tail.end is not None for tail in self._tails)
 
+    def watch(self) -> bool:
+        """Have `growth` tell of what is written from here on. False: it cannot, of all; look at them now and then."""
+        return all(tail.fd >= 0 for tail in self._tails) and self.growth.watch(tail.fd for tail in self._tails)
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds after which to look though nothing is written; None: there is no need."""
+        prompts = any(tail.source.alone and tail.lines.holds for tail in self._tails)
+        return _QUIET_SECONDS if prompts else None
+
     def read(self, most: int) -> list[Output]:
         """What was written since the last time, about `most` bytes at most; of an attempt only after those before."""
         found, self._notices = self._notices, []
+        self.found = 0
         for attempt in sorted({tail.source.attempt for tail in self._tails}):
             turn = [tail for tail in self._tails if tail.source.attempt == attempt]
             while turn and most > 0:
@@ -131,6 +146,7 @@ class Tails:
                 for tail in turn:
                     data = _grown(tail)
                     most -= len(data)
+                    self.found += len(data)
                     found += _shown(tail, data)
                     if data:
                         grown.append(tail)
@@ -144,6 +160,7 @@ class Tails:
         for tail in self._tails:
             _close(tail)
         self._tails.clear()
+        self.growth.close()
 
     def _close(self, tail: _Tail) -> list[Output]:
         found = _output(tail, tail.lines.finish())

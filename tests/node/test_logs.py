@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from raylaunch.core.job import Job
 from raylaunch.core.ranks import Assignment
 from raylaunch.core.streams import view
 from raylaunch.node import deaths, lines, logs, spool
+from raylaunch.node.growth import Growth
 from raylaunch.node.lines import Lines
 from raylaunch.node.logs import Output, Tails
 from tests.node.harness import Ears, running, until
@@ -261,8 +263,9 @@ def test_a_log_that_the_script_truncates(followed: Followed) -> None:
 
 def test_files_are_opened_once_and_closed_at_the_end(follow: Follow) -> None:
     """However often they are looked at; with those of the filters, and when the run ends early."""
-    before = len(os.listdir("/proc/self/fd"))
+    outside = len(os.listdir("/proc/self/fd"))
     followed = follow(nproc=8, duplicate_stdout_filters=["x"])
+    before = outside + 1  # with the one that tells of growth
     for attempt in (1, 2):
         for rank in range(8):
             followed.write(b"x\n", rank=rank, attempt=attempt)
@@ -275,7 +278,7 @@ def test_files_are_opened_once_and_closed_at_the_end(follow: Follow) -> None:
     followed.read()
     assert len(os.listdir("/proc/self/fd")) == before + 8 + 16
     followed.tails.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == outside
 
 
 def test_of_a_flood_the_end_is_shown_with_a_notice(follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +302,57 @@ def test_of_a_flood_the_end_is_shown_with_a_notice(follow: Follow, monkeypatch: 
         Output(rank=0, stream="stdout", data=b"b" * 10),
     ]
     assert not followed.tails.behind
+
+
+# Growth.
+
+
+def test_the_next_write_to_any_log_is_told_of_once(follow: Follow) -> None:
+    """Of those that are there; then they must be watched again, so that who writes on and on costs nothing."""
+    followed = follow(nproc=2)
+    growth = followed.tails.growth
+    followed.write(b"one\n")
+    followed.read()
+    assert not followed.tails.watch(), "the log of rank 1 is not there yet"
+    followed.write(b"two\n", rank=1)
+    for stream in ("stdout", "stderr"):
+        for rank in range(2):
+            followed.write(b"", rank=rank, stream=stream)
+    followed.read()
+    assert followed.tails.watch()
+    assert not _readable(growth)
+    followed.write(b"three\n", rank=1)
+    assert _readable(growth)
+    growth.heard()
+    followed.write(b"four\n", rank=1)
+    assert not _readable(growth)
+    assert followed.tails.watch()
+    followed.write(b"five\n", rank=1)
+    assert _readable(growth)
+
+
+def test_where_the_kernel_cannot_tell(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is said, and logs are read as ever."""
+    followed.tails.growth.close()
+    followed.write(b"one\n")
+    followed.write(b"", stream="stderr")
+    assert followed.read() == b"one\n"
+    assert not followed.tails.watch()
+
+
+def test_a_prompt_is_waited_for_no_longer_than_it_takes(follow: Follow) -> None:
+    """Nothing is written any more when it is to be shown, so nobody tells; a line that others may follow can wait."""
+    for nproc, patience in ((1, logs._QUIET_SECONDS), (2, None)):
+        followed = follow(nproc=nproc)
+        assert followed.tails.patience is None
+        followed.write(b"name? ")
+        followed.read()
+        assert followed.tails.patience == patience
+        followed.tails.close()
+
+
+def _readable(growth: Growth) -> bool:
+    return bool(select.select([growth.fileno()], [], [], 0)[0])
 
 
 # Filters.
@@ -380,7 +434,7 @@ def _punches_holes(folder: Path) -> bool:
 
 def test_a_node_that_keeps_nothing(tmp_path: Path, mark: str, ears: Ears) -> None:
     """Its workers write to a folder of its own, have no error file, and their failures name no files."""
-    with running(kept=False) as node:
+    with running(kept=False, preload=()) as node:
         folder = node.supervisor.settings.run_dir
         assert os.stat(folder).st_mode & 0o077 == 0
         node.move_to(tmp_path, mark, ears)
@@ -399,7 +453,7 @@ DIES = """
 import os, sys, time
 from pathlib import Path
 from tests.node.harness import Node, basic_env
-node = Node(kept=False)
+node = Node(kept=False, preload=())
 node.start()
 print(node.supervisor.settings.run_dir, flush=True)
 os.kill(os.getpid(), 9)
@@ -410,7 +464,7 @@ def test_what_was_kept_for_an_agent_goes_with_it_though_it_is_killed() -> None:
     """Those that outlive it remove the folder."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", DIES], cwd=root, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", DIES], cwd=root, capture_output=True, text=True, timeout=250, check=False
     )
     folder = done.stdout.strip()
     assert folder, done.stderr
