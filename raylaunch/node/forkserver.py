@@ -8,7 +8,6 @@ lease is over, it ends everything it started and then itself.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import importlib.util
 import os
@@ -17,32 +16,34 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import time
+from dataclasses import replace
 from functools import partial
 
-from raylaunch.node import lease, messages, processes, store, timer, wire
+from raylaunch.core.events import Turnover
+from raylaunch.node import lease, messages, nameless, outdated, processes, store, timer, wire
 from raylaunch.node.brood import Brood
+from raylaunch.node.clean import what_forbids_forking
+from raylaunch.node.learning import Learning
+from raylaunch.node.understudy import Role, Understudy
 from raylaunch.worker import agent_store, boot, entry
 from raylaunch.worker.page import Page
 from raylaunch.worker.spec import WorkerSpec
 
-Role = Callable[[], int]
-"""What a forked child does instead of serving; it runs at the bottom of the stack, so that the interpreter's own
-exit (atexit, threads, buffers) comes after it."""
-
 
 def warm_up(begin: messages.Begin) -> messages.Ready:
     """Import what was asked for, and find out whether this process may fork."""
-    why = [word for module in begin.preload if (word := _import(module))]
+    with processes.only_young_collected():
+        why = [word for module in begin.preload if (word := _import(module))]
     wanted = any(module.partition(".")[0] == "torch" for module in begin.preload)
     torch = "torch" in sys.modules or (not wanted and importlib.util.find_spec("torch") is not None)
     method = begin.start_method
     if method == "forkserver" and (unclean := what_forbids_forking()):
         method = "spawn"
         why.append(f"workers start in fresh interpreters: after the preload, {unclean}")
-    gc.collect()
-    gc.freeze()  # keeps the collector from writing to pages that all workers share
-    processes.give_back_memory()
+    if method == "forkserver":
+        nameless.ask_for_no_names()
+    processes.get_ready_to_fork()
     return messages.Ready(start_method=method, why=tuple(why), torch=torch, pid=os.getpid())
 
 
@@ -54,51 +55,27 @@ def _import(module: str) -> str:
     return ""
 
 
-def what_forbids_forking() -> str:
-    """`""`, or what a forked worker would inherit in a broken state."""
-    _probe_fork()
-    threads = len(os.listdir("/proc/self/task")) - 1
-    if threads:
-        return f"{threads} threads are running"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "CUDA is initialized"
-    devices = [path for path in _open_files() if path.startswith(("/dev/nvidia", "/dev/kfd"))]
-    return f"{devices[0]} is open" if devices else ""
-
-
-def _probe_fork() -> None:
-    """Fork once. Libraries that know about fork, as OpenBLAS does, end their threads for it; others keep them."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-
-
-def _open_files() -> list[str]:
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:
-            continue
-    return found
-
-
 class ForkServer:
     """Obeys the supervisor's orders, one at a time, and says what became of the processes."""
 
-    def __init__(self, control: socket.socket, start_method: str, page: Page) -> None:
+    def __init__(self, control: socket.socket, begin: messages.Begin, ready: messages.Ready, began: float) -> None:
+        """`began`: the time.time() before anything was imported."""
         self.pid = os.getpid()
         self.control = control
-        self.page = page
-        self.start_method = start_method
+        self.page = Page.open(begin.page)
+        self.ready = ready
+        self.began = began
+        self.start_method = ready.start_method
         self.stores: dict[int, int] = {}
         self.timer_file = timer.file_of(os.environ)
         self.timer = 0
-        self.brood = Brood(self._say, spared=lambda: {self.timer, *self.stores.values()})
+        self.learning = Learning(replace(begin, learn=begin.learn and ready.start_method == "forkserver"), self._say)
+        self.brood = Brood(self._say, spared=lambda: {self.timer, self.learning.standby.pid, *self.stores.values()})
         #: Attempts wait here until nothing of those before them is alive.
         self.next: messages.StartWorkers | None = None
+        self.ordered = 0.0
+        #: The run is over, and this is to be said when nothing of it is alive any more.
+        self.resting = False
         self.ended = False
 
     def _say(self, word: messages.Word, fd: int | None = None) -> None:
@@ -121,6 +98,7 @@ class ForkServer:
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
+            selector.register(self.learning.standby, selectors.EVENT_READ)
             while True:
                 ready = {key.fileobj for key, _ in selector.select(self._timeout())}
                 if wake in ready:
@@ -131,7 +109,7 @@ class ForkServer:
 
     def _timeout(self) -> float | None:
         """Seconds to the next thing that nobody tells. A lease that was renewed meanwhile is only looked at."""
-        ends = (self.brood.until_deadline(), lease.seconds_left(self.page))
+        ends = (self.brood.until_deadline(), lease.seconds_left(self.page), self.learning.until_look())
         return min((max(0.0, end) for end in ends if end is not None), default=None)
 
     def _end(self, number: int, _frame: object) -> None:
@@ -151,19 +129,22 @@ class ForkServer:
             if role is not None:
                 return role
         self.brood.press()
-        if self.next is not None and self.brood.is_gone():
+        line = self.learning.turn()
+        if line is not None and (role := self._fork_understudy(line)) is not None:
+            return role
+        if self.next is not None and not self.learning.holds_up and self.brood.is_gone():
             return self._start(self.next)
+        if self.resting and self.brood.is_gone():
+            self._forget()
         return None
 
     def _obey(self, order: messages.Order) -> Role | None:
         match order:
             case messages.StartWorkers():
-                self.next = order
+                self.next, self.ordered = order, time.monotonic()
                 self.brood.kill()
             case messages.StopWorkers():
-                if self.next is not None and self.next.attempt == order.attempt:
-                    self.next = None
-                self.brood.stop(order.attempt, order.grace, signal.Signals[order.signal])
+                self._stop(order)
             case messages.SignalWorkers():
                 self.brood.forward(order.attempt, signal.Signals[order.signal])
             case messages.OpenStore():
@@ -172,35 +153,76 @@ class ForkServer:
                 self.brood.dump(order.attempt)
             case messages.LookAtPage():
                 pass  # each turn does
+            case messages.Rest():
+                self._rest()
+            case messages.Wake():
+                self._wake()
             case messages.Begin():
                 raise AssertionError(order)
         return None
 
+    def _stop(self, order: messages.StopWorkers) -> None:
+        if self.next is not None and self.next.attempt == order.attempt:
+            self.next = None
+        self.brood.stop(order.attempt, order.grace, signal.Signals[order.signal])
+
+    def _rest(self) -> None:
+        self.next, self.resting = None, True
+        for attempt in list(self.stores):
+            self._close_store(attempt)
+        self.brood.kill()
+
+    def _wake(self) -> None:
+        if outdated.since(self.began):
+            raise EOFError  # as if nobody wanted us any more
+        self._say(self.ready)
+
+    def _forget(self) -> None:
+        self.resting = False
+        self.brood.begin(0)
+        self.page.begin(0, 0)
+        self._say(messages.Rested(pid=self.pid))
+
     def _start(self, order: messages.StartWorkers) -> Role | None:
-        self.next = None
+        self.next, ended = None, time.monotonic()
         for attempt in [attempt for attempt in self.stores if attempt < order.attempt]:
             self._close_store(attempt)
         self.brood.begin(order.attempt)
         self.page.begin(order.attempt, len(order.workers))
-        for spec in order.workers:
-            report, stacks = wire.memory_file("raylaunch-report"), wire.memory_file("raylaunch-stacks")
-            pid = os.fork()
+        notes = self.learning.attempt(order.workers)
+        files = [(wire.memory_file("raylaunch-report"), wire.memory_file("raylaunch-stacks")) for _ in order.workers]
+        born = self.learning.fork(order.workers, [(*own, notes) for own in files])
+        for index, (spec, own) in enumerate(zip(order.workers, files, strict=True)):
+            pid = born.pids[index] if born is not None else os.fork()
             if pid == 0:
-                return partial(self._be_worker, spec, report, stacks)
-            self.brood.add(pid, spec, report, stacks)
-        self._say(messages.Started(attempt=order.attempt, pids=self.brood.pids()))
+                return partial(self._be_worker, spec, *own, notes)
+            self.brood.add(pid, spec, *own)
+        if born is not None:
+            born.begin()
+        turnover = Turnover(ordered=self.ordered, ended=ended, forked=time.monotonic())
+        self._say(messages.Started(attempt=order.attempt, pids=self.brood.pids(), turnover=turnover))
         return None
 
-    def _be_worker(self, spec: WorkerSpec, report: int, stacks: int) -> int:
+    def _be_worker(self, spec: WorkerSpec, report: int, stacks: int, notes: int) -> int:
+        self._leave()
+        spawns = self.start_method == "spawn" and spec.kind != "command"
+        return boot.live(spec, report, stacks, notes, os.getppid(), _exec_boot if spawns else boot.run)
+
+    def _leave(self) -> None:
+        """In a child: no object is to close, some day, a file that is somebody else's by then."""
         self.control.detach()
-        try:
-            boot.become(spec, report, stacks, os.getppid())
-        except (OSError, ValueError) as error:
-            boot.refuse(report, error)
-            return 1
-        if self.start_method == "spawn" and spec.kind != "command":
-            _exec_boot(spec, report, stacks)
-        return boot.run(spec, report, stacks)
+        self.learning.standby.leave()
+
+    def _fork_understudy(self, line: socket.socket) -> Role | None:
+        pid = os.fork()
+        if pid == 0:
+            return partial(self._be_understudy, line)
+        line.close()
+        self.learning.standby.pid = pid
+        return None
+
+    def _be_understudy(self, line: socket.socket) -> Role:
+        return Understudy(line, self._be_helper(line.fileno())).serve()
 
     def _open_store(self, order: messages.OpenStore) -> Role | None:
         if order.fixed:
@@ -238,7 +260,7 @@ class ForkServer:
 
     def _be_helper(self, *fds: int) -> int:
         """In a child that is no worker: it has these files, and ends with us. Our process id."""
-        self.control.detach()
+        self._leave()
         parent = os.getppid()
         boot.die_with_parent(parent)
         boot.keep_only(*fds)
@@ -271,12 +293,13 @@ class ForkServer:
             processes.kill_tree(self.timer)
             with contextlib.suppress(OSError):
                 os.unlink(self.timer_file)
+        self.learning.standby.dismiss()
         self.brood.kill()
         self.brood.wait_until_gone(seconds=5.0)
 
 
-def _exec_boot(spec: WorkerSpec, *files: int) -> None:
-    fds = (wire.memory_file("raylaunch-spec", pickle.dumps(spec)), *files)
+def _exec_boot(spec: WorkerSpec, report: int, stacks: int, _notes: int) -> int:
+    fds = (wire.memory_file("raylaunch-spec", pickle.dumps(spec)), report, stacks)
     for fd in fds:
         os.set_inheritable(fd, True)
     os.execve(sys.executable, [sys.executable, "-u", boot.__file__, *map(str, fds)], spec.env)
@@ -288,17 +311,21 @@ def main(control_fd: int) -> int:
     entry.forget_start()
     server = None
     role = None
+    began = time.time()
     try:
         begin, _ = wire.receive(control)
         ready = warm_up(begin)
         agent_store.mend_private_groups()
         wire.send(control, ready)
-        server = ForkServer(control, ready.start_method, Page.open(begin.page))
+        server = ForkServer(control, begin, ready, began)
         role = server.serve()
     except (EOFError, OSError):
         pass  # the supervisor is gone
     if role is not None:
-        return role()
+        done: int | Role = role
+        while callable(done):
+            done = done()
+        return done
     if server is not None:
         server.end()
     return 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raylaunch.core.events import Turnover
 from raylaunch.core.stacks import Stack
+from raylaunch.node.lesson import Lesson
 from raylaunch.worker.spec import WorkerSpec
 
 
@@ -15,6 +17,10 @@ class Begin:
     preload: tuple[str, ...]
     start_method: str
     page: str
+    learn: bool = False
+    """Have what workers import ready for those of the next attempt."""
+    lesson: Lesson | None = None
+    """What a fork server that died had learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,16 @@ class OpenStore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """The run is over: end all its processes and forget them. Answer: `Rested`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """After `Rest`: there is another run. Answer: `Ready`, unless what was imported has changed since: then the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The fork server has imported everything. `why`: what stood in the way of forking, and imports that failed.
 
@@ -85,11 +101,20 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What can be had ready for the next attempt. `why`: a module that cannot, in words."""
+
+    lesson: Lesson | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """All workers of the attempt are forked; their process ids by local rank."""
 
     attempt: int
     pids: tuple[int, ...]
+    turnover: Turnover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +135,13 @@ class Stopped:
     """Nothing of the attempt is alive any more."""
 
     attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rested:
+    """Nothing of the run is alive any more, nor known."""
+
+    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,5 +188,5 @@ class WorkersStacks:
     stacks: tuple[Stack, ...]
 
 
-Order = Begin | StartWorkers | StopWorkers | SignalWorkers | DumpStacks | LookAtPage | OpenStore
-Word = Ready | Started | Exited | Stopped | StoreOpen | Asked
+Order = Begin | StartWorkers | StopWorkers | SignalWorkers | DumpStacks | LookAtPage | OpenStore | Rest | Wake
+Word = Ready | Started | Exited | Stopped | StoreOpen | Asked | Rested | Learned

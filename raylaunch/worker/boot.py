@@ -19,10 +19,11 @@ import os
 import pickle
 import signal
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from raylaunch.worker import affinity, agent_store, attach, entry, stacks
+from raylaunch.worker import affinity, agent_store, attach, entry, imports, stacks
 from raylaunch.worker.spec import Report, WorkerSpec
 
 _PR_SET_PDEATHSIG = 1
@@ -30,17 +31,27 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _OUR_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def become(spec: WorkerSpec, report_fd: int, stacks_fd: int, parent: int) -> None:
+def live(spec: WorkerSpec, report_fd: int, stacks_fd: int, notes_fd: int, parent: int, then: Callable[..., int]) -> int:
+    """`become`, `then` what comes: `run`, or another way to it."""
+    try:
+        become(spec, report_fd, stacks_fd, parent, notes_fd)
+    except (OSError, ValueError) as error:
+        refuse(report_fd, error)
+        return 1
+    return then(spec, report_fd, stacks_fd, notes_fd)
+
+
+def become(spec: WorkerSpec, report_fd: int, stacks_fd: int, parent: int, notes_fd: int = -1) -> None:
     """Take on the worker's surroundings: session, signals, files, folder, environment.
 
-    `parent` is the process id of the fork server, whose death must be ours. Of its files, the one for our last words
-    and the one for our stacks are kept open.
+    `parent` is the process id of the fork server, whose death must be ours. Of its files, the one for our last words,
+    the one for our stacks, and the one for what we import, if it is wanted, are kept open.
     """
     os.setsid()
     die_with_parent(parent)
     _reset_signals()
     _redirect(spec)
-    keep_only(report_fd, stacks_fd)
+    keep_only(report_fd, stacks_fd, notes_fd)
     os.environ.update(spec.env)  # what the interpreter and the imports added to it stays, as in a script of its own
     os.chdir(spec.cwd)
 
@@ -83,7 +94,7 @@ def _redirect(spec: WorkerSpec) -> None:
         os.close(opened)
 
 
-def run(spec: WorkerSpec, report_fd: int, stacks_fd: int) -> int:
+def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, notes_fd: int = -1) -> int:
     """Run the user's code as `__main__`; the exit code that Python would have ended with."""
     faulthandler.enable()
     _reseed()
@@ -98,6 +109,8 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int) -> int:
         return _exec(spec, report_fd)
     stacks.register(stacks_fd)
     attach.begin()
+    if notes_fd >= 0:
+        imports.Notes(notes_fd, spec.local_rank).begin()
     try:
         value = entry.call(spec)
         report = Report(value=entry.pickled(value)) if spec.kind == "pickle" else None

@@ -9,7 +9,7 @@ import pytest
 from raylaunch.node.messages import Ready
 from tests.node.harness import Ears, Node, basic_env
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def warm(

@@ -1,0 +1,36 @@
+"""The fork server's memory: in pages of 2 MB, such that forks and ends of workers have few of them to go through."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+
+import pytest
+
+from tests.node.harness import Node
+
+HUGE_PAGE = 2 * 1024 * 1024
+COLLAPSE = 25
+
+
+def kernel_can() -> bool:
+    with mmap.mmap(-1, 2 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.write(b"." * 2 * HUGE_PAGE)
+        view = ctypes.c_char.from_buffer(memory)
+        begin = -(-ctypes.addressof(view) // HUGE_PAGE) * HUGE_PAGE
+        done = ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(HUGE_PAGE), COLLAPSE)
+        del view
+    return done == 0
+
+
+def kilobytes(pid: int, name: str) -> int:
+    rows = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    return next(int(row[1]) for row in rows if row[0] == f"{name}:")
+
+
+@pytest.mark.skipif(not kernel_can(), reason="this kernel makes no huge pages of memory in use")
+def test_most_of_the_fork_servers_memory_is_in_huge_pages(node: Node) -> None:
+    pid = node.supervisor.server_pid
+
+    assert kilobytes(pid, "AnonHugePages") > kilobytes(pid, "Anonymous") / 4, "some are split with each attempt"
