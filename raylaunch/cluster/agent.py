@@ -1,20 +1,18 @@
-"""The Ray actor on each node: a thin door to the node's supervisor. Its process imports no torch."""
+"""The agent on each node: a thin door to the node's supervisor. Its process imports no torch, and it knows no Ray."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import ray
-
-from raylaunch.cluster import lifeline
 from raylaunch.cluster.lease import Lease, end_this_process
-from raylaunch.cluster.lifeline import Anchor
+from raylaunch.cluster.lifeline import Anchor, Line
 from raylaunch.cluster.outbox import Outbox
 from raylaunch.cluster.silence import beat
+from raylaunch.cluster.tailing import Tailing
 from raylaunch.core.contract import LAYOUTS
 from raylaunch.core.environment import base_env
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
@@ -24,13 +22,10 @@ from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.core.rules import Place, matching
 from raylaunch.core.streams import View
 from raylaunch.node import interfaces, messages, processes
-from raylaunch.node.logs import Output, Tails, sources
+from raylaunch.node.hearth import Hearth
+from raylaunch.node.logs import Output, sources
 from raylaunch.node.settings import NodeSettings
 from raylaunch.node.supervisor import Event, Supervisor
-
-_TAIL_SECONDS = 0.1
-_MOST_PER_TURN = 4 * 1024 * 1024
-"""Bytes that are read from logs before whatever else waits gets its turn: a restart, perhaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +34,7 @@ class AgentSettings:
 
     settings: NodeSettings
     address: str | None
-    """Where the node's store listens; None: the node's own address, as Ray knows it."""
+    """Where the node's store listens; None: the node's own address, as its cluster knows it."""
     nproc: int
     """Workers of this agent; each has its own number."""
     rules: dict[str, NodeRule]
@@ -47,12 +42,26 @@ class AgentSettings:
     cwd: str | None
     """None: where Ray unpacked the working folder."""
     ray_address: str
+    """Where scripts find Ray; `""`: there is none, and the environment is not touched."""
     view: View
     """What of the workers' output is wanted."""
     node_timeout: float
-    """When nothing was heard of the driver for as long, the node ends everything it has of the run."""
+    """When nothing was heard of the driver for as long, the node ends everything it has of the run. Infinity: never."""
     anchor: Anchor | None = None
     """Where the agent holds on to the driver; None: nowhere."""
+    keep_warm: float = 0.0
+    """Seconds that the agent rests after the run, for the next one; 0: it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """The machine that an agent is on, as its cluster knows it."""
+
+    node_id: str
+    address: str
+    environ: Mapping[str, str]
+    """What processes find there, before anything of the job's is added."""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +91,13 @@ class Words:
 class Agent:
     """One for each node of the run. All methods return at once but `words`, which waits a beat for something to say."""
 
-    def __init__(self, told: AgentSettings) -> None:
-        context = ray.get_runtime_context()
-        self._node_id = context.get_node_id()
-        address = told.address or _numeric(ray.util.get_node_ip_address())
-        place = Place(address=address, labels=context.get_node_labels(), interfaces=interfaces.interfaces())
+    def __init__(self, told: AgentSettings, home: Home, hearth: Hearth | None = None) -> None:
+        """`hearth`: what the agent of an earlier run left here, whose settings were the same in all that counts."""
+        self._node_id = home.node_id
+        address = told.address or home.address
+        place = Place(address=address, labels=home.labels, interfaces=interfaces.interfaces())
         env = base_env(
-            os.environ,
+            home.environ,
             told.submitter_env,
             (told.settings.env, *(rule.env for rule in matching(told.rules, place).values())),
             place=place,
@@ -102,33 +111,39 @@ class Agent:
         self._view = told.view
         self._nproc = told.nproc
         self._address = address
-        self._supervisor = Supervisor(replace(told.settings, address=address, env=env, cwd=cwd))
+        self._supervisor = Supervisor(replace(told.settings, address=address, env=env, cwd=cwd), hearth)
         self._supervisor.start()
         self._unsaid: Outbox[AgentUp | Event] = Outbox()
         self._something = asyncio.Event()
         self._mistake: Exception | None = None
         self._watched = False
-        self._tails = Tails()
-        self._tailing: asyncio.Task[None] | None = None
+        self._over = False
+        self._tailing = Tailing(self._unsaid, self._tell)
         self._beat = beat(told.node_timeout)
         self._lease = Lease(told.node_timeout, self._supervisor.renew, end_this_process)
         self._lease.start()
-        if told.anchor is not None:
-            lifeline.hold(told.anchor, told.settings.node, end_this_process)
+        self._line = Line(told.anchor, told.settings.node, end_this_process) if told.anchor is not None else None
 
     async def words(self) -> Words:
         """Wait until there is something to say, for a beat at most. The driver always has one such call pending."""
+        if self._over:
+            return Words(now=time.monotonic())
         self._lease.called()
         if not self._watched:
             self._watched = True
             asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._hear)
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(self._beat):
                 await self._something.wait()
+        except TimeoutError:
+            self._tailing.read()  # some file systems do not tell of what is written
+        if self._over:
+            return Words(now=time.monotonic())
         if self._mistake is not None:
             raise self._mistake
         self._something.clear()
-        events, output = self._unsaid.take(more_output=self._tails.behind)
+        events, output = self._unsaid.take(more_output=self._tailing.behind)
+        self._tailing.taken()
         self._tell()
         pulse = self._supervisor.pulse()
         if self._lease.over:
@@ -139,10 +154,7 @@ class Agent:
         """Start this node's part of an attempt, ending what is left of those before."""
         self._supervisor.launch(part, meeting)
         told = self._supervisor.settings
-        wanted = sources(self._view, part, LAYOUTS[told.layout], told.run_dir, kept=told.kept)
-        self._tails.add(wanted)
-        if wanted and self._tailing is None:
-            self._tailing = asyncio.get_running_loop().create_task(self._tail())
+        self._tailing.add(sources(self._view, part, LAYOUTS[told.layout], told.run_dir, kept=told.kept))
 
     async def stop(self, attempt: int, grace: float, signal: str) -> None:
         """End the attempt's workers."""
@@ -172,60 +184,64 @@ class Agent:
         """What functions returned, pickled, by rank."""
         return self._supervisor.values()
 
+    async def rest(self, seconds: float) -> Hearth | None:
+        """End all of the run but what the next one may use; None: there is nothing left.
+
+        Unless there is a next one within so many seconds, this process ends.
+        """
+        self._over = True
+        self._something.set()
+        self._lease.rest(seconds)
+        self._look_away()
+        hearth = await asyncio.get_running_loop().run_in_executor(None, self._supervisor.rest)
+        if hearth is not None and self._line is not None:
+            self._line.release()
+        return hearth
+
+    def retire(self) -> None:
+        """Another agent took over what this one left."""
+        self._lease.release()
+
     async def close(self) -> None:
         """End every process on this node."""
         self._lease.farewell()
-        if self._tailing is not None:
-            self._tailing.cancel()
-        if self._watched:
-            asyncio.get_running_loop().remove_reader(self._supervisor.fileno())
+        self._look_away()
         await asyncio.get_running_loop().run_in_executor(None, self._supervisor.close)
-        self._tails.close()
+
+    def _look_away(self) -> None:
+        self._tailing.close()
+        if self._watched:
+            self._watched = False
+            asyncio.get_running_loop().remove_reader(self._supervisor.fileno())
+
+    def mistaken(self, error: Exception) -> None:
+        """A mistake of ours: the next `words` tells the driver, which has no other way to hear of it."""
+        self._mistake = error
+        self._something.set()
 
     def _hear(self) -> None:
         try:
             events = self._supervisor.poll()
         except Exception as error:  # noqa: BLE001
-            self._mistake = error  # ours; the next `words` tells the driver, which has no other way to hear of it
-            self._something.set()
+            self.mistaken(error)
             return
         for event in events:
             ended = _ended(event)
             if ended is not None:
-                self._tails.end(ended)
+                self._tailing.end(ended)
             last = ended is not None and not isinstance(event, WorkersStarted)
             self._unsaid.put(self._up(event) if isinstance(event, messages.Ready) else event, last=last)
         if any(isinstance(event, WorkersStarted | WorkersExited | WorkersStopped) for event in events):
-            self._read()  # a worker's last output comes before the word of its end
+            self._tailing.read()  # a worker's last output comes before the word of its end
         self._tell()
 
     def _up(self, ready: messages.Ready) -> AgentUp:
         processes.give_back_memory()  # from here on this process waits, for days perhaps
         return AgentUp(node_id=self._node_id, address=self._address, nproc=self._nproc, ready=ready)
 
-    async def _tail(self) -> None:
-        while True:
-            await asyncio.sleep(_TAIL_SECONDS)
-            if not self._unsaid.full:
-                self._read()
-
-    def _read(self) -> None:
-        """Read on, one turn; with logs of attempts that have ended, as many turns as it takes."""
-        self._unsaid.put_output(self._tails.read(_MOST_PER_TURN))
-        if self._tails.behind:
-            asyncio.get_running_loop().call_soon(self._read)
-        self._tell()
-
     def _tell(self) -> None:
-        if self._unsaid.has_some(more_output=self._tails.behind):
+        if self._unsaid.has_some(more_output=self._tailing.behind):
             self._something.set()
-
-
-def _numeric(address: str) -> str:
-    """The node's address as Ray knows it. A name, should it be one, may mean nothing to the other nodes."""
-    return next(
-        (one for one in interfaces.resolved(address) if one == address or not interfaces.is_loopback(one)), address
-    )
 
 
 def _ended(event: Event) -> int | None:
@@ -237,8 +253,3 @@ def _ended(event: Event) -> int | None:
             return event.attempt
         case _:
             return None
-
-
-def actor_class() -> Any:
-    """The agent as Ray wants it: one life, since its successor is a new node to the machine."""
-    return ray.remote(max_restarts=0, max_task_retries=0)(Agent)

@@ -97,5 +97,8 @@ class Fleet(Protocol):
     def values(self, nodes: Mapping[str, Any]) -> dict[int, bytes]:
         """What functions returned, by rank."""
 
+    def rest(self) -> None:
+        """The run is over: have agents wait for the next one, where that is wanted."""
+
     def close(self) -> None:
-        """End everything, on all nodes."""
+        """End everything that does not rest, on all nodes."""

@@ -6,14 +6,9 @@ from typing import Any
 
 import ray
 from ray._private import state
-from ray._private.accelerators import get_accelerator_manager_for_resource
 
-from raylaunch.cluster.session import local_cpus
-from raylaunch.core.job import Job
+from raylaunch.cluster import here
 from raylaunch.core.layout import NodeFacts
-
-LOOPBACK = "127.0.0.1"
-"""Where a job on one machine meets: no other machine needs to reach it, and none should."""
 
 
 def nodes(*, local: bool) -> tuple[NodeFacts, ...]:
@@ -31,17 +26,10 @@ def _facts(node: dict[str, Any], free: dict[str, float], *, local: bool) -> Node
     total: dict[str, float] = node["Resources"]
     return NodeFacts(
         node_id=str(node["NodeID"]),
-        address=LOOPBACK if local else str(node["NodeManagerAddress"]),
+        address=here.LOOPBACK if local else str(node["NodeManagerAddress"]),
         cpus=total.get("CPU", 0.0),
         gpus=total.get("GPU", 0.0),
         free_cpus=free.get("CPU", 0.0),
         free_gpus=free.get("GPU", 0.0),
         labels=dict(node["Labels"]),
     )
-
-
-def this_machine(job: Job) -> NodeFacts:
-    """What a local Ray would have, without starting one."""
-    cpus = float(local_cpus(job))
-    gpus = float(get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators())
-    return NodeFacts(node_id="local", address=LOOPBACK, cpus=cpus, gpus=gpus, free_cpus=cpus, free_gpus=gpus)

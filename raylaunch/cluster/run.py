@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
-import ray
-
-from raylaunch.cluster import inventory, session, signals
+from raylaunch.cluster import here, session, signals, warm
 from raylaunch.cluster.agent import AgentSettings
 from raylaunch.cluster.driver import Driver, Observer
 from raylaunch.cluster.fleet import Fleet
 from raylaunch.cluster.lifeline import Lifelines
-from raylaunch.cluster.ray_fleet import RayFleet
 from raylaunch.cluster.run_folder import RunFolder
 from raylaunch.cluster.session import Session
 from raylaunch.core import result as results
@@ -29,6 +27,8 @@ from raylaunch.core.plan import Plan, make_plan, settled
 from raylaunch.core.result import RunResult
 from raylaunch.errors import ClusterError, ExitCode
 from raylaunch.node.settings import NodeSettings
+
+_ALONE = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
 
 
 class Watcher(Observer, Protocol):
@@ -48,21 +48,23 @@ class Outcome:
 
 def plan_job(job: Job) -> Plan:
     """Who would run where. Connects to a cluster if there is one; starts nothing. Raises ClusterError."""
-    if session.find(job.ray) is None:
-        return _plan(job, (inventory.this_machine(job),), local=True)
+    found = session.find(job.ray)
+    if found in (session.LOCAL, session.NONE):
+        return _plan(job, (here.facts(job),), local=True, alone=found == session.NONE)
     with session.connected(job) as connection:
         return _plan_now(job, connection)
 
 
 def _plan_now(job: Job, connection: Session) -> Plan:
-    return _plan(job, inventory.nodes(local=connection.local), local=connection.local)
+    return _plan(job, connection.nodes(job), local=connection.local, alone=connection.in_process)
 
 
-def _plan(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool) -> Plan:
+def _plan(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool, alone: bool) -> Plan:
     try:
-        return make_plan(job, nodes, local=local)
+        plan = make_plan(job, nodes, local=local)
     except ValueError as error:
         raise ClusterError(str(error)) from None
+    return replace(plan, assumed=(_ALONE, *plan.assumed)) if alone and job.ray.address == "auto" else plan
 
 
 def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") -> Outcome:
@@ -81,13 +83,19 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
         began, began_at = datetime.now(UTC), time.monotonic()
         run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
         folder = RunFolder.create(job, run_id, watcher.said)
-        folder.open(settled(job, plan), job_text, plan, began.isoformat())
+        folder.open(settled(job, plan), job_text, plan, began.isoformat(), began_at)
         watcher.planned(job, plan, folder.where)
+        if _ALONE in plan.assumed:
+            watcher.said("no Ray cluster is running: this machine does it alone, without Ray")
         for warning in plan.warnings:
             watcher.said(warning)
         settings = _settings(job, plan, folder.where, run_id, payload)
-        lifelines = _lifelines(connection)
-        fleet = RayFleet(plan, _told(job, connection, settings, submitter_env, lifelines), watcher.said)
+        lifelines = connection.lifelines()
+        job = _believing(job, connection)
+        if why := warm.forbidden(job, plan, in_process=connection.in_process):
+            watcher.said(f"keep_warm has no effect: {why}")
+            job = replace(job, keep_warm=0.0)
+        fleet = connection.fleet(plan, _told(job, connection, settings, submitter_env, lifelines), watcher.said)
         driver = Driver(settled(job, plan), run_id, fleet, folder, watcher, began_at, lifelines)
         signalled.go_to(driver.signalled)
         values: dict[int, bytes] = {}
@@ -96,6 +104,7 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
             try:
                 finish = driver.run()
                 values = _values(fleet, driver, finish) if payload else {}
+                fleet.rest()
             except ClusterError as error:  # no torch there, a port that is taken: waiting would not mend it
                 hopeless = error
         found = results.result(folder.entries, run_dir=folder.where, began=began.isoformat())
@@ -150,17 +159,15 @@ def _settings(job: Job, plan: Plan, run_dir: str, run_id: str, payload: bytes) -
         several_nodes=plan.max_nodes > 1,
         cwd="",
         backend=job.backend,
-        preload=tuple(job.preload),
+        preload=job.preloaded,
+        learn=isinstance(job.preload, str),
         start_method=job.start_method,
     )
 
 
-def _lifelines(connection: Session) -> Lifelines | None:
-    """None where this machine cannot listen at the address that Ray knows it by: agents can do without."""
-    try:
-        return Lifelines(inventory.LOOPBACK if connection.local else ray.util.get_node_ip_address())
-    except OSError:
-        return None
+def _believing(job: Job, connection: Session) -> Job:
+    """Agents in this process cannot be lost without it."""
+    return replace(job, node_timeout=math.inf) if connection.in_process else job
 
 
 def _told(
@@ -172,7 +179,7 @@ def _told(
 ) -> AgentSettings:
     return AgentSettings(
         settings=settings,
-        address=inventory.LOOPBACK if connection.local else None,
+        address=here.LOOPBACK if connection.local else None,
         nproc=0,
         rules=job.nodes,
         submitter_env=submitter_env,
@@ -181,4 +188,5 @@ def _told(
         view=streams.view(job),
         node_timeout=job.node_timeout,
         anchor=lifelines.anchor if lifelines else None,
+        keep_warm=job.keep_warm,
     )
