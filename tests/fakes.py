@@ -161,6 +161,9 @@ class FakeFleet:
     def values(self, nodes: Mapping[str, Any]) -> dict[int, bytes]:
         return {}
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         self._closed.set()
         self.sent.append(("close",))

@@ -30,6 +30,7 @@ class Form(Enum):
     SCRIPT = "script"
     FILE = "job file"
     CHECK = "check"
+    STATUS = "status"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,7 @@ class _Parser:
                 self._short(word)
             else:
                 self._positional(word)
+        self._about_status()
 
     def _rest(self) -> None:
         """After `--` come the words of a job file's script, or the script itself."""
@@ -134,17 +136,27 @@ class _Parser:
 
     def _positional(self, word: str) -> None:
         runs_a_name = any(found.flag in (BY_NAME["module"], BY_NAME["no-python"]) for found in self.found)
-        if self.file is not None:
+        if self.form is Form.STATUS:
+            self._wrong("`status` runs nothing", "to run a script of this name, write `./status`")
+        elif self.file is not None:
             self.found.append(_Word(flag=None, text=word, index=self.at - 1))
         elif word.endswith(_JOB_FILES):
             self.form = Form.FILE if self.form is Form.NOTHING else self.form
             self.file = word
         elif self.form is Form.CHECK:
             self._wrong("`check` runs no script of yours", "a job file is expected, or nothing")
-        elif word == "check" and not runs_a_name:
-            self.form = Form.CHECK
+        elif word in (Form.CHECK.value, Form.STATUS.value) and not runs_a_name:
+            self.form = Form(word)
         else:
             self._is_script(self.at - 1)
+
+    def _about_status(self) -> None:
+        for word in self.found:
+            is_end = word.flag is BY_NAME["end"]
+            if is_end and self.form is not Form.STATUS:
+                self.mistakes.append(("`--end` is about `status`", "write `raylaunch status --end`", word.index))
+            elif self.form is Form.STATUS and not is_end and word.flag not in (BY_NAME["help"], BY_NAME["version"]):
+                self.mistakes.append(("`status` takes no flag but `--end`", "leave it away", word.index))
 
     def _long(self, word: str) -> None:
         name, equals, value = word[2:].partition("=")

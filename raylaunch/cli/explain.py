@@ -43,7 +43,8 @@ def type_of(path: Path, types: Types) -> Any:
     outer = type_of(path[:-1], types)
     if is_dataclass(outer):
         return _RULE.get(path[-1])
-    return get_args(outer)[-1] if get_origin(outer) in (list, dict) else None
+    outer = _collection(outer)
+    return get_args(outer)[-1] if outer is not None else None
 
 
 def path_of(key: str) -> Path:
@@ -57,7 +58,13 @@ def path_of(key: str) -> Path:
 def container(path: Path) -> type | None:
     """`dict` for a section, `list` for a list, None for a single value."""
     hint = type_of(path, SETTINGS)
-    return dict if is_dataclass(hint) else get_origin(hint) if get_origin(hint) in (list, dict) else None
+    return dict if is_dataclass(hint) else get_origin(_collection(hint))
+
+
+def _collection(hint: Any) -> Any:
+    """The list or dict that a value may be, None if it may not."""
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return next((option for option in options if get_origin(option) in (list, dict)), None)
 
 
 _RULE_HINT = "a node has " + " and ".join(f"`{name}`" for name in _RULE)
@@ -136,7 +143,8 @@ _TAGS = {"bool": "a boolean", "int": "a number", "float": "a decimal number"}
 def _expected(hint: Any) -> str:
     if is_dataclass(hint):
         return "a section"
-    options = get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    options = tuple(get_origin(option) or option for option in options)
     options = tuple(option for option in options if option is not int or float not in options)
     return " or ".join(_KINDS[option] for option in options if option in _KINDS) or "a plain value"
 

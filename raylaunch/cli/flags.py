@@ -48,8 +48,8 @@ def _start_method(text: str) -> Value:
     return {"fork": "forkserver"}.get(text, text)
 
 
-def _local_ray(_: str) -> Value:
-    return "local"
+def _no_ray(_: str) -> Value:
+    return "none"
 
 
 def _true(_: str) -> Value:
@@ -215,9 +215,9 @@ TABLE = {
     Group.RENDEZVOUS: (
         Flag(
             name="standalone",
-            about="this machine alone: a Ray of its own (ray.address=local)",
+            about="this machine alone, without Ray (ray.address=none)",
             setting="ray.address",
-            reads=_local_ray,
+            reads=_no_ray,
         ),
         Flag(
             name="rdzv-id",
@@ -292,6 +292,15 @@ TABLE = {
             about="pass --local-rank=N to the script, as torch.distributed.launch did",
             pet=False,
         ),
+        Flag(
+            name="keep-warm",
+            takes="SECONDS",
+            default="0",
+            about="driver and agents stay as long for the next run; see `raylaunch status`",
+            setting="keep_warm",
+            pet=False,
+        ),
+        Flag(name="end", about="only with `status`: end what is kept warm", pet=False),
         Flag(name="version", about="show the version and exit", pet=False),
         Flag(name="help", short="h", about="show this and exit", pet=False),
     ),

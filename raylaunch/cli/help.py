@@ -8,6 +8,7 @@ USAGE = """\
 usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 as `torchrun`, on a Ray cluster
        raylaunch [FLAGS] JOB.yaml [KEY=VALUE...]          what a job file says
        raylaunch check [FLAGS] [JOB.yaml [KEY=VALUE...]]  whether the cluster computes and communicates
+       raylaunch status [--end]                           what `keep_warm` keeps on this machine
 """
 
 _HEAD = """

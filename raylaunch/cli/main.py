@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from raylaunch.cli import command_line, help  # noqa: A004
+from raylaunch.cli import command_line, help, one_run  # noqa: A004
 from raylaunch.cli.command_line import CommandLine, Form
 from raylaunch.cli.marks import Finding
 from raylaunch.core import secrets
-from raylaunch.errors import ConfigError, ExitCode, InterruptedByUserError, RaylaunchError
+from raylaunch.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from raylaunch.core.job import Job
@@ -22,21 +22,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program. `argv`: without the program's own name; default: the process's. Returns the exit code."""
-    try:
-        return _command(command_line.parse(sys.argv[1:] if argv is None else argv, os.environ))
-    except KeyboardInterrupt:
-        _say("stopped before anything was started")
-        return ExitCode.INTERRUPTED
-    except InterruptedByUserError as error:
-        _say(error.message)
-        return error.exit_code
-    except RaylaunchError as error:
-        _complain(error)
-        return error.exit_code
-    except Exception:  # noqa: BLE001
-        traceback.print_exc()
-        print(f"\nerror: this is a mistake of raylaunch {_version()}, please report it", file=sys.stderr)
-        return ExitCode.INTERNAL
+    words = sys.argv[1:] if argv is None else argv
+    return one_run.answered(lambda: _command(command_line.parse(words, os.environ)))
 
 
 def _command(line: CommandLine) -> int:
@@ -44,10 +31,12 @@ def _command(line: CommandLine) -> int:
         print(help.full(), end="")
         return ExitCode.OK
     if line.typed("version"):
-        print(f"raylaunch {_version()}")
+        print(f"raylaunch {one_run.version()}")
         return ExitCode.OK
     if line.form is Form.NOTHING:
         return _nothing(line)
+    if line.form is Form.STATUS:
+        return _status(line)
     from raylaunch.cli import config, dialect, torchrun  # noqa: PLC0415
     from raylaunch.core.problems import warnings  # noqa: PLC0415
     from raylaunch.core.redaction import shown  # noqa: PLC0415
@@ -55,7 +44,7 @@ def _command(line: CommandLine) -> int:
     job = config.load(line, os.environ)
     for text in (torchrun.without_effect(line), *warnings(job)):
         if text:
-            _say(text)
+            one_run.say(text)
     if line.typed("plan"):
         return _plan(job)
     return _run(job, dialect.dump(shown(job, os.environ)), is_check=line.form is Form.CHECK)
@@ -82,36 +71,19 @@ def _plan(job: Job) -> int:
     return ExitCode.OK
 
 
+def _status(line: CommandLine) -> int:
+    from raylaunch.cli import status  # noqa: PLC0415
+
+    print(status.text(os.environ, end=line.typed("end") is not None), end="")
+    return ExitCode.OK
+
+
 def _run(job: Job, job_text: str, *, is_check: bool) -> int:
-    from raylaunch.cli.console import Console  # noqa: PLC0415
-    from raylaunch.cli.error_file import leave_copy  # noqa: PLC0415
-    from raylaunch.cli.event_log import watching  # noqa: PLC0415
-    from raylaunch.cli.report import found_something_wrong, report  # noqa: PLC0415
-    from raylaunch.cluster.run import run_job  # noqa: PLC0415
+    """Here, or with `keep_warm` where a run before it may have been."""
+    if job.keep_warm and not is_check:
+        from raylaunch.cli import warm_command  # noqa: PLC0415
 
-    console = Console()
-    try:
-        result = run_job(job, job_text, watching(job, console)).result
-        leave_copy(result, os.environ, console.said)
-        if not (is_check and found_something_wrong(result)):  # its table has said it
-            console.last_words(report(result), ok=result.ok)
-    finally:
-        console.close()
-    return result.exit_code
-
-
-def _version() -> str:
-    from importlib.metadata import version  # noqa: PLC0415
-
-    return version("raylaunch")
-
-
-def _say(text: str) -> None:
-    print(f"raylaunch: {text}", file=sys.stderr)
-
-
-def _complain(error: RaylaunchError) -> None:
-    text = error.message if error.message.startswith("error:") else f"error: {error.message}"
-    print(text, file=sys.stderr)
-    if error.hint:
-        print("\n".join(["", *(f"hint: {line}" for line in error.hint.splitlines())]), file=sys.stderr)
+        code = warm_command.run(job, job_text)
+        if code is not None:
+            return code
+    return one_run.run(replace(job, keep_warm=0.0), job_text, is_check=is_check)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from raylaunch.cli.marks import Finding, Place
+from raylaunch.cluster import here
 from raylaunch.core.job import Job
 
 
@@ -18,6 +19,7 @@ def script_findings(job: Job, place: Place, variables: Mapping[str, str]) -> Ite
     if script is None:
         return
     local = job.ray.address == "local" or (job.ray.address == "auto" and variables.get("RAY_ADDRESS") == "local")
+    local = local or here.is_alone(job.ray, variables)
     if Path(script).is_absolute() and not local:
         return
     folder = Path(job.ray.working_dir or ".")

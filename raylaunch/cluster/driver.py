@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -41,11 +42,14 @@ from raylaunch.core.progress import Progress
 from raylaunch.errors import ClusterError
 from raylaunch.node import processes
 from raylaunch.node.logs import Output
-from raylaunch.node.messages import Proposed, Ready, StoreOpen, WorkersStacks
+from raylaunch.node.messages import Learned, Proposed, Ready, StoreOpen, WorkersStacks
 from raylaunch.node.supervisor import Event as Word
 
 _MAY_END_IT = (WorkersExited, WorkersHung, WorkersCheckpointed, NodeLost, NodeDraining, StopAsked, Tick)
-"""Events that may be the last of an attempt: how far it came is said before them."""
+"""Events that may be the last of an attempt."""
+
+_SWITCH_SECONDS = 0.0005
+"""A thread that hears an agent waits as long, several times, while this one works; Python's own 5 ms are too many."""
 
 
 class Observer(Protocol):
@@ -114,6 +118,7 @@ class Driver:
         self._hosts: dict[str, str] = {}
         self._draining: dict[str, Draining] = {}
         self._noted = ""
+        self._left_out: set[str] = set()
 
     def signalled(self, signal: str) -> None:
         """A signal came. May be called from a signal handler: it only puts it away."""
@@ -121,6 +126,14 @@ class Driver:
 
     def run(self) -> Finish:
         """Until the machine is done. The fleet is the caller's to close."""
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            return self._run()
+        finally:
+            sys.setswitchinterval(before)
+
+    def _run(self) -> Finish:
         self._record([(None, self._perform(self.machine.start()))])
         if self._lifelines is not None:
             self._lifelines.start(self._inbox.put)
@@ -163,9 +176,21 @@ class Driver:
 
     def _step(self, event: Event) -> None:
         """Act first, write then: the disk must not stand between a death and the next start."""
-        running = self.machine.phase in (Phase.RUNNING, Phase.STOPPING)
-        before = self._watch.how_far(event.at) if running and isinstance(event, _MAY_END_IT) else ()
+        before = self._watch.how_far(event.at) if self._is_watched() and self._may_end_it(event) else ()
         self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
+
+    def _may_end_it(self, event: Event) -> bool:
+        """Whether how far the attempt came is to be said before it, for which all workers are looked through.
+
+        That a node's workers ended well, or have saved, ends an attempt only where those of all others did before.
+        """
+        match event:
+            case WorkersExited(failures=()):
+                return self.machine.unfinished <= {event.node}
+            case WorkersCheckpointed(step=int()):
+                return self.machine.awaited <= {event.node}
+            case _:
+                return isinstance(event, _MAY_END_IT)
 
     def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
         self._orders.perform(actions, self._now())
@@ -261,8 +286,15 @@ class Driver:
                 self._watch.stacks(word)
             case Proposed():
                 self._orders.proposed(word)
+            case Learned():
+                self._learned(word)
             case Ready():
                 raise AssertionError(word)  # the agent tells of it as AgentUp
+
+    def _learned(self, word: Learned) -> None:
+        if word.why and word.why not in self._left_out:
+            self._left_out.add(word.why)  # on all nodes alike: said once
+            self._observer.said(word.why)
 
     def _up(self, item: Heard, up: AgentUp) -> Iterator[Event]:
         node = item.node

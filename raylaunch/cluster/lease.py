@@ -9,6 +9,7 @@ over is not renewed, since the workers may have ended by it.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -26,7 +27,10 @@ class Lease:
     """Kept by the agent. Its end is a thread's affair, so a loop that is stuck in a dead file system ends too."""
 
     def __init__(self, node_timeout: float, renew: Callable[[int], None], end: Callable[[], None]) -> None:
-        """`renew` tells the workers until when (CLOCK_MONOTONIC, ns) they may go on; `end` ends this process."""
+        """`renew` tells the workers until when (CLOCK_MONOTONIC, ns) they may go on; `end` ends this process.
+
+        Infinity: neither is ever needed, since the driver is this process.
+        """
         self._seconds = node_timeout * _PART
         self._renew = renew
         self._end = end
@@ -34,9 +38,12 @@ class Lease:
         self._answered: float | None = None
         self._until = 0.0
         self._begun = threading.Event()
+        self._released = threading.Event()
 
     def start(self) -> None:
         """From here on its end is this process's end."""
+        if math.isinf(self._seconds):
+            return
         threading.Thread(target=self._watch, daemon=True, name="raylaunch-lease").start()
 
     @property
@@ -66,15 +73,26 @@ class Lease:
         self._until = time.monotonic() + _FAREWELL_SECONDS
         self._begun.set()
 
+    def rest(self, seconds: float) -> None:
+        """The run is over, and the driver will not call for so long. What is over stays over."""
+        if not math.isinf(self._seconds) and not self.over:
+            self._extend(time.monotonic() + seconds - self._seconds)
+
+    def release(self) -> None:
+        """Another lease takes its place."""
+        self._released.set()
+
     def _extend(self, arrived: float) -> None:
         self._until = arrived + self._seconds
-        self._renew(int(self._until * 1e9))
+        if not math.isinf(self._until):
+            self._renew(int(self._until * 1e9))
         self._begun.set()
 
     def _watch(self) -> None:
         self._begun.wait(_FIRST_CALL_SECONDS)
         while (left := self._until - time.monotonic()) > 0:
-            time.sleep(left)
+            if self._released.wait(left):
+                return
         self._end()
 
 

@@ -133,23 +133,39 @@ class Lifelines:
         return name if known and name not in self._lines else ""
 
 
-def hold(anchor: Anchor, node: str, ended: Callable[[], None]) -> None:
-    """The agent's end. `ended` is called, from a thread, when the driver has let go or is gone."""
-    threading.Thread(target=_hold, args=(anchor, node, ended), daemon=True, name="raylaunch-lifeline").start()
+class Line:
+    """The agent's end of one."""
 
+    def __init__(self, anchor: Anchor, node: str, ended: Callable[[], None]) -> None:
+        """`ended` is called, from a thread, when the driver has let go or is gone."""
+        self._anchor = anchor
+        self._node = node
+        self._ended = ended
+        self._released = False
+        self._line: socket.socket | None = None
+        threading.Thread(target=self._hold, daemon=True, name="raylaunch-lifeline").start()
 
-def _hold(anchor: Anchor, node: str, ended: Callable[[], None]) -> None:
-    try:
-        line = socket.create_connection((anchor.address, anchor.port), timeout=_CONNECT_SECONDS)
-        line.sendall(f"{anchor.secret} {node}".encode())
-        line.settimeout(_LIVELY_SECONDS)
-        while not _closed(line):
-            line.send(b".")
-    except (ConnectionResetError, BrokenPipeError):
-        pass  # the driver's machine has no such connection any more
-    except OSError:
-        return  # no way to the driver: nothing follows from that
-    ended()
+    def release(self) -> None:
+        """Let go of it; nothing follows from that here."""
+        self._released = True
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)
+
+    def _hold(self) -> None:
+        try:
+            with socket.create_connection((self._anchor.address, self._anchor.port), timeout=_CONNECT_SECONDS) as line:
+                self._line = line
+                line.sendall(f"{self._anchor.secret} {self._node}".encode())
+                line.settimeout(_LIVELY_SECONDS)
+                while not self._released and not _closed(line):
+                    line.send(b".")
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # the driver's machine has no such connection any more
+        except OSError:
+            return  # no way to the driver: nothing follows from that
+        if not self._released:
+            self._ended()
 
 
 def _closed(line: socket.socket) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import queue
 import threading
 import time
@@ -12,21 +13,23 @@ from functools import partial
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
-from raylaunch.cluster import drains, losses
-from raylaunch.cluster.agent import AgentSettings, actor_class
+from raylaunch.cluster import drains, losses, warm
+from raylaunch.cluster.actor import actor_class, close, kill
+from raylaunch.cluster.agent import AgentSettings
 from raylaunch.cluster.deeds import Announce, Ask, AskGang, Deed, End, GiveBack, Man
 from raylaunch.cluster.fleet import Gone, Granted, Heard, Tell
 from raylaunch.cluster.placement import Reservation
 from raylaunch.cluster.seats import Seats
+from raylaunch.cluster.warm import Pool
+from raylaunch.cluster.warmth import Warmth
 from raylaunch.core.plan import Plan
 from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.core.words import count
 from raylaunch.errors import ClusterError
 
-_CLOSE_SECONDS = 7.0
-_KILL_SECONDS = 2.0
+_JOIN_SECONDS = 2.0
 _VALUES_SECONDS = 600.0
 _LOOK_SECONDS = 1.0
 _MOST_FALSE_STARTS = 3
@@ -40,8 +43,8 @@ class RayFleet:
     What is asked of Ray is asked in a thread of its own, in the order of the decisions: Ray may make it wait.
     """
 
-    def __init__(self, plan: Plan, told: AgentSettings, say: Callable[[str], None]) -> None:
-        """`say`: takes a line for a person, in the thread that calls us."""
+    def __init__(self, plan: Plan, told: AgentSettings, say: Callable[[str], None], pool: Pool | None = None) -> None:
+        """`say`: takes a line for a person, in the thread that calls us. `pool`: where agents rest between runs."""
         self._plan = plan
         self._told = told
         self._say = say
@@ -57,6 +60,13 @@ class RayFleet:
         self._lock = threading.Lock()
         self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closed = False
+        self._pool = pool
+        self._warmth: Warmth | None = None
+        if pool is not None:
+            self._warmth = Warmth(pool, self._reservation.options, self._start, self._take, self._to_do)
+        #: Seats that have a host, or had one.
+        self._placed: set[int] = set()
+        self._addresses: dict[str, str] = {}
         self._hands = threading.Thread(target=self._work, daemon=True, name="raylaunch-fleet")
         self._notices = drains.Notices()
         self._drains = drains.DrainWatch(self._drained)
@@ -64,6 +74,8 @@ class RayFleet:
     def start(self, tell: Tell) -> None:
         """Reserve the gang; each agent starts as soon as its place is granted. The others are asked for then."""
         self._tell = tell
+        if self._pool is not None:
+            self._pool.keep(warm.key(replace(self._told, nproc=bundle.nproc)) for bundle in self._plan.bundles)
         self._decide(self._seats.start)
         while not self._to_do.empty():
             self._to_do.get()()  # here, so that whoever asked hears what is wrong with it
@@ -101,16 +113,10 @@ class RayFleet:
         self._order(node, "dump_stacks", attempt)
 
     def _order(self, node: str, name: str, *args: Any) -> None:
+        """Nothing comes back: what goes wrong there, and of a death, `words` tells."""
         actor = self._actors.get(node)
-        if actor is None:
-            return
-
-        def done(future: Any) -> None:
-            error = future.exception()
-            if error is not None and not isinstance(error, RayActorError):  # of a death, `words` tells
-                self._gone(node, error)
-
-        getattr(actor, name).remote(*args).future().add_done_callback(done)
+        if actor is not None:
+            actor.order.remote(pickle.dumps((name, args)))
 
     # What is heard.
 
@@ -124,7 +130,8 @@ class RayFleet:
             if error is not None:
                 self._gone(node, error)
                 return
-            self._tell(Heard(node=node, words=future.result(), at=time.monotonic()))
+            at = time.monotonic()
+            self._tell(Heard(node=node, words=pickle.loads(future.result()), at=at))  # noqa: S301
             self._listen(node)
 
         actor.words.remote().future().add_done_callback(heard)
@@ -195,10 +202,13 @@ class RayFleet:
         looked = time.monotonic()
         while not self._closed:
             now = time.monotonic()
-            if self._seats.astray() and now - looked >= _LOOK_SECONDS:
+            with self._lock:
+                astray, wake = self._seats.astray(), self._seats.wake(now)
+            if astray and now - looked >= _LOOK_SECONDS:
                 looked = now
                 self._look_where_the_gang_is()
-            wake = self._seats.wake(now)
+            if self._warmth is not None:
+                self._warmth.look(now)
             wait = min(_LOOK_SECONDS, _LOOK_SECONDS if wake is None else max(0.0, wake - now))
             try:
                 self._to_do.get(timeout=wait)()
@@ -220,8 +230,7 @@ class RayFleet:
             case Man():
                 self._man(deed)
             case Announce():
-                address = self._told.address or _address(deed.host)
-                self._tell(Granted(node=deed.node, host=deed.host, address=address))
+                self._tell(Granted(node=deed.node, host=deed.host, address=self._address(deed.host)))
             case End():
                 self._end(deed)
             case GiveBack():
@@ -237,20 +246,41 @@ class RayFleet:
         except (RayError, RuntimeError):  # the head does not answer; it is asked again
             self._to_do.put(partial(self._granted, seat))
         else:
+            self._placed.update(hosts)
             self._decide(partial(self._seats.granted, hosts))
+            if self._warmth is not None:  # after what follows of the grant: some may not be wanted there
+                self._to_do.put(partial(self._warmth.granted, hosts, self._address))
 
     def _man(self, deed: Man) -> None:
         settings = replace(self._told.settings, node=deed.node)
         told = replace(self._told, nproc=deed.bundle.nproc, settings=settings)
+        if self._warmth is not None and deed.seat not in self._placed:
+            self._warmth.wants(deed, told)
+        else:
+            self._start(deed, told, self._reservation.options(deed.seat, deed.bundle))
+
+    def _start(self, deed: Man, told: AgentSettings, options: Mapping[str, Any]) -> None:
         try:
-            options = self._reservation.options(deed.seat, deed.bundle)
-            self._actors[deed.node] = self._actor_class.options(**options).remote(told)
+            actor = self._actor_class.options(**options).remote(told)
         except (RayError, RuntimeError) as error:
             self._tell(Gone(node=deed.node, why=losses.in_words(error), error=error))
         else:
-            self._listen(deed.node)
+            self._take(deed.node, actor)
+
+    def _take(self, node: str, actor: Any) -> None:
+        self._actors[node] = actor
+        self._listen(node)
+
+    def _address(self, host: str) -> str:
+        if self._told.address:
+            return self._told.address
+        if host not in self._addresses:
+            self._addresses = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes()}
+        return self._addresses.get(host, "")
 
     def _end(self, deed: End) -> None:
+        if self._warmth is not None:
+            self._warmth.ended(deed.node)
         actor = self._actors.pop(deed.node, None)
         if actor is not None:
             with contextlib.suppress(Exception):  # dead already
@@ -270,31 +300,29 @@ class RayFleet:
             raise ClusterError(msg) from error
         return {rank: value for part in parts for rank, value in part.items()}
 
+    def rest(self) -> None:
+        """Where they are to be kept warm, have those agents rest that are well and on hosts that are not left."""
+        if self._warmth is None:
+            return
+        self._stop_working()
+        staying = [node for node in self._actors if self._seats.stays(node) and self._warmth.can_rest(node)]
+        self._warmth.rest({node: self._actors.pop(node) for node in staying}, self._told.keep_warm)
+
     def close(self) -> None:
         """Have each agent end its processes and wait for that, within seconds; then kill it and give its place back."""
+        self._stop_working()
+        if self._warmth is not None:
+            self._warmth.close()
+        actors, self._actors = dict(self._actors), {}
+        close([actor for node, actor in actors.items() if node in self._up])
+        kill(list(actors.values()), then=self._reservation.cancel)
+
+    def _stop_working(self) -> None:
         self._drains.close()
         self._closed = True
         self._to_do.put(lambda: None)
         if self._hands.ident is not None:
-            self._hands.join(_KILL_SECONDS)
-        actors, self._actors = dict(self._actors), {}
-        up = [actor.close.remote() for node, actor in actors.items() if node in self._up]
-        if up:
-            with contextlib.suppress(RayError):
-                ray.wait(up, num_returns=len(up), timeout=_CLOSE_SECONDS)
-        ending = threading.Thread(target=self._end_all, args=(list(actors.values()),), daemon=True)
-        ending.start()
-        ending.join(_KILL_SECONDS)
-
-    def _end_all(self, actors: list[Any]) -> None:
-        for actor in actors:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
-        self._reservation.cancel()
-
-
-def _address(host: str) -> str:
-    return next((str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == host), "")
+            self._hands.join(_JOIN_SECONDS)
 
 
 def _cannot_start(gone: Gone) -> ClusterError:

@@ -10,10 +10,12 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TextIO
 
+from raylaunch.cluster.scribe import Scribe
 from raylaunch.core import contract, journal
 from raylaunch.core.contract import LAYOUTS, Layout
 from raylaunch.core.job import Job
@@ -37,7 +39,7 @@ class RunFolder:
         self._layout = layout
         self._secrets = secrets
         self._warn = warn
-        self._events: TextIO | None = None
+        self._events: Scribe | None = None
 
     @classmethod
     def create(cls, job: Job, run_id: str, warn: Callable[[str], None]) -> RunFolder:
@@ -68,22 +70,24 @@ class RunFolder:
         """Its path; `""` where nothing is kept."""
         return "" if self.path is None else str(self.path)
 
-    def open(self, job: Job, job_text: str, plan: Plan, began: str) -> None:
+    def open(self, job: Job, job_text: str, plan: Plan, began: str, clock: float) -> None:
         """Write what is known before the first event. `job_text` has no secrets in it any more."""
         if self.path is None:
             return
         self._write(contract.JOB, job_text)
         self._write(contract.PLAN, json.dumps(self._secrets.shown(asdict(plan)), indent=2) + "\n")
         try:
-            self._events = _opened(self.path / contract.EVENTS)
+            self._events = Scribe(_opened(self.path / contract.EVENTS), partial(self._lament, contract.EVENTS))
         except OSError as error:
             self._lament(contract.EVENTS, error)
-        self._line(journal.header(self._secrets.shown(job), began))
+            return
+        self._events.write(lambda: journal.header(self._secrets.shown(job), began, clock))
 
     def append(self, entry: Entry) -> None:
-        """One step of the machine."""
+        """One step of the machine. The disk is not waited for."""
         self.entries.append(entry)
-        self._line(journal.line(self._secrets.shown(entry)))
+        if self._events is not None:
+            self._events.write(lambda: journal.line(self._secrets.shown(entry)))
 
     def write_stacks(self, attempt: int, text: str) -> str:
         """What the workers of an attempt that hung were doing. Returns the file's path, `""` where nothing is kept."""
@@ -101,16 +105,6 @@ class RunFolder:
             self._events.close()
             self._events = None
         self._write(contract.RESULT, json.dumps(self._secrets.shown(facts(result)), indent=2) + "\n")
-
-    def _line(self, text: str) -> None:
-        if self._events is None:
-            return
-        try:
-            self._events.write(text + "\n")
-            self._events.flush()
-        except OSError as error:
-            self._events = None
-            self._lament(contract.EVENTS, error)
 
     def _write(self, name: str, text: str) -> None:
         if self.path is None:

@@ -8,7 +8,7 @@ agents are spread over hosts, another seat is asked for as well: whoever comes u
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -59,12 +59,21 @@ class Seats:
 
         `spread`: each on a host of its own.
         """
-        self._bundles = tuple(bundles)
+        same: dict[Bundle, Bundle] = {}
+        #: Equal ones are one and the same, which is quick to tell.
+        self._bundles = tuple(same.setdefault(bundle, bundle) for bundle in bundles)
+        self._kinds = tuple(same)
+        self._wanted = Counter(self._bundles)
         self._spread = spread
         self._count = 0
         self._nodes = 0
         self._deeds: list[Deed] = []
         self._seats: dict[int, _Seat] = {}
+        self._by_node: dict[str, _Seat] = {}
+        #: How many nodes are up on a host.
+        self._up_on: Counter[str] = Counter()
+        #: How many nodes with a bundle are up.
+        self._up: Counter[Bundle] = Counter()
         for bundle in self._bundles[:gang]:
             self._add(bundle, gang=True)
         #: Nothing beyond the gang is asked for before it is there: a single seat might take a host that it needs.
@@ -72,6 +81,8 @@ class Seats:
         self._draining: frozenset[str] = frozenset()
         self._shunned: frozenset[str] = frozenset()
         self._cut_off: dict[str, float] = {}
+        #: One for all seats with equal ones: where many nodes are lost, many are asked for off all other hosts.
+        self._latest_off: frozenset[str] = frozenset()
         self._falls: Counter[str] = Counter()
         self.false_starts = 0
         """Agents that died before they came up, since one last came up."""
@@ -85,6 +96,7 @@ class Seats:
 
     def granted(self, hosts: Mapping[int, str], now: float) -> None:
         """Seats were granted: where they are, by number."""
+        manned = Counter(seat.host for seat in self._by_node.values() if seat.number not in hosts)
         for number, host in hosts.items():
             seat = self._seats.get(number)
             if seat is None:
@@ -95,7 +107,8 @@ class Seats:
             seat.host = host
             if not seat.node:
                 continue
-            if not self._is_bad(seat) and not self._has_rival(seat):
+            if not self._is_bad(seat) and not (self._spread and manned[host]):
+                manned[host] += 1
                 seat.announced, seat.slow_at = True, now + _SLOW_SECONDS
                 self._deeds.append(Announce(seat.node, host))
             else:
@@ -119,6 +132,8 @@ class Seats:
         wanted = not self._is_bad(seat) and self._missing()[seat.bundle] > 0
         if wanted:
             seat.up_at, seat.failed, seat.announced = now, False, True
+            self._up_on[host] += 1
+            self._up[seat.bundle] += 1
             self.false_starts = 0
             self._cut_off.pop(host, None)
         else:
@@ -136,7 +151,8 @@ class Seats:
             self.false_starts += 1
         if silent and seat.host:
             self._cut_off[seat.host] = now + _CUT_OFF_SECONDS
-        seat.node, seat.up_at, seat.announced, seat.failed, seat.due = "", None, False, True, now + pause
+        self._leave(seat)
+        seat.due = now + pause
         self._deeds.append(End(node, ""))
         self._settle(now)
         return pause
@@ -177,6 +193,11 @@ class Seats:
         seat = self._at(node)
         return "" if seat is None else seat.host
 
+    def stays(self, node: str) -> bool:
+        """Whether it is up on a host that is to be kept."""
+        seat = self._at(node)
+        return seat is not None and seat.up and seat.host not in self._draining | self._shunned
+
     def astray(self) -> bool:
         """Whether seats of the gang may be on other hosts than they were."""
         return any(seat.gang and seat.failed for seat in self._seats.values())
@@ -192,17 +213,19 @@ class Seats:
     def _settle(self, now: float) -> None:
         self._cut_off = {host: until for host, until in self._cut_off.items() if until > now}
         for seat in list(self._seats.values()):
-            if self._is_bad(seat) and not seat.up and (seat.node or not seat.gang):
+            if seat.up:
+                continue
+            if (seat.node or not seat.gang) and self._is_bad(seat):
                 self._clear(seat, _OCCUPIED if self._is_occupied(seat) else _LEAVES)
-            seat.failed |= not seat.up and seat.slow_at <= now
+            seat.failed |= seat.slow_at <= now
         missing = self._missing()
-        for bundle in dict.fromkeys(self._bundles):
+        for bundle in self._kinds:
             self._settle_kind(bundle, missing[bundle], now)
         self._renew_outdated()
 
     def _settle_kind(self, bundle: Bundle, need: int, now: float) -> None:
         """Have as many seats asked for as nodes with this bundle are missing, beside those manned again."""
-        waiting = [seat for seat in self._seats.values() if seat.bundle == bundle and not seat.up]
+        waiting = [seat for seat in self._seats.values() if not seat.up and seat.bundle is bundle]
         for seat in waiting:
             if need == 0 and seat.failed:
                 self._clear(seat, NOT_NEEDED)
@@ -219,19 +242,25 @@ class Seats:
 
     def _renew_outdated(self) -> None:
         """Seats that may now be where they were to be kept off, and those that are to be kept off more."""
+        found: dict[tuple[int, int], bool] = {}  # the same for all seats that are kept off the same hosts
         for seat in list(self._seats.values()):
             if seat.gang or seat.host:
                 continue
-            off = self._off(seat.bundle)
-            if seat.off - off or self._shunned - seat.off:
+            alike = id(seat.off), id(seat.bundle)
+            if alike not in found:
+                found[alike] = bool(seat.off - self._off(seat.bundle) or self._shunned - seat.off)
+            if found[alike]:
                 self._clear(seat, NOT_NEEDED)
                 self._ask(seat.bundle)
 
     def _missing(self) -> Counter[Bundle]:
         """Of the wanted nodes, those that are not up on a host that is to be kept."""
         leaving = self._draining | self._shunned
-        serving = [seat.bundle for seat in self._seats.values() if seat.up and seat.host not in leaving]
-        return Counter(self._bundles) - Counter(serving)
+        if not leaving:
+            return self._wanted - self._up
+        return self._wanted - Counter(
+            seat.bundle for seat in self._seats.values() if seat.up and seat.host not in leaving
+        )
 
     def _is_hopeful(self, seat: _Seat) -> bool:
         """Whether it may be counted on. Its host may be gone where an agent was lost, and another one will do then."""
@@ -244,14 +273,7 @@ class Seats:
         return seat.host in self._draining | self._shunned or self._is_occupied(seat)
 
     def _is_occupied(self, seat: _Seat) -> bool:
-        return self._spread and any(other.up and other.host == seat.host for other in self._others(seat))
-
-    def _has_rival(self, seat: _Seat) -> bool:
-        """Whether another agent starts on its host."""
-        return self._spread and any(other.node and other.host == seat.host for other in self._others(seat))
-
-    def _others(self, seat: _Seat) -> Iterator[_Seat]:
-        return (other for other in self._seats.values() if other is not seat)
+        return self._spread and self._up_on[seat.host] > seat.up
 
     def _off(self, bundle: Bundle) -> frozenset[str]:
         """Hosts to keep a seat off that is asked for now."""
@@ -274,7 +296,7 @@ class Seats:
     # How it is done.
 
     def _at(self, node: str) -> _Seat | None:
-        return next((seat for seat in self._seats.values() if seat.node == node != ""), None)
+        return self._by_node.get(node)
 
     def _add(self, bundle: Bundle, *, gang: bool, off: frozenset[str] = frozenset()) -> _Seat:
         self._count += 1
@@ -283,20 +305,32 @@ class Seats:
         return seat
 
     def _ask(self, bundle: Bundle) -> None:
-        seat = self._add(bundle, gang=False, off=self._off(bundle))
+        off = self._off(bundle)
+        if off != self._latest_off:
+            self._latest_off = off
+        seat = self._add(bundle, gang=False, off=self._latest_off)
         self._deeds.append(Ask(seat.number, bundle, seat.off))
         self._man(seat)
 
     def _man(self, seat: _Seat) -> None:
         self._nodes += 1
         seat.node, seat.slow_at = f"node-{self._nodes}", inf
+        self._by_node[seat.node] = seat
         self._deeds.append(Man(seat.number, seat.node, seat.bundle))
+
+    def _leave(self, seat: _Seat) -> None:
+        """Nobody is there any more."""
+        self._by_node.pop(seat.node, None)
+        if seat.up:
+            self._up_on[seat.host] -= 1
+            self._up[seat.bundle] -= 1
+        seat.node, seat.up_at, seat.announced, seat.failed = "", None, False, True
 
     def _clear(self, seat: _Seat, why: str) -> None:
         """Have nobody there. A seat of its own is given back; one of the gang stays, for the next who needs it."""
         if seat.node:
             self._deeds.append(End(seat.node, why if seat.announced else ""))
-        seat.node, seat.up_at, seat.announced, seat.failed = "", None, False, True
+        self._leave(seat)
         if not seat.gang:
             del self._seats[seat.number]
             self._deeds.append(GiveBack(seat.number))

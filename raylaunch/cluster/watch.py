@@ -57,7 +57,9 @@ class Watch:
     def take(self, pulse: Pulse, now: float) -> None:
         """A node's signs of life."""
         self._progress.take(pulse, now)
-        self._look_at = min(self._look_at, max(now, self._looked_at + _LOOK_SECONDS))
+        # Looking through all workers takes its time: at the first steps, for the word of them, then where one may hang.
+        due = now if self._said is None else self._progress.due
+        self._look_at = min(self._look_at, max(now, due, self._looked_at + _LOOK_SECONDS))
 
     def stacks(self, word: WorkersStacks) -> None:
         """A node's answer to the question what its workers are doing."""

@@ -41,6 +41,8 @@ class NodeSettings:
     cwd: str
     backend: str | None
     preload: tuple[str, ...]
+    learn: bool = False
+    """Preload what the workers of an attempt import for those of the next, too."""
     start_method: str
     page: str = ""
     """Where the node's page of signs of life is."""

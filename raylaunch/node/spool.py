@@ -6,6 +6,7 @@ Whoever makes one removes it; the keeper, which outlives its agent, does so for 
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import tempfile
 
@@ -19,6 +20,12 @@ _LIBC = ctypes.CDLL(None)
 def make() -> str:
     """A new folder, nobody else's."""
     return tempfile.mkdtemp(prefix="raylaunch-")
+
+
+def empty(folder: str) -> None:
+    """All that is in it."""
+    remove(folder)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
 
 
 def remove(folder: str) -> None:

@@ -18,7 +18,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from raylaunch.node import interfaces
+from raylaunch.node import interfaces, nameless
 from raylaunch.worker import boot
 
 _BACKLOG = 4096
@@ -81,6 +81,8 @@ def serve(address: str, port: int, listening_fd: int) -> None:
     """
     if "torch" not in sys.modules:
         select.select([listening_fd], [], [])
+
+        nameless.ask_for_no_names()
     from torch.distributed import TCPStore  # noqa: PLC0415
 
     store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening_fd)

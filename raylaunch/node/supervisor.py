@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,17 +12,17 @@ from raylaunch.core.events import WorkersCheckpointed, WorkersExited, WorkersSta
 from raylaunch.core.failure import Failure
 from raylaunch.core.progress import Pulse
 from raylaunch.core.ranks import Assignment, Rendezvous
-from raylaunch.node import asking, deaths, lease, messages, spool, stacks, timer, wire
+from raylaunch.node import asking, deaths, lease, messages, stacks, wire
 from raylaunch.node.alarm import Alarm
 from raylaunch.node.asking import Asking
 from raylaunch.node.deaths import Death
+from raylaunch.node.hearth import Hearth
 from raylaunch.node.memory import KernelKills
 from raylaunch.node.present import Present
 from raylaunch.node.pulse import pulse
-from raylaunch.node.server import Server
 from raylaunch.node.settings import NodeSettings
 from raylaunch.node.stacks import Dumps
-from raylaunch.worker.page import LEASE, Page
+from raylaunch.worker.page import LEASE
 from raylaunch.worker.spec import Report
 
 _MOST_FALSE_STARTS = 3
@@ -32,6 +30,7 @@ _MOST_FALSE_STARTS = 3
 Event = (
     messages.Ready
     | messages.StoreOpen
+    | messages.Learned
     | messages.WorkersStacks
     | messages.Proposed
     | WorkersStarted
@@ -45,20 +44,15 @@ Event = (
 class Supervisor:
     """One node's processes. Never blocks: whoever owns it waits for `fileno()` to be readable and calls `poll`."""
 
-    def __init__(self, settings: NodeSettings) -> None:
-        self._page, self._page_fd = Page.create()
-        self.settings = replace(
-            settings,
-            env=settings.env | timer.variables(settings.env),
-            run_dir=settings.run_dir if settings.kept else spool.make(),
-            page=f"/proc/{os.getpid()}/fd/{self._page_fd}",
-        )
+    def __init__(self, settings: NodeSettings, hearth: Hearth | None = None) -> None:
+        """`hearth`: what an earlier run left, awake; its fork server is one that these settings might have started."""
+        self._hearth = Hearth(settings) if hearth is None else hearth
+        self._page = self._hearth.page
+        self.settings = self._hearth.settle(settings)
         self.ready = False
         #: The fork server's process id, 0 until it is ready.
         self.server_pid = 0
         self._present: Present | None = None
-        self._server: Server | None = None
-        self._control: socket.socket | None = None
         #: When to look at what sends no word.
         self._alarm = Alarm()
         self._readable = select.epoll()
@@ -80,14 +74,13 @@ class Supervisor:
         self._closed = False
 
     def start(self) -> None:
-        """Start the fork server; `Ready` comes when it has imported everything."""
-        ours, theirs = wire.pair()
-        self._server = Server(self.settings, theirs)
-        theirs.close()
-        self._control = ours
-        self._readable.register(ours, select.EPOLLIN)
-        told = self.settings
-        wire.send(ours, messages.Begin(preload=self._preload, start_method=told.start_method, page=told.page))
+        """Start the fork server, unless there is one; `Ready` comes when it has imported everything."""
+        control = self._hearth.control
+        if control is None:
+            control = self._hearth.start(self.settings, self._preload)
+        self._readable.register(control, select.EPOLLIN)
+        if self._hearth.ready is not None:
+            self._alarm.set(0)
 
     def fileno(self) -> int:
         """Readable when `poll` has something; the same one whatever becomes of the fork server."""
@@ -160,32 +153,38 @@ class Supervisor:
         """What the functions of the present attempt returned (or raised), pickled, by rank."""
         return dict(self._present.values) if self._present is not None else {}
 
+    def rest(self) -> Hearth | None:
+        """End all of the run but what the next can use. None: there is nothing, and all has ended."""
+        hearth, self._present = self._hearth, None
+        if not (self.ready and self._preload == self.settings.preload and hearth.clear()):
+            self.close()
+            return None
+        self._closed = True
+        self._look_away()
+        return hearth
+
     def close(self) -> None:
         """End the fork server and with it every process of ours on the node. Waits for that, for seconds at most."""
         if self._closed:
             return
         self._closed = True
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._server is not None:
-            self._server.end()
-            self._server = None
+        self._hearth.put_out()
+        self._look_away()
+        self._hearth.close()
+
+    def _look_away(self) -> None:
         self._kills.close()
         self._dumps.close()
         self._readable.close()
         self._alarm.close()
-        self._page.close()
-        os.close(self._page_fd)
-        for folder in self.settings.temporary():
-            spool.remove(folder)
 
     def _order(self, order: messages.Order) -> None:
-        if not self.ready or self._control is None:
+        control = self._hearth.control
+        if not self.ready or control is None:
             self._waiting.append(order)
             return
         with contextlib.suppress(OSError):  # gone: `poll` finds out and says what that means
-            wire.send(self._control, order)
+            wire.send(control, order)
 
     def poll(self) -> list[Event]:
         """Everything that happened since the last time."""
@@ -207,6 +206,11 @@ class Supervisor:
                     found.append(word)
                 case messages.Asked():
                     self._dumps.take(word, fd)
+                case messages.Learned():
+                    self._hearth.lesson = word.lesson
+                    found.append(replace(word, lesson=None))
+                case messages.Rested():
+                    raise AssertionError(word)  # the hearth waits for it
         found.extend(self._told(failures))
         found.extend(self._seen())
         return found
@@ -229,9 +233,12 @@ class Supervisor:
             self._alarm.set(stacks.LOOK_SECONDS if self._dumps.is_open else None)
 
     def _words(self) -> Iterator[tuple[messages.Word, int | None]]:
-        while self._control is not None and wire.is_readable(self._control):
+        woken, self._hearth.ready = self._hearth.ready, None
+        if woken is not None:
+            yield woken, None
+        while (control := self._hearth.control) is not None and wire.is_readable(control):
             try:
-                yield wire.receive(self._control)
+                yield wire.receive(control)
             except (EOFError, ConnectionError):
                 yield from self._server_died()
                 return
@@ -295,7 +302,8 @@ class Supervisor:
             self._stores = {attempt: port for attempt, port in self._stores.items() if attempt >= word.attempt}
             if present is not None and present.attempt == word.attempt:
                 present.pids = word.pids
-            return WorkersStarted(at=now, attempt=word.attempt, node=self.settings.node, pids=word.pids)
+            node = self.settings.node
+            return WorkersStarted(at=now, attempt=word.attempt, node=node, pids=word.pids, turnover=word.turnover)
         self._stopping.discard(word.attempt)
         late: tuple[Failure, ...] = ()
         if present is not None and present.attempt == word.attempt:
@@ -304,10 +312,7 @@ class Supervisor:
 
     def _server_died(self) -> Iterator[tuple[messages.Word, int | None]]:
         """Its workers died with it; tell of each, end their orphans, and start another."""
-        assert self._control is not None
-        assert self._server is not None
-        self._control.close()
-        self._server.end()
+        self._hearth.put_out()
         self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
         unsent = [order for order in self._waiting if isinstance(order, messages.StartWorkers)]
@@ -342,5 +347,4 @@ class Supervisor:
                 return
         except OSError as error:
             why = f"the fork server cannot be started: {error}"
-        self._control = None
         yield messages.Ready(start_method="", why=(why,), torch=False, pid=0), None

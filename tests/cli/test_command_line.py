@@ -164,10 +164,14 @@ def test_the_self_check():
     assert found.entrypoint == Entrypoint(module=check.module, args=["--quick"])
 
 
-def test_a_module_or_a_program_may_be_called_check():
-    """Only a script cannot, for which there is `./check`."""
-    assert job("-m check").entrypoint == Entrypoint(module="check")
-    assert job("--no-python check").entrypoint == Entrypoint(command="check")
+def test_a_module_or_a_program_may_be_called_check(folder):
+    """Or `status`. Only a script cannot, for which there is `./check`."""
+    for name in ("check", "status"):
+        assert job(f"-m {name}").entrypoint == Entrypoint(module=name)
+        assert job(f"--no-python {name}").entrypoint == Entrypoint(command=name)
+        (folder / name).touch()
+        assert job(f"./{name}").entrypoint.script == f"./{name}"
+        assert line(name).script is None
 
 
 # What flags mean.
@@ -233,11 +237,11 @@ def test_flags_are_settings(words, settings):
 
 
 def test_a_machine_alone():
-    """`--standalone` stands for a local Ray, unless an address is given by its own name, wherever that stands."""
-    assert job("--standalone x.py").ray.address == "local"
+    """`--standalone` stands for this machine without Ray, unless an address is given by its own name, wherever that stands."""
+    assert job("--standalone x.py").ray.address == "none"
     assert job("--set ray.address=h:1 --standalone x.py").ray.address == "h:1"
     assert job("job.yaml ray.address=h:1 --standalone").ray.address == "h:1"
-    assert job("job.yaml --standalone").ray.address == "local"
+    assert job("job.yaml --standalone").ray.address == "none"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +285,7 @@ def test_defaults_from_the_environment():
     assert (found.log_dir, found.log_layout) == ("/logs", "torchrun")
     assert job("x", PET_MODULE="1").entrypoint == Entrypoint(module="x")
     assert job("x", PET_NO_PYTHON="1").entrypoint == Entrypoint(command="x")
-    assert job("x.py", PET_STANDALONE="1").ray.address == "local"
+    assert job("x.py", PET_STANDALONE="1").ray.address == "none"
 
 
 def test_the_command_line_beats_the_job_file_and_that_beats_the_environment():
@@ -366,6 +370,9 @@ WRONG = {
     "script_after_job_file": "job.yaml train.py",
     "module_with_check": "check -m --pass-local-rank",
     "check_with_script": "check x.py",
+    "status_with_flag": "status --nnodes 2",
+    "status_with_script": "status x.py",
+    "end_without_status": "--end x.py",
     "nothing_to_run": "--nnodes x.py",
     "script_missing": "train/../y.py",
     "script_missing_near_miss": "xx.py",
@@ -426,7 +433,7 @@ def test_a_script_may_be_a_folder_or_an_archive_with_a_main(folder, golden):
 
 def test_scripts_on_other_machines_are_left_to_them(folder):
     """Absolute paths on a cluster, modules, programs, and what Ray brings along from elsewhere."""
-    assert job("/nowhere/x.py").entrypoint.script == "/nowhere/x.py"
+    assert job("/nowhere/x.py", RAY_ADDRESS="h:1").entrypoint.script == "/nowhere/x.py"
     assert "does not exist" in refusal("--standalone /nowhere/x.py")
     assert job("-m nowhere").entrypoint.module == "nowhere"
     assert job("--no-python nowhere").entrypoint.command == "nowhere"

@@ -273,6 +273,7 @@ def test_range_is_not_a_time(text: str) -> None:
         ("show", "0,3", "0,3"),
         ("preload", "", []),
         ("preload", "[a, b]", ["a", "b"]),
+        ("preload", "auto", "auto"),
         ("ray", "", RayOptions()),
         ("ray", "{address: local}", RayOptions(address="local")),
         ("env", "null", {}),

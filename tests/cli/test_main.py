@@ -44,7 +44,7 @@ def test_the_words_of_the_process_are_the_default(capsys, monkeypatch):
 def test_help_loads_little():
     """`--help` needs no parser of job files: it is there at once."""
     code = "from raylaunch.cli.main import main; main(['--help']); import sys; sys.exit(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200)
     assert "raylaunch.cli.help" in done.stderr.split()
     assert set(done.stderr.split()).isdisjoint({"ray", "torch", "omegaconf", "yaml", "click", "raylaunch.core.job"})
 
