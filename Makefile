@@ -1,11 +1,13 @@
-# make run: set up and train; make test: set up and prove; make bench: measure against torchrun;
+# make run: set up and train; make test: set up and prove;
+# make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
+# make profile-restart: where the time of a restart goes (N=10 restarts);
 # make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1).
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3.11
 
-.PHONY: install run test test-clusters test-processes check bench chaos clean
+.PHONY: install run test test-clusters test-processes check bench profile-restart chaos clean
 
 install: $(VENV)/.installed
 
@@ -14,8 +16,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+# The benches need Ray Train and heavy imports; nothing else does.
+$(VENV)/.installed-for-bench: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
+	touch $@
+
 run: install
-	$(BIN)/python -m raylaunch conf/job.yaml
+	$(BIN)/python -m raylaunch conf/job.yaml ray.address=local
 
 test: check
 	$(BIN)/coverage run -m pytest tests/core -q
@@ -35,8 +42,11 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: install
+bench: $(VENV)/.installed-for-bench
 	$(BIN)/python -m tests.bench $(ONLY)
+
+profile-restart: install
+	$(BIN)/python -m tests.bench.profile_restart $(or $(N),10)
 
 chaos: install
 	$(BIN)/python -m tests.chaos --faults $(or $(N),60) --seed $(or $(SEED),1)

@@ -9,7 +9,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,13 @@ from tests.private_cluster import Cluster, end_marked, free_ports
 
 RAYLAUNCH = "raylaunch"
 TORCHRUN = "torchrun"
+"""With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restarts seldom succeed."""
+TORCHRUN_DEFAULTS = "torchrun, defaults"
+RAY_TRAIN = "Ray Train"
 CLUSTER_CPUS = 4
 """Logical CPUs of the Ray cluster; a job takes all of them, whatever its world size."""
-_SCRIPT = Path(__file__).with_name("unchanged.py")
+SCRIPT = Path(__file__).with_name("unchanged.py")
+RAY_TRAIN_SCRIPT = Path(__file__).with_name("ray_train.py")
 _LOG = "log.txt"
 _END_SECONDS = 30.0
 
@@ -30,12 +34,19 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be run: `unchanged.py` with so many deaths, on so many agents with so many workers each."""
+    """What is to be run: `unchanged.py` with so many deaths, on so many agents with so many workers each.
+
+    It trains for `first` seconds before the first death, for `each` before each other one. `options` are further
+    ones of the script.
+    """
 
     agents: int
     workers: int
     deaths: int = 0
     stay: bool = False
+    first: float = 0.4
+    each: float = 0.4
+    options: tuple[str, ...] = ()
 
     @property
     def world(self) -> int:
@@ -44,23 +55,36 @@ class Task:
 
     def script(self, folder: Path) -> list[str]:
         """The script and its arguments."""
-        return [str(_SCRIPT), str(folder), str(self.deaths), *(["--stay"] if self.stay else [])]
+        return [str(SCRIPT), *self.arguments(folder)]
+
+    def arguments(self, folder: Path) -> list[str]:
+        """The script's arguments alone."""
+        training = ("--first", str(self.first), "--each", str(self.each))
+        return [str(folder), str(self.deaths), *training, *(["--stay"] if self.stay else []), *self.options]
+
+    def training(self, generation: int) -> float:
+        """Seconds before a death."""
+        return self.each if generation else self.first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """When a rank came past what, wall clock: its first line, `import torch`, `init_process_group`, `all_reduce`."""
+    """When a rank came past what, CLOCK_MONOTONIC: its first line, imports, `init_process_group`, `all_reduce`.
+
+    `passed`: what the script is to pass, its first optimizer step where it has an optimizer.
+    """
 
     entered: float
     imported: float
     joined: float
+    reduced: float
     passed: float
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A contender at work. `began`: when its command was started, wall clock."""
+    """A contender at work. `began`: when its command was started, CLOCK_MONOTONIC."""
 
     task: Task
     folder: Path
@@ -69,22 +93,22 @@ class Started:
     commands: tuple[subprocess.Popen[bytes], ...]
 
     def marks(self, generation: int) -> list[Marks]:
-        """Of the ranks that are past their first `all_reduce` in a generation."""
+        """Of the ranks that have passed in a generation."""
         return [Marks(**json.loads(path.read_text())) for path in self.folder.glob(f"passed-{generation}-*.json")]
 
     def times(self, generation: int, *, since: float) -> dict[str, float]:
         """Seconds until the last rank came past each of its stations in a generation that all have passed."""
         marks = self.marks(generation)
-        names = ("entered", "imported", "joined", "passed")
+        names = ("entered", "imported", "joined", "reduced", "passed")
         return {name: max(getattr(mark, name) for mark in marks) - since for name in names}
 
     def death(self, generation: int) -> float | None:
-        """When rank 1 killed itself."""
+        """When rank 1 killed itself, CLOCK_MONOTONIC."""
         path = self.folder / f"death-{generation}"
         return float(path.read_text()) if path.exists() else None
 
     def has_passed(self, generation: int) -> bool:
-        """Whether all ranks are past their first `all_reduce` in a generation."""
+        """Whether all ranks have, in a generation."""
         return len(list(self.folder.glob(f"passed-{generation}-*.json"))) == self.task.world
 
     def has_ended(self) -> bool:
@@ -92,7 +116,7 @@ class Started:
         return all(command.poll() is not None for command in self.commands)
 
     def wait_for(self, generation: int, seconds: float) -> bool:
-        """Wait until all ranks are past their first `all_reduce`; False: it ended before that, or time is up."""
+        """Wait until all ranks have passed; False: it ended before that, or time is up."""
         processes.wait_until(lambda: self.has_passed(generation) or self.has_ended(), seconds=seconds)
         return self.has_passed(generation)
 
@@ -108,8 +132,22 @@ class Started:
         return BenchError(f"{self.folder.name}: {what} (exit codes {codes})\n{log}")
 
 
-def raylaunch(cluster: Cluster, scratch: Path, task: Task) -> contextlib.AbstractContextManager[Started]:
-    """`python -m raylaunch job.yaml` on the running cluster, all agents on its one node."""
+def raylaunch(
+    cluster: Cluster, scratch: Path, task: Task, settings: Mapping[str, object] | None = None
+) -> contextlib.AbstractContextManager[Started]:
+    """`python -m raylaunch job.yaml` on the running cluster, all agents on its one node, with more settings if given."""
+    overrides = (f"ray.address={cluster.address}", "placement=pack")
+    return _raylaunch(scratch, task, settings or {}, overrides, _access(cluster))
+
+
+def raylaunch_alone(scratch: Path, task: Task, *, address: str = "auto") -> contextlib.AbstractContextManager[Started]:
+    """`python -m raylaunch job.yaml` where no cluster is."""
+    return _raylaunch(scratch, task, {}, (f"ray.address={address}",), {})
+
+
+def _raylaunch(
+    scratch: Path, task: Task, settings: Mapping[str, object], overrides: Sequence[str], extra: Mapping[str, str]
+) -> contextlib.AbstractContextManager[Started]:
     folder = _folder(scratch, RAYLAUNCH)
     script, *args = task.script(folder)
     job = {
@@ -122,16 +160,26 @@ def raylaunch(cluster: Cluster, scratch: Path, task: Task) -> contextlib.Abstrac
         "max_restarts": task.deaths + 5,
         "show": "none",
         "log_dir": str(folder / "runs"),
+        **settings,
     }
     (folder / "job.yaml").write_text(json.dumps(job))
-    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
-    command = [sys.executable, "-m", "raylaunch", "job.yaml", f"ray.address={cluster.address}", "placement=pack"]
-    return _started(folder, task, [command], access)
+    return _started(folder, task, [[sys.executable, "-m", "raylaunch", "job.yaml", *overrides]], extra)
+
+
+def _access(cluster: Cluster) -> dict[str, str]:
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
 
 
 def events_of(started: Started) -> Path:
     """What raylaunch's driver saw and did."""
     return started.folder / "runs" / "bench" / "bench" / "events.jsonl"
+
+
+def ray_train(cluster: Cluster, scratch: Path, task: Task) -> contextlib.AbstractContextManager[Started]:
+    """`ray_train.py` on the running cluster: four workers."""
+    folder = _folder(scratch, "ray-train")
+    command = [sys.executable, str(RAY_TRAIN_SCRIPT), *task.arguments(folder)]
+    return _started(folder, task, [command], _access(cluster) | {"RAY_ADDRESS": cluster.address})
 
 
 def torchrun(scratch: Path, task: Task, *, share_store: bool = False) -> contextlib.AbstractContextManager[Started]:
@@ -144,6 +192,13 @@ def torchrun(scratch: Path, task: Task, *, share_store: bool = False) -> context
     commands = [_torchrun(task, folder, endpoint, is_host=agent == 0) for agent in range(task.agents)]
     extra = {} if share_store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return _started(folder, task, commands, extra)
+
+
+def torchrun_standalone(scratch: Path, task: Task) -> contextlib.AbstractContextManager[Started]:
+    """`torchrun --standalone`, as one starts it on one machine."""
+    folder = _folder(scratch, TORCHRUN)
+    words = ("--standalone", f"--nproc-per-node={task.workers}", f"--max-restarts={task.deaths + 5}")
+    return _started(folder, task, [[sys.executable, "-m", "torch.distributed.run", *words, *task.script(folder)]], {})
 
 
 def _torchrun(task: Task, folder: Path, endpoint: str, *, is_host: bool) -> list[str]:
@@ -168,7 +223,7 @@ def _started(folder: Path, task: Task, commands: list[list[str]], extra: Mapping
     mark = secrets.token_hex(8)
     extra = {"TMPDIR": str(folder), **extra}
     log = folder / _LOG
-    began = time.time()
+    began = time.monotonic()
     try:
         running = tuple(processes.start(command, mark, extra, folder, log) for command in commands)
         yield Started(task=task, folder=folder, mark=mark, began=began, commands=running)

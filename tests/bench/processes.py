@@ -34,17 +34,22 @@ class Memory:
 
 def start(command: Sequence[str], mark: str, extra: Mapping[str, str], cwd: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start it in a session of its own; what it prints goes to the log."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
     with log.open("ab") as file:
         return subprocess.Popen(
             command,
-            env=kept | dict(extra) | {MARK: mark},
+            env=environment(mark, extra),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def environment(mark: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """For a process that is to carry the mark."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
+    return kept | dict(extra) | {MARK: mark}
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float, every: float = 0.05) -> bool:

@@ -1,30 +1,43 @@
 """What all benches run: a script as one writes it for torchrun, which notes the time at each of its stations.
 
-`unchanged.py FOLDER DEATHS [--stay]`: each rank writes FOLDER/passed-GENERATION-RANK.json once it is past its first
+`unchanged.py FOLDER DEATHS [options]`: each rank writes FOLDER/passed-GENERATION-RANK.json once it is past its first
 `all_reduce`. Then, as long as fewer than DEATHS deaths have been died, everybody trains, and after a while rank 1
-writes FOLDER/death-GENERATION and sends itself SIGKILL. With `--stay`, ranks of the last generation stay idle until
-FOLDER/leave is there.
+writes FOLDER/death-GENERATION and sends itself SIGKILL.
 
-Generations are counted by the deaths, not by TORCHELASTIC_RESTART_COUNT: torchrun counts that for each agent by
-itself. Rank 1 knows how many there were, and the first `all_reduce` tells the others.
+--stay      ranks of the last generation stay idle until FOLDER/leave is there
+--ddp       train a model of 10 MB with DDP and Adam; what is passed is then the first optimizer step
+--width N   of that model's layers, 1024 otherwise; what it takes falls with the square
+--heavy     import pandas and scikit-learn as well, before anything else is done
+--first S   train for so many seconds before the first death, 0.4 otherwise; `--each S`: before each other one
+
+Times are CLOCK_MONOTONIC, which all processes of a machine share. Generations are counted by the deaths, not by
+TORCHELASTIC_RESTART_COUNT: torchrun counts that for each agent by itself. Rank 1 knows how many there were, and the
+first `all_reduce` tells the others.
 """
 
-import json
-import os
-import signal
-import sys
 import time
-from pathlib import Path
 
-entered = time.time()
+entered = time.monotonic()
+
+import json  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+from argparse import ArgumentParser, Namespace  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-imported = time.time()
+if "--heavy" in sys.argv:
+    import pandas as pd  # noqa: F401
+    import sklearn.ensemble
+    import sklearn.linear_model
+    import sklearn.pipeline  # noqa: F401
 
-TRAINING_SECONDS = 0.4
-"""Before a death, so that every rank of the generation is well past its first `all_reduce`."""
+imported = time.monotonic()
+
 LONGEST_STAY_SECONDS = 120.0
 
 
@@ -35,33 +48,77 @@ def write(path: Path, text: str) -> None:
     aside.rename(path)
 
 
-def train_until_death(folder: Path, generation: int) -> None:
-    """Steps until rank 1 kills itself; the others' next `all_reduce` fails, or their launcher ends them first."""
-    dies_at = time.monotonic() + TRAINING_SECONDS
+def reducing() -> Callable[[], None]:
+    """A step without a model."""
+    return lambda: dist.all_reduce(torch.ones(1024))
+
+
+def training(width: int) -> Callable[[], None]:
+    """A step of a model and its optimizer: with 2.6 million parameters, if its layers are 1024 wide."""
+    nn = torch.nn
+    layers = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.Linear(width, width // 2))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    data = torch.randn(8, width)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def train_until_death(folder: Path, generation: int, seconds: float, step: Callable[[], None]) -> None:
+    """Steps until rank 1 kills itself; the others' next one fails, or their launcher ends them first."""
+    dies_at = time.monotonic() + seconds
     while True:
-        dist.all_reduce(torch.ones(1024))
+        step()
         if dist.get_rank() == 1 and time.monotonic() >= dies_at:
-            write(folder / f"death-{generation}", str(time.time()))
+            write(folder / f"death-{generation}", str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.02)
 
 
-def main() -> None:
-    """Join, pass, and then die, stay or leave."""
-    folder, deaths = Path(sys.argv[1]), int(sys.argv[2])
-    dist.init_process_group("gloo")
-    joined = time.time()
-    died = torch.tensor([len(list(folder.glob("death-*"))) if dist.get_rank() == 1 else 0])
+def work(args: Namespace) -> None:
+    """In a process group: pass, and then die, stay or leave."""
+    joined = time.monotonic()
+    rank = dist.get_rank()
+    died = torch.tensor([len(list(args.folder.glob("death-*"))) if rank == 1 else 0])
     dist.all_reduce(died)
-    passed = time.time()
+    reduced = time.monotonic()
     generation = int(died)
-    marks = {"entered": entered, "imported": imported, "joined": joined, "passed": passed, "pid": os.getpid()}
-    write(folder / f"passed-{generation}-{dist.get_rank()}.json", json.dumps(marks))
-    if generation < deaths:
-        train_until_death(folder, generation)
+    step = training(args.width) if args.ddp else reducing()
+    if args.ddp:
+        step()
+    stations = {"entered": entered, "imported": imported, "joined": joined, "reduced": reduced}
+    marks = {**stations, "passed": time.monotonic() if args.ddp else reduced, "pid": os.getpid()}
+    write(args.folder / f"passed-{generation}-{rank}.json", json.dumps(marks))
+    if generation < args.deaths:
+        train_until_death(args.folder, generation, args.each if generation else args.first, step)
     leaves_at = time.monotonic() + LONGEST_STAY_SECONDS
-    while "--stay" in sys.argv and not (folder / "leave").exists() and time.monotonic() < leaves_at:
+    while args.stay and not (args.folder / "leave").exists() and time.monotonic() < leaves_at:
         time.sleep(0.1)
+
+
+def arguments(words: list[str]) -> Namespace:
+    """From the command line, or from whoever has none."""
+    parser = ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("deaths", type=int)
+    for flag in ("--stay", "--ddp", "--heavy"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--width", type=int, default=1024)
+    for flag in ("--first", "--each"):
+        parser.add_argument(flag, type=float, default=0.4)
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """As torchrun starts it."""
+    args = arguments(sys.argv[1:])
+    dist.init_process_group("gloo")
+    work(args)
     dist.destroy_process_group()
 
 

@@ -1,0 +1,277 @@
+"""Agents without workers: a few Ray actors, each of which plays hundreds of them.
+
+To the driver each of them is an agent of its own: its own pending call of `words`, its own beat and signs of life, its
+own orders. What they share is the connection, of which Ray keeps one for each actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from raylaunch.cluster import lease
+from raylaunch.cluster.agent import AgentSettings, AgentUp, Words
+from raylaunch.cluster.silence import beat
+from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.failure import Failure, WorkerError
+from raylaunch.core.layout import Bundle
+from raylaunch.core.progress import Mark, Pulse
+from raylaunch.core.ranks import Assignment, Rendezvous
+from raylaunch.node.messages import Ready, StoreOpen
+
+_READY = Ready(start_method="forkserver", why=(), torch=True, pid=1)
+_ECHO_SECONDS = 0.005
+_ECHO = WorkerError(
+    type="DistBackendError",
+    message="[1] is setting up NCCL communicator: Connection was likely closed. Did the remote server shutdown?",
+    traceback="Traceback (most recent call last):\n"
+    + '  File "train.py", line 41, in main\n    loss.backward()\n' * 20,
+)
+"""What a worker says whose neighbour died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What an agent was told."""
+
+    launched_at: float
+    """When the last of its launches came, on this machine's CLOCK_MONOTONIC."""
+    sent: Counter[str]
+    """Messages that it got, by their names."""
+    least_lease: float = float("inf")
+    """Seconds that were left of its lease when it was renewed, at the least."""
+
+
+@dataclass(slots=True)
+class Stub:
+    """One agent, as far as the driver can tell."""
+
+    node: str
+    nproc: int
+    unsaid: list[Any] = field(default_factory=list)
+    something: asyncio.Event = field(default_factory=asyncio.Event)
+    part: Assignment | None = None
+    step: int = 0
+    sent: Counter[str] = field(default_factory=Counter)
+    """Messages that it got, by their names."""
+    launched_at: float = 0.0
+    """When the last of its launches came, on this machine's CLOCK_MONOTONIC."""
+    answered_at: float = 0.0
+    least_lease: float = float("inf")
+    """Seconds that were left of its lease when it was renewed, at the least."""
+
+    def say(self, *words: Any) -> None:
+        """With the next answer, at once."""
+        self.unsaid.extend(words)
+        self.something.set()
+
+    def fail(self, ranks: int) -> None:
+        """Some of its workers end."""
+        part = self.part
+        assert part is not None
+        failures = tuple(self._failure(part, local_rank, ranks) for local_rank in range(ranks))
+        self.say(WorkersExited(at=time.monotonic(), attempt=part.attempt, node=self.node, failures=failures))
+
+    def _failure(self, part: Assignment, local_rank: int, ranks: int) -> Failure:
+        return Failure(
+            attempt=part.attempt,
+            node=self.node,
+            rank=part.base_rank + local_rank,
+            local_rank=local_rank,
+            pid=1000 + local_rank,
+            at=time.monotonic(),
+            exit_code=1 if ranks > 1 else -9,
+            error=_ECHO if ranks > 1 else None,
+        )
+
+    def pulse(self) -> Pulse | None:
+        """As if each worker made a few steps between two beats."""
+        if self.part is None:
+            return None
+        self.step += 3
+        marks = (
+            Mark(rank=rank, marks=self.step, age=0.1, step=self.step - 1, first_age=0.3 * self.step, first_step=0)
+            for rank in self.part.ranks
+        )
+        return Pulse(attempt=self.part.attempt, marks=tuple(marks))
+
+
+class Crowd:
+    """One of the actors. Every method of an agent takes the agent's name first."""
+
+    def __init__(self, node_timeout: float, nproc: int, niceness: int) -> None:
+        for thread in os.listdir("/proc/self/task"):  # Ray has its actors give way to all others, on this machine too
+            os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+        self._nproc = nproc
+        self._beat = beat(node_timeout)
+        self._lease = node_timeout * lease._PART
+        self._stubs: dict[str, Stub] = {}
+
+    def _stub(self, node: str) -> Stub:
+        """An agent is there from the first word on that is asked of it."""
+        stub = self._stubs.get(node)
+        if stub is None:
+            self._stubs[node] = stub = Stub(node, self._nproc)
+            stub.say(AgentUp(node_id=f"host-of-{node}", address="10.0.0.1", nproc=self._nproc, ready=_READY))
+        return stub
+
+    async def words(self, node: str) -> bytes:
+        """As an agent answers."""
+        stub = self._stub(node)
+        if stub.answered_at:
+            stub.least_lease = min(stub.least_lease, stub.answered_at + self._lease - time.monotonic())
+        try:
+            async with asyncio.timeout(self._beat):
+                await stub.something.wait()
+        except TimeoutError:
+            pass
+        stub.something.clear()
+        events, stub.unsaid = stub.unsaid, []
+        stub.answered_at = time.monotonic()
+        return pickle.dumps(Words(now=stub.answered_at, events=events, pulse=stub.pulse()))
+
+    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
+    async def order(self, node: str, order: bytes) -> None:
+        """Any of those below."""
+        name, args = pickle.loads(order)
+        await getattr(self, name)(node, *args)
+
+    async def launch(self, node: str, part: Assignment, _: Rendezvous) -> None:
+        """Its workers are there at once."""
+        stub = self._told(node, "launch")
+        stub.launched_at, stub.part, stub.step = time.monotonic(), part, 0
+        pids = tuple(range(1000, 1000 + part.nproc))
+        stub.say(WorkersStarted(at=stub.launched_at, attempt=part.attempt, node=node, pids=pids))
+
+    async def stop(self, node: str, attempt: int, _grace: float, _signal: str) -> None:
+        """They are gone at once."""
+        stub = self._told(node, "stop")
+        stub.part = None
+        stub.say(WorkersStopped(at=time.monotonic(), attempt=attempt, node=node))
+
+    async def open_store(self, node: str, attempt: int) -> None:
+        """It is there at once."""
+        self._told(node, "open_store").say(StoreOpen(attempt=attempt, port=5000))
+
+    async def close(self, node: str) -> None:
+        """There is nothing to end."""
+
+    def _told(self, node: str, name: str) -> Stub:
+        stub = self._stubs[node]
+        stub.sent[name] += 1
+        return stub
+
+    # What the bench does with them.
+
+    async def fail(self, node: str) -> float:
+        """A worker is killed there. Returns when that was."""
+        at = time.monotonic()
+        self._stubs[node].fail(1)
+        return at
+
+    async def echo(self, but: str, attempt: int) -> None:
+        """All workers of the attempt fail a little later, if they are still there."""
+        await asyncio.sleep(_ECHO_SECONDS)
+        for stub in self._stubs.values():
+            if stub.node != but and stub.part is not None and stub.part.attempt == attempt:
+                stub.fail(stub.nproc)
+
+    async def told(self) -> dict[str, Told]:
+        """What each agent was told since it was asked to forget."""
+        return {
+            node: Told(launched_at=stub.launched_at, sent=stub.sent, least_lease=stub.least_lease)
+            for node, stub in self._stubs.items()
+        }
+
+    async def forget(self) -> None:
+        """Count anew."""
+        for stub in self._stubs.values():
+            stub.sent.clear()
+            stub.least_lease = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    method: Any
+    node: str
+
+    def remote(self, *args: Any) -> Any:
+        return self.method.remote(self.node, *args)
+
+
+class Handle:
+    """One agent of a crowd, to whoever orders it about."""
+
+    def __init__(self, actor: Any, node: str) -> None:
+        self.actor = actor
+        self._node = node
+
+    def __getattr__(self, name: str) -> _Method:
+        return _Method(getattr(self.actor, name), self._node)
+
+
+class Crowds:
+    """All of them, in place of the class of the agents' actors."""
+
+    def __init__(self, actors: int, node_timeout: float, nproc: int) -> None:
+        crowd: Any = ray.remote(num_cpus=0, max_concurrency=20_000)(Crowd)
+        self.actors = [crowd.remote(node_timeout, nproc, os.getpriority(os.PRIO_PROCESS, 0)) for _ in range(actors)]
+        #: Which of them plays an agent.
+        self.plays: dict[str, Any] = {}
+
+    def options(self, **_: Any) -> Crowds:
+        """They have their places."""
+        return self
+
+    def remote(self, told: AgentSettings) -> Handle:
+        """One more agent."""
+        node = told.settings.node
+        actor = self.plays[node] = self.actors[len(self.plays) % len(self.actors)]
+        return Handle(actor, node)
+
+    def told(self) -> dict[str, Told]:
+        """Of all agents."""
+        parts = ray.get([actor.told.remote() for actor in self.actors])
+        return {node: told for part in parts for node, told in part.items()}
+
+    def forget(self) -> None:
+        """Count anew."""
+        ray.get([actor.forget.remote() for actor in self.actors])
+
+
+class Room:
+    """In place of the reservation: every seat is granted at once, on a host of its own."""
+
+    def __init__(self, **_: Any) -> None:
+        self._gang: list[int] = []
+
+    def gang(self, bundles: Mapping[int, Bundle]) -> None:
+        self._gang = list(bundles)
+
+    def options(self, *_: Any) -> dict[str, Any]:
+        return {}
+
+    def one(self, *_: Any) -> None:
+        """There is no further place."""
+
+    def when_granted(self, seat: int, call: Callable[[], None]) -> None:
+        """At once."""
+        if seat in self._gang:
+            call()
+
+    def hosts(self, _seat: int) -> dict[int, str]:
+        return {seat: f"host-of-seat-{seat}" for seat in self._gang}
+
+    def gang_hosts(self) -> dict[int, str]:
+        return self.hosts(0)
+
+    def cancel(self) -> None:
+        pass
