@@ -1,18 +1,40 @@
-"""Golden texts: what a person sees, kept in files; `--update-golden` rewrites them on purpose."""
+"""For all tests: the signals that a person's shell leaves to a process, and golden texts.
+
+Golden texts are what a person sees, kept in files; `--update-golden` rewrites them on purpose.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 GOLDEN = Path(__file__).parent / "cli" / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--update-golden`."""
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_signals() -> Iterator[None]:
+    """Nothing ignored, nothing blocked, for us and so for what we start: a shell's background job ignores SIGINT.
+
+    Python's own handlers become the default when a child is started, so only what is ignored needs to change.
+    """
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    ignored = [number for number, handler in before.items() if handler is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from pathlib import Path
 
 MARK = "RAYLAUNCH_TEST_MARK"
 BIN = Path(sys.executable).parent
+LEAN = ("--no-monitor", "--include-log-monitor=false")
+"""For `ray start`: no autoscaler, and nobody who passes on what workers write into Ray's own logs. A second each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Cluster:
     folder: Path
     token: str
     mark: str
+    lean: bool = False
 
     def env(self, **more: str) -> dict[str, str]:
         """An environment in which a process is let in."""
@@ -46,6 +49,7 @@ class Cluster:
             *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--labels={labels}"),
             *(f"--dashboard-agent-listen-port={agent_http}", f"--dashboard-agent-grpc-port={agent_grpc}"),
             *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
+            *(LEAN if self.lean else ()),
         ]
         _run(self, command, self.env(**{MARK: self.mark}, **(env or {})))
 
@@ -56,16 +60,18 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def private_cluster(*, cpus: int = 4, dashboard: bool = False, labels: str = "") -> Iterator[Cluster]:
-    """Start one; `dashboard` is needed for `ray job submit`, and needs `ray[default]`."""
-    cluster = start(cpus=cpus, dashboard=dashboard, labels=labels)
+def private_cluster(
+    *, cpus: int = 4, dashboard: bool = False, labels: str = "", lean: bool = False
+) -> Iterator[Cluster]:
+    """Start one; `dashboard` is needed for `ray job submit`, and needs `ray[default]`; `lean`: see `LEAN`."""
+    cluster = start(cpus=cpus, dashboard=dashboard, labels=labels, lean=lean)
     try:
         yield cluster
     finally:
         cluster.stop()
 
 
-def start(*, cpus: int = 4, dashboard: bool = False, labels: str = "") -> Cluster:
+def start(*, cpus: int = 4, dashboard: bool = False, labels: str = "", lean: bool = False) -> Cluster:
     """The same for whoever stops it himself."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
     folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))
@@ -77,6 +83,7 @@ def start(*, cpus: int = 4, dashboard: bool = False, labels: str = "") -> Cluste
         folder=folder,
         token=secrets.token_hex(32),
         mark=mark,
+        lean=lean,
     )
     command = [
         *(str(BIN / "ray"), "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
@@ -84,6 +91,7 @@ def start(*, cpus: int = 4, dashboard: bool = False, labels: str = "") -> Cluste
         *(f"--labels={labels}", f"--dashboard-port={http}", f"--ray-client-server-port={client}"),
         *(f"--dashboard-agent-listen-port={agent_http}", f"--dashboard-agent-grpc-port={agent_grpc}"),
         *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
+        *(LEAN if lean else ()),
     ]
     env = cluster.env(**{MARK: mark})
     del env["RAY_ADDRESS"]
@@ -93,7 +101,7 @@ def start(*, cpus: int = 4, dashboard: bool = False, labels: str = "") -> Cluste
 
 def _run(cluster: Cluster, command: list[str], env: dict[str, str]) -> None:
     try:
-        subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+        subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=True)
     except subprocess.SubprocessError as error:
         cluster.stop()
         msg = f"`ray start` failed: {error}\n{getattr(error, 'stdout', '')}{getattr(error, 'stderr', '')}"

@@ -27,7 +27,7 @@ from tests.chaos.job import Job, reference, wait_for
 from tests.hosts.host import Host, why_not
 from tests.hosts.hosts import Hosts
 
-_PATIENCE = 90.0
+_PATIENCE = 180.0
 """Seconds until the job must train again, whatever happened."""
 
 
@@ -152,7 +152,7 @@ class Chaos:
         final = self.job.training / "final.bin"
         if final.read_bytes() != reference(scratch / "reference", worlds[-1].last).read_bytes():
             self.complaints.append("the final parameters are not those of a run without faults")
-        left = wait_for(lambda: not self._left(), 15) or self._left()
+        left = wait_for(lambda: not self._left(), 100) or self._left()
         if left is not True:
             self.complaints.append(f"left behind: {left}")
 

@@ -146,7 +146,7 @@ class Job:
     def end(self) -> None:
         if self.process.poll() is None:
             os.kill(inside(self.process), signal.SIGKILL)
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=100)
         self._said.close()
 
     def said(self) -> str:

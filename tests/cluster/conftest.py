@@ -19,12 +19,12 @@ import pytest
 
 from tests.private_cluster import MARK, Cluster, end_marked, marked, private_cluster
 
-_LIMIT = 90
+_LIMIT = 200
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with private_cluster(cpus=4, dashboard=True) as found:
+    with private_cluster(cpus=4, dashboard=True, lean=True) as found:
         yield found
 
 
@@ -134,8 +134,8 @@ def launcher(tmp_path: Path, cluster: Cluster) -> Iterator[Launcher]:
             if run.process.poll() is None:
                 run.process.kill()
                 run.process.communicate()
-            wait_until(lambda run=run: not marked(run.mark), 10, f"processes of the run to be gone ({run.mark})")
-        wait_until(lambda: left_in_ray(cluster) == [], 10, "actors and placement groups to be gone")
+            wait_until(lambda run=run: not marked(run.mark), 100, f"processes of the run to be gone ({run.mark})")
+        wait_until(lambda: left_in_ray(cluster) == [], 100, "actors and placement groups to be gone")
     finally:
         for run in found.runs:
             end_marked(run.mark)

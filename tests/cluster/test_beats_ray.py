@@ -14,9 +14,9 @@ import pytest
 from tests.cluster.conftest import wait_until
 from tests.cluster.test_no_orphans import agents, parent, workers
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-TIMEOUT = 1.5
+TIMEOUT = 3.0
 """Seconds: `node_timeout`."""
 
 TRAINING = """
@@ -47,7 +47,7 @@ def wait_for_attempt(run, attempt):
     logs = [f"runs/*/*/attempt-{attempt}/rank-{rank}/stdout.log" for rank in range(4)]
     wait_until(
         lambda: all(any(path.read_text() for path in run.folder.glob(pattern)) for pattern in logs),
-        60,
+        100,
         f"attempt {attempt} to be up",
     )
 
@@ -57,7 +57,8 @@ def last_steps(tmp_path: Path) -> dict[str, float]:
 
 
 def facts(run, kind: str):
-    rows = [json.loads(line) for line in (run.run_dir / "events.jsonl").read_text().splitlines()[2:]]
+    lines = (run.run_dir / "events.jsonl").read_text().splitlines(keepends=True)[2:]
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
     return [row["event"] for row in rows if row["event"]["is"] == kind]
 
 
@@ -76,10 +77,10 @@ def test_a_driver_that_stood_still_asks_anew(launcher, tmp_path):
     os.kill(run.process.pid, signal.SIGSTOP)
     stopped = time.monotonic()
     try:
-        wait_until(lambda: not before & set(workers(run)), 20, "the workers to end")
-        wait_until(lambda: time.monotonic() > stopped + 2 * TIMEOUT, 20, "the driver to have been away for long")
+        wait_until(lambda: not before & set(workers(run)), 100, "the workers to end")
+        wait_until(lambda: time.monotonic() > stopped + 2 * TIMEOUT, 100, "the driver to have been away for long")
         assert max(last_steps(tmp_path).values()) <= stopped + TIMEOUT
-        assert agents(launcher.cluster) == []
+        wait_until(lambda: agents(launcher.cluster) == [], 100, "the agents to end")
     finally:
         os.kill(run.process.pid, signal.SIGCONT)
     wait_for_attempt(run, 2)
@@ -96,10 +97,10 @@ def test_an_agent_that_stands_still_is_lost(launcher, tmp_path):
     assert len(its) == 2
     os.kill(agent, signal.SIGSTOP)
     try:
-        wait_until(lambda: facts(run, "NodeLost"), 20, "the driver to notice")
+        wait_until(lambda: facts(run, "NodeLost"), 100, "the driver to notice")
         assert not its & set(workers(run))
         (event,) = facts(run, "NodeLost")
-        assert event["why"] == "nothing was heard of it for 1.5 s"
+        assert event["why"] == "nothing was heard of it for 3 s"
         wait_for_attempt(run, 2)
     finally:
         with contextlib.suppress(ProcessLookupError):

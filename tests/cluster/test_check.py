@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def check(launcher, *words: str) -> subprocess.CompletedProcess[str]:
@@ -17,7 +17,7 @@ def check(launcher, *words: str) -> subprocess.CompletedProcess[str]:
         env=launcher.cluster.env(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
 
@@ -28,7 +28,16 @@ def test_all_is_well(launcher):
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1].endswith(" ok")
-    for name in ("init env://", "init tcp://", "init file://", "all_to_all", "isend, irecv", "DDP step", "FSDP2 step"):
+    for name in (
+        "init env://",
+        "init tcp://",
+        "init file://",
+        "all_to_all",
+        "isend, irecv",
+        "DDP step",
+        "init_device_mesh, 2-D",
+        "FSDP2 step",
+    ):
         assert any(line.startswith(f"  {name}  ") and " ok, " in line for line in lines), name
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.private_cluster import free_ports
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def refused(launcher, address: str, **env: str):
@@ -77,7 +77,7 @@ def test_ray_address(launcher, cluster):
 
 
 def test_named_address(launcher, cluster):
-    """`ray.address=` wins over RAY_ADDRESS."""
+    """`ray.address=` wins over RAY_ADDRESS; the run folder holds the plan, with the ranks of each node."""
     run = launcher.start(
         f"ray.address={cluster.address}",
         entrypoint={"command": "true"},
@@ -85,6 +85,9 @@ def test_named_address(launcher, cluster):
         env={"RAY_ADDRESS": "127.0.0.1:1"},
     ).wait()
     assert run.code == 0, run.err
+    plan = json.loads((run.run_dir / "plan.json").read_text())
+    assert [bundle["nproc"] for bundle in plan["bundles"]] == [2]
+    assert [seat["ranks"] for seat in plan["seats"]] == [[0, 1]]
 
 
 def test_working_folder_by_ray(launcher, cluster):
@@ -100,11 +103,3 @@ def test_working_folder_by_ray(launcher, cluster):
     )
     assert run.code == 0, run.err
     assert run.out == "True from the copy\n"
-
-
-def test_plan_in_the_run_folder(launcher, cluster):
-    """The run folder holds the plan, with the ranks of each node."""
-    run = launcher.run(entrypoint={"command": "true"}, nnodes=1)
-    plan = json.loads((run.run_dir / "plan.json").read_text())
-    assert [bundle["nproc"] for bundle in plan["bundles"]] == [2]
-    assert [seat["ranks"] for seat in plan["seats"]] == [[0, 1]]

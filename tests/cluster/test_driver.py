@@ -13,7 +13,7 @@ from raylaunch.core.journal import replay
 from raylaunch.core.result import result
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs import Output
-from raylaunch.node.messages import StoreOpen
+from raylaunch.node.messages import Learned, StoreOpen
 from tests.fakes import READY, FakeFleet, Notebook
 
 
@@ -72,12 +72,12 @@ def test_lost_node_is_stopped_around():
 
 
 def test_times_of_death_are_on_our_clock():
-    """A death 3 seconds before the word of it, by the node's clock, is 3 seconds before now by ours."""
+    """A death 900 seconds before the word of it, by the node's clock, is 900 seconds before now by ours."""
     fleet = FakeFleet(1)
-    fleet.then[1] = lambda: fleet.fail(0, at=1000.0, now=1003.0)
+    fleet.then[1] = lambda: fleet.fail(0, at=1000.0, now=1900.0)
     _, _, book = drive(fleet, max_restarts=0)
     (exited,) = [entry.event for entry in book.entries if isinstance(entry.event, WorkersExited)]
-    assert exited.failures[0].at == pytest.approx(exited.at - 3.0, abs=0.5)
+    assert exited.failures[0].at == pytest.approx(exited.at - 900.0, abs=50)
 
 
 def test_store_that_cannot_be_opened():
@@ -104,6 +104,16 @@ def test_no_torch():
     fleet.ready = READY.__class__(start_method="spawn", why=("cannot preload `torch`: gone",), torch=False, pid=1)
     with pytest.raises(ClusterError, match=r"no worker can be started on 10\.0\.0\.1"):
         drive(fleet)
+
+
+def test_what_cannot_be_preloaded_is_said_once():
+    """All nodes find out the same, in one attempt after the other."""
+    fleet = FakeFleet(2)
+    word = "`a` is not preloaded: importing it starts 1 thread"
+    fleet.then[1] = lambda: ([fleet.say(node, Learned(lesson=None, why=word)) for node in fleet.names], fleet.fail(1))
+    fleet.then[2] = lambda: (fleet.say("node-1", Learned(lesson=None, why="")), fleet.finish())
+    _, _, book = drive(fleet, max_restarts=1)
+    assert book.lines == [word]
 
 
 def test_stop_asked_twice():

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.test_beats_ray import facts
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 WAYS = """
 import os, re, signal, time
@@ -64,7 +64,7 @@ def test_each_way_is_found_and_the_right_rank_named(launcher):
         entrypoint={"script": launcher.script(WAYS)},
         nproc_per_node=1,
         max_restarts=4,
-        hang_timeout=1.5,
+        hang_timeout=4,
         preload=["torch", "torch.distributed", "torch.utils.data", "torch._dynamo"],
     )
     assert run.code == 0, run.err

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def python(launcher, text: str) -> dict:
@@ -24,7 +24,7 @@ def python(launcher, text: str) -> dict:
         env=launcher.cluster.env(),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -54,15 +54,16 @@ def test_exception_of_a_rank(launcher):
         launcher,
         """
         import os
+        ONE = dict(nproc_per_node=4, preload=["torch"])
         def work(mends):
             if os.environ["RANK"] == "2" and not (mends and os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"):
                 raise KeyError("no such shard")
             return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         try:
-            raylaunch.launch(work, (False,), **WHERE)
+            raylaunch.launch(work, (False,), **ONE)
         except raylaunch.JobFailedError as error:
             told = [type(error.__cause__).__name__, str(error.__cause__), str(error)]
-        print(json.dumps([told, raylaunch.launch(work, (True,), max_restarts=1, **WHERE)]))
+        print(json.dumps([told, raylaunch.launch(work, (True,), max_restarts=1, **ONE)]))
         """,
     )
     (kind, text, report), results = found

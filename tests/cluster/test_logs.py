@@ -16,7 +16,7 @@ from raylaunch.cluster.run_folder import RunFolder
 from raylaunch.core.job import Job
 from raylaunch.node.logs import Output
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 ray = pytest.mark.ray
 
 
@@ -172,7 +172,7 @@ def test_nothing_is_kept(launcher, until, how, code):
     assert "  logs:" not in run.err
     assert "  all:" not in run.err
     assert sorted(os.listdir(launcher.folder)) == ["job.yaml", "train.py"]
-    until(lambda: not any(path.parents[2].exists() for path in paths), 10, "the temporary folders to be gone")
+    until(lambda: not any(path.parents[2].exists() for path in paths), 100, "the temporary folders to be gone")
 
 
 @ray
@@ -215,7 +215,7 @@ def test_a_slow_terminal_slows_no_worker(launcher, until):
         """
     )
     run = launcher.start(entrypoint={"script": script}, show="raw")
-    until(lambda: list(launcher.folder.glob("runs/*/*/result.json")), 60, "the run to end")
+    until(lambda: list(launcher.folder.glob("runs/*/*/result.json")), 100, "the run to end")
     assert run.process.poll() is None
     run.wait()
     assert run.code == 0, run.err

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
+from types import SimpleNamespace
+
 import pytest
 from ray.core.generated.common_pb2 import ActorDiedErrorContext, NodeDeathInfo
 from ray.exceptions import (
@@ -14,6 +18,7 @@ from ray.exceptions import (
 )
 
 from raylaunch.cluster import losses
+from raylaunch.cluster.actor import Agent
 from raylaunch.cluster.drains import Notices
 
 
@@ -88,3 +93,13 @@ def test_a_notice_whose_deadline_is_over():
     """Clocks may differ; there is no less than no time."""
     (notice,) = Notices().fresh({"a": 990_000}, 1000.0, 50.0)
     assert (notice.deadline, notice.why) == (40.0, "its host is being drained, 0 s are left")
+
+
+def test_an_order_that_fails_is_told_of():
+    """Nothing comes back of an order itself: the next word of the agent does."""
+    mistakes: list[Exception] = []
+    node = SimpleNamespace(mistaken=mistakes.append)
+    agent = object.__new__(Agent)
+    agent._agent = node
+    asyncio.run(agent.order(pickle.dumps(("stop", (1, 0.0, "SIGTERM")))))
+    assert [str(mistake) for mistake in mistakes] == ["'types.SimpleNamespace' object has no attribute 'stop'"]

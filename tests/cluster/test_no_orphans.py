@@ -1,4 +1,7 @@
-"""kill -9 of each of our processes in turn: workers, data loaders and other grandchildren go with it."""
+"""kill -9 of each of our processes in turn: workers, data loaders and other grandchildren go with it.
+
+Of a worker alone it is shown in tests/node, of a raylet in tests/hosts.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import kill, wait_until
-from tests.private_cluster import MARK, marked, private_cluster
+from tests.private_cluster import marked
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 WITH_CHILDREN = """
 import os, subprocess, time
-subprocess.Popen(["sleep", "120"])
-subprocess.Popen(["sleep", "121"], start_new_session=True)
+subprocess.Popen(["sleep", "1200"])
+subprocess.Popen(["sleep", "1210"], start_new_session=True)
 if os.fork() == 0:
-    time.sleep(120)
+    time.sleep(1200)
 print("up", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
-time.sleep(120)
+time.sleep(1200)
 """
 
 
@@ -35,22 +38,9 @@ def wait_for_attempt(run, attempt):
     logs = [f"runs/*/*/attempt-{attempt}/rank-{rank}/stdout.log" for rank in range(4)]
     wait_until(
         lambda: all(any(path.read_text() for path in run.folder.glob(pattern)) for pattern in logs),
-        60,
+        100,
         f"attempt {attempt} to be up",
     )
-
-
-def test_worker(launcher):
-    """A worker's children end with it: the new attempt has its own, and only those."""
-    run = started(launcher)
-    before = {*run.processes("sleep 12"), *workers(run)}
-    assert len(run.processes("sleep 12")) == 8
-    kill(workers(run)[0])
-    wait_for_attempt(run, 2)
-    assert not before & set(marked(run.mark))
-    assert len(run.processes("sleep 12")) == 8
-    run.process.send_signal(signal.SIGINT)
-    run.wait()
 
 
 def test_fork_server(launcher):
@@ -84,21 +74,7 @@ def test_driver(launcher):
     run = started(launcher)
     run.process.kill()
     run.wait()
-    wait_until(lambda: not marked(run.mark), 15, "everything to end")
-
-
-def test_raylet(launcher):
-    """With the raylet everything on its node ends; the driver waits for nodes as long as it was told, and says so."""
-    with private_cluster(cpus=4) as cluster:
-        launcher.cluster, shared = cluster, launcher.cluster
-        run = started(launcher, join_timeout=3)
-        (raylet,) = [pid for pid in marked(cluster.mark) if "raylet/raylet" in cmdline(pid)]
-        kill(raylet)
-        wait_until(lambda: not marked(run.mark), 20, "everything to end")
-        run.wait()
-        assert run.code == 3
-        assert "0 of 2 nodes after 3 s" in run.err
-        launcher.cluster = shared
+    wait_until(lambda: not marked(run.mark), 100, "everything to end")
 
 
 def cmdline(pid: int) -> str:
@@ -118,11 +94,7 @@ def fork_servers(run) -> list[int]:
 def workers(run) -> list[int]:
     """Processes that lead a session of their own below a fork server, and run the script."""
     servers = fork_servers(run)
-    return [
-        pid
-        for pid in run.processes("node/keeper.py")
-        if parent(pid) in servers and os.getsid(pid) == pid and f"{MARK}={run.mark}".encode() in environ(pid)
-    ]
+    return [pid for pid in run.processes("node/keeper.py") if parent(pid) in servers and session(pid) == pid]
 
 
 def agents(cluster) -> list[int]:
@@ -136,8 +108,8 @@ def parent(pid: int) -> int:
         return 0
 
 
-def environ(pid: int) -> list[bytes]:
+def session(pid: int) -> int:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return os.getsid(pid)
     except OSError:
-        return []
+        return 0

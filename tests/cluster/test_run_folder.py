@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,10 @@ from raylaunch.cli import dialect
 from raylaunch.cluster.run_folder import RunFolder
 from raylaunch.core import journal, redaction
 from raylaunch.core import result as results
-from raylaunch.core.events import NodeJoined, WorkersExited, WorkersStarted
+from raylaunch.core.events import NodeJoined, Tick, WorkersExited, WorkersStarted
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.job import Entrypoint, Job, NodeRule
+from raylaunch.core.journal import Entry
 from raylaunch.core.layout import NodeFacts
 from raylaunch.core.plan import make_plan
 
@@ -61,7 +64,7 @@ def written(of: Job) -> RunFolder:
         tail=said,
     )
     folder = RunFolder.create(of, "1", print)
-    folder.open(of, dialect.dump(redaction.shown(of, os.environ)), make_plan(of, [NODE], local=False), BEGAN)
+    folder.open(of, dialect.dump(redaction.shown(of, os.environ)), make_plan(of, [NODE], local=False), BEGAN, 0.0)
     for entry in journal.replay(
         of,
         [
@@ -147,3 +150,36 @@ def test_no_stacks_where_nothing_is_kept(tmp_path):
     """`log_dir: /dev/null`."""
     folder = RunFolder.create(job(tmp_path, log_dir="/dev/null"), "1", print)
     assert folder.write_stacks(1, "stacks") == ""
+
+
+def test_a_disk_that_stands_still_holds_nobody_up(tmp_path):
+    """Steps are written when it goes on: all, in order, before the folder is closed."""
+    of = job(tmp_path)
+    folder = RunFolder.create(of, "1", print)
+    os.mkfifo(folder.path / "disk")
+    (folder.path / "events.jsonl").symlink_to("disk")
+    disk = os.open(folder.path / "disk", os.O_RDWR)  # and nobody reads
+    folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    entries = [Entry(event=Tick(at=float(number)), actions=()) for number in range(3000)]
+    for entry in entries:
+        folder.append(entry)  # far more than a pipe holds
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(itertools.islice(os.fdopen(disk), 3001)))
+    reader.start()
+    folder.close(results.result([], run_dir=folder.where, began=BEGAN))
+    reader.join()
+    assert journal.read(lines)[1] == entries
+
+
+def test_a_disk_that_is_full_is_told_of_once(tmp_path):
+    """The run goes on, and what is in memory is whole."""
+    of = job(tmp_path)
+    said: list[str] = []
+    folder = RunFolder.create(of, "1", said.append)
+    (folder.path / "events.jsonl").symlink_to("/dev/full")
+    folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    for number in range(10):
+        folder.append(Entry(event=Tick(at=float(number)), actions=()))
+    folder.close(results.result([], run_dir=folder.where, began=BEGAN))
+    assert said == [f"cannot write {folder.path}/events.jsonl: No space left on device; the run goes on without it"]
+    assert len(folder.entries) == 10

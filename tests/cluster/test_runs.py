@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from raylaunch.core import journal
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 ALL_REDUCE = """
 import os, sys, torch, torch.distributed as dist
@@ -21,7 +22,10 @@ print("sum", int(total), "attempt", attempt)
 
 
 def test_survives_kills(launcher):
-    """Workers killed in two attempts: the world comes back each time, the run ends well, stdout is rank 0's alone."""
+    """Workers killed in two attempts: the world comes back each time, the run ends well, stdout is rank 0's alone.
+
+    Played again, the events give the same actions.
+    """
     dies = (
         "if attempt < 2 and rank == 1 + attempt: os.kill(os.getpid(), 9)\ndist.barrier()\ndist.destroy_process_group()"
     )
@@ -29,19 +33,12 @@ def test_survives_kills(launcher):
     run = launcher.run(entrypoint={"script": script}, max_restarts=2)
     assert run.code == 0, run.err
     assert run.out == "sum 4 attempt 0\nsum 4 attempt 1\nsum 4 attempt 2\n"
-    assert "rank 1 on node-1 was killed by SIGKILL; restart 1 of 2" in run.err
-    assert "rank 2 on node-" in run.err
+    for number in (1, 2):  # whoever is heard of first: the one that was killed, or one that lost it
+        assert re.search(rf"rank \d on node-\d .*; restart {number} of 2", run.err)
     assert "all 4 workers finished" in run.err
     assert run.result["restarts"] == 2
     assert [len(attempt["roster"]) for attempt in run.result["attempts"]] == [2, 2, 2]
     assert run.log(3, attempt=3) == "sum 4 attempt 2\n"
-
-
-def test_journal_replays(launcher):
-    """The events of a real run, played again, give the same actions."""
-    script = launcher.script(ALL_REDUCE + "if attempt == 0 and rank == 3: sys.exit(7)\ndist.barrier()")
-    run = launcher.run(entrypoint={"script": script}, max_restarts=1)
-    assert run.code == 0, run.err
     job, entries = journal.read((run.run_dir / "events.jsonl").read_text().splitlines())
     events = [entry.event for entry in entries if entry.event is not None]
     assert journal.replay(job, events) == entries
@@ -62,22 +59,11 @@ def test_one_root_cause(launcher):
     assert Path(run.result["cause"]["stderr"]).read_text().count("ValueError: loss is NaN") == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "train.py`: No such file or directory"),
-        ("print('never'\n", "SyntaxError"),
-        ("import no_such_module\n", "No module named 'no_such_module'"),
-    ],
-    ids=["missing", "syntax", "import"],
-)
-def test_hopeless_stops_at_once(launcher, text, words):
+def test_hopeless_stops_at_once(launcher):
     """A failure that a restart cannot mend spends none of the restarts, and says so."""
-    if text is not None:
-        launcher.script(text)
-    run = launcher.run(entrypoint={"script": str(launcher.folder / "train.py")}, max_restarts=3)
+    run = launcher.run(entrypoint={"script": launcher.script("import no_such_module")}, nnodes=1, max_restarts=3)
     assert run.code == 1
-    assert words in run.err
+    assert "No module named 'no_such_module'" in run.err
     assert "not restarted: a restart cannot mend" in run.err
     assert run.result["restarts"] == 0
 
@@ -85,7 +71,7 @@ def test_hopeless_stops_at_once(launcher, text, words):
 def test_same_failure_thrice(launcher):
     """The same exception at the same place three times is the last, though the budget would allow more."""
     script = launcher.script("raise RuntimeError('no data')")
-    run = launcher.run(entrypoint={"script": script}, max_restarts=9)
+    run = launcher.run(entrypoint={"script": script}, nnodes=1, max_restarts=9)
     assert run.code == 1
     assert "the same failure 3 times within 60 s" in run.err
     assert len(run.result["attempts"]) == 3
@@ -114,17 +100,15 @@ def test_plan_starts_nothing(launcher):
     assert "would wait: 1 of 2 nodes fit now" in run.out
 
 
-def test_command_and_module(launcher):
-    """A command runs as it is; a module runs as `python -m` would; both have torchrun's environment."""
-    run = launcher.run(entrypoint={"command": "/bin/sh", "args": ["-c", "echo $RANK of $WORLD_SIZE at $LOCAL_RANK"]})
+def test_a_module(launcher):
+    """It runs as `python -m` would; each rank's output goes where the job wants it."""
+    launcher.script("import os, sys; print(__name__, sys.argv[1:]); print('oops', file=sys.stderr)", name="pack.py")
+    run = launcher.run(entrypoint={"module": "pack", "args": ["--lr", "3e-4"]}, log_dir="second/runs", show="all")
     assert run.code == 0, run.err
-    assert run.log(3) == "3 of 4 at 1\n"
-    launcher.script("import sys; print(__name__, sys.argv[1:])", name="pack.py")
-    run = launcher.start(entrypoint={"module": "pack", "args": ["--lr", "3e-4"]}, log_dir="second/runs")
-    run.folder = launcher.folder / "second"
-    run.wait()
-    assert run.code == 0, run.err
-    assert run.out == "__main__ ['--lr', '3e-4']\n"
+    assert sorted(run.out.splitlines()) == [f"[{rank}] __main__ ['--lr', '3e-4']" for rank in range(4)]
+    assert "[3] oops" in run.err
+    (log,) = launcher.folder.glob("second/runs/*/*/attempt-1/rank-3/stderr.log")
+    assert log.read_text() == "oops\n"
 
 
 def test_function_of_a_config(launcher):
@@ -142,20 +126,3 @@ def test_function_of_a_config(launcher):
     run = launcher.run(entrypoint={"function": "pack:main", "args": [3], "kwargs": {"scale": 0.5}})
     assert run.code == 0, run.err
     assert run.out == "gloo 6.0\n"
-
-
-def test_show_all(launcher):
-    """`show: all` prefixes each line with its rank; `show: none` shows nothing; the files have everything."""
-    script = launcher.script("import os, sys; print('hello'); print('oops', file=sys.stderr)")
-    run = launcher.run(entrypoint={"script": script}, show="all")
-    assert sorted(run.out.splitlines()) == ["[0] hello", "[1] hello", "[2] hello", "[3] hello"]
-    assert "[3] oops" in run.err
-
-
-def test_wide_output(launcher):
-    """Ten thousand lines of rank 0 arrive whole and in order."""
-    script = launcher.script("import os\nfor i in range(10_000): print(i, 'x' * 50)")
-    run = launcher.run(entrypoint={"script": script})
-    assert run.code == 0
-    assert run.out.splitlines() == [f"{i} {'x' * 50}" for i in range(10_000)]
-    assert run.log(1) == run.out

@@ -12,7 +12,7 @@ import pytest
 
 from tests.private_cluster import MARK, marked
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def program(launcher, text: str, *, env: dict[str, str] | None = None) -> list:
@@ -25,7 +25,7 @@ def program(launcher, text: str, *, env: dict[str, str] | None = None) -> list:
         env=launcher.cluster.env(**(env or {})),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -135,4 +135,4 @@ def test_a_program_that_does_not_wait_takes_its_processes_along(launcher, until)
     """
     mark = secrets.token_hex(8)
     program(launcher, textwrap.dedent(text).replace("{MARK: mark}", str({MARK: mark})))
-    until(lambda: marked(mark) == [], 15, "the processes to be gone")
+    until(lambda: marked(mark) == [], 100, "the processes to be gone")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from raylaunch.cluster import here
 from raylaunch.cluster.driver import Driver
-from raylaunch.cluster.session import local_cpus
 from raylaunch.core.job import Entrypoint, Job, NodeRule
 from raylaunch.errors import ClusterError
 from raylaunch.node.messages import StoreOpen
@@ -88,7 +88,7 @@ def test_why_the_workers_meet_elsewhere_is_said_once():
 )
 def test_a_local_ray_is_as_large_as_the_job(settings, cpus):
     """Logical CPUs cost nothing: there are as many as the workers want, and those of the machine at least."""
-    assert local_cpus(Job(entrypoint=Entrypoint(script="train.py"), **settings)) == cpus
+    assert here.cpus(Job(entrypoint=Entrypoint(script="train.py"), **settings)) == cpus
 
 
 # Real Ray: three nodes of one machine, with 1, 2 and 3 CPUs.
@@ -96,11 +96,11 @@ def test_a_local_ray_is_as_large_as_the_job(settings, cpus):
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Cluster]:
-    with private_cluster(cpus=1, labels="kind=one") as cluster:
+    with private_cluster(cpus=1, labels="kind=one", lean=True) as cluster:
         cluster.add_node(cpus=2, labels="kind=two")
         cluster.add_node(cpus=3, gpus=2, labels="kind=three")
         yield cluster
-        wait_until(lambda: left_in_ray(cluster) == [], 10, "actors and placement groups to be gone")
+        wait_until(lambda: left_in_ray(cluster) == [], 100, "actors and placement groups to be gone")
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def unequal(three: Cluster, tmp_path: Path) -> Iterator[Launcher]:
             run.process.kill()
             run.process.communicate()
         end_marked(run.mark, seconds=0.0)
-        wait_until(lambda run=run: not marked(run.mark), 10, f"processes of the run to be gone ({run.mark})")
+        wait_until(lambda run=run: not marked(run.mark), 100, f"processes of the run to be gone ({run.mark})")
 
 
 MEET = """
@@ -143,7 +143,7 @@ def dumps(run, count: int, attempt: int = 1) -> list[dict[str, object]]:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_each_node_has_as_many_workers_as_cpus(unequal: Launcher):
     """1 + 2 + 3 ranks that meet at one fixed port, restart after kill -9 with the same ranks, env by rule."""
     (port,) = free_ports(1)
@@ -151,11 +151,11 @@ def test_each_node_has_as_many_workers_as_cpus(unequal: Launcher):
     nodes["0.0.0.0/0"] = {"env": {"PATH": "/rule:$PATH", "ME": "${node_address}"}}
     nodes["127.0.0.0/8"] = {"env": {"IFNAME": "${interface:127.0.0.0/8}$$"}}
     run = unequal.run(
-        entrypoint={"script": unequal.script(MEET), "args": ["2"]},
+        entrypoint={"script": unequal.script(MEET), "args": ["1"]},
         nnodes=3,
         nproc_per_node="cpu",
         placement="spread",
-        max_restarts=2,
+        max_restarts=1,
         nodes={
             key: {"env": {name: _literal(text) for name, text in rule["env"].items()}} for key, rule in nodes.items()
         },
@@ -163,8 +163,8 @@ def test_each_node_has_as_many_workers_as_cpus(unequal: Launcher):
         show="none",
     )
     assert run.code == 0, run.err
-    assert run.result["restarts"] == 2
-    first, last = dumps(run, 6), dumps(run, 6, attempt=3)
+    assert run.result["restarts"] == 1
+    first, last = dumps(run, 6), dumps(run, 6, attempt=2)
     assert [found["RANK"] for found in first] == [str(rank) for rank in range(6)]
     assert {found["total"] for found in first} == {21.0}
     sizes = {"one": 1, "two": 2, "three": 3}
@@ -196,7 +196,7 @@ def _local_ranks(found: list[dict[str, object]]) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_the_plan_shows_the_workers_of_each_node(unequal: Launcher):
     """And the rules that match it, and those that match nobody."""
     run = unequal.start(
@@ -224,7 +224,7 @@ def test_the_plan_shows_the_workers_of_each_node(unequal: Launcher):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_workers_by_label_land_where_the_label_is(unequal: Launcher):
     """The two workers are not for the node with most room, where Ray would put them, but for the one of the rule."""
     run = unequal.run(
@@ -244,7 +244,7 @@ def test_workers_by_label_land_where_the_label_is(unequal: Launcher):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_workers_by_label_see_all_gpus_of_their_bundle(unequal: Launcher):
     """2 workers with a GPU each where the label says so; one node may meet at `localhost`; Ray is found from inside."""
     script = """
@@ -270,7 +270,7 @@ def test_workers_by_label_see_all_gpus_of_their_bundle(unequal: Launcher):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_so_many_workers_in_all(unequal: Launcher):
     """5 workers go on the two largest nodes; an address that is not theirs is not told to them, and why is said."""
     run = unequal.run(
@@ -294,7 +294,7 @@ def test_so_many_workers_in_all(unequal: Launcher):
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_port_that_somebody_else_has(unequal: Launcher):
     """Exit code 3 at the first attempt, with the port and the node."""
     with socket.create_server(("", 0)) as other:
@@ -304,34 +304,3 @@ def test_a_port_that_somebody_else_has(unequal: Launcher):
     assert f"error: port {port} of node-1 (" in run.err
     assert "cannot be used as `master_port`: Address already in use" in run.err
     assert "Traceback" not in run.err
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(150)
-def test_one_machine_without_a_cluster(unequal: Launcher):
-    """Ray is started for the job: one agent has all workers, rules match the machine, a script finds this Ray."""
-    script = """
-        import os, ray
-        print(os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"], os.environ["MASTER_ADDR"], os.environ["KIND"])
-        if os.environ["RANK"] == "2":
-            ray.init(log_to_driver=False, logging_level="ERROR")
-            print(len(ray.nodes()))
-    """
-    run = unequal.start(
-        "ray.address=local",
-        entrypoint={"script": unequal.script(script)},
-        nnodes=1,
-        nproc_per_node=1,
-        placement="auto",
-        nprocs=3,
-        nodes={"127.0.0.1": {"env": {"KIND": "here"}}},
-        show="none",
-        env={"RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": ""},
-    ).wait()
-    assert run.code == 0, run.err
-    assert [run.log(rank).splitlines() for rank in range(3)] == [
-        ["0 3 127.0.0.1 here"],
-        ["1 3 127.0.0.1 here"],
-        ["2 3 127.0.0.1 here", "1"],
-    ]
-    assert "matches no node" not in run.err

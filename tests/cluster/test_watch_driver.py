@@ -164,6 +164,39 @@ def test_nobody_hangs_where_that_is_off():
     assert [order for order in fleet.sent if order[0] == "stacks"] == []
 
 
+def test_all_workers_are_looked_through_once_at_the_end_of_a_run():
+    """Not for each node that has finished: of a thousand, that would take the driver longer than they took to end."""
+    fleet = FakeFleet(5, nproc=1)
+
+    def train():
+        for rank, node in enumerate(fleet.names):
+            fleet.say(node, pulse=pulse({rank: 9}))
+        fleet.finish()
+
+    fleet.then[1] = train
+    driver, _ = driver_of(fleet)
+    looked: list[float] = []
+    so_far = driver._watch._progress.so_far
+    driver._watch._progress.so_far = lambda at: (looked.append(at), so_far(at))[1]
+    assert driver.run().exit_code == 0
+    assert len(looked) == 1
+
+
+def test_no_worker_is_looked_at_while_none_can_hang():
+    """But for the word of the first steps: what is heard of a thousand nodes each second is only noted."""
+    fleet = FakeFleet(1, nproc=1)
+    progress = Progress(None, auto=True)
+    watch = Watch(progress, fleet, lambda *_: None)
+    watch.begin(assign(1, [Member(node="node-1", address="10.0.0.1", nproc=1)]))
+    looked: list[float] = []
+    hang = progress.hang
+    progress.hang = lambda now: (looked.append(now), hang(now))[1]
+    for at in range(1, 200):
+        watch.take(pulse({0: at}), float(at))
+        list(watch.due(float(at)))
+    assert len(looked) < 5
+
+
 @pytest.fixture
 def told():
     """What orders become, with nobody to be heard."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.launchers import KEPT, Launcher, Run, signals_as_in_a_shell
+from tests.contract.launchers import KEPT, Launcher, Run
 from tests.contract.shared import shared_runs
 from tests.private_cluster import Cluster, private_cluster
 
@@ -29,20 +29,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("launcher", names, indirect=True, scope="session")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def plain_signals() -> Iterator[None]:
-    undo = signals_as_in_a_shell()
-    yield
-    undo()
-
-
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Room for 2 x 4 workers. Its nodes have the same clean environment as the launchers; nothing of ours stays in it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in set(os.environ) - set(KEPT):
             patch.delenv(name)
-        with private_cluster(cpus=8) as found:
+        with private_cluster(cpus=8, lean=True) as found:
             patch.undo()
             yield found
             left = subprocess.run(
@@ -50,7 +43,7 @@ def cluster() -> Iterator[Cluster]:
                 env=Launcher("raylaunch", lambda: found.folder, found).env(),
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=200,
                 check=True,
             ).stdout
             assert left == "", f"actors and placement groups that runs have left:\n{left}"

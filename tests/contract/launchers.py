@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ import pytest
 from tests.private_cluster import MARK, Cluster, end_marked, marked
 
 SCRIPTS = Path(__file__).with_name("scripts")
-LIMIT = 120.0
+LIMIT = 250.0
 """Seconds that any run may take before it counts as hung."""
 
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -33,7 +32,7 @@ def clean_env() -> dict[str, str]:
     return {name: os.environ[name] for name in KEPT if name in os.environ}
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 100.0) -> None:
     """Wait for it, at most that long."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -81,7 +80,7 @@ class Run:
             self.end()
             with (self.folder / f"{self.name}.err").open("a") as err:
                 err.write(f"\nno end within {LIMIT:g} s: killed by the test\n")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 100
         while (left := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.02)
         self.left = left
@@ -212,26 +211,3 @@ def together(work: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     with ThreadPoolExecutor(max_workers=3) as pool:
         waiting = {name: pool.submit(task) for name, task in work.items()}
         return {name: future.result() for name, future in waiting.items()}
-
-
-HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-
-
-def signals_as_in_a_shell() -> Callable[[], None]:
-    """What a person's shell gives to a child: nothing ignored, nothing blocked. Returns what undoes it.
-
-    Python's own handlers become the default when a child is started, so only what is ignored needs to change.
-    """
-    before = {number: signal.getsignal(number) for number in HANDLED}
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-    for number, handler in before.items():
-        if handler is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-
-    def undo() -> None:
-        for number, handler in before.items():
-            if handler is signal.SIG_IGN:
-                signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    return undo

@@ -104,7 +104,7 @@ def elastic(launcher: Launcher) -> Run:
             "grows",
             "--virtual-local-rank",
             "--rdzv-conf",
-            "'join_timeout=120,last_call_timeout=1,timeout=5'",
+            "'join_timeout=120,last_call_timeout=1,timeout=100'",
         ),
         *(SCRIPTS / "record.py",),
     )

@@ -204,7 +204,7 @@ def ask_torchrun(questions: dict[str, Any], *, only_parse: bool) -> dict[str, di
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
     return dict(zip(questions, json.loads(done.stdout), strict=True))

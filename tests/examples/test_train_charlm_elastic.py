@@ -86,11 +86,11 @@ def test_a_planned_resize_loses_no_step(node: tuple[Page, str], start: Start) ->
     assert [shared.numbers[slot(rank) + page.SAVED] for rank in (0, 1)] == [8, 8]
     for rank in ranks:
         rank.terminate()
-    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=250)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [-signal.SIGTERM] * 2
 
     alone = start(10)  # outside a launch
-    after, _ = alone.communicate(timeout=60)
+    after, _ = alone.communicate(timeout=250)
     assert alone.returncode == 0, after
     assert "step-000007.pt (epoch" in after
     assert steps(outputs[0]) == [1, 2, 3, 4, 5, 6, 7]

@@ -24,7 +24,7 @@ from tests.hosts.hosts import Hosts, inside
 from tests.private_cluster import MARK
 
 COUNT = 3
-_END_SECONDS = 60
+_END_SECONDS = 200
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +44,11 @@ def hosts(all_hosts: Hosts) -> Iterator[Hosts]:
     for host in all_hosts.hosts:
         all_hosts.heal(host)
         all_hosts.resume(host)
-    wait_until(lambda: all_hosts.ask("left") == [], 15, "actors and placement groups to be gone")
+    wait_until(lambda: all_hosts.ask("left") == [], 100, "actors and placement groups to be gone")
     for host in [host for host in all_hosts.hosts if host.holder.poll() is None]:
         wait_until(
             lambda host=host: leavings(all_hosts, host) <= before.get(host, set()),
-            10,
+            100,
             f"{host.name} to be clean of {leavings(all_hosts, host) - before.get(host, set())}",
         )
 
@@ -164,7 +164,7 @@ class Run:
         found = [Step(float(line[0]), *map(int, line[1:5]), line[5]) for line in lines if len(line) == 6]
         return sorted(found, key=lambda step: step.at)
 
-    def wait_for(self, what: Callable[[], object], seconds: float = 30.0, name: str = "") -> None:
+    def wait_for(self, what: Callable[[], object], seconds: float = 120.0, name: str = "") -> None:
         """Wait for it, as long as the run goes on."""
 
         def holds() -> object:
@@ -179,7 +179,7 @@ class Run:
             lines = "\n".join(map(json.dumps, self.journal()[1:]))
             raise pytest.fail.Exception(f"{error}; it did:\n{lines}") from None
 
-    def wait_for_world(self, size: int, *, after: int = 0, seconds: float = 30.0) -> int:
+    def wait_for_world(self, size: int, *, after: int = 0, seconds: float = 120.0) -> int:
         """Until all ranks of a world of that size have done a step, in an attempt after that; which attempt it is."""
         found: list[int] = []
 
@@ -278,7 +278,7 @@ def launcher(tmp_path: Path, hosts: Hosts) -> Iterator[Launcher]:
         for run in found.runs:
             wait_until(
                 lambda run=run: run.everywhere() == [],
-                15,
+                100,
                 f"processes of the run to be gone: {run.everywhere()}",
             )
     finally:

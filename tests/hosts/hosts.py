@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.hosts.host import NAMESPACES, Host, Process, child, parent, pid_space, send, spawn, start_host
-from tests.private_cluster import BIN
+from tests.private_cluster import BIN, LEAN
 
 _PORT = 6379
-_UP_SECONDS = 60.0
+_UP_SECONDS = 120.0
 _PREFIX = "rlh-"
 
 
@@ -241,7 +241,7 @@ class Hosts:
     def run_in(self, host: Host, command: list[str], **options: Any) -> str:
         """Run a command there to its end; what it printed."""
         process = self.popen(host, command, stdout=subprocess.PIPE, **options)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command, out)
         return out
@@ -281,7 +281,7 @@ class Hosts:
         command = [
             *(str(BIN / "ray"), "start", "--block", *place, f"--node-ip-address={host.address}"),
             *(f"--num-cpus={self._cpus}", "--num-gpus=0", f"--resources={json.dumps(resources or {})}"),
-            *(f"--temp-dir={host.folder}", "--object-store-memory=80000000", "--disable-usage-stats"),
+            *(f"--temp-dir={host.folder}", "--object-store-memory=80000000", "--disable-usage-stats", *LEAN),
         ]
         env = self.env(**{"TMPDIR": str(host.folder / "tmp")} | self._env)
         if host is self.head:

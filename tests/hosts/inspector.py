@@ -74,7 +74,7 @@ def bury(client: GcsClient, node_id: str) -> None:
 def connect(address: str) -> GcsClient:
     """Wait for the head, and connect."""
     host, port = address.rsplit(":", 1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=1).close()

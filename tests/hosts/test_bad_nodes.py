@@ -7,7 +7,7 @@ import pytest
 from tests.hosts.conftest import STEPS
 from tests.hosts.steps import hosts_by_rank, never_two_worlds
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 BAD = """
 import os, signal, socket, threading
@@ -19,7 +19,8 @@ if socket.gethostname() == os.environ["BAD"]:
 def test_the_others_go_on_without_it(launcher, hosts):
     bad = hosts[2]
     run = launcher.start(BAD + STEPS, nnodes="1:3", max_restarts=5, exclude_after=2, env={"BAD": bad.name})
-    attempt = run.wait_for_world(2)
+    run.wait_for(lambda: run.actions("Shun"), name="the host to be left out")
+    attempt = run.wait_for_world(2, after=max(event["attempt"] for event in run.events("WorkersExited")))
     assert bad.name not in hosts_by_rank(run, attempt)
     assert never_two_worlds(run)
     (shunned,) = run.actions("Shun")

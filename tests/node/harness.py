@@ -32,7 +32,7 @@ from raylaunch.node.supervisor import Event, Supervisor
 from tests import private_cluster
 from tests.private_cluster import MARK
 
-SECONDS = 20.0
+SECONDS = 100.0
 """How long anything may take before a test calls it missing; nothing waits that long when all is well."""
 ADDRESS = "127.0.0.1"
 
@@ -288,7 +288,7 @@ def wait_stopped_by_signal(pid: int) -> None:
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", f"{pid} is not stopped")
 
 
-def none_left(mark: str, seconds: float = 8.0) -> None:
+def none_left(mark: str, seconds: float = SECONDS) -> None:
     """Until no process carries the mark."""
     until(lambda: not marked(mark), f"processes of mark {mark} are left", seconds)
 
@@ -353,9 +353,9 @@ def no_leaks(mark: str) -> Iterator[None]:
     children, fds, memory = processes.children(), _open_fds(), _shared_memory()
     yield
     none_left(mark)
-    until(lambda: processes.children() <= children, "children are left", 5.0)
+    until(lambda: processes.children() <= children, "children are left")
     assert _open_fds() - fds == set()
-    until(lambda: not _nobodys(_shared_memory() - memory), "shared memory is left", 5.0)
+    until(lambda: not _nobodys(_shared_memory() - memory), "shared memory is left")
 
 
 @pytest.fixture
@@ -372,7 +372,7 @@ def lent(node: Node, folder: Path, mark: str, ears: Ears) -> Iterator[Node]:
     yield node
     node.tidy()
     stores = len(node.supervisor._stores)
-    until(lambda: len(node.children()) <= stores, "the fork server has children left", 5.0)
+    until(lambda: len(node.children()) <= stores, "the fork server has children left")
 
 
 @contextlib.contextmanager
@@ -419,9 +419,9 @@ def either(
 
 
 @pytest.fixture
-def own(tmp_path: Path, mark: str, ears: Ears) -> Iterator[Node]:
-    """A node of the test's own, for harm."""
-    node = Node(env=basic_env(mark))
+def own(request: pytest.FixtureRequest, tmp_path: Path, mark: str, ears: Ears) -> Iterator[Node]:
+    """A node of the test's own, for harm. It has no torch, which takes a second to import, unless the test gives it."""
+    node = Node(env=basic_env(mark), preload=getattr(request, "param", ()))
     node.move_to(tmp_path, mark, ears)
     node.start()
     yield node

@@ -15,7 +15,7 @@ from raylaunch.node.brood import Brood
 from raylaunch.node.young import Young
 from tests.node.harness import SECONDS, Ears, Node, basic_env, running
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 WAITS = """
     import os, signal, time
@@ -151,6 +151,7 @@ def test_a_group_may_have_its_own_address_in_the_environment(node: Node) -> None
     assert outcome.stdout() == "2\n", outcome.stderr()
 
 
+@pytest.mark.parametrize("own", [("torch",)], indirect=True, ids=["torch"])
 def test_the_agents_store_is_found_by_the_name_localhost(own: Node) -> None:
     """`tcp://localhost:$MASTER_PORT` works under torchrun, whose store listens everywhere; ours has one address."""
     own.set(address="127.0.0.2")

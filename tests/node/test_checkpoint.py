@@ -9,9 +9,9 @@ import pytest
 
 from raylaunch.core.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.node.messages import Proposed
-from tests.node.harness import Ears, Node, until
+from tests.node.harness import SECONDS, Ears, Node, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 TRAINS = """
     import itertools, time
@@ -24,6 +24,8 @@ TRAINS = """
             print(step)
             checkpointed(step)
 """
+AHEAD = 500
+"""Steps that take the workers longer than it may take until they know what they are asked."""
 ASKS_ONCE = """
     import os, time
     from raylaunch.worker import checkpointed, should_checkpoint
@@ -65,12 +67,12 @@ def furthest(node: Node) -> int:
 def test_all_workers_save_at_the_step_that_was_asked_for(either: Node, ears: Ears) -> None:
     """Each at that step and none before; then they wait, until they are stopped."""
     begin(either, ears, TRAINS, nproc=3)
-    step = furthest(either) + 100
+    step = furthest(either) + AHEAD
     ask(either, step)
     answer = either.wait(WorkersCheckpointed)
     assert (answer.attempt, answer.node, answer.step) == (either.attempt, "node-0", step)
     assert either.silence(0.1) == []
-    stopped = either.stop(grace=30.0)
+    stopped = either.stop(grace=100 * SECONDS)
     assert [late.signal for late in stopped.failures] == ["SIGTERM"] * 3
     assert [(either.rank_folder(rank) / "stdout.log").read_text() for rank in range(3)] == [f"{step}\n"] * 3
 
@@ -78,7 +80,7 @@ def test_all_workers_save_at_the_step_that_was_asked_for(either: Node, ears: Ear
 def test_a_proposed_step_is_waited_at_until_it_is_settled(node: Node, ears: Ears) -> None:
     """The node says how far its workers were; those that come to the step neither save there nor pass it."""
     begin(node, ears, TRAINS, nproc=2)
-    step = furthest(node) + 50
+    step = furthest(node) + AHEAD
     propose(node, step)
     word = node.wait(Proposed)
     assert (word.node, word.attempt, word.step) == ("node-0", node.attempt, step)
@@ -103,7 +105,7 @@ def test_a_step_that_some_have_passed_is_given_up_for_a_later_one(node: Node, ea
     assert node.silence(0.1) == []
     node.supervisor.settle(node.attempt, later.step)
     assert node.wait(WorkersCheckpointed).step == later.step
-    node.stop(grace=30.0)
+    node.stop(grace=100 * SECONDS)
     assert [(node.rank_folder(rank) / "stdout.log").read_text() for rank in range(3)] == [f"{later.step}\n"] * 3
 
 
@@ -118,17 +120,17 @@ def test_who_waits_at_a_proposed_step_hears_a_signal(node: Node, ears: Ears) -> 
         text.replace("        if step == 4:", "        if ended:\n            sys.exit(3)\n        if step == 4:"),
         nproc=1,
     )
-    step = furthest(node) + 50
+    step = furthest(node) + AHEAD
     propose(node, step)
     until(lambda: furthest(node) == step, "it does not come to it")
-    stopped = node.stop(grace=30.0)
+    stopped = node.stop(grace=100 * SECONDS)
     assert [late.exit_code for late in stopped.failures] == [3]
 
 
 def test_nothing_is_looked_at_when_nothing_is_asked(node: Node, ears: Ears) -> None:
     """The owner sleeps until something happens."""
     begin(node, ears, TRAINS, nproc=1)
-    ask(node, furthest(node) + 50)
+    ask(node, furthest(node) + AHEAD)
     node.wait(WorkersCheckpointed)
     assert select.select([node.supervisor.fileno()], [], [], 0.2)[0] == []
 
@@ -136,7 +138,7 @@ def test_nothing_is_looked_at_when_nothing_is_asked(node: Node, ears: Ears) -> N
 def test_a_script_that_asks_in_steps_of_its_own(node: Node, ears: Ears) -> None:
     """One that asks only every tenth step saves at the next tenth; that is the step which is told."""
     begin(node, ears, TRAINS.replace("if should", "if step % 10 == 3 and should"), nproc=2)
-    step = furthest(node) + 94
+    step = furthest(node) + AHEAD + 4
     ask(node, step)
     answer = node.wait(WorkersCheckpointed)
     assert answer.step is not None
@@ -194,7 +196,7 @@ def test_workers_that_have_all_ended_cannot_be_asked(node: Node) -> None:
 def test_a_worker_that_fails_instead_of_saving(node: Node, ears: Ears) -> None:
     """Its failure is told first, and no step as saved that is saved nowhere."""
     begin(node, ears, TRAINS.replace("print(step)", "raise OSError('disk')"), nproc=1)
-    ask(node, furthest(node) + 50)
+    ask(node, furthest(node) + AHEAD)
     exited = node.wait(WorkersExited)
     assert exited.failures[0].error is not None
     assert exited.failures[0].error.message == "disk"
@@ -218,7 +220,7 @@ def test_a_stop_takes_the_question_back(node: Node, ears: Ears) -> None:
 def test_the_next_attempt_is_not_asked(node: Node, ears: Ears) -> None:
     """A question that one attempt has answered is none for the next, also at the same step."""
     begin(node, ears, TRAINS, nproc=1)
-    step = furthest(node) + 50
+    step = furthest(node) + AHEAD
     ask(node, step)
     node.wait(WorkersCheckpointed)
     begin(node, ears, TRAINS, nproc=1)

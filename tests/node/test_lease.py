@@ -24,7 +24,7 @@ from tests.node.harness import (
 )
 from tests.node.test_no_orphans import SIZE, all_gone, family
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def renew(node: Node, seconds: float) -> None:
@@ -39,8 +39,8 @@ def begin(node: Node, ears: Ears, nproc: int = 1) -> list[int]:
 
 
 def keeper(node: Node) -> int:
-    assert node.supervisor._server is not None
-    return node.supervisor._server.pid
+    assert node.supervisor._hearth._server is not None
+    return node.supervisor._hearth._server.pid
 
 
 def test_workers_end_with_the_lease(own: Node, ears: Ears, mark: str) -> None:
@@ -169,11 +169,11 @@ class Deaf(Ears):
         self.path = path
 
 folder, mark, path, seconds = sys.argv[1:]
-node = Node()
+node = Node(preload=())
 node.supervisor.settings.env["RAYLAUNCH_TEST_MARK"] = mark
 node.move_to(Path(folder), mark, Deaf(path))
 node.start()
-print(node.supervisor._server.pid, node.supervisor.server_pid, flush=True)
+print(node.supervisor._hearth._server.pid, node.supervisor.server_pid, flush=True)
 node.open_store()
 node.launch(node.script(FAMILY), nproc=2)
 while True:

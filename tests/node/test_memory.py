@@ -285,7 +285,7 @@ def test_the_count_of_the_cgroup_is_the_kernels(cgroup: Path, tmp_path: Path) ->
         [sys.executable, str(watcher)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
         cwd=os.getcwd(),
         env=os.environ | {"PYTHONPATH": os.getcwd()},

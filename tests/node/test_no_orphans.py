@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from tests.node.harness import (
     wait_gone,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 FAMILY = """
     import multiprocessing, os, subprocess, time
@@ -94,6 +95,7 @@ def test_kill_of_the_fork_server(own: Node, ears: Ears) -> None:
     assert own.run(own.script("print('again')", "next.py")).stdout() == "again\n"
 
 
+@pytest.mark.parametrize("own", [("torch",)], indirect=True, ids=["torch"])
 def test_the_next_store_outlives_the_fork_server(own: Node, ears: Ears) -> None:
     """The port that was told for the next attempt still holds after the fork server's death: workers meet there."""
     family(own, ears)
@@ -136,8 +138,8 @@ def test_kill_of_a_fork_server_that_is_not_ready(tmp_path: Path, mark: str, ears
     node.move_to(tmp_path, mark, ears)
     node.supervisor.start()
     node.launch(node.script("print('once')"))
-    assert node.supervisor._server is not None
-    keeper = node.supervisor._server.pid
+    assert node.supervisor._hearth._server is not None
+    keeper = node.supervisor._hearth._server.pid
     (server,) = until(lambda: children_of(keeper), "no fork server came")
     send(server)
     event = node.wait(WorkersExited)
@@ -149,15 +151,23 @@ def test_kill_of_a_fork_server_that_is_not_ready(tmp_path: Path, mark: str, ears
 def test_fork_server_that_never_gets_ready(tmp_path: Path, mark: str, ears: Ears) -> None:
     """After three deaths in a row before it was ready it is given up, with a word why, instead of tried for ever."""
     (tmp_path / "selectors.py").write_text("import time\ntime.sleep(60)")  # what the fork server imports for itself
-    node = Node(env=basic_env(mark) | {"PYTHONPATH": str(tmp_path)})
+    node = Node(env=basic_env(mark) | {"PYTHONPATH": str(tmp_path)}, preload=())
     node.supervisor.start()
     killed: set[int] = set()
-    while len(killed) < 3:
-        assert node.supervisor._server is not None
-        found = until(lambda seen=frozenset(killed): children_of(node.supervisor._server.pid) - seen, "none came")
-        killed |= found
-        send(*found)
-        heard = node.silence(0.3)  # long enough to hear of the death
+    heard: list[object] = []
+
+    def fork_server() -> set[int]:
+        heard.extend(node.silence(0.01))
+        assert node.supervisor._hearth._server is not None
+        with contextlib.suppress(FileNotFoundError):
+            return children_of(node.supervisor._hearth._server.pid) - killed
+        return set()
+
+    for _ in range(3):
+        (found,) = until(fork_server, "none came")
+        killed.add(found)
+        send(found)
+    until(lambda: heard.extend(node.silence(0.01)) or heard, "it is tried for ever")
     (ready,) = heard
     assert not ready.torch
     assert "dies again and again" in ready.why[-1]
@@ -167,8 +177,8 @@ def test_fork_server_that_never_gets_ready(tmp_path: Path, mark: str, ears: Ears
 def test_kill_of_the_keeper(own: Node, ears: Ears) -> None:
     """The process between us and the fork server is as mortal: everything goes, and comes anew."""
     pids = family(own, ears)
-    assert own.supervisor._server is not None
-    send(own.supervisor._server.pid)
+    assert own.supervisor._hearth._server is not None
+    send(own.supervisor._hearth._server.pid)
     exited = own.wait(WorkersExited)
     assert [failure.rank for failure in exited.failures] == [0]
     for pid in pids:
@@ -196,7 +206,7 @@ class Deaf(Ears):
         self.path = path
 
 folder, mark, path = sys.argv[1:]
-node = Node()
+node = Node(preload=())
 node.supervisor.settings.env["RAYLAUNCH_TEST_MARK"] = mark
 node.move_to(Path(folder), mark, Deaf(path))
 node.start()

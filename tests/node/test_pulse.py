@@ -12,7 +12,7 @@ from raylaunch.core.progress import Mark, Pulse
 from raylaunch.worker import page as fields
 from tests.node.harness import Ears, Node, send, until, wait_stopped_by_signal
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 BEATS = """
     import os, time

@@ -14,7 +14,7 @@ from raylaunch.node import proc, stacks, wire
 from raylaunch.node.messages import WorkersStacks
 from tests.node.harness import Ears, Node, send, until, wait_stopped_by_signal
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 SLEEPS = "import os, time\ndef nap():\n    say(os.getpid())\n    time.sleep(3600)\nnap()"
 BUSY = "import os\ndef spin():\n    say(os.getpid())\n    while True:\n        pass\nspin()"

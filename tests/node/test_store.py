@@ -15,7 +15,7 @@ from raylaunch.core.events import WorkersExited, WorkersStarted
 from raylaunch.node import interfaces, store
 from raylaunch.node.messages import StoreOpen
 from raylaunch.node.store import MeetingPlace, meeting_place
-from tests.node.harness import ADDRESS, Ears, Node, send, until
+from tests.node.harness import ADDRESS, SECONDS, Ears, Node, send, until
 from tests.private_cluster import free_ports
 
 GROUP = """
@@ -116,9 +116,9 @@ def test_the_store_listens_where_the_workers_are_told(here: Node) -> None:
     here.supervisor.open_store(here.attempt + 1)
     word = here.wait(StoreOpen)
     assert (word.address, word.why) == ("localhost", "")
-    socket.create_connection(("127.0.0.1", word.port), timeout=5).close()
+    socket.create_connection(("127.0.0.1", word.port), timeout=SECONDS).close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", word.port), timeout=5)
+        socket.create_connection(("127.0.0.2", word.port), timeout=SECONDS)
 
 
 @pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
@@ -126,11 +126,11 @@ def test_the_store_listens_at_the_nodes_own_address_only(here: Node) -> None:
     """Not on the machine's other interfaces, where nobody of the job is."""
     here.set(address="127.0.0.2")
     port = here.open_store()
-    socket.create_connection(("127.0.0.2", port), timeout=5).close()
+    socket.create_connection(("127.0.0.2", port), timeout=SECONDS).close()
     for other in {"127.0.0.1", *itertools.chain(*interfaces.interfaces().values())}:
         if ":" not in other:
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((other, port), timeout=5)
+                socket.create_connection((other, port), timeout=SECONDS)
 
 
 def test_an_address_that_is_none_of_this_machines(here: Node) -> None:
@@ -222,6 +222,7 @@ def test_a_fixed_port_that_is_about_to_be_free(monkeypatch: pytest.MonkeyPatch) 
     assert len(waits) == 3
 
 
+@pytest.mark.parametrize("own", [("torch",)], indirect=True, ids=["torch"])
 def test_a_fixed_port_outlives_the_fork_server(own: Node) -> None:
     """Another fork server opens the store again, at the same port."""
     (port,) = free_ports(1)

@@ -16,7 +16,7 @@ from raylaunch.worker.spec import WorkerSpec
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 ATTEMPT = 3
-SECONDS = 50.0
+SECONDS = 100.0
 FIELDS = ("MARKS", "MARKED_AT", "STEP", "ASKED", "SAVED", "WAITING", "BUSY", "OWNER")
 
 

@@ -18,8 +18,8 @@ import torch.distributed.fsdp
 from raylaunch.worker import boot
 from raylaunch.worker.selfcheck import bench, collectives, council, course, program, rendezvous, versions
 
-course._GRACE = 1.0
-council._MARGIN = 3.0
+course._GRACE = 2.0
+council._MARGIN = 6.0
 collectives._BARRIER_LAG = 1.0
 
 
@@ -97,7 +97,7 @@ def become(rank, folder, sabotage, parent):
             os.dup2(os.open(f"said-{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND), fd)
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         sabotage(rank)
-        os._exit(program.main(["--timeout", "3", "--json", "rows.json", "--backends", "gloo"]))
+        os._exit(program.main(["--timeout", "6", "--json", "rows.json", "--backends", "gloo"]))
     except BaseException:  # such as a mistake in here
         traceback.print_exc()
         os._exit(99)

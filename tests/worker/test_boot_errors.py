@@ -14,7 +14,7 @@ import pytest
 from raylaunch.core.failure import Failure, WorkerError, why_hopeless
 from tests.node.harness import Node
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def is_hopeless(failure: Failure) -> bool:

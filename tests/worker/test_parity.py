@@ -18,7 +18,7 @@ import pytest
 from raylaunch.worker import boot
 from tests.node.harness import MARK, Node, plain
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = str(Path(boot.__file__).parents[2])
 ANYTHING = object()

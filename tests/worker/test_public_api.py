@@ -12,7 +12,7 @@ from raylaunch import worker
 from raylaunch.worker import page
 from tests.worker.alone import ATTEMPT, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 ALL = """
 from raylaunch import worker
@@ -223,7 +223,7 @@ def test_in_another_thread_it_waits_too(alone_worker):
         signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
         threading.Thread(target=worker.checkpointed, args=(4,)).start()
     """)
-    alone_worker.shared.until("WAITING", 1, seconds=10)
+    alone_worker.shared.until("WAITING", 1)
     os.kill(run.pid, signal.SIGTERM)
     assert run.code() == 9
 

@@ -48,7 +48,7 @@ def _statuses(rows):
     return {row["name"]: row["status"] for row in rows if row["part"] == "gloo"}
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_where_all_is_well_every_row_is_ok(ranks, tmp_path):
     found = tmp_path / "rows.json"
     command = [_TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "-m", "raylaunch.worker.selfcheck"]
@@ -57,7 +57,7 @@ def test_where_all_is_well_every_row_is_ok(ranks, tmp_path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         env=os.environ | {"PYTHONPATH": os.getcwd()},
         cwd=tmp_path,
     )
@@ -65,7 +65,7 @@ def test_where_all_is_well_every_row_is_ok(ranks, tmp_path):
     rows = json.loads(found.read_text())
     wanted = dict.fromkeys(_JOINING | _OPERATIONS | _MODELS, "ok")
     wanted |= dict.fromkeys(_PAIRS, "skipped" if ranks == 1 else "ok")
-    wanted["init_device_mesh, 2-D"] = "ok" if ranks == 4 else "skipped"
+    wanted["init_device_mesh, 2-D"] = "skipped"  # tests/cluster has four ranks
     wanted["all_reduce speed"] = "skipped" if ranks == 1 else "info"
     assert _statuses(rows) == wanted
     assert [row["lines"][0].split(", ")[-1] for row in rows if row["part"] == "nodes"] == [
@@ -85,7 +85,7 @@ def failing(tmp_path_factory):
         [sys.executable, _FAILING_RANKS],
         check=True,
         stdout=subprocess.PIPE,
-        timeout=100,
+        timeout=250,
         env=os.environ | {"PYTHONPATH": os.getcwd()},
         cwd=folder,
     )
@@ -133,7 +133,7 @@ def test_an_operation_that_never_comes_back_is_named_with_its_rank_and_place(sab
     row = sabotaged["gather"]
     assert row["status"] == "wrong"
     stuck = next(line for line in row["lines"] if line.startswith("rank 1: "))
-    assert "has not come back after 4 s, in `wait` (" in stuck
+    assert "has not come back after 8 s, in `wait` (" in stuck
     said = (failing[0] / "wrong_in_many_ways" / "said-0.txt").read_text().splitlines()
     assert said.index("gloo: gather ...") < said.index("gloo: gather: wrong")
 
@@ -214,7 +214,7 @@ def test_a_check_that_raises_becomes_an_outcome():
         raise error
 
     def outcome(error):
-        return attempt(lambda: fail(error), timeout=5, limit=5)
+        return attempt(lambda: fail(error), timeout=100, limit=100)
 
     assert outcome(WrongError("3, not 4")).text == "3, not 4"
     assert outcome(SkippedError("alone")).status is Status.SKIPPED
@@ -273,7 +273,7 @@ def _councils(size):
     import torch.distributed as dist
 
     store = dist.HashStore()
-    store.set_timeout(timedelta(seconds=5))
+    store.set_timeout(timedelta(seconds=100))
     return [Council(store, rank, size) for rank in range(size)]
 
 
@@ -289,7 +289,7 @@ def alone(monkeypatch):
         monkeypatch.setenv(name, "")  # the check sets them; that is undone
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    course = Course(council=_councils(1)[0], timeout=0.5)
+    course = Course(council=_councils(1)[0], timeout=3.0)
     yield course
     for bench in course._benches:
         bench.abandoned.clear()
@@ -355,7 +355,7 @@ def test_all_ranks_get_the_decision_of_rank_0():
     got = {}
 
     def take_part(council):
-        got[council.rank] = council.decide(council.rank, lambda words: sum(words.values()), patience=5)
+        got[council.rank] = council.decide(council.rank, lambda words: sum(words.values()), patience=100)
 
     threads = [threading.Thread(target=take_part, args=(council,)) for council in _councils(3)]
     for thread in threads:

@@ -17,7 +17,7 @@ from raylaunch.worker.optimizers import Counted
 from raylaunch.worker.watch import Watch
 from tests.worker.alone import SECONDS, Shared, until
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
