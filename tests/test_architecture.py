@@ -39,10 +39,15 @@ def test_the_door_is_light(module):
     assert imported_by(module).isdisjoint({"ray", "torch", "omegaconf"})
 
 
-@pytest.mark.parametrize("module", ["raylaunch.cluster.driver", "raylaunch.cluster.agent"])
+@pytest.mark.parametrize("module", ["raylaunch.cluster.run", "raylaunch.cluster.local_session"])
 def test_driver_and_agent_need_no_torch(module):
-    """It takes seconds to load, and only workers use it."""
-    assert "torch" not in imported_by(module)
+    """It takes seconds to load, and only workers use it; and Ray is for clusters."""
+    assert imported_by(module).isdisjoint({"torch", "ray"})
+
+
+def test_agents_on_a_cluster_need_no_torch():
+    """As those without one."""
+    assert "torch" not in imported_by("raylaunch.cluster.ray_session")
 
 
 def test_workers_load_nothing_of_others():

@@ -49,6 +49,18 @@ class NodeDraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turnover:
+    """When a node came past what, from one attempt to the next. Its own clock: CLOCK_MONOTONIC, in seconds."""
+
+    ordered: float
+    """The fork server had the order."""
+    ended: float
+    """Nothing was left of the attempts before."""
+    forked: float
+    """All workers were forked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersStarted:
     """All workers of the node are forked. `pids` are their process ids there, by local rank."""
 
@@ -56,6 +68,7 @@ class WorkersStarted:
     attempt: int
     node: str
     pids: tuple[int, ...] = ()
+    turnover: Turnover | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

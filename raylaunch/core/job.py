@@ -20,6 +20,7 @@ LOG_LAYOUTS = ("raylaunch", "torchrun")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 EVENT_LOG_HANDLERS = ("null", "console")
 HANG_WORDS = ("auto", "off")
+AUTO_PRELOAD = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,8 @@ class RayOptions:
     """Where the cluster is."""
 
     address: str = "auto"
-    """`auto` takes RAY_ADDRESS, else a running cluster, else starts Ray in this process; `local` always
-    starts one; `host:port` connects."""
+    """`host:port` connects; `none`: this machine alone, without Ray; `local`: the same with a Ray that is started in
+    this process; `auto` takes RAY_ADDRESS, else a running cluster, else none."""
     working_dir: str | None = None
     """A folder that Ray copies to every node, where the workers then run; for nodes without a shared file system."""
 
@@ -103,13 +104,14 @@ class Job:
     cpus_per_worker: float = 1.0
     """CPUs reserved for each worker."""
     placement: str = "auto"
-    """`spread`: one agent on each Ray node; `pack`: they may share one; `auto`: `pack` on a local Ray only."""
+    """`spread`: one agent on each Ray node; `pack`: they may share one; `auto`: `pack` on one machine only."""
     max_restarts: int = 0
     """How many failures of workers the whole job survives. Lost nodes do not count."""
     start_method: str = "forkserver"
     """`forkserver`: fork workers from a process that has imported torch; `spawn`: a fresh interpreter for each."""
-    preload: list[str] = field(default_factory=lambda: list(DEFAULT_PRELOAD))
-    """Modules the fork server imports before it forks; with none, each worker imports torch itself."""
+    preload: list[str] | str = "auto"
+    """Modules the fork server imports before it forks; with none, each worker imports torch itself. `auto`: torch, what
+    DDP needs of it, and for a restart the installed modules that the script was seen to import."""
     backend: str | None = None
     """For a function: the process group's backend; default: nccl where workers have GPUs, else gloo; `none`: the
     function gets no process group."""
@@ -175,6 +177,9 @@ class Job:
     """How long a node may take to start its workers before it is given up."""
     shutdown_timeout: float = 30.0
     """How long workers have between SIGTERM and SIGKILL."""
+    keep_warm: float = 0.0
+    """How long the agents and what they have imported stay for the next run of the same process; 0: they end with
+    the run. Not where workers have GPUs. With the command, that process is a driver that stays as long too."""
     ray: RayOptions = field(default_factory=RayOptions)
 
     @property
@@ -186,6 +191,11 @@ class Job:
     def max_nodes(self) -> int:
         """Most nodes that are used."""
         return node_range(self.nnodes)[1]
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """What is imported before the first start."""
+        return DEFAULT_PRELOAD if isinstance(self.preload, str) else tuple(self.preload)
 
     @property
     def title(self) -> str:

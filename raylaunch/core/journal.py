@@ -1,8 +1,8 @@
 """What was seen and done, as lines of JSON that give the same decisions when they are played again.
 
-`events.jsonl`: the first line is `{"job": ..., "began": ...}`; the second `{"event": null, "actions": [...]}`, what
-the machine asked for before any event; every further one `{"event": {...}, "actions": [...]}`, in the order in which
-the machine saw them.
+`events.jsonl`: the first line is `{"job": ..., "began": ..., "clock": ...}`; the second
+`{"event": null, "actions": [...]}`, what the machine asked for before any event; every further one
+`{"event": {...}, "actions": [...]}`, in the order in which the machine saw them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_args
 
 from raylaunch.core.actions import Action
-from raylaunch.core.events import Event
+from raylaunch.core.events import Event, Turnover
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine import Machine
@@ -24,7 +24,7 @@ _KINDS: dict[str, type[Any]] = {
     for kind in (
         *get_args(Action),
         *get_args(Event),
-        *(Failure, WorkerError, StackGroup, Job, Entrypoint, NodeRule, RayOptions),
+        *(Turnover, Failure, WorkerError, StackGroup, Job, Entrypoint, NodeRule, RayOptions),
     )
 }
 
@@ -48,9 +48,9 @@ class Entry:
     actions: tuple[Action, ...]
 
 
-def header(job: Job, began: str) -> str:
-    """The first line. `began` is the wall-clock time that `at` counts from, ISO 8601."""
-    return json.dumps({"job": encode(job), "began": began})
+def header(job: Job, began: str, clock: float = 0.0) -> str:
+    """The first line. `began` is the wall-clock time that `at` counts from, ISO 8601; `clock` the driver's own then."""
+    return json.dumps({"job": encode(job), "began": began, "clock": clock})
 
 
 def line(entry: Entry) -> str:

@@ -217,7 +217,8 @@ class Phases:
         return at is not None and self.now >= at
 
     def _alive(self, names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(name for name in names if name in self.nodes)
+        nodes = self.nodes
+        return tuple(name for name in names if name in nodes)
 
 
 def _span(low: int, high: int) -> str:

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 
 from raylaunch.core import rules, streams
 from raylaunch.core.job import (
+    AUTO_PRELOAD,
     ENTRYPOINT_KINDS,
     EVENT_LOG_HANDLERS,
     HANG_WORDS,
@@ -204,7 +205,10 @@ def _number_problems(job: Job) -> Iterator[Problem]:
         value = getattr(job, key)
         if not value > 0:
             yield Problem(key=key, message=f"{value:g} seconds is no time: more than 0 is expected")
-    for key in ("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker", "spares", "exclude_after"):
+    for key in (
+        *("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker", "spares", "exclude_after"),
+        "keep_warm",
+    ):
         value = getattr(job, key)
         if math.isnan(value):
             yield Problem(key=key, message="nan is not a number")
@@ -212,6 +216,8 @@ def _number_problems(job: Job) -> Iterator[Problem]:
             yield Problem(key=key, message=f"{value:g} is less than 0", hint="0 or more is expected")
     if math.isinf(job.cpus_per_worker):
         yield Problem(key="cpus_per_worker", message=f"{job.cpus_per_worker:g} is more than any node has")
+    if math.isinf(job.keep_warm):
+        yield Problem(key="keep_warm", message="inf seconds never end", hint="a day is 86400")
     if not 0 <= job.master_port <= _MOST_PORTS:
         message = f"{job.master_port} is not a port: 0 (a free one) to {_MOST_PORTS} is expected"
         yield Problem(key="master_port", message=message)
@@ -266,3 +272,7 @@ def _name_problems(job: Job) -> Iterator[Problem]:
         if value is not None and (not value.strip() or "/" in value or "\0" in value or value in (".", "..")):
             yield Problem(key=key, message=f"`{value}` cannot name a folder")
     yield from _variable_problems("env", job.env)
+    if isinstance(job.preload, str) and job.preload != AUTO_PRELOAD:
+        message = f"`{job.preload}` is neither a list of modules nor {AUTO_PRELOAD}"
+        hint = _near_miss(job.preload.lower(), (AUTO_PRELOAD,)) or f"for example `[{job.preload or 'torch'}]`"
+        yield Problem(key="preload", message=message, hint=hint)

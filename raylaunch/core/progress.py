@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from raylaunch.core.events import Progressed
@@ -123,7 +123,7 @@ class _Worker:
     saved: int | None = None
     busy: bool = False
     #: (marked_at, marks, count) of the last while, where it changed.
-    history: deque[tuple[float, int, int]] = field(default_factory=deque)
+    history: list[tuple[float, int, int]] = field(default_factory=list)
 
     def note(self, mark: Mark, at: float, quiet: float) -> None:
         """What a pulse that came at this time says. `quiet`: until then its silence meant nothing."""
@@ -142,7 +142,7 @@ class _Worker:
         if self.marks and (not self.history or self.history[-1][1:] != (self.marks, self.count)):
             self.history.append((self.marked_at, self.marks, self.count))
         while len(self.history) > 2 and self.history[1][0] <= self.marked_at - _WINDOW:  # noqa: PLR2004
-            self.history.popleft()
+            del self.history[0]
 
     def _first(self, mark: Mark, at: float, marked_at: float) -> float:
         """Where only the last mark is known: as if they had come evenly since the worker was last seen."""
@@ -169,7 +169,7 @@ class _Worker:
         """As fast as it was at any time of the last while; of a worker seen once, all it did within one second."""
         if len(self.history) < 2:  # noqa: PLR2004
             return float(self.marks)
-        pairs = [*zip(self.history, [*self.history][1:], strict=False), (self.history[0], self.history[-1])]
+        pairs = [*itertools.pairwise(self.history), (self.history[0], self.history[-1])]
         return max((now[2] - then[2]) / max(now[0] - then[0], 0.001) for then, now in pairs)
 
 
@@ -194,6 +194,13 @@ class Progress:
         #: Until then nobody's silence counts, since somebody was busy.
         self._quiet = -math.inf
         self._told = False
+        #: Those of which the last word is that they are busy.
+        self._busy: dict[int, _Worker] = {}
+        #: How many have made a mark, and when the first did.
+        self._begun = 0
+        self._first_at = math.inf
+        #: Nobody hangs before this, whatever pulses say; infinity: until somebody is past its first steps.
+        self.due = math.inf
 
     def take(self, pulse: Pulse, at: float) -> None:
         """What a node said, at the time when it was heard."""
@@ -203,16 +210,30 @@ class Progress:
         for mark in pulse.marks:
             worker = self._workers.get(mark.rank)
             if worker is not None and at >= worker.seen_at and mark.marks >= worker.marks:
-                worker.note(mark, at, self._quiet)
+                self._note(worker, mark, at)
         self._seen_at = max(self._seen_at, at)
         if was_busy or self._is_busy():
             self._quiet = self._seen_at
+
+    def _note(self, worker: _Worker, mark: Mark, at: float) -> None:
+        before, absent = worker.marks, at - worker.seen_at > _STALE
+        worker.note(mark, at, self._quiet)
+        if mark.busy:
+            self._busy[mark.rank] = worker
+        elif self._busy:
+            self._busy.pop(mark.rank, None)
+        if mark.marks and not before:
+            self._begun += 1
+            self._first_at = min(self._first_at, worker.first_at)
+        if absent or before < WARM_UP <= mark.marks:
+            self.due = min(self.due, self._due(worker))
 
     def hang(self, now: float) -> Hang | None:
         """Whether somebody was silent for too long, by fresh pulses. Found again until another attempt begins."""
         if now > self._seen_at + _STALE:
             return None
-        live = [*self._live()]
+        live = [worker for worker in self._workers.values() if self._is_live(worker)]
+        self.due = min(map(self._due, live), default=math.inf)
         over = [worker for worker in live if self._silence(worker) > self._limit(worker)]
         if not over:
             return None
@@ -229,18 +250,14 @@ class Progress:
 
     def next_look(self, now: float) -> float | None:
         """When `hang` is to be asked again, besides after each pulse; None where nobody can hang yet."""
-        due = [
-            max(worker.marked_at, self._quiet) + self._limit(worker)
-            for worker in self._live()
-            if self._limit(worker) < math.inf
-        ]
-        return max(min(due), now + _LOOK_AGAIN) if due else None
+        return max(self.due, now + _LOOK_AGAIN) if self.due < math.inf else None
 
     def ask_at(self, now: float) -> int:
         """A step that no worker has come to yet when it hears of it, and all soon will."""
         ahead = (
             worker.count + worker.counts_a_second() * (max(0.0, now - worker.seen_at) + _ORDER_SECONDS)
-            for worker in self._live()
+            for worker in self._workers.values()
+            if self._is_live(worker)
         )
         return math.ceil(max(ahead, default=0.0)) + _SPARE_STEPS
 
@@ -249,10 +266,10 @@ class Progress:
 
         Of the first word `low` is the first step and `marked` when all had done it; later ones are of the last step.
         """
-        begun = [worker for worker in self._workers.values() if worker.marks]
-        waits = len(begun) < len(self._workers)
-        if not begun or (waits and at - min(worker.first_at for worker in begun) < _WINDOW):
+        waits = self._begun < len(self._workers)
+        if not self._begun or (waits and at - self._first_at < _WINDOW):
             return None
+        begun = [worker for worker in self._workers.values() if worker.marks]
         furthest = max(begun, key=lambda worker: (worker.marks, -worker.rank))
         slowest = min(begun, key=lambda worker: (self._aligned(worker, worker.marks), worker.rank))
         high = max((worker.step for worker in begun if worker.step is not None), default=None)
@@ -277,18 +294,20 @@ class Progress:
         """Where the worker was when the latest pulse came: nodes are not heard at the same moment."""
         return steps + worker.rate(self._seen_at) * min(self._seen_at - worker.seen_at, _STALE)
 
-    def _live(self) -> Iterator[_Worker]:
-        return (worker for worker in self._workers.values() if self._seen_at - worker.seen_at <= _STALE)
+    def _is_live(self, worker: _Worker) -> bool:
+        return self._seen_at - worker.seen_at <= _STALE
 
     def _is_busy(self) -> bool:
-        return any(worker.busy for worker in self._live())
+        return any(map(self._is_live, self._busy.values()))
 
     def _silence(self, worker: _Worker) -> float:
         """Known of the worker when it was last seen; before its first mark, since anybody's first."""
-        began = worker.marked_at
-        if not worker.marks:
-            began = min((other.first_at for other in self._workers.values() if other.marks), default=math.inf)
+        began = worker.marked_at if worker.marks else self._first_at
         return max(0.0, worker.seen_at - max(began, self._quiet))
+
+    def _due(self, worker: _Worker) -> float:
+        """When it will have been silent for too long, should nothing more be seen of it."""
+        return max(worker.marked_at, self._quiet) + self._limit(worker)
 
     def _limit(self, worker: _Worker) -> float:
         if worker.marks < WARM_UP:

@@ -46,17 +46,9 @@ def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
 
 def order(candidates: Iterable[Member], survivors: Sequence[str]) -> tuple[Member, ...]:
     """Survivors first, in the order they had; newcomers after them, by address and then by name."""
-    place = {node: index for index, node in enumerate(survivors)}
-    return tuple(
-        sorted(
-            candidates,
-            key=lambda member: (
-                place.get(member.node, len(place)),
-                natural_key(member.address),
-                natural_key(member.node),
-            ),
-        )
-    )
+    new = {member.node: member for member in candidates}
+    kept = [new.pop(node) for node in survivors if node in new]
+    return (*kept, *sorted(new.values(), key=lambda member: (natural_key(member.address), natural_key(member.node))))
 
 
 def assign(attempt: int, roster: Sequence[Member]) -> tuple[Assignment, ...]:

@@ -59,12 +59,13 @@ class Members:
         Nodes of the `last` hosts come in only where there is nobody else.
         """
         found = order(self._usable.values(), survivors)
-        preferred = sorted(found, key=lambda member: member.host in last)
+        preferred = sorted(found, key=lambda member: member.host in last) if last else found
         chosen = self._fitting(preferred) or self._fitting(order(found, ()))
         return order(chosen, survivors)
 
     def _fitting(self, preferred: Sequence[Member]) -> Sequence[Member]:
-        chosen = fitting(preferred[: self._most], self._multiple_of)
+        most = preferred[: self._most]
+        chosen = fitting(most, self._multiple_of) if self._multiple_of > 1 else most
         return chosen if len(chosen) >= self._least else ()
 
     @property

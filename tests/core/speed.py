@@ -16,6 +16,8 @@ from raylaunch.core.events import Event
 from raylaunch.core.machine import Machine
 
 NODES = 10_000
+WORLDS = ("losses while running, with a spare each",)
+"""Flows in which every event leads to a world of all nodes."""
 
 
 def names(number: int = NODES, first: int = 0) -> list[str]:
@@ -73,7 +75,7 @@ def flows() -> Iterator[tuple[str, Machine, list[Event]]]:
         running.handle(started(node, 2.0))
     yield "joins while running, below MAX", running, spares
     yield "joins while running, at MAX", up(), spares
-    yield "losses while running, with a spare each", _with_spares(), [lost(node, 9.0) for node in names(20)]
+    yield WORLDS[0], _with_spares(), [lost(node, 9.0) for node in names(20)]
 
 
 def _with_spares() -> Machine:

@@ -44,6 +44,12 @@ def test_what_describes_the_submitters_machine_stays_there(name):
     assert submitted({name: "x"}) == {}
 
 
+def test_rays_debugger_is_not_the_submitters():
+    """`ray.init()` leaves it behind in the process that submits another run later; one of the user's own comes along."""
+    assert submitted({"PYTHONBREAKPOINT": "ray.util.rpdb._driver_set_trace"}) == {}
+    assert submitted({"PYTHONBREAKPOINT": "ipdb.set_trace"}) == {"PYTHONBREAKPOINT": "ipdb.set_trace"}
+
+
 def test_later_ones_win():
     """The node's own, then the submitter's, then the job's, then those of the rules that match the node."""
     node = dict.fromkeys("ABCD", "node")
@@ -74,3 +80,9 @@ def test_one_openmp_thread_unless_somebody_said_otherwise():
     assert base(submitter={"OMP_NUM_THREADS": "3"}, nproc=2)["OMP_NUM_THREADS"] == "3"
     assert base({}, {}, {"OMP_NUM_THREADS": "5"}, nproc=2)["OMP_NUM_THREADS"] == "5"
     assert "OMP_NUM_THREADS" not in base(nproc=1)
+
+
+def test_without_ray_nothing_is_of_its_making():
+    """The environment is the user's own: what looks like Ray's stays, and nobody is told of a Ray."""
+    node = {"RAY_DEDUP_LOGS": "0", "OMP_NUM_THREADS": "3", "SPT_NOENV": "1"}
+    assert base_env(node, {}, (), place=Place(address="127.0.0.1"), nproc=4, ray_address="") == node

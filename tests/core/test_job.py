@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raylaunch.core.job import Entrypoint, Job, NodeRule, node_range, shown_ranks
+from raylaunch.core.job import DEFAULT_PRELOAD, Entrypoint, Job, NodeRule, node_range, shown_ranks
 from raylaunch.core.problems import Problem, problems, warnings
 
 
@@ -85,6 +85,13 @@ def test_a_job_without_a_name_is_called_after_what_it_runs(entrypoint, title):
 
 
 # Problems.
+
+
+def test_what_is_preloaded():
+    """What was asked for, no more; left to us, what any training needs."""
+    assert Job(preload=["a", "b"]).preloaded == ("a", "b")
+    assert Job(preload=[]).preloaded == ()
+    assert Job(preload="auto").preloaded == Job().preloaded == DEFAULT_PRELOAD
 
 
 def test_nothing_is_wrong_with_the_defaults():
@@ -168,6 +175,8 @@ def test_functions_take_keyword_arguments():
         ({"shutdown_timeout": -1}, "-1 is less than 0"),
         ({"cpus_per_worker": -1}, "-1 is less than 0"),
         ({"spares": -1}, "-1 is less than 0"),
+        ({"keep_warm": -1}, "-1 is less than 0"),
+        ({"keep_warm": float("inf")}, "inf seconds never end"),
         ({"exclude_after": -1}, "-1 is less than 0"),
         ({"multiple_of": 0}, "0 is less than 1"),
         ({"node_timeout": 0.5}, "0.5 seconds is out of range: 1 to 86400 is expected"),
@@ -180,6 +189,7 @@ def test_functions_take_keyword_arguments():
         ({"name": "a/b"}, "`a/b` cannot name a folder"),
         ({"name": " "}, "` ` cannot name a folder"),
         ({"run_id": ".."}, "`..` cannot name a folder"),
+        ({"preload": "torch"}, "`torch` is neither a list of modules nor auto"),
     ],
 )
 def test_problems_of_settings(settings, message):
@@ -212,6 +222,8 @@ def test_words_that_name_streams(key, value):
 def test_near_misses_of_words():
     """The hint is the word that was probably meant."""
     assert only(numa_binding="sockets").hint == "did you mean `socket`?"
+    assert only(preload="Auto").hint == "did you mean `auto`?"
+    assert only(preload="torch").hint == "for example `[torch]`"
     assert only(nproc_per_node="gpus").hint == "did you mean `gpu`?"
     assert only(nproc_per_node="zebra").hint == "for example `8`, or `gpu` for one on each GPU"
     assert only(hang_timeout="Of").hint == "did you mean `off`?"

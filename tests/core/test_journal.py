@@ -18,7 +18,7 @@ from story import failed, failure, finished, job, joined, raised, started
 
 from raylaunch.core import journal
 from raylaunch.core.actions import Action, Finish, Launch
-from raylaunch.core.events import Event
+from raylaunch.core.events import Event, Turnover
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.job import Entrypoint, Job, RayOptions
 from raylaunch.core.journal import Entry
@@ -66,6 +66,7 @@ groups = st.builds(
     frames=st.lists(texts, max_size=2).map(tuple),
     note=texts,
 )
+turnovers = st.builds(Turnover, ordered=times, ended=times, forked=times)
 jobs = st.builds(
     Job,
     entrypoint=st.builds(
@@ -76,7 +77,7 @@ jobs = st.builds(
     ),
     nnodes=st.just(2) | st.just("1:4"),
     env=st.dictionaries(texts, texts, max_size=2),
-    preload=st.lists(texts, max_size=2),
+    preload=st.just("auto") | st.lists(texts, max_size=2),
     ray=st.builds(RayOptions, address=texts, working_dir=st.none() | texts),
 )
 
@@ -91,6 +92,7 @@ def value(kind: type[Any]) -> st.SearchStrategy[Any]:
         "tuple[int, ...]": st.lists(st.integers(1, 99), max_size=3).map(tuple),
         "tuple[str, ...]": st.lists(texts, max_size=3).map(tuple),
         "tuple[Failure, ...]": st.lists(failures, max_size=2).map(tuple),
+        "Turnover | None": st.none() | turnovers,
         "tuple[StackGroup, ...]": st.lists(groups, max_size=2).map(tuple),
     }
     return st.builds(kind, **{field.name: by_type[str(field.type)] for field in dataclasses.fields(kind)})

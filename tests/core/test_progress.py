@@ -214,6 +214,18 @@ def test_pulses_that_were_overtaken_change_nothing():
     assert progress.hang(12.0) is None
 
 
+def test_a_node_that_was_not_heard_of_for_a_while_is_looked_at_at_once():
+    """Its worker may have been silent all the time; those that were heard of meanwhile need no look for long."""
+    progress = watching()
+    hear(progress, 1.0, mark(0, 9), mark(1, 9))
+    hear(progress, 5.0, mark(0, 13))
+    assert progress.hang(5.0) is None
+    assert progress.due == 10.0
+    hear(progress, 8.0, mark(0, 16), mark(1, 9, 7.0))
+    assert progress.due == 6.0
+    assert silent(progress, 8.0) == (1,)
+
+
 def test_when_to_look_again():
     """When the first could be over its time; soon, where it may be by now and the next pulse will tell."""
     progress = watching()
@@ -259,9 +271,10 @@ def test_a_silent_worker_is_found_within_its_time_and_a_beat(gaps, phase, order)
     for beat in range(100):
         for rank in ranks:
             script.pulse(rank, beat + phase[rank])
-            if script.progress.hang(beat + phase[rank]) is not None:
-                assert len(gaps) - 1 in script.progress.hang(beat + phase[rank]).ranks
-                assert fell_silent + 5.0 < beat + phase[rank] <= fell_silent + 5.0 + BEAT + 1e-6
+            now = beat + phase[rank]
+            if now >= script.progress.due and script.progress.hang(now) is not None:
+                assert len(gaps) - 1 in script.progress.hang(now).ranks
+                assert fell_silent + 5.0 < now <= fell_silent + 5.0 + BEAT + 1e-6
                 return
     raise AssertionError("not found")
 
