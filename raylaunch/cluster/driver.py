@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -47,9 +46,6 @@ from raylaunch.node.supervisor import Event as Word
 
 _MAY_END_IT = (WorkersExited, WorkersHung, WorkersCheckpointed, NodeLost, NodeDraining, StopAsked, Tick)
 """Events that may be the last of an attempt."""
-
-_SWITCH_SECONDS = 0.0005
-"""A thread that hears an agent waits as long, several times, while this one works; Python's own 5 ms are too many."""
 
 
 class Observer(Protocol):
@@ -126,14 +122,6 @@ class Driver:
 
     def run(self) -> Finish:
         """Until the machine is done. The fleet is the caller's to close."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        try:
-            return self._run()
-        finally:
-            sys.setswitchinterval(before)
-
-    def _run(self) -> Finish:
         self._record([(None, self._perform(self.machine.start()))])
         if self._lifelines is not None:
             self._lifelines.start(self._inbox.put)

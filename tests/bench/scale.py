@@ -68,7 +68,7 @@ def _latencies(on_ray: Found, alone: Found) -> tuple[Figure, ...]:
     return (
         _figure("scale", what, "s", _last(on_ray), figures.worst_at_most(1.0)),
         _figure("  all started", running, "s", [fault["running"] for fault in on_ray["faults"]]),
-        _figure("  driver alone", "the same without Ray.", "s", _last(alone)),
+        _figure("  driver alone", "the same without Ray.", "s", _last(alone), figures.worst_at_most(1.0)),
     )
 
 
