@@ -37,6 +37,7 @@ WANTED: dict[str, str] = {
     "stdin gives": "the launcher may be on another machine, so nobody's stdin is read",
     "frozen objects": "the collector does not touch what workers share",
     "kernel threads": "libraries that end their threads for a fork start them again on use",
+    "sys.meta_path": "takes note of what is imported, to have it ready at the next start",
     "sys.path": "our own package comes last, where it is not installed",
 }
 """Field of the dump: why a worker of ours differs there. `env X` is the variable X."""
