@@ -58,8 +58,7 @@ def only_young_collected() -> Iterator[None]:
 
 def get_ready_to_fork() -> None:
     """To be called when all is imported that children are to have: makes them small, and quick to come and go."""
-    gc.collect()
-    gc.freeze()  # keeps the collector from writing to pages that all share
+    gc.freeze()  # keeps the collector from writing to pages that all share; what it would free now is hardly a megabyte
     give_back_memory()
     use_huge_pages()
 

@@ -29,7 +29,8 @@ RAY_TRAIN_SCRIPT = Path(__file__).with_name("ray_train.py")
 _LOG = "log.txt"
 _END_SECONDS = 30.0
 
-_numbers = itertools.count(1)
+numbers = itertools.count(1)
+"""Of all folders that are made for a contender."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +213,7 @@ def _torchrun(task: Task, folder: Path, endpoint: str, *, is_host: bool) -> list
 
 
 def _folder(scratch: Path, name: str) -> Path:
-    folder = scratch / f"{name}-{next(_numbers)}"
+    folder = scratch / f"{name}-{next(numbers)}"
     folder.mkdir()
     return folder
 

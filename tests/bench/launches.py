@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import secrets
 import subprocess
@@ -16,12 +15,10 @@ from typing import Any
 from raylaunch.core import journal
 from raylaunch.core.journal import Entry
 from tests.bench import processes
-from tests.bench.contenders import CLUSTER_CPUS
+from tests.bench.contenders import CLUSTER_CPUS, numbers
 from tests.bench.processes import BenchError
 from tests.hosts.host import parent
 from tests.private_cluster import Cluster, end_marked, marked
-
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +81,7 @@ class Launch:
 
 def folder(scratch: Path, name: str) -> Path:
     """A new one."""
-    found = scratch / f"{name}-{next(_numbers)}"
+    found = scratch / f"{name}-{next(numbers)}"
     found.mkdir()
     return found
 
