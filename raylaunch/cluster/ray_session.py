@@ -306,7 +306,7 @@ def _start_local(job: Job) -> RaySession:
             logging_level="ERROR",
             object_store_memory=_OBJECT_STORE_BYTES,
         )
-    except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+    except Exception as error:  # Ray has nothing narrower for a start that takes too long
         msg = f"cannot start Ray on this machine: {error}"
         raise ClusterError(msg, hint="Ray needs room in /tmp and in /dev/shm") from error
     return _session(str(context.address_info["gcs_address"]), local=True)
