@@ -29,8 +29,7 @@ RAY_TRAIN_SCRIPT = Path(__file__).with_name("ray_train.py")
 _LOG = "log.txt"
 _END_SECONDS = 30.0
 
-numbers = itertools.count(1)
-"""Of all folders that are made for a contender."""
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +148,7 @@ def raylaunch_alone(scratch: Path, task: Task, *, address: str = "auto") -> cont
 def _raylaunch(
     scratch: Path, task: Task, settings: Mapping[str, object], overrides: Sequence[str], extra: Mapping[str, str]
 ) -> contextlib.AbstractContextManager[Started]:
-    folder = _folder(scratch, RAYLAUNCH)
+    folder = new_folder(scratch, RAYLAUNCH)
     script, *args = task.script(folder)
     job = {
         "name": "bench",
@@ -178,7 +177,7 @@ def events_of(started: Started) -> Path:
 
 def ray_train(cluster: Cluster, scratch: Path, task: Task) -> contextlib.AbstractContextManager[Started]:
     """`ray_train.py` on the running cluster: four workers."""
-    folder = _folder(scratch, "ray-train")
+    folder = new_folder(scratch, "ray-train")
     command = [sys.executable, str(RAY_TRAIN_SCRIPT), *task.arguments(folder)]
     return _started(folder, task, [command], _access(cluster) | {"RAY_ADDRESS": cluster.address})
 
@@ -188,7 +187,7 @@ def torchrun(scratch: Path, task: Task, *, share_store: bool = False) -> context
 
     With `share_store`, which is its default, workers of a restart find the store as the dead ones left it.
     """
-    folder = _folder(scratch, TORCHRUN)
+    folder = new_folder(scratch, TORCHRUN)
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
     commands = [_torchrun(task, folder, endpoint, is_host=agent == 0) for agent in range(task.agents)]
     extra = {} if share_store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -197,7 +196,7 @@ def torchrun(scratch: Path, task: Task, *, share_store: bool = False) -> context
 
 def torchrun_standalone(scratch: Path, task: Task) -> contextlib.AbstractContextManager[Started]:
     """`torchrun --standalone`, as one starts it on one machine."""
-    folder = _folder(scratch, TORCHRUN)
+    folder = new_folder(scratch, TORCHRUN)
     words = ("--standalone", f"--nproc-per-node={task.workers}", f"--max-restarts={task.deaths + 5}")
     return _started(folder, task, [[sys.executable, "-m", "torch.distributed.run", *words, *task.script(folder)]], {})
 
@@ -212,8 +211,9 @@ def _torchrun(task: Task, folder: Path, endpoint: str, *, is_host: bool) -> list
     ]
 
 
-def _folder(scratch: Path, name: str) -> Path:
-    folder = scratch / f"{name}-{next(numbers)}"
+def new_folder(scratch: Path, name: str) -> Path:
+    """Of a contender, for one run."""
+    folder = scratch / f"{name}-{next(_numbers)}"
     folder.mkdir()
     return folder
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from raylaunch.core.events import Event, NodeLost, WorkersExited, WorkersHung, WorkersStarted
 from tests.bench import figures, launches, processes
-from tests.bench.contenders import RAYLAUNCH, TORCHRUN
+from tests.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
 from tests.bench.figures import Detail, Figure, Outcome
 from tests.bench.launches import Launch
 from tests.hosts.host import why_not
@@ -87,7 +87,7 @@ def _figure(how: str, unit: str, ours: list[float] | str, theirs: list[float] | 
 
 def _torchrun(scratch: Path) -> Found:
     """It signals the others in the same turn in which it sees that one has ended."""
-    folder = launches.folder(scratch, TORCHRUN)
+    folder = new_folder(scratch, TORCHRUN)
     count = 2 * TIMES
     command = launches.torchrun(
         _SCRIPT, str(folder), str(count), "exit", "kill", workers=2, options=[f"--max-restarts={count}"]
@@ -102,7 +102,7 @@ def _torchrun(scratch: Path) -> Found:
 
 def _raylaunch(cluster: Cluster, scratch: Path) -> tuple[Found, Found]:
     """When the driver knew, and when the fork server did."""
-    folder = launches.folder(scratch, RAYLAUNCH)
+    folder = new_folder(scratch, RAYLAUNCH)
     count = 2 * TIMES
     args = (str(folder), str(count), "exit", "kill")
     command = launches.raylaunch(
@@ -122,7 +122,7 @@ def _raylaunch(cluster: Cluster, scratch: Path) -> tuple[Found, Found]:
 
 
 def _hangs(cluster: Cluster, scratch: Path) -> Found:
-    folder = launches.folder(scratch, RAYLAUNCH)
+    folder = new_folder(scratch, RAYLAUNCH)
     args = (str(folder), str(HANGS), "hang")
     settings = {"max_restarts": HANGS, "hang_timeout": HANG_TIMEOUT, **_NO_BLAME}
     command = launches.raylaunch(cluster, folder, _SCRIPT, *args, workers=2, **settings)
@@ -157,7 +157,7 @@ def _clock(launch: Launch) -> float:
 
 def _cuts(scratch: Path) -> list[float]:
     """Two hosts, made of network namespaces, with a worker each; the one without the driver is cut off."""
-    folder = launches.folder(scratch, RAYLAUNCH)
+    folder = new_folder(scratch, RAYLAUNCH)
     settings = {
         "nnodes": "1:2",
         "preload": [],

@@ -15,7 +15,7 @@ from typing import Any
 from raylaunch.core import journal
 from raylaunch.core.journal import Entry
 from tests.bench import processes
-from tests.bench.contenders import CLUSTER_CPUS, numbers
+from tests.bench.contenders import CLUSTER_CPUS
 from tests.bench.processes import BenchError
 from tests.hosts.host import parent
 from tests.private_cluster import Cluster, end_marked, marked
@@ -77,13 +77,6 @@ class Launch:
     def complaint(self, what: str) -> BenchError:
         """That it did not do what it should, with the end of what it printed."""
         return BenchError(f"{self.folder.name}: {what}\n{self.err.read_text(errors='replace')[-3000:]}")
-
-
-def folder(scratch: Path, name: str) -> Path:
-    """A new one."""
-    found = scratch / f"{name}-{next(numbers)}"
-    found.mkdir()
-    return found
 
 
 def raylaunch(cluster: Cluster, folder: Path, script: Path, *args: str, workers: int, **more: Any) -> list[str]:

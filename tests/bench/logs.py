@@ -19,7 +19,7 @@ from pathlib import Path
 from raylaunch.core.actions import Launch as LaunchAction
 from raylaunch.core.events import WorkersExited, WorkersStarted
 from tests.bench import chatter, cpu, figures, launches, processes
-from tests.bench.contenders import RAYLAUNCH, TORCHRUN
+from tests.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
 from tests.bench.figures import Detail, Figure, Outcome
 from tests.bench.launches import Launch
 from tests.private_cluster import Cluster, end_marked
@@ -135,7 +135,7 @@ def _detail(found: Mapping[str, Sequence[Printed]]) -> Detail:
 
 def _plain(scratch: Path) -> Printed:
     """Each rank leads a session of its own, as launchers have it: the kernel shares CPUs out among sessions."""
-    folder = launches.folder(scratch, "plain")
+    folder = new_folder(scratch, "plain")
     mark = secrets.token_hex(8)
     running = []
     try:
@@ -152,7 +152,7 @@ def _plain(scratch: Path) -> Printed:
 
 
 def _torchrun(scratch: Path, expected: list[bytes]) -> Printed:
-    folder = launches.folder(scratch, TORCHRUN)
+    folder = new_folder(scratch, TORCHRUN)
     options = ("--tee=3", f"--log-dir={folder}/logs")
     command = launches.torchrun(_SCRIPT, str(folder), str(LINES), workers=WORKERS, options=options)
     with launches.started(command, folder) as launch:
@@ -164,7 +164,7 @@ def _torchrun(scratch: Path, expected: list[bytes]) -> Printed:
 
 
 def _raylaunch(cluster: Cluster, scratch: Path, expected: list[bytes], *, show: str) -> Printed:
-    folder = launches.folder(scratch, RAYLAUNCH)
+    folder = new_folder(scratch, RAYLAUNCH)
     command = launches.raylaunch(
         cluster, folder, _SCRIPT, str(folder), str(LINES), workers=WORKERS, preload=[], show=show
     )
@@ -235,7 +235,7 @@ def _damaged(path: Path, header: bytes, expected: list[bytes]) -> int:
 
 def _nobody_reads(cluster: Cluster, scratch: Path) -> str:
     """In words: nobody reads the driver's stdout while ranks print, one of them fails, and all start again."""
-    folder = launches.folder(scratch, RAYLAUNCH)
+    folder = new_folder(scratch, RAYLAUNCH)
     args = (str(folder), str(LINES), "DIES")
     command = launches.raylaunch(
         cluster, folder, _SCRIPT, *args, workers=WORKERS, preload=[], show="all", max_restarts=1

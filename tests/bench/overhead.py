@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench import cpu, figures, launches
-from tests.bench.contenders import RAYLAUNCH, TORCHRUN
+from tests.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
 from tests.bench.figures import Detail, Figure, Outcome
 from tests.bench.launches import Launch
 from tests.private_cluster import Cluster, marked
@@ -107,13 +107,13 @@ def _figure(jobs: Mapping[str, Job], kind: int) -> Figure:
 
 
 def _raylaunch(cluster: Cluster, scratch: Path) -> contextlib.AbstractContextManager[Launch]:
-    folder = launches.folder(scratch, RAYLAUNCH)
+    folder = new_folder(scratch, RAYLAUNCH)
     command = launches.raylaunch(cluster, folder, _SCRIPT, str(folder), workers=WORKERS, node_timeout=60)
     return launches.started(command, folder, extra=launches.access(cluster))
 
 
 def _torchrun(scratch: Path) -> contextlib.AbstractContextManager[Launch]:
-    folder = launches.folder(scratch, TORCHRUN)
+    folder = new_folder(scratch, TORCHRUN)
     return launches.started(launches.torchrun(_SCRIPT, str(folder), workers=WORKERS), folder)
 
 
