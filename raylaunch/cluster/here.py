@@ -19,6 +19,8 @@ NODE_ID = "local"
 
 NONE = "none"
 """The `ray.address` that says so."""
+LOCAL = "local"
+"""The `ray.address` by which a Ray is to be started in this process."""
 
 
 def is_alone(options: RayOptions, environ: Mapping[str, str]) -> bool:

@@ -23,7 +23,7 @@ from raylaunch.cluster.connection import Connection
 from raylaunch.cluster.fleet import Fleet
 from raylaunch.cluster.lifeline import Lifelines
 from raylaunch.cluster.ray_fleet import RayFleet
-from raylaunch.cluster.session import LOCAL, NONE, Session
+from raylaunch.cluster.session import Session
 from raylaunch.cluster.warm import Pool
 from raylaunch.core.job import Job, RayOptions
 from raylaunch.core.layout import NodeFacts
@@ -66,11 +66,11 @@ class RaySession(Session):
 
 @contextlib.contextmanager
 def connected(job: Job, address: str) -> Iterator[RaySession]:
-    """Connect there, or start a Ray (`LOCAL`), and disconnect in the end, or as soon as no agent rests any more.
+    """Connect there, or start a Ray (`here.LOCAL`), and disconnect in the end, or as soon as no agent rests any more.
 
     A connection that was there before is used, and stays. Raises ClusterError within seconds.
     """
-    asked = (address, job.ray, here.cpus(job) if address == LOCAL else 0)
+    asked = (address, job.ray, here.cpus(job) if address == here.LOCAL else 0)
     if not (_connection.serves(asked) and _is_alive(_connection.made)):
         AGENTS.close()
     try:
@@ -84,7 +84,7 @@ def _connect(job: Job, address: str) -> RaySession:
     if ray.is_initialized():
         return _theirs(job.ray)
     try:
-        return _start_local(job) if address == LOCAL else _join(address, job.ray)
+        return _start_local(job) if address == here.LOCAL else _join(address, job.ray)
     except ClusterError:
         ray.shutdown()
         raise
@@ -161,20 +161,20 @@ def _quiet() -> None:
 
 
 def find(options: RayOptions) -> str:
-    """The address to connect to, `LOCAL` or `NONE`.
+    """The address to connect to, `here.LOCAL` or `here.NONE`.
 
     A Ray that another process started for itself alone (`ray.init()`) is no cluster: it would end under our feet.
     """
     _quiet()
-    if options.address not in ("auto", LOCAL):
+    if options.address not in ("auto", here.LOCAL):
         _probe(options.address)
         return options.address
-    named = LOCAL if options.address == LOCAL else os.environ.get("RAY_ADDRESS", "")
+    named = here.LOCAL if options.address == here.LOCAL else os.environ.get("RAY_ADDRESS", "")
     if named not in ("", "auto"):
-        if named != LOCAL:
+        if named != here.LOCAL:
             _probe(named)
         return named
-    return _running() or (LOCAL if ray.is_initialized() else NONE)
+    return _running() or (here.LOCAL if ray.is_initialized() else here.NONE)
 
 
 def _running() -> str | None:

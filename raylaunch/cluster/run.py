@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
-from raylaunch.cluster import here, session, signals, warm
+from raylaunch.cluster import here, signals, warm, where
 from raylaunch.cluster.agent import AgentSettings
 from raylaunch.cluster.driver import Driver, Observer
 from raylaunch.cluster.fleet import Fleet
@@ -48,10 +48,10 @@ class Outcome:
 
 def plan_job(job: Job) -> Plan:
     """Who would run where. Connects to a cluster if there is one; starts nothing. Raises ClusterError."""
-    found = session.find(job.ray)
-    if found in (session.LOCAL, session.NONE):
-        return _plan(job, (here.facts(job),), local=True, alone=found == session.NONE)
-    with session.connected(job) as connection:
+    found = where.find(job.ray)
+    if found in (here.LOCAL, here.NONE):
+        return _plan(job, (here.facts(job),), local=True, alone=found == here.NONE)
+    with where.connected(job) as connection:
         return _plan_now(job, connection)
 
 
@@ -75,7 +75,7 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
     outcome.
     """
     submitter_env = submitted(os.environ)  # before Ray adds to it
-    with signals.handled(job) as signalled, session.connected(job) as connection:
+    with signals.handled(job) as signalled, where.connected(job) as connection:
         plan = _plan_now(job, connection)
         if connection.local and not plan.feasible:
             msg = "this machine cannot hold the job"

@@ -1,25 +1,17 @@
-"""Where a run takes place: a Ray cluster, or this machine alone. No Ray is imported to find out that there is none."""
+"""What a run needs of the place where it happens."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from raylaunch.cluster import here
 from raylaunch.cluster.agent import AgentSettings
 from raylaunch.cluster.fleet import Fleet
 from raylaunch.cluster.lifeline import Lifelines
-from raylaunch.core.job import Job, RayOptions
+from raylaunch.core.job import Job
 from raylaunch.core.layout import NodeFacts
 from raylaunch.core.plan import Plan
-
-LOCAL = "local"
-"""Instead of an address: a Ray is to be started in this process."""
-NONE = here.NONE
-"""Instead of an address: this machine, without Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,27 +38,3 @@ class Session(ABC):
     @abstractmethod
     def fleet(self, plan: Plan, told: AgentSettings, say: Callable[[str], None]) -> Fleet:
         """The agents of a run."""
-
-
-def find(options: RayOptions) -> str:
-    """The address of the cluster to connect to, `LOCAL` or `NONE`. Raises ClusterError within seconds."""
-    if here.is_alone(options, os.environ):
-        return NONE
-    from raylaunch.cluster import ray_session  # noqa: PLC0415
-
-    return ray_session.find(options)
-
-
-@contextlib.contextmanager
-def connected(job: Job) -> Iterator[Session]:
-    """For the time of the run. Raises ClusterError within seconds."""
-    address = find(job.ray)
-    if address == NONE:
-        from raylaunch.cluster.local_session import LocalSession  # noqa: PLC0415
-
-        yield LocalSession()
-        return
-    from raylaunch.cluster import ray_session  # noqa: PLC0415
-
-    with ray_session.connected(job, address) as session:
-        yield session

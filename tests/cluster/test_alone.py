@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from raylaunch.cluster import gpus, here, local_fleet, session
+from raylaunch.cluster import gpus, here, local_fleet, where
 from raylaunch.cluster.agent import AgentSettings, AgentUp, Words
 from raylaunch.cluster.fleet import Gone, Granted, Heard
 from raylaunch.cluster.gpus import Gpus
@@ -221,7 +221,7 @@ def test_a_cluster_that_is_gone(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
-    assert session.find(RayOptions()) == session.NONE
+    assert where.find(RayOptions()) == here.NONE
 
 
 # Its GPUs.

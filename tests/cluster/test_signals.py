@@ -104,12 +104,12 @@ def test_while_connecting(launcher):
     script = launcher.script("print('never')")
     code = f"""
 import os, signal, sys, threading
-from raylaunch.cluster import session
-found = session.find
+from raylaunch.cluster import where
+found = where.find
 def find(options):
     os.kill(os.getpid(), signal.SIGHUP)
     return found(options)
-session.find = find
+where.find = find
 from raylaunch.cli.main import main
 sys.exit(main(["--nproc-per-node", "1", {script!r}]))
 """
