@@ -144,11 +144,13 @@ class Brood:
             return max(0.0, self._kill_at - time.monotonic())
         return None
 
-    def reap(self) -> None:
-        """Take note of every process that ended."""
+    def reap(self) -> set[int]:
+        """Take note of every process that ended. Those that were no workers."""
+        others = set()
         for pid, status in _ended():
             worker = self._alive.pop(pid, None)
             if worker is None:
+                others.add(pid)
                 continue
             code = os.waitstatus_to_exitcode(status)
             spec = worker.spec
@@ -166,6 +168,7 @@ class Brood:
             finally:
                 os.close(worker.report)
                 os.close(worker.stacks)
+        return others
 
     def wait_until_gone(self, seconds: float) -> bool:
         """For the end of the fork server, when there is nobody to tell."""

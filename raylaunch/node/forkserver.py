@@ -8,8 +8,6 @@ lease is over, it ends everything it started and then itself.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import os
 import pickle
 import selectors
@@ -17,66 +15,56 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from raylaunch.core.events import Turnover
-from raylaunch.node import lease, messages, nameless, outdated, processes, store, timer, wire
+from raylaunch.node import lease, messages, outdated, processes, store, timer, wire
 from raylaunch.node.brood import Brood
 from raylaunch.node.clean import what_forbids_forking
 from raylaunch.node.learning import Learning
+from raylaunch.node.lesson import Lesson
+from raylaunch.node.patience import END_SECONDS
+from raylaunch.node.preload import warm_up
+from raylaunch.node.reserve import Post, Reserve, stand_by
+from raylaunch.node.stores import Stores
 from raylaunch.node.understudy import Role, Understudy
-from raylaunch.worker import agent_store, boot, entry
+from raylaunch.worker import boot, entry
 from raylaunch.worker.page import Page
 from raylaunch.worker.spec import WorkerSpec
-
-
-def warm_up(begin: messages.Begin) -> messages.Ready:
-    """Import what was asked for, and find out whether this process may fork."""
-    with processes.only_young_collected():
-        why = [word for module in begin.preload if (word := _import(module))]
-    wanted = any(module.partition(".")[0] == "torch" for module in begin.preload)
-    torch = "torch" in sys.modules or (not wanted and importlib.util.find_spec("torch") is not None)
-    method = begin.start_method
-    if method == "forkserver" and (unclean := what_forbids_forking()):
-        method = "spawn"
-        why.append(f"workers start in fresh interpreters: after the preload, {unclean}")
-    if method == "forkserver":
-        nameless.ask_for_no_names()
-    processes.get_ready_to_fork()
-    return messages.Ready(start_method=method, why=tuple(why), torch=torch, pid=os.getpid())
-
-
-def _import(module: str) -> str:
-    try:
-        importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        return f"cannot preload `{module}`: {type(error).__name__}: {error}"
-    return ""
 
 
 class ForkServer:
     """Obeys the supervisor's orders, one at a time, and says what became of the processes."""
 
-    def __init__(self, control: socket.socket, begin: messages.Begin, ready: messages.Ready, began: float) -> None:
-        """`began`: the time.time() before anything was imported."""
+    def __init__(
+        self, post: Post, control: socket.socket, begin: messages.Begin, ready: messages.Ready, taught: Lesson | None
+    ) -> None:
+        """`taught`: what was imported of a script before, which is in the way of another script."""
         self.pid = os.getpid()
+        self.post = post
         self.control = control
         self.page = Page.open(begin.page)
         self.ready = ready
-        self.began = began
         self.start_method = ready.start_method
-        self.stores: dict[int, int] = {}
+        self.stores = Stores()
         self.timer_file = timer.file_of(os.environ)
         self.timer = 0
-        self.learning = Learning(replace(begin, learn=begin.learn and ready.start_method == "forkserver"), self._say)
-        self.brood = Brood(self._say, spared=lambda: {self.timer, self.learning.standby.pid, *self.stores.values()})
+        self.taught = taught
+        forks = ready.start_method == "forkserver"
+        self.learning = Learning(replace(begin, learn=begin.learn and forks), self._say, taught)
+        self.reserve = Reserve(wanted=forks, say=self._say)
+        self.brood = Brood(self._say, spared=self._no_workers)
         #: Attempts wait here until nothing of those before them is alive.
         self.next: messages.StartWorkers | None = None
         self.ordered = 0.0
         #: The run is over, and this is to be said when nothing of it is alive any more.
         self.resting = False
         self.ended = False
+
+    def _no_workers(self) -> set[int]:
+        return {self.timer, self.reserve.pid, self.learning.standby.pid, *self.stores.pids()}
 
     def _say(self, word: messages.Word, fd: int | None = None) -> None:
         wire.send(self.control, word, fd=fd)
@@ -90,10 +78,14 @@ class ForkServer:
             self.timer = os.fork()
             if self.timer == 0:
                 return self._be_timer
+        if (role := self._renew_reserve()) is not None:
+            return role
+        self._say(self.ready)
         wake, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._end)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._end)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
@@ -113,7 +105,10 @@ class ForkServer:
         return min((max(0.0, end) for end in ends if end is not None), default=None)
 
     def _end(self, number: int, _frame: object) -> None:
-        """SIGTERM, from a person or because the keeper died: end as if the supervisor were gone, at the next turn."""
+        """SIGTERM, from a person or because the keeper died: end as if the supervisor were gone, at the next turn.
+
+        SIGHUP where we were stopped when the keeper died: the kernel has woken us (see `keeper`).
+        """
         self.ended = True
         if os.getpid() != self.pid:  # a worker so young that the handler is still ours
             signal.signal(number, signal.SIG_DFL)
@@ -122,7 +117,9 @@ class ForkServer:
     def _turn(self, *, has_order: bool) -> Role | None:
         if self.ended or lease.is_over(self.page):
             raise EOFError
-        self.brood.reap()
+        self.reserve.ended(self.brood.reap())
+        if (role := self._renew_reserve()) is not None:
+            return role
         if has_order:
             order, _ = wire.receive(self.control)
             role = self._obey(order)
@@ -167,26 +164,28 @@ class ForkServer:
         self.brood.stop(order.attempt, order.grace, signal.Signals[order.signal])
 
     def _rest(self) -> None:
+        if self.taught is not None:
+            raise EOFError  # as if nobody wanted us any more
         self.next, self.resting = None, True
-        for attempt in list(self.stores):
-            self._close_store(attempt)
+        self.stores.close_all()
         self.brood.kill()
 
     def _wake(self) -> None:
-        if outdated.since(self.began):
+        if outdated.since(self.post.began):
             raise EOFError  # as if nobody wanted us any more
         self._say(self.ready)
 
     def _forget(self) -> None:
         self.resting = False
+        if self.reserve.lesson is not None:
+            self.reserve.dismiss()
         self.brood.begin(0)
         self.page.begin(0, 0)
         self._say(messages.Rested(pid=self.pid))
 
     def _start(self, order: messages.StartWorkers) -> Role | None:
         self.next, ended = None, time.monotonic()
-        for attempt in [attempt for attempt in self.stores if attempt < order.attempt]:
-            self._close_store(attempt)
+        self.stores.close_before(order.attempt)
         self.brood.begin(order.attempt)
         self.page.begin(order.attempt, len(order.workers))
         notes = self.learning.attempt(order.workers)
@@ -213,6 +212,27 @@ class ForkServer:
         self.control.detach()
         self.learning.standby.leave()
 
+    def _renew_reserve(self) -> Role | None:
+        """Have one where there is none, or one that knows more."""
+        known = self.learning.known if self.brood.attempt else None
+        if not self.reserve.is_wanted or (self.reserve.pid and known in (None, self.reserve.lesson)):
+            return None
+        found = self.learning.fork_reserve() if known is not None else None
+        if found is not None:
+            self.reserve.adopt(*found, known)
+            return None
+        if self.reserve.pid:
+            return None
+        line = self.reserve.fork()
+        return partial(self._be_reserve, line, self.taught) if line is not None else None
+
+    def _be_reserve(self, line: socket.socket, taught: Lesson | None) -> int | Role:
+        self._leave()
+        if not stand_by(self.post, line) or what_forbids_forking():
+            os._exit(0)  # without what the imported modules want to be done at exit
+        self.post.take()
+        return _live(self.post, line, lambda _: replace(self.ready, pid=os.getpid()), taught)
+
     def _fork_understudy(self, line: socket.socket) -> Role | None:
         pid = os.fork()
         if pid == 0:
@@ -222,28 +242,16 @@ class ForkServer:
         return None
 
     def _be_understudy(self, line: socket.socket) -> Role:
-        return Understudy(line, self._be_helper(line.fileno())).serve()
+        server = self._be_helper(line.fileno(), self.post.baton)
+        return Understudy(line, server, self._be_reserve).serve()
 
     def _open_store(self, order: messages.OpenStore) -> Role | None:
         if order.fixed:
             self._make_way(order.attempt)
-        if order.attempt in self.stores:
-            self._close_store(order.attempt)
-        place = store.meeting_place(order.address, order.master_addr, several_nodes=order.several_nodes)
-        try:
-            listen = store.listen_soon if order.fixed else store.listen
-            listening = listen(place.listens, order.port)
-        except OSError as error:
-            why = os.strerror(error.errno or 0)
-            self._say(messages.StoreOpen(attempt=order.attempt, port=0, address=place.listens, why=why))
-            return None
-        port = listening.getsockname()[1]
-        pid = os.fork()
-        if pid == 0:
-            return partial(self._be_store, place.listens, port, listening.detach())
-        listening.close()
-        self.stores[order.attempt] = pid
-        self._say(messages.StoreOpen(attempt=order.attempt, port=port, address=place.told, why=place.why))
+        opened = self.stores.open(order)
+        if isinstance(opened, tuple):
+            return partial(self._be_store, *opened)
+        self._say(opened)
         return None
 
     def _make_way(self, attempt: int) -> None:
@@ -252,11 +260,7 @@ class ForkServer:
             self.next = None
         if self.brood.attempt < attempt:
             self.brood.kill()
-        for earlier in [number for number in self.stores if number <= attempt]:
-            pid = self.stores[earlier]
-            self._close_store(earlier)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        self.stores.vacate(attempt)
 
     def _be_helper(self, *fds: int) -> int:
         """In a child that is no worker: it has these files, and ends with us. Our process id."""
@@ -282,20 +286,17 @@ class ForkServer:
         timer.serve(self.timer_file)
         return 0
 
-    def _close_store(self, attempt: int) -> None:
-        processes.kill_tree(self.stores.pop(attempt))  # which may be gone already
-
     def end(self) -> None:
         """End every process that was started here, and what those started."""
-        for attempt in list(self.stores):
-            self._close_store(attempt)
+        self.stores.close_all()
         if self.timer:
             processes.kill_tree(self.timer)
             with contextlib.suppress(OSError):
                 os.unlink(self.timer_file)
         self.learning.standby.dismiss()
+        self.reserve.dismiss()
         self.brood.kill()
-        self.brood.wait_until_gone(seconds=5.0)
+        self.brood.wait_until_gone(END_SECONDS)
 
 
 def _exec_boot(spec: WorkerSpec, report: int, stacks: int, _notes: int) -> int:
@@ -305,27 +306,32 @@ def _exec_boot(spec: WorkerSpec, report: int, stacks: int, _notes: int) -> int:
     os.execve(sys.executable, [sys.executable, "-u", boot.__file__, *map(str, fds)], spec.env)
 
 
-def main(control_fd: int) -> int:
-    """Serve until the supervisor is gone. In a forked child it returns the worker's exit code."""
-    control = socket.socket(fileno=control_fd)
-    entry.forget_start()
+def _live(
+    post: Post,
+    control: socket.socket,
+    warm: Callable[[messages.Begin], messages.Ready],
+    taught: Lesson | None = None,
+) -> int | Role:
+    """A fork server, from its first word to its end. In a forked child it returns the child's role."""
     server = None
-    role = None
-    began = time.time()
     try:
         begin, _ = wire.receive(control)
-        ready = warm_up(begin)
-        agent_store.mend_private_groups()
-        wire.send(control, ready)
-        server = ForkServer(control, begin, ready, began)
-        role = server.serve()
-    except (EOFError, OSError):
+        server = ForkServer(post, control, begin, warm(begin), taught)
+        return server.serve()
+    except (EOFError, ConnectionError):
         pass  # the supervisor is gone
-    if role is not None:
-        done: int | Role = role
-        while callable(done):
-            done = done()
-        return done
+    except OSError as error:
+        print(f"raylaunch: a fork server cannot go on: {error}", file=sys.stderr, flush=True)  # noqa: T201
     if server is not None:
         server.end()
+    post.leave()
     return 0
+
+
+def main(post: Post, control_fd: int) -> int:
+    """Serve until the supervisor is gone. In a forked child it returns the worker's exit code."""
+    entry.forget_start()
+    done: int | Role = _live(post, socket.socket(fileno=control_fd), warm_up)
+    while callable(done):
+        done = done()
+    return done

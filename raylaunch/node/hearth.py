@@ -12,8 +12,9 @@ import time
 from dataclasses import replace
 from typing import TypeVar
 
-from raylaunch.node import messages, spool, timer, wire
+from raylaunch.node import messages, proc, processes, spool, timer, wire
 from raylaunch.node.lesson import Lesson
+from raylaunch.node.patience import WAIT_SECONDS
 from raylaunch.node.server import Server
 from raylaunch.node.settings import NodeSettings
 from raylaunch.worker.page import Page
@@ -31,7 +32,7 @@ class Hearth:
         """For a run with these settings, and later ones that differ in nothing that a fork server is started with."""
         self.page, self._page_fd = Page.create()
         self._timer = timer.variables(settings.env)
-        self._folder = "" if settings.kept else spool.make()
+        self._folder = "" if settings.kept else spool.name()
         self._server: Server | None = None
         #: The fork server's, once it was cleared.
         self.pid = 0
@@ -39,8 +40,10 @@ class Hearth:
         self.ready: messages.Ready | None = None
         #: What the fork server has learned, for another if it dies.
         self.lesson: Lesson | None = None
-        #: Our end of the line to the fork server, while there is one.
+        #: Our end of the line to the fork server, while there is one; and to its reserve, while we know of one.
         self.control: socket.socket | None = None
+        self._reserve: socket.socket | None = None
+        self._begun: messages.Begin | None = None
 
     def settle(self, settings: NodeSettings) -> NodeSettings:
         """A run's settings with what is of this place."""
@@ -56,16 +59,45 @@ class Hearth:
         ours, theirs = wire.pair()
         with theirs:
             self._server = Server(settings, theirs)
+        if self._folder:
+            spool.make(self._folder)  # there is somebody by now who removes it
         self.control = ours
-        begin = messages.Begin(
+        self._begun = messages.Begin(
             preload=preload,
             start_method=settings.start_method,
             page=settings.page,
             learn=settings.learn,
             lesson=self.lesson,
         )
-        wire.send(ours, begin)
+        wire.send(ours, self._begun)
         return ours
+
+    def hear(self) -> tuple[messages.Word, int | None]:
+        """The fork server's next word, with its file. What counts beyond this fork server is kept.
+
+        Raises EOFError or OSError where it is gone.
+        """
+        assert self.control is not None
+        word, fd = wire.receive(self.control)
+        if isinstance(word, messages.Learned):
+            self.lesson = word.lesson
+        if isinstance(word, messages.Reserve):
+            self._forget_reserve()
+            self._reserve, fd = socket.socket(fileno=fd), None
+        return word, fd
+
+    def succeed(self) -> messages.Ready | None:
+        """The fork server died: have its reserve take its place, when nothing else of it is left.
+
+        Waits for that, for seconds at most. None: there is no reserve that does.
+        """
+        if self._reserve is None:
+            return None
+        assert self.control is not None and self._server is not None and self._begun is not None  # noqa: PT018
+        self.control.close()
+        self.control, self._reserve = self._reserve, None
+        self._server.resume()
+        return self._ask(replace(self._begun, lesson=self.lesson), messages.Ready, WAIT_SECONDS)
 
     def clear(self) -> bool:
         """End and forget all of a run. False: the fork server does not do so in time."""
@@ -76,6 +108,10 @@ class Hearth:
         if self._folder:
             spool.empty(self._folder)
         return True
+
+    def memory(self) -> int:
+        """Bytes that the fork server takes, with all that stands by beside it; 0: not known."""
+        return sum(map(proc.memory, (self.pid, *processes.children(self.pid))))
 
     def wake(self) -> bool:
         """After `clear`: whether another run can begin. Waits for that, for seconds at most."""
@@ -89,11 +125,9 @@ class Hearth:
         try:
             wire.send(self.control, order)
             while select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                word, fd = wire.receive(self.control)
+                word, fd = self.hear()
                 if fd is not None:
                     os.close(fd)
-                if isinstance(word, messages.Learned):
-                    self.lesson = word.lesson
                 if isinstance(word, answer):
                     return word
         except (EOFError, OSError, ValueError):
@@ -102,12 +136,18 @@ class Hearth:
 
     def put_out(self) -> None:
         """End the fork server and what it has started. Waits for that, for seconds at most."""
+        self._forget_reserve()
         if self.control is not None:
             self.control.close()
             self.control = None
         if self._server is not None:
             self._server.end()
             self._server = None
+
+    def _forget_reserve(self) -> None:
+        if self._reserve is not None:
+            self._reserve.close()
+            self._reserve = None
 
     def close(self) -> None:
         """End it all."""

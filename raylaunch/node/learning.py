@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from raylaunch.node import lesson, messages, understudy, wire
@@ -35,9 +36,9 @@ class _Notes:
 
 
 class Learning:
-    """What is learned of the present script. `say` tells the supervisor."""
+    """What is learned of the present script. `say` tells the supervisor; `taught` is what we have imported already."""
 
-    def __init__(self, begin: messages.Begin, say: Callable[[messages.Word], None]) -> None:
+    def __init__(self, begin: messages.Begin, say: Callable[[messages.Word], None], taught: Lesson | None) -> None:
         self.standby = Standby()
         self._wanted = begin.learn
         self._say = say
@@ -47,18 +48,23 @@ class Learning:
         #: Modules that spoil a process, and those in them.
         self._left_out: set[str] = set()
         #: There is something to learn that no understudy was told.
-        self._news = begin.lesson is not None
+        self._news = begin.lesson is not None and begin.lesson != taught
         self._forks = 0
         #: Of the present attempt, and of the one before if nobody has read it yet.
         self._notes: list[_Notes] = []
         self._look_at: float | None = None
         self._look_in = _QUIET
-        self._hurry_until = time.monotonic() + _HURRY_SECONDS if begin.lesson else 0.0
+        self._hurry_until = time.monotonic() + _HURRY_SECONDS if self._news else 0.0
 
     @property
     def holds_up(self) -> bool:
         """Whether the next attempt had better wait for the understudy."""
         return time.monotonic() < self._hurry_until
+
+    @property
+    def known(self) -> Lesson | None:
+        """What the understudy has imported, if it can fork."""
+        return self._proven if self.standby.is_ready else None
 
     def until_look(self) -> float | None:
         """Seconds until `turn` has something to do by itself."""
@@ -158,10 +164,19 @@ class Learning:
 
     def fork(self, workers: tuple[WorkerSpec, ...], files: list[tuple[int, ...]]) -> Births | None:
         """Have the understudy fork them, if there is one that is ready."""
+        with self._another_where_it_fails():
+            return self.standby.fork(workers, files)
+
+    def fork_reserve(self) -> tuple[int, int] | None:
+        """Have the understudy fork a reserve of the fork server: its process id, and the other end of its line."""
+        with self._another_where_it_fails():
+            return self.standby.fork_reserve()
+
+    @contextlib.contextmanager
+    def _another_where_it_fails(self) -> Iterator[None]:
         was_there = self.standby.is_there
-        born = self.standby.fork(workers, files)
-        self._news |= was_there and not self.standby.is_there  # it failed; another may not
-        return born
+        yield
+        self._news |= was_there and not self.standby.is_there
 
 
 def _size(notes: _Notes) -> int:

@@ -101,6 +101,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """There is a process that takes the fork server's place when it dies. Its line comes beside this.
+
+    It wants to hear `Begin`, and then says `Ready` when nothing of the dead one is left.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
     """What can be had ready for the next attempt. `why`: a module that cannot, in words."""
 
@@ -189,4 +197,4 @@ class WorkersStacks:
 
 
 Order = Begin | StartWorkers | StopWorkers | SignalWorkers | DumpStacks | LookAtPage | OpenStore | Rest | Wake
-Word = Ready | Started | Exited | Stopped | StoreOpen | Asked | Rested | Learned
+Word = Ready | Reserve | Started | Exited | Stopped | StoreOpen | Asked | Rested | Learned

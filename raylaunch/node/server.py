@@ -8,10 +8,8 @@ import subprocess
 import sys
 
 from raylaunch.node import keeper, processes
+from raylaunch.node.patience import WAIT_SECONDS
 from raylaunch.node.settings import NodeSettings
-
-_SECONDS = 6.0
-"""One more than the fork server and the keeper take to end what they have."""
 
 
 class Server:
@@ -30,23 +28,24 @@ class Server:
 
     def end(self) -> None:
         """Wait until they have ended everything; make them go on where they are stopped, by force in the end."""
-        for press in (self._resume, self._kill_fork_server, self._kill):
+        for press in (self.resume, self._kill_fork_server, self._kill):
             press()
             try:
-                self._keeper.wait(timeout=_SECONDS)
+                self._keeper.wait(timeout=WAIT_SECONDS)
             except subprocess.TimeoutExpired:
                 continue
             return
 
-    def _resume(self) -> None:
-        """The fork server is in the keeper's process group."""
-        processes.signal_group(self.pid, signal.SIGCONT)
+    def resume(self) -> None:
+        """Have them go on where they are stopped."""
+        for group in (self.pid, *processes.children(self.pid)):
+            processes.signal_group(group, signal.SIGCONT)
 
     def _kill_fork_server(self) -> None:
         """The keeper then ends what it leaves."""
         for pid in processes.children(self.pid):
             processes.kill_tree(pid)
-        self._resume()
+        self.resume()
 
     def _kill(self) -> None:
         processes.kill_tree(self.pid)

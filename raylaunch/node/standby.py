@@ -50,6 +50,11 @@ class Standby:
         """Whether there is one, or is about to be."""
         return self._line is not None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has learned all that it was told."""
+        return self._line is not None and not self.is_learning and self._can_fork
+
     def open(self) -> socket.socket:
         """Its own end of the line, for one that is about to be forked."""
         self._line, theirs = wire.pair()
@@ -102,21 +107,38 @@ class Standby:
 
     def fork(self, workers: tuple[WorkerSpec, ...], files: list[tuple[int, ...]]) -> Births | None:
         """Have it fork the workers. None: there is none, or it is not ready, or it fails."""
-        if self._line is None or self.is_learning or not self._can_fork:
+        if not self.is_ready:
             return None
         gate, start = os.pipe()
-        try:
-            self._line.settimeout(_FORK_SECONDS)
-            wire.send(self._line, understudy.Fork(workers=workers, files=tuple(files)), fd=gate)
-            forked, _ = wire.receive(self._line)
-            given_away, _ = wire.receive(self._line)
-            self._line.settimeout(None)
-        except (EOFError, OSError):
-            forked = given_away = None
-        finally:
-            os.close(gate)
-        if isinstance(forked, understudy.Forked) and isinstance(given_away, understudy.GivenAway):
-            return Births(forked.pids, start)
+        forked = self._have(understudy.Fork(workers=workers, files=tuple(files)), gate)
+        os.close(gate)
+        if forked is not None:
+            return Births(forked[0].pids, start)
         os.close(start)  # which ends those that are there
         self.dismiss()
         return None
+
+    def fork_reserve(self) -> tuple[int, int] | None:
+        """Have it fork a reserve: its process id, and the other end of its line. None: as above."""
+        if not self.is_ready:
+            return None
+        forked = self._have(understudy.ForkReserve())
+        if forked is not None and forked[1] is not None:
+            return forked[0].pids[0], forked[1]
+        self.dismiss()
+        return None
+
+    def _have(
+        self, order: understudy.Fork | understudy.ForkReserve, fd: int | None = None
+    ) -> tuple[understudy.Forked, int | None] | None:
+        assert self._line is not None
+        try:
+            self._line.settimeout(_FORK_SECONDS)
+            wire.send(self._line, order, fd=fd)
+            forked, found = wire.receive(self._line)
+            given_away, _ = wire.receive(self._line)
+            self._line.settimeout(None)
+        except (EOFError, OSError):
+            return None
+        is_done = isinstance(forked, understudy.Forked) and isinstance(given_away, understudy.GivenAway)
+        return (forked, found) if is_done else None

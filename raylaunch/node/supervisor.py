@@ -8,36 +8,25 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from raylaunch.core.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
 from raylaunch.core.progress import Pulse
 from raylaunch.core.ranks import Assignment, Rendezvous
-from raylaunch.node import asking, deaths, lease, messages, stacks, wire
-from raylaunch.node.alarm import Alarm
-from raylaunch.node.asking import Asking
+from raylaunch.node import deaths, lease, messages, wire
 from raylaunch.node.deaths import Death
 from raylaunch.node.hearth import Hearth
+from raylaunch.node.looking import Looking, Seen
 from raylaunch.node.memory import KernelKills
+from raylaunch.node.owed import Owed
 from raylaunch.node.present import Present
 from raylaunch.node.pulse import pulse
 from raylaunch.node.settings import NodeSettings
-from raylaunch.node.stacks import Dumps
 from raylaunch.worker.page import LEASE
 from raylaunch.worker.spec import Report
 
 _MOST_FALSE_STARTS = 3
 
-Event = (
-    messages.Ready
-    | messages.StoreOpen
-    | messages.Learned
-    | messages.WorkersStacks
-    | messages.Proposed
-    | WorkersStarted
-    | WorkersExited
-    | WorkersStopped
-    | WorkersCheckpointed
-)
+Event = messages.Ready | messages.StoreOpen | messages.Learned | WorkersStarted | WorkersExited | WorkersStopped | Seen
 """What `poll` gives. `at` in events and failures is this machine's CLOCK_MONOTONIC."""
 
 
@@ -53,19 +42,10 @@ class Supervisor:
         #: The fork server's process id, 0 until it is ready.
         self.server_pid = 0
         self._present: Present | None = None
-        #: When to look at what sends no word.
-        self._alarm = Alarm()
+        self._looking = Looking(self._page, settings.node)
         self._readable = select.epoll()
-        self._readable.register(self._alarm, select.EPOLLIN)
-        self._asking = Asking(self._page)
-        self._proposed: list[messages.Proposed] = []
-        self._dumps = Dumps(settings.node)
-        #: Orders that came before the fork server was ready.
-        self._waiting: list[messages.Order] = []
-        #: What a new fork server has to make good for the one that died: ports of the stores it held (0: not told yet),
-        #: and attempts that were to be stopped.
-        self._stores: dict[int, int] = {}
-        self._stopping: set[int] = set()
+        self._readable.register(self._looking, select.EPOLLIN)
+        self._owed = Owed()
         self._preload = settings.preload
         self._why: tuple[str, ...] = ()
         #: Fork servers in a row that died before they were ready.
@@ -75,12 +55,15 @@ class Supervisor:
 
     def start(self) -> None:
         """Start the fork server, unless there is one; `Ready` comes when it has imported everything."""
-        control = self._hearth.control
-        if control is None:
-            control = self._hearth.start(self.settings, self._preload)
-        self._readable.register(control, select.EPOLLIN)
+        if self._hearth.control is None:
+            self._hearth.start(self.settings, self._preload)
+        self._listen()
         if self._hearth.ready is not None:
-            self._alarm.set(0)
+            self._looking.soon()
+
+    def _listen(self) -> None:
+        assert self._hearth.control is not None
+        self._readable.register(self._hearth.control, select.EPOLLIN)
 
     def fileno(self) -> int:
         """Readable when `poll` has something; the same one whatever becomes of the fork server."""
@@ -89,15 +72,14 @@ class Supervisor:
     def launch(self, part: Assignment, meeting: Rendezvous) -> None:
         """End all earlier attempts without grace, then start this node's part of the next."""
         workers = tuple(self.settings.worker(part, local_rank, meeting) for local_rank in range(part.nproc))
-        self._asking.drop()
+        self._looking.drop_checkpoint()
         self._present = Present(part=part)
         self._order(messages.StartWorkers(attempt=part.attempt, workers=workers))
         self._kills.mark()
 
     def stop(self, attempt: int, grace: float, signal: str = "SIGTERM") -> None:
         """End the attempt. `WorkersStopped` follows in any case."""
-        self._asking.drop()
-        self._stopping.add(attempt)
+        self._looking.drop_checkpoint()
         self._order(messages.StopWorkers(attempt=attempt, grace=grace, signal=signal))
 
     def forward(self, attempt: int, signal: str) -> None:
@@ -106,7 +88,7 @@ class Supervisor:
             self._order(messages.SignalWorkers(attempt=attempt, signal=signal))
 
     def renew(self, until_ns: int) -> None:
-        """Let the node live until then (CLOCK_MONOTONIC, ns), unless this is said again in time. 0: without an end.
+        """Let the node live until then (`page.lease_clock`), unless this is said again in time. 0: without an end.
 
         After that all its processes are gone, whether this process can see to it or not. What is over stays over.
         """
@@ -126,27 +108,20 @@ class Supervisor:
 
         When it was settled they save and wait for their end: `WorkersCheckpointed` says so, or that they cannot.
         """
-        reached = self._asking.ask(attempt, step, self._present)
-        if reached is not None:
-            node = self.settings.node
-            self._proposed.append(messages.Proposed(node=node, attempt=attempt, step=step, reached=reached))
-        self._alarm.set(0)
+        self._looking.ask_checkpoint(attempt, step, self._present)
 
     def settle(self, attempt: int, step: int) -> None:
         """All workers of all nodes can save at the step that was proposed."""
-        self._asking.settle(attempt, step)
+        self._looking.settle(attempt, step)
 
     def dump_stacks(self, attempt: int) -> None:
         """Ask the attempt's workers what they are doing. `WorkersStacks` follows, soon, whoever can answer."""
-        present = self._present
-        self._dumps.ask(attempt, present.live() if present is not None and present.attempt == attempt else [])
-        self._alarm.set(0)
+        self._looking.dump_stacks(attempt, self._present)
         if self.ready:
             self._order(messages.DumpStacks(attempt=attempt))
 
     def open_store(self, attempt: int) -> None:
         """Have a store ready for the attempt. `StoreOpen` follows."""
-        self._stores[attempt] = 0
         self._order(self.settings.store(attempt, port=0))
 
     def values(self) -> dict[int, bytes]:
@@ -174,23 +149,22 @@ class Supervisor:
 
     def _look_away(self) -> None:
         self._kills.close()
-        self._dumps.close()
         self._readable.close()
-        self._alarm.close()
+        self._looking.close()
 
     def _order(self, order: messages.Order) -> None:
-        control = self._hearth.control
-        if not self.ready or control is None:
-            self._waiting.append(order)
-            return
-        with contextlib.suppress(OSError):  # gone: `poll` finds out and says what that means
-            wire.send(control, order)
+        control = self._hearth.control if self.ready else None
+        self._owed.asked(order, heard=control is not None)
+        if control is not None:
+            with contextlib.suppress(OSError):  # gone: `poll` finds out and says what that means
+                wire.send(control, order)
 
     def poll(self) -> list[Event]:
         """Everything that happened since the last time."""
         found: list[Event] = []
         failures: list[Failure] = []
         for word, fd in self._words():
+            self._owed.answered(word)
             match word:
                 case messages.Exited():
                     failures.extend(self._exited(word, fd))
@@ -198,39 +172,23 @@ class Supervisor:
                     found.extend(self._told(failures))
                     found.append(self._turned(word))
                 case messages.Ready():
+                    found.extend(self._told(failures))
                     self.server_pid = word.pid
                     self._begin_serving()
                     found.append(replace(word, why=self._why + word.why))
                 case messages.StoreOpen():
-                    self._stores[word.attempt] = word.port
                     found.append(word)
                 case messages.Asked():
-                    self._dumps.take(word, fd)
+                    self._looking.take(word, fd)
                 case messages.Learned():
-                    self._hearth.lesson = word.lesson
                     found.append(replace(word, lesson=None))
+                case messages.Reserve():
+                    pass  # the hearth has it
                 case messages.Rested():
                     raise AssertionError(word)  # the hearth waits for it
         found.extend(self._told(failures))
-        found.extend(self._seen())
+        found.extend(self._looking.look(self._present))
         return found
-
-    def _seen(self) -> Iterator[Event]:
-        """What comes of looking, since nobody tells; as long as there is something to look for."""
-        yield from self._proposed
-        self._proposed.clear()
-        answer = self._asking.look(self._present)
-        if answer is not None:
-            yield WorkersCheckpointed(
-                at=time.monotonic(), attempt=answer.attempt, node=self.settings.node, step=answer.step
-            )
-        dumped = self._dumps.look()
-        if dumped is not None:
-            yield dumped
-        if self._asking.is_open:
-            self._alarm.set(asking.LOOK_SECONDS)
-        else:
-            self._alarm.set(stacks.LOOK_SECONDS if self._dumps.is_open else None)
 
     def _words(self) -> Iterator[tuple[messages.Word, int | None]]:
         woken, self._hearth.ready = self._hearth.ready, None
@@ -238,15 +196,14 @@ class Supervisor:
             yield woken, None
         while (control := self._hearth.control) is not None and wire.is_readable(control):
             try:
-                yield wire.receive(control)
+                yield self._hearth.hear()
             except (EOFError, ConnectionError):
                 yield from self._server_died()
                 return
 
     def _begin_serving(self) -> None:
         self.ready = True
-        waiting, self._waiting = self._waiting, []
-        for order in waiting:
+        for order in self._owed.take():
             self._order(order)
 
     def _exited(self, word: messages.Exited, fd: int | None) -> list[Failure]:
@@ -299,36 +256,35 @@ class Supervisor:
         now = time.monotonic()
         present = self._present
         if isinstance(word, messages.Started):
-            self._stores = {attempt: port for attempt, port in self._stores.items() if attempt >= word.attempt}
             if present is not None and present.attempt == word.attempt:
                 present.pids = word.pids
             node = self.settings.node
             return WorkersStarted(at=now, attempt=word.attempt, node=node, pids=word.pids, turnover=word.turnover)
-        self._stopping.discard(word.attempt)
         late: tuple[Failure, ...] = ()
         if present is not None and present.attempt == word.attempt:
             late, present.late = tuple(present.late), []
         return WorkersStopped(at=now, attempt=word.attempt, node=self.settings.node, failures=late)
 
     def _server_died(self) -> Iterator[tuple[messages.Word, int | None]]:
-        """Its workers died with it; tell of each, end their orphans, and start another."""
-        self._hearth.put_out()
+        """Its workers died with it; end their orphans, tell of each, and go on with its reserve, or start another."""
+        successor = self._hearth.succeed() if not lease.is_over(self._page) else None
+        if successor is None:
+            self._hearth.put_out()
         self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
-        unsent = [order for order in self._waiting if isinstance(order, messages.StartWorkers)]
-        unsent = [order for order in unsent[-1:] if order.attempt not in self._stopping]
         present = self._present
-        if present is not None and not unsent:
-            stopped = present.attempt in self._stopping or lease.is_over(self._page)
+        if present is not None and self._owed.launch is None:
+            stopped = present.attempt in self._owed.stopping or lease.is_over(self._page)
             for word in present.died_with_server(stopped=stopped):
                 yield word, None
-        for attempt in sorted(self._stopping):
+        for attempt in sorted(self._owed.stopping):
             yield messages.Stopped(attempt=attempt), None
-        self._waiting = [
-            *(self.settings.store(attempt, port) for attempt, port in self._stores.items()),
-            *unsent,
-        ]
-        yield from self._start_again()
+        self._owed.inherit(self.settings)
+        if successor is None:
+            yield from self._start_again()
+            return
+        self._listen()
+        yield replace(successor, why=()), None
 
     def _start_again(self) -> Iterator[tuple[messages.Word, int | None]]:
         """Another fork server: without the preload if the last one died of it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,6 +44,11 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForkReserve:
+    """Fork a reserve of the fork server, which then has all that is learned (see `reserve`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Begins:
     """The import of this module begins. If this is the last word, it was the end of the process."""
 
@@ -70,7 +75,7 @@ class NotWorth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """The workers' process ids, in their order."""
+    """The workers' process ids, in their order; or the reserve's, and the other end of its line beside this."""
 
     pids: tuple[int, ...]
 
@@ -88,9 +93,14 @@ exit (atexit, threads, buffers) comes after it. It may fork another that has a r
 class Understudy:
     """The process."""
 
-    def __init__(self, orders: socket.socket, server: int) -> None:
+    def __init__(
+        self, orders: socket.socket, server: int, be_reserve: Callable[[socket.socket, Lesson | None], int | Role]
+    ) -> None:
         self._orders = orders
         self._server = server
+        self._reserves_part = be_reserve
+        self._output = (os.dup(1), os.dup(2))
+        self._lesson: Lesson | None = None
         self._worth = False
 
     def serve(self) -> Role:
@@ -102,14 +112,14 @@ class Understudy:
                 if isinstance(order, Learn):
                     self._learn(order)
                     continue
-                role = self._fork(order, gate)
+                role = self._fork(order, gate) if isinstance(order, Fork) else self._fork_reserve()
                 if role is not None:
                     return role
         except (EOFError, OSError):
             os._exit(0)  # without what the imported modules want to be done at exit
 
-    def _say(self, word: object) -> None:
-        wire.send(self._orders, word)
+    def _say(self, word: object, fd: int | None = None) -> None:
+        wire.send(self._orders, word, fd=fd)
 
     def _learn(self, order: Learn) -> None:
         try:
@@ -124,25 +134,45 @@ class Understudy:
             self._say(NotWorth())
             os._exit(0)
         processes.get_ready_to_fork()
+        self._lesson = order.lesson
         self._say(Learned())
 
     def _fork(self, order: Fork, gate: int | None) -> Role | None:
-        """By way of a child that ends at once, so that its children become the fork server's."""
         assert gate is not None
+        workers = zip(order.workers, order.files, strict=True)
+        role = self._give_away([partial(self._be_worker, spec, files, gate) for spec, files in workers])
+        if role is None:
+            os.close(gate)
+        return role
+
+    def _fork_reserve(self) -> Role | None:
+        ours, supervisors = wire.pair()
+        with supervisors:
+            role = self._give_away([partial(self._be_reserve, ours)], supervisors.fileno())
+        if role is None:
+            ours.close()
+        return role
+
+    def _give_away(self, roles: Sequence[Role], fd: int | None = None) -> Role | None:
+        """Fork these by way of a child that ends at once, so that its children become the fork server's."""
         between = os.fork()
         if between == 0:
             pids = []
-            for spec, files in zip(order.workers, order.files, strict=True):
+            for role in roles:
                 pid = os.fork()
                 if pid == 0:
-                    return partial(self._be_worker, spec, files, gate)
+                    return role
                 pids.append(pid)
-            self._say(Forked(pids=tuple(pids)))
+            self._say(Forked(pids=tuple(pids)), fd)
             os._exit(0)
-        os.close(gate)
         os.waitpid(between, 0)
         self._say(GivenAway())
         return None
+
+    def _be_reserve(self, line: socket.socket) -> int | Role:
+        for fd, kept in enumerate(self._output, start=1):
+            os.dup2(kept, fd)
+        return self._reserves_part(line, self._lesson)
 
     def _be_worker(self, spec: WorkerSpec, numbers: tuple[int, ...], gate: int) -> int:
         self._orders.detach()

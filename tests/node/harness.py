@@ -25,7 +25,7 @@ import pytest
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
 from raylaunch.core.ranks import Member, Rendezvous, assign
-from raylaunch.node import processes
+from raylaunch.node import proc, processes
 from raylaunch.node.messages import Ready, StoreOpen
 from raylaunch.node.settings import NodeSettings
 from raylaunch.node.supervisor import Event, Supervisor
@@ -232,8 +232,12 @@ class Node:
         return found
 
     def children(self) -> set[int]:
-        """Processes that the fork server has: workers and stores."""
-        return children_of(self.supervisor.server_pid)
+        """Processes that the fork server has: workers and stores, but not its reserve."""
+        return children_of(self.supervisor.server_pid) - {self.reserve()}
+
+    def reserve(self) -> int:
+        """Process id of the fork server's; 0: there is none."""
+        return reserve_of(self.supervisor.server_pid)
 
     def tidy(self) -> None:
         """End the present attempt."""
@@ -251,6 +255,15 @@ def children_of(pid: int) -> set[int]:
     for thread in Path(f"/proc/{pid}/task").iterdir():
         found.update(int(child) for child in (thread / "children").read_text().split())
     return found
+
+
+def reserve_of(server: int) -> int:
+    """The one child of the fork server that leads a process group and no session; 0: there is none."""
+    for pid in children_of(server):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == pid != os.getsid(pid) and proc.state(pid) not in ("Z", proc.GONE):
+                return pid
+    return 0
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -371,7 +384,7 @@ def lent(node: Node, folder: Path, mark: str, ears: Ears) -> Iterator[Node]:
     node.move_to(folder, mark, ears)
     yield node
     node.tidy()
-    stores = len(node.supervisor._stores)
+    stores = len(node.supervisor._owed.stores)
     until(lambda: len(node.children()) <= stores, "the fork server has children left")
 
 
@@ -429,4 +442,5 @@ def own(request: pytest.FixtureRequest, tmp_path: Path, mark: str, ears: Ears) -
 
 
 def send(pid: int, number: int = signal.SIGKILL) -> None:
+    assert pid > 1, "this would be a signal to ourselves, or to everybody"
     os.kill(pid, number)

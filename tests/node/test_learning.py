@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.events import WorkersExited, WorkersStarted
-from raylaunch.node.messages import Learned
+from raylaunch.node.messages import Learned, Ready
 from tests.node.harness import (
     Ears,
     Node,
@@ -52,6 +52,7 @@ INSTALLED = {
     "wants_rank": "import os\nrank = os.environ.get('RANK')",
     "wants_log": "import logging\nlogging.basicConfig()",
     "ends": "import os\nif 'RANK' not in os.environ.copy(): os._exit(7)",
+    "lasts": "import os, time\nwhile 'RANK' not in os.environ.copy(): time.sleep(0.01)",
 }
 
 
@@ -135,7 +136,7 @@ def test_the_next_attempt_finds_imported_what_the_one_before_imported(learner: N
 def test_what_an_import_leaves_behind_keeps_it_from_being_learned(learner: Node, ears: Ears) -> None:
     """Each is named with the reason, the rest is learned, and no installed module takes the place of the script's own."""
     (learner.folder / "helper.py").write_text("")
-    names = [name for name in INSTALLED if name not in ("heavy", "ends", "like_jemalloc")]
+    names = [name for name in INSTALLED if name not in ("heavy", "ends", "lasts", "like_jemalloc")]
     path = script(learner, *names, "heavy")
     assert learn(learner, ears, path, "heavy") == [
         f"`{name}` is not preloaded: importing it {why}"
@@ -178,18 +179,62 @@ def test_kill_of_the_understudy_costs_nothing_but_time(learner: Node, ears: Ears
     assert second == f"fast {learner.supervisor.server_pid}"
 
 
-def test_a_new_fork_server_knows_what_the_old_one_had_learned(learner: Node, ears: Ears) -> None:
-    """The fork server is killed, its understudy and its workers go with it, and the very next attempt is warm."""
+def lost(node: Node) -> int:
+    """Its fork server is killed, and all else of it goes with it; the process id of the next."""
+    left = node.children()
+    send(node.supervisor.server_pid)
+    assert [failure.signal for failure in node.wait(WorkersExited).failures] == ["SIGKILL"]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
+    return int(node.supervisor.server_pid)
+
+
+def test_the_reserve_has_learned_too(learner: Node, ears: Ears) -> None:
+    """The fork server is killed, and the next attempt begins at once: nobody has to learn it again. Nor does any other
+    run get what was imported for this one: neither by the reserve nor by what was one.
+    """
     path = script(learner, "heavy")
+    first = learner.reserve()
     learn(learner, ears, path, "heavy")
-    again(learner, ears, path)
-    everybody = learner.children()
-    assert len(everybody) == 2
-    send(learner.supervisor.server_pid)
-    assert [failure.signal for failure in learner.wait(WorkersExited).failures] == ["SIGKILL"]
-    for pid in everybody:
-        wait_gone(pid)
+    wait_gone(first)
+    for _ in range(2):
+        reserve = learner.reserve()
+        assert lost(learner) == reserve
+        assert again(learner, ears, path)[0][0] == "['heavy'] False True"
+        assert learner.children() == set(learner.wait(WorkersStarted).pids), "there is an understudy"
+    assert learner.supervisor.rest() is None
+
+
+def test_a_reserve_that_has_learned_does_not_outlive_the_run(learner: Node, ears: Ears) -> None:
+    path = script(learner, "heavy")
+    first = learner.reserve()
+    learn(learner, ears, path, "heavy")
+    taught = until(lambda: (found := learner.reserve()) != first and found, "the reserve has not learned")
+    hearth = learner.supervisor.rest()
+    assert hearth is not None
+    plain = until(lambda: (found := learner.reserve()) != taught and found, "it stays")
+    wait_gone(taught)
+    assert learner.reserve() == plain
+    hearth.close()
+
+
+def test_a_new_fork_server_is_taught_what_the_old_one_had_learned(learner: Node, ears: Ears) -> None:
+    """It is killed together with its reserve, and the very next attempt is warm."""
+    path = script(learner, "heavy")
+    first = learner.reserve()
+    learn(learner, ears, path, "heavy")
+    wait_gone(first)
+    send(learner.supervisor.server_pid, signal.SIGSTOP)
+    send(learner.reserve())
+    lost(learner)
+    learner.wait(Ready)
+    assert again(learner, ears, path)[0][0] == "['heavy'] False True"
+
+
+def test_kill_of_the_fork_server_while_its_understudy_learns(learner: Node, ears: Ears) -> None:
+    """Nothing is learned of that, and nothing is left."""
+    path = script(learner, "lasts", "heavy")
     learner.launch(path)
-    learner.wait(WorkersStarted, lambda event: event.attempt == learner.attempt)
     ears.hear()
-    assert (learner.rank_folder() / "stdout.log").read_text().startswith("['heavy'] False True\n")
+    understudy(learner)
+    lost(learner)
+    assert again(learner, ears, path)[0][0] == "[] False False"
