@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from raylaunch.core.course import Course
 from raylaunch.core.events import Progressed
-from raylaunch.core.progress import Course
 from raylaunch.core.words import count
 
 _SECONDS = 59.0

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from raylaunch.core.failure import Failure
-from raylaunch.core.stacks import IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED, StackGroup
+from raylaunch.core.stacks import CHILD_STOPPED, IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED, StackGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,8 @@ _SILENT = (
 _OF_NOTES = {
     STOPPED: "somebody stopped its process on {host} and did not let it go on: a debugger, `kill -STOP`, a scheduler "
     "that suspends jobs",
+    CHILD_STOPPED: "somebody stopped a process that it started on {host}, such as one of its data loader, and did "
+    "not let it go on: `ps -eo pid,stat,args` there shows it with state T",
     IN_THE_KERNEL: "it waits in the kernel of {host}: a disk, a network file system or a driver that does not answer; "
     "`dmesg` there tells",
     RUNNING_ON: "it ran on in code that takes no signals, or is no Python: `py-spy dump --native` on {host} shows it",
@@ -90,8 +92,8 @@ _ALL_WAIT = (
     "(`raylaunch check`), and if a rank left the loop before the others"
 )
 _SLOW = (
-    "if it was only slow: a longer `hang_timeout`, or `with raylaunch.worker.section(...)` around what takes long and "
-    "makes no steps"
+    "if it was only slow: `with raylaunch.worker.section(...)` around what takes long and makes no steps, or a longer "
+    "`hang_timeout`, or `hang_timeout: off`"
 )
 
 

@@ -169,8 +169,8 @@ class Job:
     node_timeout: float = 5.0
     """A node of which nothing is heard for as long is lost. It ends its workers within the same time by itself."""
     hang_timeout: int | float | str = "auto"
-    """When a worker makes no step for as long, all stacks are written and the workers restarted; `auto`: ten times
-    the longest pause so far, at least 300; `off`: never."""
+    """When a worker makes no step for as long, all stacks are written and the workers restarted; `auto`: after 300 s
+    or longer it is looked into, and that is done where nobody works any more; `off`: never."""
     last_call: float = 5.0
     """With `MIN:MAX`, how long to wait for more nodes once MIN are there."""
     start_timeout: float = 120.0

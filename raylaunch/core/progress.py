@@ -8,12 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from raylaunch.core.events import Progressed
+from raylaunch.core.unsaved import unsaved
 
 WARM_UP = 3
-"""Marks that a worker must have made before its silence means anything: first steps compile, and open connections."""
+"""Marks after which a worker has made its first steps, which compile, and open connections."""
 AUTO_FLOOR = 300.0
-AUTO_FACTOR = 10.0
-"""With `auto`: seconds that are never too long, and how many times its longest pause a worker may be silent."""
+AUTO_FACTOR = 2.0
+"""With `auto`, a worker that is silent for so many seconds, and times its longest pause, is looked at."""
+FIRST_FLOOR = 600.0
+"""Seconds after which one is looked at that has not made its first steps."""
 
 _WINDOW = 10.0
 """Seconds that the rate is taken over."""
@@ -77,36 +80,19 @@ class Hang:
     """It, and all that have been silent nearly as long: whoever waits for the one at fault falls silent too."""
     workers: tuple[Silence, ...]
     """All that are alive."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """The steps of one attempt, as far as they were told: the first and the last word of it, which may be one."""
-
-    first: Progressed
-    last: Progressed
-
-    @property
-    def first_step(self) -> int | None:
-        """The number of the first step that was done."""
-        return self.first.low
+    is_sure: bool = True
+    """It was longer than the seconds that were given; else it is to be seen what the workers do."""
+    is_young: bool = False
+    """Nobody has made his first steps."""
+    quiet: float = 0.0
+    """Seconds since anybody made a step."""
+    limit: float = 0.0
+    """Seconds after which that is to be looked into."""
 
     @property
-    def ended(self) -> float:
-        """When the last step was done."""
-        if self.last is not self.first or self.first.rate <= 0:
-            return self.last.marked
-        return self.first.marked + (self.first.marks - 1) / self.first.rate
-
-    def lost_after(self, before: Course) -> int | None:
-        """Steps of the attempt before that this one did again; None where they have no numbers."""
-        if self.first_step is None or before.last.high is None:
-            return None
-        return max(0, before.last.high - (self.first_step - 1))
-
-    def pause_after(self, before: Course) -> float:
-        """Seconds between the last step of the attempt before and the first of this one."""
-        return max(0.0, self.first.marked - before.ended)
+    def goes_on(self) -> bool:
+        """Whether others make steps meanwhile."""
+        return len(self.ranks) < len(self.workers)
 
 
 @dataclass(slots=True)
@@ -124,6 +110,10 @@ class _Worker:
     busy: bool = False
     #: (marked_at, marks, count) of the last while, where it changed.
     history: list[tuple[float, int, int]] = field(default_factory=list)
+    #: When it was first seen.
+    born_at: float = math.inf
+    #: Seconds of silence that are borne, since it was seen what all do; until its next mark.
+    borne: float = 0.0
 
     def note(self, mark: Mark, at: float, quiet: float) -> None:
         """What a pulse that came at this time says. `quiet`: until then its silence meant nothing."""
@@ -133,10 +123,11 @@ class _Worker:
                 self.pause = max(self.pause, marked_at - max(self.marked_at, quiet))
             else:
                 self.first_at = self._first(mark, at, marked_at)
-            self.marks, self.marked_at = mark.marks, marked_at
+            self.marks, self.marked_at, self.borne = mark.marks, marked_at, 0.0
         elif self.marks:
             self.marked_at = marked_at
         self.seen_at, self.busy = at, mark.busy
+        self.born_at = min(self.born_at, at)
         self.step, self.asked, self.saved = mark.step, mark.asked, mark.saved
         self.first_step = mark.first_step
         if self.marks and (not self.history or self.history[-1][1:] != (self.marks, self.count)):
@@ -176,19 +167,24 @@ class _Worker:
 class Progress:
     """The present attempt's. All times are on one clock, whichever that is; only `so_far` names it: the run's.
 
-    A worker's silence is judged by what pulses showed, never by their own delay, and never in its first steps: so a
-    worker that makes no steps at all, in a script that has others for that, is left in peace.
+    A worker's silence is judged by what pulses showed, never by their own delay. A number of seconds is obeyed, but
+    not in its first steps. There, and with `auto`, a long silence is only a reason to look at what the workers do;
+    `bear` says that this was no hang.
     """
 
     def __init__(self, hang_timeout: float | None, auto: bool) -> None:
         """`auto`: by each worker's own pauses, `hang_timeout` at least. Neither: never."""
         self._timeout = (AUTO_FLOOR if auto else math.inf) if hang_timeout is None else hang_timeout
         self._auto = auto
+        #: Whether all workers of an attempt before have asked `should_checkpoint`.
+        self._asks = False
+        self._workers: dict[int, _Worker] = {}
         self.begin(0, ())
 
     def begin(self, attempt: int, ranks: Iterable[int]) -> None:
         """Another attempt: nothing of the one before is left."""
         self._attempt = attempt
+        self._asks |= bool(self._workers) and all(worker.asked is not None for worker in self._workers.values())
         self._workers = {rank: _Worker(rank) for rank in ranks}
         self._seen_at = -math.inf
         #: Until then nobody's silence counts, since somebody was busy.
@@ -199,7 +195,7 @@ class Progress:
         #: How many have made a mark, and when the first did.
         self._begun = 0
         self._first_at = math.inf
-        #: Nobody hangs before this, whatever pulses say; infinity: until somebody is past its first steps.
+        #: Nobody hangs before this, whatever pulses say; infinity: nobody is there, or can.
         self.due = math.inf
 
     def take(self, pulse: Pulse, at: float) -> None:
@@ -229,16 +225,17 @@ class Progress:
             self.due = min(self.due, self._due(worker))
 
     def hang(self, now: float) -> Hang | None:
-        """Whether somebody was silent for too long, by fresh pulses. Found again until another attempt begins."""
+        """Whether somebody was silent for too long, by fresh pulses. Found again until that is borne, or over."""
         if now > self._seen_at + _STALE:
             return None
         live = [worker for worker in self._workers.values() if self._is_live(worker)]
         self.due = min(map(self._due, live), default=math.inf)
-        over = [worker for worker in live if self._silence(worker) > self._limit(worker)]
+        over = [worker for worker in live if self._silence(worker) > max(self._limit(worker), worker.borne)]
         if not over:
             return None
-        first = max(over, key=self._silence)
-        nearly = self._limit(first) / 2
+        warm = [worker for worker in live if worker.marks >= WARM_UP]
+        first = max([worker for worker in over if self._is_sure(worker)] or over, key=self._silence)
+        nearly = min(map(self._limit, over)) / 2
         return Hang(
             seconds=self._silence(first),
             ranks=tuple(worker.rank for worker in live if self._silence(worker) > nearly),
@@ -246,7 +243,18 @@ class Progress:
                 Silence(rank=worker.rank, marks=worker.marks, since=worker.seen_at - self._silence(worker))
                 for worker in live
             ),
+            is_sure=self._is_sure(first),
+            is_young=not warm,
+            quiet=min(map(self._silence, warm or live)),
+            limit=max(map(self._limit, warm or live)),
         )
+
+    def bear(self, hang: Hang, seconds: float) -> None:
+        """It was seen what they do: for so long nobody looks again, but at those who made marks meanwhile."""
+        for rank in hang.ranks:
+            worker = self._workers[rank]
+            worker.borne = self._silence(worker) + seconds
+        self.due = min(map(self._due, filter(self._is_live, self._workers.values())), default=math.inf)
 
     def next_look(self, now: float) -> float | None:
         """When `hang` is to be asked again, besides after each pulse; None where nobody can hang yet."""
@@ -261,34 +269,41 @@ class Progress:
         )
         return math.ceil(max(ahead, default=0.0)) + _SPARE_STEPS
 
+    def unsaved(self, step: int) -> str:
+        """Who had not saved at a step at which all were to, in words for a person."""
+        return unsaved(step, {rank: (worker.asked, worker.saved) for rank, worker in self._workers.items()})
+
     def so_far(self, at: float) -> Progressed | None:
         """None until all workers have done a step, or one has for a while and others do none.
 
         Of the first word `low` is the first step and `marked` when all had done it; later ones are of the last step.
         """
         waits = self._begun < len(self._workers)
+        # Scripts that count their steps by `should_checkpoint` may have another count than their optimizers.
+        waits |= self._asks and not self._told and any(worker.asked is None for worker in self._workers.values())
         if not self._begun or (waits and at - self._first_at < _WINDOW):
             return None
         begun = [worker for worker in self._workers.values() if worker.marks]
-        furthest = max(begun, key=lambda worker: (worker.marks, -worker.rank))
-        slowest = min(begun, key=lambda worker: (self._aligned(worker, worker.marks), worker.rank))
+        furthest = max(begun, key=_place)
+        going = [worker for worker in begun if self._is_live(worker)] or begun
+        slowest = min(going, key=lambda worker: (self._aligned(worker, worker.marks), worker.rank))
         high = max((worker.step for worker in begun if worker.step is not None), default=None)
         told, self._told = self._told, True
         return Progressed(
             at=at,
             attempt=self._attempt,
             marks=furthest.marks,
-            low=self._low(begun, high) if told else _first_step(begun),
+            low=self._low(going, high) if told else _first_step(begun),
             high=high,
             marked=max(worker.marked_at if told else worker.first_at for worker in begun),
             saved=min((worker.saved for worker in begun if worker.saved is not None), default=None),
             slowest=slowest.rank,
-            rate=furthest.rate(self._seen_at),
+            rate=max(going, key=_place).rate(self._seen_at),
         )
 
-    def _low(self, begun: list[_Worker], high: int | None) -> int | None:
-        known = [self._aligned(worker, worker.step) for worker in begun if worker.step is not None]
-        return None if high is None else min(high, int(min(known)))
+    def _low(self, going: list[_Worker], high: int | None) -> int | None:
+        known = [self._aligned(worker, worker.step) for worker in going if worker.step is not None]
+        return min([high, *map(int, known)]) if high is not None else None
 
     def _aligned(self, worker: _Worker, steps: int) -> float:
         """Where the worker was when the latest pulse came: nodes are not heard at the same moment."""
@@ -301,18 +316,30 @@ class Progress:
         return any(map(self._is_live, self._busy.values()))
 
     def _silence(self, worker: _Worker) -> float:
-        """Known of the worker when it was last seen; before its first mark, since anybody's first."""
-        began = worker.marked_at if worker.marks else self._first_at
-        return max(0.0, worker.seen_at - max(began, self._quiet))
+        """Known of the worker when it was last seen."""
+        return max(0.0, worker.seen_at - self._began(worker))
+
+    def _began(self, worker: _Worker) -> float:
+        """Since when it is silent; before its first mark, since anybody's first, or since it is there."""
+        first_at = self._first_at if self._begun else worker.born_at
+        return max(worker.marked_at if worker.marks else first_at, self._quiet)
 
     def _due(self, worker: _Worker) -> float:
         """When it will have been silent for too long, should nothing more be seen of it."""
-        return max(worker.marked_at, self._quiet) + self._limit(worker)
+        return self._began(worker) + max(self._limit(worker), worker.borne)
 
     def _limit(self, worker: _Worker) -> float:
         if worker.marks < WARM_UP:
-            return math.inf
+            return max(FIRST_FLOOR, self._timeout)
         return max(self._timeout, AUTO_FACTOR * worker.pause) if self._auto else self._timeout
+
+    def _is_sure(self, worker: _Worker) -> bool:
+        """Whether its silence is measured by the number of seconds that was given."""
+        return not self._auto and worker.marks >= WARM_UP
+
+
+def _place(worker: _Worker) -> tuple[int, int]:
+    return worker.marks, -worker.rank
 
 
 def _first_step(begun: list[_Worker]) -> int | None:

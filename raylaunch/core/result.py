@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from raylaunch.core.actions import Finish, Launch, Stop
+from raylaunch.core.course import Course
 from raylaunch.core.events import (
     NodeJoined,
     NodeLost,
@@ -19,7 +20,6 @@ from raylaunch.core.events import (
 from raylaunch.core.failure import Failure, alike, consequences, root_cause
 from raylaunch.core.hints import hints
 from raylaunch.core.journal import Entry
-from raylaunch.core.progress import Course
 from raylaunch.core.stacks import StackGroup
 from raylaunch.errors import ExitCode
 

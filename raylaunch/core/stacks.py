@@ -12,6 +12,7 @@ STOPPED = "stopped by a signal"
 IN_THE_KERNEL = "in the kernel, where nothing interrupts it"
 RUNNING_ON = "running, and did not answer"
 NO_ANSWER = "did not answer"
+CHILD_STOPPED = "a process it started is stopped by a signal"
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
@@ -23,11 +24,34 @@ _LIBRARY = re.compile(r"/lib(64)?/python\d[\d.]*/|/(site|dist)-packages/|^<")
 _WRAPPER = re.compile(r"^_[^_]|^_$|^wrapper|^inner|^decorate|^<")
 """Functions that stand between a line of the script and what it called."""
 
-_WAITS_FOR_OTHERS = re.compile(
-    r"/torch/distributed/\S+ in |/torch/autograd/\S+ in _engine_run_backward$|/torch/cuda/\S+ in synchronize$"
-)
+_BACKWARD = re.compile(r"/torch/autograd/\S+ in _engine_run_backward$")
+_WAITS_FOR_OTHERS = re.compile(rf"/torch/distributed/\S+ in |{_BACKWARD.pattern}|/torch/cuda/\S+ in synchronize$")
 """Innermost frames of workers that may well wait for another: a collective, the one in `backward` included."""
+_IN_COLLECTIVE = re.compile(r"/torch/distributed/(distributed_c10d|rendezvous|utils)\.py:")
+"""Innermost frames of workers that do nothing but wait for others, whatever CPU that costs."""
 _DATA_LOADER = "/torch/utils/data/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What a worker has spent in its life."""
+
+    cpu: float = 0.0
+    """Seconds of its own."""
+    cpu_of_others: float = 0.0
+    """Seconds of all processes that it started."""
+    bytes: int = 0
+    """Read and written, by all of them."""
+    wakes: int = 0
+    """How often its main thread has waited for something, and then gone on."""
+
+    def __sub__(self, before: Effort) -> Effort:
+        return Effort(
+            cpu=self.cpu - before.cpu,
+            cpu_of_others=self.cpu_of_others - before.cpu_of_others,
+            bytes=self.bytes - before.bytes,
+            wakes=self.wakes - before.wakes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +63,14 @@ class Stack:
     """Of the process, as in /proc: `R` running, `S` sleeping, `T` stopped, `D` in the kernel, ..."""
     text: str
     """What faulthandler wrote; `""` where the process could not answer."""
+    effort: Effort = Effort()
+    child_stopped: bool = False
+    """Whether a process that it started is."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process, or a debugger."""
+        return self.state in ("T", "t")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +87,16 @@ class StackGroup:
     def waits(self) -> bool:
         """Whether they may be waiting for others."""
         return bool(self.frames) and bool(_WAITS_FOR_OTHERS.search(self.frames[0]))
+
+    @property
+    def in_collective(self) -> bool:
+        """Whether they are waiting for others, and do nothing else."""
+        return bool(self.frames) and bool(_IN_COLLECTIVE.search(self.frames[0]))
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether they compute, or wait for others within that."""
+        return bool(self.frames) and bool(_BACKWARD.search(self.frames[0]))
 
     @property
     def loads_data(self) -> bool:
@@ -96,17 +138,19 @@ def grouped(stacks: Iterable[Stack], ranks: Iterable[int]) -> list[StackGroup]:
     for rank in sorted({*heard, *ranks}):
         stack = heard.get(rank)
         frames = main_thread(stack.text) if stack else ()
-        note = _note(stack.state if stack else "", answered=bool(frames))
+        note = _note(stack, answered=bool(frames))
         members.setdefault((frames, note), []).append(rank)
     return [StackGroup(ranks=tuple(own), frames=frames, note=note) for (frames, note), own in members.items()]
 
 
-def _note(state: str, *, answered: bool) -> str:
-    if state in ("T", "t"):
+def _note(stack: Stack | None, *, answered: bool) -> str:
+    if stack is None:
+        return NO_ANSWER
+    if stack.is_stopped:
         return STOPPED
     if answered:
-        return ""
-    return {"D": IN_THE_KERNEL, "R": RUNNING_ON}.get(state, NO_ANSWER)
+        return CHILD_STOPPED if stack.child_stopped else ""
+    return {"D": IN_THE_KERNEL, "R": RUNNING_ON}.get(stack.state, NO_ANSWER)
 
 
 def main_thread(text: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.stacks import Stack
 from raylaunch.node import messages, proc
+from raylaunch.node.effort import child_stopped, effort
 from raylaunch.worker.stacks import SIGNAL
 
 LOOK_SECONDS = 0.02
@@ -40,7 +41,13 @@ class _Asked:
             self.done = self.start < self.size == before and not proc.holds_back(self.pid, SIGNAL)
 
     def stack(self) -> Stack:
-        return Stack(rank=self.rank, state=proc.state(self.pid), text=self._text())
+        return Stack(
+            rank=self.rank,
+            state=proc.state(self.pid),
+            text=self._text(),
+            effort=effort(self.pid),
+            child_stopped=child_stopped(self.pid),
+        )
 
     def _text(self) -> str:
         if self.fd < 0:

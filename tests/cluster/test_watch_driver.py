@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -10,13 +11,15 @@ from raylaunch.cluster.driver import Driver
 from raylaunch.cluster.orders import Orders
 from raylaunch.cluster.watch import Watch
 from raylaunch.core.actions import AskCheckpoint, Launch, Readmit, Release, Shun, Stop
-from raylaunch.core.events import Progressed, WorkersExited, WorkersHung
+from raylaunch.core.events import Progressed, WorkersCheckpointed, WorkersExited, WorkersHung
+from raylaunch.core.evidence import LOOKS
 from raylaunch.core.job import Entrypoint, Job
 from raylaunch.core.journal import replay
 from raylaunch.core.machine import Machine
-from raylaunch.core.progress import WARM_UP, Mark, Progress, Pulse
+from raylaunch.core.progress import AUTO_FLOOR, WARM_UP, Mark, Progress, Pulse
 from raylaunch.core.ranks import Member, assign
 from raylaunch.core.stacks import Stack
+from raylaunch.node.messages import WorkersStacks
 from tests.fakes import FakeFleet, Notebook
 
 FETCH = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 33 in fetch\n'
@@ -93,6 +96,48 @@ def test_progress_is_in_the_journal_where_the_machine_saw_it():
     seen = [entry.event for entry in book.entries if entry.event is not None]
     assert replay(driver.machine.job, seen) == book.entries
     assert events(book, Progressed) != []
+
+
+class Saves(FakeFleet):
+    """Workers of node-1 know of checkpoints that are asked for. `grace`: what happens before they stop."""
+
+    grace: Callable[[], None] = staticmethod(lambda: None)
+
+    def ask_checkpoint(self, node, attempt, step):
+        self.say(node, WorkersCheckpointed(at=0.0, attempt=attempt, node=node, step=None))
+
+    def stop(self, node, attempt, grace, signal):
+        self.grace()
+        super().stop(node, attempt, grace, signal)
+
+
+def resized(train: Callable[[FakeFleet], None], grace: Callable[[FakeFleet], None] = lambda _: None):
+    """The first of two nodes is drained while they train."""
+    fleet = Saves(2, nproc=1)
+    fleet.grace = lambda: grace(fleet)
+    fleet.then[1] = lambda: (train(fleet), fleet.drain("node-1"))
+    driver, book = driver_of(fleet, nnodes="1:2")
+    assert driver.run().exit_code == 0
+    return book
+
+
+def test_steps_that_are_made_in_the_grace_count():
+    """By a script that has its own mind about SIGTERM: it is those that are lost."""
+    book = resized(
+        lambda fleet: fleet.say("node-1", pulse=pulse({0: 3, 1: 3})),
+        lambda fleet: fleet.say("node-1", pulse=pulse({0: 90, 1: 90})),
+    )
+    assert [event.marks for event in events(book, Progressed) if event.attempt == 1][-1] == 90
+
+
+def test_who_had_no_part_in_saving_is_named():
+    """A script of which only some ranks ask; of one that knows nothing of it there is nothing to be said."""
+    asked = Mark(rank=0, marks=3, age=0.0, step=2, asked=2)
+    book = resized(lambda fleet: fleet.say("node-1", pulse=Pulse(attempt=1, marks=(asked,))))
+    assert [line for line in book.lines if "rank 1 never asked `should_checkpoint`" in line] != []
+    knows_nothing = Mark(rank=0, marks=3, age=0.0, step=2)
+    book = resized(lambda fleet: fleet.say("node-1", pulse=Pulse(attempt=1, marks=(knows_nothing,))))
+    assert book.lines == []
 
 
 def hanging(fleet: FakeFleet, **job):
@@ -246,3 +291,94 @@ def test_a_hang_is_told_of_once():
         found.extend(watch.due(at + 0.5))
     assert [type(event) for event in found].count(WorkersHung) == 1
     assert [order for order in fleet.sent if order[0] == "stacks"] == [("stacks", "node-1", 1)]
+
+
+# With `auto`: what is seen decides.
+
+
+class Silent:
+    """Two nodes of one worker each that have stepped, and fall silent; a second for each look at them."""
+
+    def __init__(self, *stacks: Callable[[int], Stack]) -> None:
+        """`stacks`: what each rank says at its n-th look."""
+        self.fleet = FakeFleet(2, nproc=1)
+        self.said: list[str] = []
+        self.asked = [0, 0]
+        self.stacks = stacks
+        self.fleet.dump_stacks = self.answer
+        self.watch = Watch(Progress(None, auto=True), self.fleet, lambda *_: None, self.said.append)
+        self.begin(1)
+
+    def begin(self, attempt: int) -> None:
+        self.attempt, self.now = attempt, 0.0
+        members = [Member(node=name, address="10.0.0.1", nproc=1) for name in self.fleet.names]
+        self.watch.begin(assign(attempt, members))
+        for marks in range(1, WARM_UP + 1):
+            self.pulse(marks)
+
+    def answer(self, node: str, attempt: int) -> None:
+        rank = self.fleet.names.index(node)
+        self.asked[rank] += 1
+        stack = self.stacks[rank](self.asked[rank])
+        self.watch.stacks(WorkersStacks(node=node, attempt=attempt, stacks=(stack,)))
+
+    def pulse(self, marks: int, age: float = 0.0) -> None:
+        self.now += 0.5
+        self.watch.take(pulse({0: marks, 1: marks}, attempt=self.attempt, age=age), self.now)
+
+    def until(self, silence: float) -> list[float]:
+        """After how long each hang was told of."""
+        found = []
+        last = self.now
+        while self.now - last < silence:
+            self.pulse(WARM_UP, self.now + 0.5 - last)
+            found += [self.now - last for event in self.watch.due(self.now) if isinstance(event, WorkersHung)]
+        return found
+
+
+def at_line(rank: int, text: str) -> Callable[[int], Stack]:
+    return lambda _: Stack(rank=rank, state="S", text=text)
+
+
+def moves(rank: int) -> Callable[[int], Stack]:
+    return lambda look: Stack(rank=rank, state="S", text=FETCH.replace("33", str(look)))
+
+
+def test_with_auto_nobody_who_works_is_taken_for_hanging():
+    """It is looked at again, later and later, and a person is told."""
+    world = Silent(moves(0), at_line(1, REDUCE))
+    assert world.until(3000) == []
+    assert world.asked == [4 * LOOKS, 4 * LOOKS]  # after 5, 10, 20 and 40 minutes
+    assert all(f"rank 0 works, at train.py:{at * LOOKS} in fetch" in said for at, said in enumerate(world.said, 1))
+    assert len(world.said) == 4
+    (hung_at,) = world.until(10**4)
+    assert hung_at > 4000
+
+
+def test_with_auto_those_who_wait_for_nobody_are_a_hang():
+    """As soon as it was seen that all do nothing else."""
+    (hung_at,) = Silent(at_line(0, REDUCE), at_line(1, REDUCE)).until(900)
+    assert AUTO_FLOOR < hung_at < AUTO_FLOOR + 2 * LOOKS
+
+
+def test_with_auto_a_step_in_the_midst_of_the_looks_ends_them():
+    """Nothing is said of it."""
+    world = Silent(at_line(0, REDUCE), at_line(1, REDUCE))
+    world.until(AUTO_FLOOR + 3)
+    assert world.asked[0] > 1
+    found = []
+    for more in range(1, 4 * LOOKS):
+        world.pulse(WARM_UP + more)
+        found += world.watch.due(world.now)
+    assert [event for event in found if isinstance(event, WorkersHung)] == []
+    assert (world.said, world.asked[0] < LOOKS) == ([], True)
+
+
+def test_a_place_where_worlds_were_ended_is_borne_for_longer():
+    """A healthy pause there, in which nobody seems to work, would be met again and again."""
+    world = Silent(at_line(0, FETCH), at_line(1, REDUCE))
+    found = []
+    for attempt in (1, 2, 3):
+        world.begin(attempt)
+        found += world.until(3000)
+    assert [round(hung_at / AUTO_FLOOR) for hung_at in found] == [2, 4, 8]

@@ -9,7 +9,7 @@ from story import failure, raised
 
 from raylaunch.core.failure import WorkerError
 from raylaunch.core.hints import hints
-from raylaunch.core.stacks import IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED, StackGroup
+from raylaunch.core.stacks import CHILD_STOPPED, IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED, StackGroup
 
 
 def hinted(unheard=(), **facts) -> str:
@@ -87,6 +87,7 @@ IN_REDUCE = ("/lib/python3.11/site-packages/torch/distributed/distributed_c10d.p
     ("note", "part"),
     [
         (STOPPED, "somebody stopped its process on gpu-7"),
+        (CHILD_STOPPED, "somebody stopped a process that it started on gpu-7"),
         (IN_THE_KERNEL, "a disk, a network file system"),
         (RUNNING_ON, "`py-spy dump --native` on gpu-7"),
         (NO_ANSWER, "no stack came from it"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raylaunch.core.stacks import (
+    CHILD_STOPPED,
     IN_THE_KERNEL,
     NO_ANSWER,
     RUNNING_ON,
@@ -116,6 +117,12 @@ def test_the_state_of_those_who_answered_does_not_matter():
     """A waiting rank may run or sleep at that moment; one that was stopped after its answer is still stopped."""
     assert grouped([stack(0, state="R"), stack(1, state="S")], ()) == [group(*MAIN, ranks=(0, 1))]
     assert grouped([stack(0, state="T")], ()) == [group(*MAIN, ranks=(0,), note=STOPPED)]
+
+
+def test_who_has_started_a_process_that_is_stopped_says_so():
+    """It waits for that, most likely."""
+    waits = Stack(rank=1, state="S", text=WAITING, child_stopped=True)
+    assert grouped([stack(0), waits], ()) == [group(*MAIN, ranks=(0,)), group(*MAIN, ranks=(1,), note=CHILD_STOPPED)]
 
 
 def test_ranks_of_nodes_that_did_not_answer_are_there():
