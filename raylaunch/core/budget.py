@@ -36,19 +36,28 @@ class Budget:
         self.spent = 0
         self._costs: list[_Cost] = []
 
-    def spend(self, cause: Failure, now: float, nodes: Collection[str]) -> str:
-        """Take one restart for this failure of an attempt on these nodes. `""`, or why there is none."""
-        refused = why_hopeless(cause, [(cost.at, cost.cause.signature) for cost in self._costs], now)
+    def spend(self, cause: Failure, now: float, nodes: Collection[str], *, elsewhere: bool = False) -> str:
+        """Take one restart for this failure of an attempt on these nodes. `""`, or why there is none.
+
+        `elsewhere`: the next attempt leaves its host out, so that what always failed there may not fail again.
+        """
+        earlier = () if elsewhere else [(cost.at, cost.cause.signature) for cost in self._costs]
+        refused = why_hopeless(cause, earlier, now)
         if not refused and self.spent >= self._all:
-            refused = self._all_spent()
+            refused = self._all_spent(cause, nodes)
         self._costs.append(_Cost(at=now, cause=cause, nodes=nodes, spent=not refused))
         self.spent += not refused
         return refused
 
-    def _all_spent(self) -> str:
+    def _all_spent(self, cause: Failure, nodes: Collection[str]) -> str:
         if self._all == 0:
             return "no restarts were allowed"
-        return "the only restart is used" if self._all == 1 else f"all {self._all} restarts are used"
+        if self._all == 1:
+            return "the only restart is used"
+        causes = [*(cost.cause for cost in self._costs), cause]
+        own = len(nodes) > 1 and not any(each.is_collateral for each in causes)
+        where = f", and all failures were on {cause.node}" if own and len({each.node for each in causes}) == 1 else ""
+        return f"all {self._all} restarts are used{where}"
 
     def pardon(self, lost: Member, now: float) -> bool:
         """A node was lost: whether that explains failures of late, which then cost nothing."""

@@ -146,6 +146,13 @@ class Failure:
             return f"{error.type} at {error.place}" if error.place else _blank(self.what)
         return f"rank {self.rank} exited with code {self.exit_code}" if self.exit_code > 0 else ""
 
+    @property
+    def kind(self) -> str:
+        """Equal for failures of the same kind, whichever rank they befell, and deaths by a signal are of a kind too."""
+        if self.exception is None and not self.hung:
+            return self.signal or f"exited with code {self.exit_code}"
+        return self.signature
+
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The failure that began it: never one of our own making, a peer's echo only for want of better, else the first."""

@@ -26,35 +26,39 @@ def came_from_outside(failure: Failure) -> bool:
 
 
 class Health:
-    """Failures by host, of the last hour and since it was last admitted."""
+    """Failures by host, of the last hour and since it was last left out."""
 
     def __init__(self, exclude_after: int, *, needed_cooling: float = NEEDED_COOLING) -> None:
         self._limit = exclude_after
         self._needed_cooling = needed_cooling
-        #: When they were.
-        self._failures: dict[str, list[float]] = {}
-        #: Hosts that a failure was seen on, by its signature: what fails everywhere is no host's fault.
-        self._seen: dict[str, set[str]] = {}
+        #: When they were, and of which kind.
+        self._failures: dict[str, list[tuple[float, str]]] = {}
+        #: When a kind of failure was last seen on which hosts: what fails everywhere is no host's fault.
+        self._seen: dict[str, dict[str, float]] = {}
         self._times_excluded: dict[str, int] = {}
         self._until: dict[str, float] = {}
 
-    def blame(self, host: str, now: float, signature: str = "") -> bool:
-        """One more failure; whether that is one too many. `signature` as in `Failure`."""
+    def blame(self, host: str, now: float, kind: str = "") -> bool:
+        """One more failure; whether that is one too many. `kind` as in `Failure`; none: it is the host's own."""
         if not host:
             return False
-        if signature:
-            hosts = self._seen.setdefault(signature, set())
-            hosts.add(host)
-            if len(hosts) > 1:
-                return False
-        recent = [at for at in self._failures.get(host, ()) if now - at < FAILURE_WINDOW]
-        self._failures[host] = [*recent, now]
-        return 0 < self._limit <= len(self._failures[host])
+        if kind:
+            others = {other: at for other, at in self._seen.get(kind, {}).items() if now - at < FAILURE_WINDOW}
+            self._seen[kind] = others | {host: now}
+        recent = [(at, what) for at, what in self._failures.get(host, ()) if now - at < FAILURE_WINDOW]
+        self._failures[host] = [*recent, (now, kind)]
+        return self._is_own(kind) and self._is_bad(host)
+
+    def _is_own(self, kind: str) -> bool:
+        return not kind or len(self._seen[kind]) == 1
+
+    def _is_bad(self, host: str) -> bool:
+        return 0 < self._limit <= sum(self._is_own(kind) for _, kind in self._failures[host])
 
     @property
     def doubtful(self) -> frozenset[str]:
         """Hosts that have failed as often as a host may: the last to be chosen."""
-        return frozenset(host for host, times in self._failures.items() if 0 < self._limit <= len(times))
+        return frozenset(host for host in self._failures if self._is_bad(host))
 
     def exclude(self, host: str, now: float, *, needed: bool) -> float:
         """Leave it out; for how many seconds. `needed`: there are too few nodes without it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal as signals
 from typing import assert_never
 
-from raylaunch.core.actions import Action, Finish, Forward, Readmit, Release, Shun, Stop
+from raylaunch.core.actions import Action, Finish, Forward, Readmit, Release, Stop
 from raylaunch.core.events import (
     Event,
     ForwardAsked,
@@ -66,7 +66,8 @@ class Machine(Phases):
             case NodeLost() | NodeDraining():
                 return event.node not in self.nodes
             case _ if isinstance(event, WorkerEvent):
-                return event.attempt != self.attempt or event.node not in self.nodes or event.node not in self._roster
+                past = self.phase is Phase.GATHERING or event.attempt != self.attempt
+                return past or event.node not in self.nodes or event.node not in self._roster
             case _:
                 return False
 
@@ -103,22 +104,23 @@ class Machine(Phases):
         return self._wake(f"{event.node} joined; more may come")
 
     def _node_lost(self, node: str, why: str) -> list[Action]:
-        member = self.members.remove(node)
-        self.awaited.discard(node)
+        had_a_part = len(self.unfinished)
+        member = self._give_up(node)
         pardoned = self.budget.pardon(member, self.now)
-        if not member.draining:
-            self.health.blame(member.host, self.now)
-        what = f"{node} was lost: {why}"
+        left_out, why_out = self._blame_for_going(member)
+        took_part = len(self.unfinished) < had_a_part
+        return [*left_out, *self._go_on(f"{node} was lost: {why}{why_out}", took_part=took_part, pardoned=pardoned)]
+
+    def _go_on(self, what: str, *, took_part: bool, pardoned: bool) -> list[Action]:
+        """Without nodes that were lost. `pardoned`: that explains failures before it."""
         if self.phase is Phase.GATHERING:
             return self._gather(what)
-        took_part = node in self.unfinished
-        self.unfinished.discard(node)
         if pardoned and self._ends_for_a_failure():
             self.status, self.ending = what, None
         if self.phase is Phase.STOPPING and not self.asking:
             return self._stopped_so_far()
         if not took_part:
-            return []
+            return self._wake("more nodes may come")
         return self._stop(what, grace=0.0) if self.asking else self._begin_again(what)
 
     def _ends_for_a_failure(self) -> bool:
@@ -128,9 +130,12 @@ class Machine(Phases):
         self.members.drain(event.node)
         why = f"{event.node} is being drained: {event.why}"
         if self.phase is Phase.GATHERING:
-            return self._gather(why)
-        if event.node not in self.unfinished:
-            return []
+            return [*self._let_go(), *self._gather(why)]
+        let_go = self._let_go(kept=self._roster)
+        return [*let_go, *self._world_drained(event, why)] if event.node in self.unfinished else let_go
+
+    def _world_drained(self, event: NodeDraining, why: str) -> list[Action]:
+        """One of its nodes goes."""
         latest = min(event.deadline, self.drained_at if self.drained_at is not None else event.deadline)
         self.drained_at = latest
         if self.phase is Phase.STOPPING:
@@ -139,6 +144,7 @@ class Machine(Phases):
             return self._leave_behind(why)
         self.status = f"{why}; the workers go on until another node comes, or the time is short"
         self.evacuation = latest - 2 * self.job.shutdown_timeout - STOP_MARGIN
+        self.health.hurry(self.now)
         return self._wake(self.status)
 
     def _leave_behind(self, why: str) -> list[Action]:
@@ -172,6 +178,9 @@ class Machine(Phases):
         if self.phase is not Phase.STARTING:
             return []
         self.awaited.discard(event.node)
+        return self._started_so_far()
+
+    def _started_so_far(self) -> list[Action]:
         if self.awaited:
             return []
         self.phase = Phase.RUNNING
@@ -192,6 +201,8 @@ class Machine(Phases):
         self.awaited.discard(event.node)
         if not self.unfinished:
             return self._all_finished()
+        if self.phase is Phase.STARTING:
+            return self._started_so_far()
         return self._asked_so_far() if self.asking else []
 
     def _all_finished(self) -> list[Action]:
@@ -209,38 +220,28 @@ class Machine(Phases):
         what = f"rank {cause.rank} on {cause.node} {cause.what}"
         if self.asking:  # the world was to be another in any case
             return self._stop(what, grace=0.0)
-        if cause.node in self.nodes and self.nodes[cause.node].draining and came_from_outside(cause):
-            return self._begin_again(f"{what}; the node is being drained")
+        if drained := self._drained_with(cause):
+            return self._begin_again(f"{what}; {drained} is being drained")
         delay = self.crashes.delay(cause, self.now - self.launched_at)
-        if refused := self.budget.spend(cause, self.now, self._roster):
+        host = "" if cause.is_collateral or cause.node not in self.nodes else self.nodes[cause.node].host
+        bad = self.health.blame(host, self.now, cause.kind)
+        needed = bad and not self.members.enough_without(host)
+        if refused := self.budget.spend(cause, self.now, self._roster, elsewhere=bad and not needed):
             end = f"{what}; {refused}"
             ending = Finish(exit_code=ExitCode.JOB_FAILED, why=end)
             # Who hangs does not hear a signal either; what waits for it may.
             grace = min(self.job.shutdown_timeout, HUNG_GRACE) if cause.hung else self.job.shutdown_timeout
             return self._stop(end, grace=grace, ending=ending)
-        left_out, why = self._leave_out(cause)
+        left_out, why = self._leave_out(cause.node, host, needed=needed) if bad else ([], "")
         if delay:
             self.not_before = self.now + delay
             why += f"; after {delay:g} s, since it crashes again and again"
         return [*left_out, *self._begin_again(f"{what}; {self.budget}{why}")]
 
-    def _leave_out(self, cause: Failure) -> tuple[list[Action], str]:
-        """Where this was one failure too many of its host: take that out of the world. And how to say so."""
-        host = self.nodes[cause.node].host if cause.node in self.nodes else ""
-        blamed = not cause.is_collateral and self.health.blame(host, self.now, cause.signature)
-        if not blamed:
-            return [], ""
-        nodes = self.members.on(host)
-        for node in nodes:
-            self.members.remove(node)
-            self.unfinished.discard(node)
-            self.awaited.discard(node)
-        needed = not self.members.enough
-        seconds = self.health.exclude(host, self.now, needed=needed)
-        but = ", unless no other comes" if needed else ""
-        failures = count(self.job.exclude_after, "failure")
-        why = f"{cause.node} is left out for {seconds:g} s after {failures}{but}"
-        return [Shun(host=host, why=why), *(Release(node=node, why=why) for node in nodes)], f"; {why}"
+    def _drained_with(self, cause: Failure) -> str:
+        """A node of the world that goes and takes its workers along, where that explains a failure."""
+        suspects = self.roster if cause.is_collateral else (cause.node,) if came_from_outside(cause) else ()
+        return next((node for node in suspects if node in self.nodes and self.nodes[node].draining), "")
 
     def _workers_stopped(self, event: WorkersStopped) -> list[Action]:
         self.failures.extend(event.failures)
@@ -320,14 +321,6 @@ class Machine(Phases):
         waited = self.job.placement_timeout if self.attempt == 0 else self.job.join_timeout
         which = "" if have < want else f", and no world size that is a multiple of {self.job.multiple_of},"
         return self._finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes{which} after {waited:g} s")
-
-    def _give_up_silent(self, why: str) -> tuple[list[Action], str]:
-        given_up = sorted(self.awaited)
-        self.awaited.clear()
-        for node in given_up:
-            self.health.blame(self.members.remove(node).host, self.now)
-            self.unfinished.discard(node)
-        return [Release(node=node, why=why) for node in given_up], f"{', '.join(given_up)} {why}"
 
     # What is true of the nodes.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
-from raylaunch.core.actions import Action, AskCheckpoint, Finish, Launch, Release, Stop, WakeAt
+from raylaunch.core.actions import Action, AskCheckpoint, Finish, Launch, Release, Shun, Stop, WakeAt
 from raylaunch.core.budget import Budget
 from raylaunch.core.failure import Failure
 from raylaunch.core.health import NEEDED_COOLING, CrashLoop, Health
@@ -128,9 +128,9 @@ class Phases:
         launch = Launch(attempt=self.attempt, roster=self.roster, why=why)
         return [launch, *self._let_go(), *self._wake("all workers must be started by then")]
 
-    def _let_go(self) -> list[Action]:
-        """Nodes that are being drained have no part any more: the sooner they are free, the better."""
-        drained = [node for node, member in self.nodes.items() if member.draining]
+    def _let_go(self, kept: Collection[str] = ()) -> list[Action]:
+        """Nodes that are being drained, but these, have no part any more: the sooner they are free, the better."""
+        drained = [node for node, member in self.nodes.items() if member.draining and node not in kept]
         for node in drained:
             self.members.remove(node)
         return [Release(node=node, why="it is being drained") for node in drained]
@@ -212,6 +212,43 @@ class Phases:
             return []
         self._woken = nearest
         return [WakeAt(at=max(nearest, self.now), why=why)]
+
+    # Nodes that are given up.
+
+    def _give_up(self, node: str) -> Member:
+        """It counts no more, and nobody waits for it."""
+        self.awaited.discard(node)
+        self.unfinished.discard(node)
+        return self.members.remove(node)
+
+    def _leave_out(self, node: str, host: str, *, needed: bool) -> tuple[list[Action], str]:
+        """The host of this node failed once too often: take it out of the world. And how to say so."""
+        nodes = self.members.on(host)
+        for each in nodes:
+            self._give_up(each)
+        seconds = self.health.exclude(host, self.now, needed=needed)
+        but = ", unless no other comes" if needed else ""
+        why = f"{node} is left out for {seconds:g} s after {count(self.job.exclude_after, 'failure')}{but}"
+        return [Shun(host=host, why=why), *(Release(node=each, why=why) for each in nodes)], f"; {why}"
+
+    def _blame_for_going(self, gone: Member) -> tuple[list[Action], str]:
+        """That a node is gone is a failure of its host. Who is needed may come back at once."""
+        if gone.draining or gone.host in self.health.excluded:
+            return [], ""
+        bad = self.health.blame(gone.host, self.now)
+        if not bad or not self.members.enough_without(gone.host):
+            return [], ""
+        return self._leave_out(gone.node, gone.host, needed=False)
+
+    def _give_up_silent(self, why: str) -> tuple[list[Action], str]:
+        found: list[Action] = []
+        silent = sorted(self.awaited)
+        what = f"{', '.join(silent)} {why}"
+        for member in [self._give_up(node) for node in silent]:
+            left_out, why_out = self._blame_for_going(member)
+            found += [Release(node=member.node, why=why), *left_out]
+            what += why_out
+        return found, what
 
     def _is_due(self, at: float | None) -> bool:
         return at is not None and self.now >= at

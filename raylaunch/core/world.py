@@ -15,6 +15,7 @@ class Members:
     """All and only the nodes that joined and were neither lost nor given up."""
 
     def __init__(self, job: Job) -> None:
+        self._job = job
         self._least, self._most, self._multiple_of = job.min_nodes, job.max_nodes, job.multiple_of
         self.nodes: dict[str, Member] = {}
         #: Those that a new world may count on.
@@ -37,9 +38,11 @@ class Members:
         return self.nodes.pop(node)
 
     def drain(self, node: str) -> None:
-        """It still runs, but is no capacity any more."""
-        self.nodes[node] = replace(self.nodes[node], draining=True)
-        self._unusable(node)
+        """It still runs, as do all nodes of its host, but they are no capacity any more."""
+        host = self.nodes[node].host
+        for each in self.on(host) if host else [node]:
+            self.nodes[each] = replace(self.nodes[each], draining=True)
+            self._unusable(each)
 
     def _unusable(self, node: str) -> None:
         member = self._usable.pop(node, None)
@@ -76,6 +79,16 @@ class Members:
         if len(self) > self._most:
             return bool(self.choose(()))
         return len(self) - surplus(self._sizes, self._multiple_of).total() >= self._least
+
+    def enough_without(self, host: str) -> bool:
+        """Whether there is one to be had without any node of a host."""
+        others = [member for member in self._usable.values() if member.host != host]
+        if len(others) == len(self):
+            return self.enough
+        rest = Members(self._job)
+        for member in others:
+            rest.add(member)
+        return rest.enough
 
 
 def fitting(members: Sequence[Member], multiple_of: int) -> Sequence[Member]:

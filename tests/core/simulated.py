@@ -17,6 +17,7 @@ from story import (
     draining,
     failed,
     finished,
+    forward,
     hung,
     joined,
     lost,
@@ -33,6 +34,7 @@ from raylaunch.core.events import (
     NodeDraining,
     NodeJoined,
     NodeLost,
+    WorkerEvent,
     WorkersCheckpointed,
     WorkersExited,
     WorkersHung,
@@ -41,7 +43,7 @@ from raylaunch.core.events import (
 )
 from raylaunch.core.job import Job
 from raylaunch.core.machine import Machine
-from raylaunch.core.phases import Phase
+from raylaunch.core.phases import STOP_MARGIN, Phase
 
 Happening = Event | Callable[[], None]
 
@@ -61,6 +63,9 @@ class World:
     here: dict[str, NodeJoined] = field(default_factory=dict)
     drained: set[str] = field(default_factory=set)
     shunned: set[str] = field(default_factory=set)
+    #: When each came, and when the present world was made.
+    came: dict[str, float] = field(default_factory=dict)
+    launched: float = 0.0
     #: What each node runs at present: the attempt. A node that is gone has no entry.
     runs: dict[str, int] = field(default_factory=dict)
     #: Nodes whose workers have a signal, and time to end.
@@ -121,6 +126,7 @@ class World:
             case NodeJoined():
                 self.runs[event.node] = 0
                 self.here[event.node] = event
+                self.came[event.node] = self.now
             case NodeLost():
                 self.runs.pop(event.node, None)
                 return self.is_gone(event.node)
@@ -179,6 +185,7 @@ class World:
         workers = sum(self.here[node].nproc for node in roster)
         assert workers % job.multiple_of == 0
         assert workers == self.machine.workers
+        self.launched = self.now
         for node in order.roster:
             self.launch(node, order.attempt)
 
@@ -208,7 +215,18 @@ class World:
 class Cluster(World):
     """Hosts that are there or not, and a fleet that keeps as many nodes on them as the job wants."""
 
-    def __init__(self, job: Job, *, hosts: int, seed: int, silent: float = 0.0, sizes: tuple[int, ...] = (2,)) -> None:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        hosts: int,
+        seed: int,
+        silent: float = 0.0,
+        sizes: tuple[int, ...] = (2,),
+        late: float = 0.0,
+        twice: float = 0.0,
+    ) -> None:
+        """`silent`: how many nodes are. Words come so `late`, in the mean, and so many of them come `twice`."""
         super().__init__(Machine(job))
         self.random = Random(seed)
         self.wanted = job.max_nodes + job.spares
@@ -217,10 +235,26 @@ class Cluster(World):
         self.away: set[str] = set()
         self.placed: dict[str, str] = {}
         self.named = 0
+        #: Nodes that are drained, with time enough to leave them.
+        self.calm: set[str] = set()
         #: Failures that no lost node explains.
         self.own_failures = 0
-        self.silences = silent
+        self.silences, self.late, self.twice = silent, late, twice
         self.man()
+
+    # Words.
+
+    def expect(self, event: Event) -> None:
+        lag = self.random.expovariate(1 / self.late) if self.late and isinstance(event, WorkerEvent) else 0.0
+        self.at(event.at + lag, event)
+
+    def tell(self, event: Event) -> None:
+        super().tell(event)
+        if isinstance(event, WorkerEvent | NodeLost) and self.random.random() < self.twice:
+            self.at(self.now + self.random.expovariate(1.0), lambda: self.tell_again(event))
+
+    def tell_again(self, event: Event) -> None:
+        super().tell(replace(event, at=self.now))
 
     # The fleet.
 
@@ -267,6 +301,16 @@ class Cluster(World):
     def some_node(self) -> str | None:
         return self.random.choice(sorted(self.here)) if self.here else None
 
+    def agent(self) -> None:
+        """One dies alone; its host is free for the next at once."""
+        node = self.some_node()
+        if node is not None and node in self.runs:
+            self.runs.pop(node)
+            self.expect(lost(node, self.now + 0.1))
+
+    def signal(self) -> None:
+        self.tell(forward("SIGUSR1", self.now))
+
     def leave(self, node: str, *, told: float, back: float) -> None:
         """All is dead there at once; that is known a little later; and the host comes back."""
         host = self.placed[node]
@@ -304,10 +348,12 @@ class Cluster(World):
             return
         self.leave(node, told=told, back=self.random.uniform(1.0, 60.0))
         if attempt and peer is not None and self.random.random() < 0.5:
-            self.at(self.now + 0.1, lambda: self.echoes(peer))
+            self.at(self.now + 0.1, lambda: self.echoes(peer, node))
 
-    def echoes(self, peer: str) -> None:
-        self.say(failed(peer, self.now, attempt=self.runs.get(peer, 0), **ECHO))
+    def echoes(self, peer: str, gone: str) -> None:
+        """Where both have a part in the present attempt: the next may have been made without who is gone."""
+        if gone in self.machine.roster:
+            self.say(failed(peer, self.now, attempt=self.runs.get(peer, 0), **ECHO))
 
     def say(self, word: WorkersExited) -> None:
         if word.attempt and self.happens(word):
@@ -318,13 +364,18 @@ class Cluster(World):
         if node is None or node not in self.runs or node in self.drained:
             return
         deadline = self.now + self.random.choice((5.0, 30.0, 120.0, 200.0))
+        enough = 2 * self.machine.job.shutdown_timeout + STOP_MARGIN
+        if deadline - self.now > enough and not (self.silences or self.late):
+            self.calm.add(node)
         host = self.placed[node]
         self.away.add(host)
         self.expect(draining(node, self.now, deadline=deadline))
         self.at(deadline, lambda: self.drain_is_over(node, host))
 
     def drain_is_over(self, node: str, host: str) -> None:
+        """It was let go before, where there was time for that and no fault came between."""
         if self.placed.get(node) == host:
+            assert node not in self.calm or self.machine.phase is Phase.DONE, f"{node} is still needed when it goes"
             self.leave(node, told=0.3, back=30.0)
         else:
             self.come_back(host)
@@ -343,3 +394,12 @@ class Cluster(World):
 
     def progress(self) -> None:
         self.tell(progressed(self.now, attempt=self.machine.attempt))
+
+    # In the end.
+
+    def best(self, since: float) -> int:
+        """The most workers that nodes could make that are not drained, and came before that time. For one size only."""
+        job, (size,) = self.machine.job, set(self.size.values())
+        there = [node for node in self.here if node not in self.drained and self.came[node] < since]
+        most = min(len(there), job.max_nodes)
+        return max((size * nodes for nodes in range(most + 1) if size * nodes % job.multiple_of == 0), default=0)

@@ -24,16 +24,43 @@ def test_as_many_restarts_as_are_allowed(most, why):
     """Each is said; then why there is none."""
     budget = Budget(most)
     for number in range(most):
-        assert budget.spend(failure(), float(number), NODES) == ""
+        assert budget.spend(failure("ab"[number % 2]), float(number), NODES) == ""
         assert str(budget) == f"restart {number + 1} of {most}"
     assert budget.spend(failure(), 10.0, NODES) == why
     assert budget.spent == most
 
 
+@pytest.mark.parametrize(
+    ("nodes", "causes", "said"),
+    [
+        (NODES, [("b", {}), ("b", {}), ("b", {})], "all 2 restarts are used, and all failures were on b"),
+        (NODES, [("b", {}), ("a", {}), ("b", {})], "all 2 restarts are used"),
+        (NODES, [("b", {}), ("b", {}), ("a", {})], "all 2 restarts are used"),
+        (NODES, [("b", {}), ("b", ECHO), ("b", {})], "all 2 restarts are used"),
+        (("b",), [("b", {}), ("b", {}), ("b", {})], "all 2 restarts are used"),
+    ],
+)
+def test_where_all_restarts_went(nodes, causes, said):
+    """One of several nodes may be bad; what peers say is no sign of it."""
+    budget = Budget(2)
+    assert [budget.spend(failure(node, **facts), 0.0, nodes) for node, facts in causes][-1] == said
+
+
+def test_what_failed_three_times_may_be_tried_elsewhere():
+    """Once; what is hopeless anywhere stays so."""
+    budget = Budget(9)
+    told = [
+        budget.spend(failure(**raised("ValueError")), at, NODES, elsewhere=at == 2.0) for at in (0.0, 1.0, 2.0, 3.0)
+    ]
+    assert told == ["", "", "", "the same failure 3 times within 60 s"]
+    assert budget.spend(failure(**raised("ImportError")), 4.0, NODES, elsewhere=True) != ""
+
+
 def test_the_hopeless_takes_no_restart():
     """Whatever is left."""
-    budget = Budget(3)
-    assert budget.spend(failure(**raised("ImportError")), 0.0, NODES) == "a restart cannot mend ImportError"
+    for most in (0, 3):
+        budget = Budget(most)
+        assert budget.spend(failure(**raised("ImportError")), 0.0, NODES) == "a restart cannot mend ImportError"
     assert budget.spent == 0
 
 

@@ -290,3 +290,18 @@ def test_failures_are_values():
     """They compare by what they say, as the log needs it."""
     assert failure() == failure()
     assert failure() != replace(failure(), attempt=2)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"rank": 3}, "SIGKILL"),
+        ({"rank": 3, "exit_code": 7}, "exited with code 7"),
+        (raised("ValueError", line=7), "ValueError at /job/train.py:7"),
+        ({"hung": "no step for 9 s", "hung_at": "/job/train.py:9"}, "hung at /job/train.py:9"),
+        ({"hung": "no step for 9 s"}, ""),
+    ],
+)
+def test_what_is_of_one_kind_on_whichever_rank(facts, kind):
+    """By which a host's own failures are told from those of the script."""
+    assert failure(**facts).kind == kind

@@ -23,6 +23,7 @@ def blamed(health: Health, host: str, times: int) -> list[bool]:
         ({"exit_code": 1}, False),
         ({"evidence": "the kernel killed it for lack of memory"}, False),
         (raised("ValueError"), False),
+        ({"hung": "no step for 9 s"}, False),  # we ended it
     ],
 )
 def test_who_ended_a_worker(facts, outside):
@@ -53,12 +54,31 @@ def test_a_host_without_a_name_is_not_blamed():
 
 
 def test_what_was_seen_on_two_hosts_blames_neither():
-    """From the second on; other failures count as before."""
+    """Nor does what was counted before; other failures count as ever."""
     health = Health(2)
     assert not health.blame("a", 0.0, "ValueError at x:7")
     assert not health.blame("b", 0.0, "ValueError at x:7")
     assert not health.blame("a", 0.0, "ValueError at x:7")
+    assert not health.blame("a", 0.0, "ValueError at x:8")
+    assert health.doubtful == frozenset()
     assert health.blame("a", 0.0, "ValueError at x:8")
+    assert not health.blame("a", 0.0, "ValueError at x:7")
+
+
+def test_what_was_seen_elsewhere_long_ago_does_not_excuse():
+    """After the same time after which it would not count there."""
+    health = Health(1)
+    health.blame("a", 9.0, "SIGSEGV")
+    assert not health.blame("b", FAILURE_WINDOW + 8.0, "SIGSEGV")
+    assert health.blame("b", FAILURE_WINDOW + 9.0, "SIGSEGV")
+
+
+def test_what_failed_on_a_host_that_is_left_out_excuses_the_next():
+    """Else a script that always fails would have all hosts left out, one after the other."""
+    health = Health(1)
+    assert health.blame("a", 0.0, "SIGSEGV")
+    health.exclude("a", 0.0, needed=False)
+    assert not health.blame("b", 1.0, "SIGSEGV")
 
 
 def test_the_same_failure_on_one_host_only_is_that_hosts():

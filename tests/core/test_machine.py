@@ -93,12 +93,12 @@ def test_an_elastic_job_does_not_wait_when_it_is_full():
     ]
 
 
-@pytest.mark.parametrize("gone", [lost, draining])
-def test_the_last_call_is_off_when_too_few_are_left(gone):
+@pytest.mark.parametrize(("gone", "ordered"), [(lost, []), (draining, [Release(node="b", why="it is being drained")])])
+def test_the_last_call_is_off_when_too_few_are_left(gone, ordered):
     """Who leaves during the last call takes it along where fewer than MIN are left."""
     machine = begun(job("2:4"))
     told(machine, joined("a", 1.0), joined("b", 2.0))
-    assert told(machine, gone("b", 3.0)) == [WakeAt(at=300.0, why="1 of 2 to 4 nodes")]
+    assert told(machine, gone("b", 3.0)) == [*ordered, WakeAt(at=300.0, why="1 of 2 to 4 nodes")]
     assert told(machine, tick(7.0)) == [WakeAt(at=300.0, why="1 of 2 to 4 nodes")]
     assert machine.phase is Phase.GATHERING
 
@@ -289,6 +289,31 @@ def test_other_failures_between_make_a_difference():
         told(machine, failed("a", machine.now + 1.0, attempt=attempt, **facts))
         run_on(machine, machine.now)
     assert (machine.phase, machine.attempt) == (Phase.RUNNING, 5)
+
+
+def test_words_of_an_attempt_that_is_over_change_nothing():
+    """No other has begun yet, but all that it had is gone: it cannot fail again, nor finish."""
+    machine = running("a", "b", max_restarts=3)
+    told(machine, finished("a", 5.0), lost("b", 6.0), stopped("a", 7.0))
+    assert machine.phase is Phase.GATHERING
+    assert told(machine, finished("a", 8.0), failed("a", 8.0), started("a", 8.0), stopped("a", 8.0)) == []
+    assert (machine.phase, machine.restarts) == (Phase.GATHERING, 0)
+
+
+def test_a_node_that_finishes_before_it_says_that_it_has_started():
+    """It has: the others are not waited for any longer than it takes them."""
+    machine = begun(job("1:2"))
+    told(machine, joined("a", 1.0), joined("b", 1.0), started("a", 2.0))
+    told(machine, finished("b", 3.0))
+    assert machine.phase is Phase.RUNNING
+    assert told(machine, finished("a", 4.0))[-1] == Finish(exit_code=0, why="all 4 workers finished")
+
+
+def test_the_only_worker_finishes():
+    """It is one."""
+    machine = begun(job(1))
+    told(machine, joined("a", 1.0, nproc=1), started("a", 2.0))
+    assert told(machine, finished("a", 3.0)) == [Finish(exit_code=0, why="the worker finished")]
 
 
 def test_failures_while_stopping_change_nothing():

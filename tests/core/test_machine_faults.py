@@ -148,7 +148,7 @@ def test_a_person_who_wants_the_end_gets_it():
 
 def test_a_pardoned_failure_is_not_one_of_three():
     """The limit on equal failures within a minute does not count it."""
-    machine = running("a", "b", "c", nnodes="1:3", max_restarts=9)
+    machine = running("a", "b", "c", nnodes="1:3", max_restarts=9, exclude_after=0)
     killed = {"exit_code": -15}
     fail(machine, "a", 1.0, **NAN)
     fail(machine, "b", 1.0, **killed)
@@ -285,6 +285,33 @@ def test_what_fails_everywhere_is_no_hosts_fault():
     assert machine.roster == ("a", "b")
 
 
+@pytest.mark.parametrize("facts", [{"exit_code": -11}, {"exit_code": 1}])
+def test_a_script_that_dies_in_one_way_on_random_ranks_is_no_hosts_fault(facts):
+    """By whichever signal, or with whichever exit code."""
+    machine = running("a", "b", nnodes="1:2", max_restarts=99, exclude_after=3)
+    for number, node in enumerate("abbaabbbba"):
+        fail(machine, node, 100.0, **facts, rank=number)
+    assert machine.health.excluded == ()
+
+
+def test_what_always_fails_on_one_host_is_tried_elsewhere():
+    """The same three times within a minute is hopeless; but not where the next attempt leaves that host out."""
+    machine = running("a", "b", nnodes="1:2", max_restarts=9)
+    for _ in range(3):
+        fail(machine, "b", **NAN)
+    assert (machine.phase, machine.roster, machine.health.excluded) == (Phase.RUNNING, ("a",), ("host-of-b",))
+    told(machine, failed("a", machine.now + 1.0, attempt=machine.attempt, **NAN))
+    assert machine.ending.why == "rank 1 on a raised ValueError: NaN; the same failure 3 times within 60 s"
+
+
+def test_what_always_fails_where_no_other_host_is_there_ends_the_run():
+    """To wait for one would only put off the end of most runs of which this is true."""
+    machine = running("a", "b", max_restarts=9)
+    for _ in range(3):
+        fail(machine, "b", **NAN)
+    assert machine.phase is Phase.DONE
+
+
 def test_what_peers_say_blames_nobody():
     """An echo is of another node's making."""
     machine = running("a", "b", nnodes="1:2", max_restarts=9, exclude_after=1)
@@ -315,28 +342,78 @@ def test_a_failure_on_a_node_that_left_the_world_blames_nobody():
     assert told(machine, hung("gone", 20.0))[1].roster == ("a", "b")
 
 
-def test_hosts_that_were_lost_often_are_the_last_to_be_chosen():
-    """Where there are more nodes than are needed, they wait."""
-    machine = running("c", "d", exclude_after=2, spares=2)
-    told(machine, joined("a", 5.0), lost("a", 6.0), joined("e", 7.0, host="host-of-a"), lost("e", 8.0))
-    told(machine, joined("A", 9.0, host="host-of-a"), joined("b", 9.0), lost("d", 20.0))
-    assert machine.roster == ("c", "b")
+def test_a_host_that_is_lost_too_often_is_left_out():
+    """A world that is made anew for each of its visits is worse off than one without it."""
+    machine = running("a", "b", nnodes="1:2", exclude_after=2)
+    told(machine, lost("b", 20.0), joined("b2", 30.0, host="host-of-b"))
+    run_on(machine, 31.0)
+    told(machine, tick(machine.now), checkpointed("a", 32.0, attempt=2), stopped("a", 32.0, attempt=2))
+    run_on(machine, 33.0)
+    assert machine.roster == ("a", "b2")
+    left_out = "b2 is left out for 60 s after 2 failures"
+    why = f"b2 was lost: its agent died; {left_out}"
+    assert told(machine, lost("b2", 40.0)) == [
+        Shun(host="host-of-b", why=left_out),
+        stop(3, "a", grace=0.0, why=why),
+        launch(4, "a", why=why),
+        WakeAt(at=100.0, why="all workers must be started by then"),
+    ]
+
+
+def test_a_spare_that_is_lost_too_often_disturbs_nobody():
+    """Its host is left out, and the world goes on."""
+    machine = running("a", "b", spares=1, exclude_after=1)
+    told(machine, joined("c", 5.0))
+    assert told(machine, lost("c", 6.0)) == [
+        Shun(host="host-of-c", why="c is left out for 60 s after 1 failure"),
+        WakeAt(at=66.0, why="more nodes may come"),
+    ]
+    assert machine.phase is Phase.RUNNING
+
+
+def test_all_agents_of_a_host_that_is_lost_too_often_are_left_out():
+    """Those of them that are in the world too."""
+    machine = begun(job("1:3", exclude_after=1))
+    told(machine, joined("a"), joined("b", host="h"), joined("c", host="h"))
+    run_on(machine, 1.0)
+    assert told(machine, lost("c", 20.0))[:2] == [
+        Shun(host="h", why="c is left out for 60 s after 1 failure"),
+        Release(node="b", why="c is left out for 60 s after 1 failure"),
+    ]
+    assert machine.roster == ("a",)
+
+
+def test_a_needed_host_that_is_lost_is_welcome_and_the_last_to_be_chosen():
+    """Nobody else may come; but where others do, they are in the world and it waits."""
+    machine = running("a", "b", max_restarts=9, exclude_after=1)
+    told(machine, lost("b", 6.0), stopped("a", 7.0), joined("B", 8.0, host="host-of-b"))
+    assert (machine.roster, machine.health.excluded) == (("a", "B"), ())
+    told(machine, joined("c", 9.0))
+    fail(machine, "a", **ECHO)
+    assert machine.roster == ("a", "c")
 
 
 def test_a_drained_host_is_not_blamed_for_going():
     """It said so before."""
-    machine = running("c", "d", exclude_after=1, spares=2)
-    told(machine, joined("a", 5.0), draining("a", 6.0), lost("a", 7.0))
+    machine = running("a", "b", exclude_after=1)
+    told(machine, draining("b", 6.0), lost("b", 7.0))
     assert machine.health.doubtful == frozenset()
-    told(machine, joined("a", 8.0), lost("a", 9.0))
-    assert machine.health.doubtful == {"host-of-a"}
 
 
-def test_a_host_that_does_not_answer_is_blamed():
-    """Silence is a failure of the host, as much as its loss."""
-    machine = begun(job("1:2", exclude_after=1))
-    told(machine, joined("a"), joined("b"), started("a"), tick(120.0))
-    assert machine.health.doubtful == {"host-of-b"}
+def test_hosts_that_do_not_answer_are_left_out():
+    """Silence is a failure of the host, as much as its loss; and one failure, however many agents are there."""
+    machine = begun(job("1:3", exclude_after=1))
+    told(machine, joined("a"), joined("b"), joined("c", host="host-of-b"), started("a"))
+    actions = told(machine, tick(120.0))
+    silent = "did not start its workers in time"
+    left_out = "b is left out for 60 s after 1 failure"
+    assert actions[:3] == [
+        Release(node="b", why=silent),
+        Shun(host="host-of-b", why=left_out),
+        Release(node="c", why=silent),
+    ]
+    assert actions[3].why == f"b, c {silent}; {left_out}"
+    assert (machine.roster, machine.health.next_cooled) == (("a",), 180.0)
 
 
 # Scripts that crash in a loop.
@@ -451,9 +528,10 @@ def test_a_hang_with_no_restarts_left_is_the_end():
     """As any failure."""
     machine = running("a")
     told(machine, hung("a", 400.0))
-    assert told(machine, stopped("a", 401.0)) == [
+    assert told(machine, stopped("a", 401.0, failure("a", rank=0))) == [
         Finish(exit_code=1, why="rank 1 on a was killed by SIGKILL; no restarts were allowed")
     ]
+    assert [each.rank for each in machine.failures] == [1, 0]
 
 
 def test_a_hang_without_a_cause_changes_nothing():

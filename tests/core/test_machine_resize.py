@@ -29,7 +29,7 @@ from story import (
     told,
 )
 
-from raylaunch.core.actions import Finish, Forward, Release, WakeAt
+from raylaunch.core.actions import Finish, Forward, Readmit, Release, WakeAt
 from raylaunch.core.machine import Machine
 from raylaunch.core.phases import Phase
 
@@ -204,6 +204,16 @@ def test_several_drains_are_one_resize():
     ]
 
 
+def test_a_drained_host_takes_all_its_nodes_along():
+    """There are too few without them: the workers go on, whatever is said first of one of them alone."""
+    machine = begun(job("3:4"))
+    told(machine, *(joined(node, host="x" if node in "ab" else "") for node in "abcd"))
+    run_on(machine, 1.0)
+    told(machine, draining("a", 5.0), draining("b", 5.0))
+    assert machine.phase is Phase.RUNNING
+    assert told(machine, joined("e", 6.0))[0] == ask(1, "a", "b", "c", "d", why="e joined")
+
+
 def test_a_drain_that_comes_while_others_save_may_be_the_more_urgent():
     """The time to save is half of what is left of the first node to go, less a second."""
     machine = asking("a", "b", "c")
@@ -262,12 +272,20 @@ def test_a_drain_while_workers_are_stopped():
 
 
 def test_a_drained_node_that_is_not_used():
-    """Nobody's steps depend on it."""
+    """Nobody's steps depend on it, so it is let go at once."""
     machine = running("a", nnodes="1:3")
     told(machine, joined("b", 10.0))
-    assert told(machine, draining("b", 11.0)) == []
+    assert told(machine, draining("b", 11.0)) == [let_go("b")]
     assert told(machine, tick(15.0)) == []
     assert machine.phase is Phase.RUNNING
+
+
+def test_a_drained_spare_takes_no_other_along():
+    """A node of the world that goes on while it is drained keeps its workers."""
+    machine = running("a", "b", multiple_of=4, spares=1)
+    told(machine, joined("c", 5.0, nproc=1), draining("b", 10.0, deadline=200.0))
+    assert told(machine, draining("c", 11.0)) == [let_go("c")]
+    assert (machine.phase, set(machine.nodes)) == (Phase.RUNNING, {"a", "b"})
 
 
 def test_a_drained_node_that_has_finished():
@@ -323,6 +341,15 @@ def test_no_other_node_comes_in_time():
     assert told(machine, joined("c", 164.0))[0] == launch(2, "a", "c", why="2 of 2 nodes; c joined")
 
 
+def test_a_host_that_was_left_out_may_come_in_place_of_a_drained_one():
+    """There are too few without it, and the drained node still has some time."""
+    machine = running("a", "b", "c", nnodes="2:3", max_restarts=9, exclude_after=1)
+    told(machine, failed("c", 20.0))
+    run_on(machine, 20.0)
+    told(machine, draining("b", 21.0, deadline=300.0))
+    assert told(machine, tick(36.0))[0] == Readmit(host="host-of-c", why="its time is over")
+
+
 def test_a_node_that_comes_and_is_not_enough():
     """Of three that go, two are needed: the first newcomer changes nothing, the second all."""
     machine = running("a", "b", "c")
@@ -353,9 +380,17 @@ def test_a_drained_node_goes_before_its_time():
 def test_a_machine_that_goes_down_kills_the_workers_first(signal):
     """What dies on a drained node by a kill from outside costs no restart, and ends no run."""
     machine = below_min()
-    why = f"rank 1 on b was killed by {'SIGKILL' if signal == -9 else 'SIGTERM'}; the node is being drained"
+    why = f"rank 1 on b was killed by {'SIGKILL' if signal == -9 else 'SIGTERM'}; b is being drained"
     assert told(machine, failed("b", 20.0, exit_code=signal)) == [stop(1, "a", "b", grace=0.0, why=why), gone_by(30.0)]
     assert told(machine, stopped("a", 21.0), stopped("b", 21.0))[-1] == WakeAt(at=621.0, why="1 of 2 nodes")
+
+
+def test_what_peers_say_of_a_drained_node_costs_nothing():
+    """It may be let go before it is known to be lost, and nothing would be pardoned then."""
+    machine = below_min()
+    told(machine, failed("a", 20.0, **raised("RuntimeError", "Connection reset by peer")))
+    assert (machine.restarts, machine.phase) == (0, Phase.STOPPING)
+    assert machine.status.endswith("; b is being drained")
 
 
 def test_a_script_that_fails_on_a_drained_node_has_failed():
@@ -430,6 +465,13 @@ def test_a_node_that_makes_the_job_full_while_others_start():
     assert told(machine, tick(8.0))[0] == ask(1, "a", why="nodes joined")
 
 
+def test_the_last_call_is_over_when_the_job_is_full():
+    """Also one that began before, while others start."""
+    machine = begun(job("1:3"))
+    told(machine, joined("a", 1.0), tick(6.0), joined("b", 7.0), joined("c", 8.0))
+    assert told(machine, started("a", 9.0)) == [WakeAt(at=9.0, why="more nodes may come")]
+
+
 def test_a_join_that_is_gone_again_resizes_nothing():
     """When the last call is over and nobody is there, all go on."""
     machine = running("a", nnodes="1:3")
@@ -445,6 +487,14 @@ def test_a_world_that_has_begun_to_finish_is_not_resized():
     now = machine.now
     assert told(machine, finished("a", now + 1), joined("c", now + 2), tick(now + 7)) == []
     assert told(machine, finished("b", now + 8)) == [Finish(exit_code=0, why="all 4 workers finished")]
+
+
+def test_a_world_that_comes_after_one_that_had_begun_to_finish_is_resized():
+    """It is a run like any other."""
+    machine = running("a", "b", nnodes="1:3", max_restarts=1)
+    told(machine, finished("a", 5.0), failed("b", 6.0))
+    run_on(machine, 7.0)
+    assert told(machine, joined("c", 20.0))[0] == ask(2, "a", "b", why="c joined")
 
 
 def test_a_world_that_begins_to_finish_during_the_last_call_is_not_resized():

@@ -6,16 +6,16 @@ left out or too many, restarts beyond the budget or for lost nodes, and waiting 
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Cluster
-from story import job
+from story import asked, job
 
 from raylaunch.core.actions import Finish
+from raylaunch.core.phases import STOP_MARGIN
 
 FIXED = settings(derandomize=True, deadline=None, database=None)
-FAULTS = ("kill", "cut", "rack", "drain", "crash", "hang", "progress")
+FAULTS = ("kill", "cut", "rack", "drain", "agent", "crash", "hang", "progress", "signal")
 
 kinds_of_jobs = st.fixed_dictionaries(
     {
@@ -50,6 +50,38 @@ def test_a_cluster_of_ten_hosts_gets_its_work_done(seed, settings, sizes, every)
 
 
 @settings(FIXED, max_examples=20)
+@given(st.integers(0, 10**6), kinds_of_jobs, st.sampled_from((0.0, 0.3, 3.0)))
+def test_late_words_and_words_said_twice_do_no_harm(seed, settings, late):
+    """The same, where what nodes say comes when it is true no more."""
+    of = job("2:6", max_restarts=1000, **settings)
+    cluster = Cluster(of, hosts=10, seed=seed, silent=0.05, late=late, twice=0.3)
+    is_well(lived(cluster, until=120.0, every=3.0))
+
+
+@settings(FIXED, max_examples=20)
+@given(st.integers(0, 10**6), kinds_of_jobs)
+def test_when_all_is_quiet_the_world_is_the_best_there_is(seed, settings):
+    """Whatever was before: whoever is there before the workers finish, for long enough to be taken in, is."""
+    of = job("2:6", max_restarts=1000, **settings)
+    cluster = lived(Cluster(of, hosts=10, seed=seed), until=120.0, every=4.0)
+    is_well(cluster)
+    assert cluster.machine.workers >= cluster.best(cluster.now - of.last_call - 1.0)
+
+
+@settings(FIXED, max_examples=30)
+@given(st.integers(0, 10**6), st.floats(1.0, 120.0), kinds_of_jobs, st.integers(1, 2))
+def test_a_person_who_wants_the_end_gets_it(seed, at, settings, times):
+    """In any state: within the grace and a margin, or at once where it is said twice."""
+    of = job("2:6", max_restarts=1000, **settings)
+    cluster = Cluster(of, hosts=10, seed=seed, silent=0.2)
+    for _ in range(times):
+        cluster.expect(asked("SIGTERM", at))
+    lived(cluster, until=120.0, every=3.0)
+    assert (cluster.finish.exit_code, cluster.machine.handle(asked("SIGINT", 1e6))) == (143, [])
+    assert cluster.now <= at + (of.shutdown_timeout + STOP_MARGIN if times == 1 else 0.0)
+
+
+@settings(FIXED, max_examples=20)
 @given(st.integers(0, 10**6), kinds_of_jobs)
 def test_a_job_that_needs_all_its_nodes_gets_its_work_done(seed, settings):
     """A fixed size: nothing runs without a replacement."""
@@ -78,11 +110,10 @@ def test_nodes_that_go_cost_no_restart(seed):
     is_well(cluster)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_thousands_of_nodes(seed):
+def test_thousands_of_nodes():
     """The same with 2,000 nodes of two sizes, on hardly more hosts."""
     of = job("1500:2000", max_restarts=1000, multiple_of=8, spares=20, exclude_after=1)
-    cluster = Cluster(of, hosts=2050, seed=seed, sizes=(2, 4))
+    cluster = Cluster(of, hosts=2050, seed=1, sizes=(2, 4))
     is_well(lived(cluster, until=20.0, every=4.0, at_most=100_000))
 
 

@@ -143,3 +143,30 @@ def test_enough_means_that_a_world_is_chosen(sizes, multiple_of, least, more, ra
         assert chosen or not found.enough
         assert not chosen or least <= len(chosen) <= least + more
         assert sum(one.nproc for one in chosen) % multiple_of == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "settings", "enough"),
+    [
+        ("host-of-a", {"nnodes": "2:3"}, True),
+        ("host-of-a", {"nnodes": 3}, False),
+        ("elsewhere", {"nnodes": 3}, True),
+        ("elsewhere", {"nnodes": 4}, False),
+        ("host-of-a", {"nnodes": "1:3", "multiple_of": 4}, True),
+        ("host-of-a", {"nnodes": "3:3", "multiple_of": 6}, False),
+    ],
+)
+def test_whether_a_host_is_needed(host, settings, enough):
+    """Asking takes nobody out; who is drained does not count."""
+    found = members("abcd", **settings)
+    found.drain("d")
+    assert found.enough_without(host) is enough
+    assert len(found) == 3
+
+
+def test_a_host_with_several_nodes_is_needed_for_all_of_them():
+    """Two of three nodes go with it."""
+    found = members("a", nnodes="2:3")
+    found.add(member("b", host="h"))
+    found.add(member("c", host="h"))
+    assert not found.enough_without("h")
