@@ -85,6 +85,10 @@ class Orders:
             case Readmit():
                 self._fleet.readmit(action.host)
 
+    def unsaved(self) -> str:
+        """Who had not saved when the time was over; `""`: there is nothing to be said of it."""
+        return self._watch.unsaved(self._proposal.step) if self._proposal is not None else ""
+
     def proposed(self, word: Proposed) -> None:
         """A node's workers know of the step that was proposed to them."""
         if self._proposal is not None:

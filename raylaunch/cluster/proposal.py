@@ -26,7 +26,7 @@ class Proposal:
         self._propose(step)
 
     def _propose(self, step: int) -> None:
-        self._step = step
+        self.step = step
         self._missing = set(self._nodes)
         self._reached = -1
         for node in self._nodes:
@@ -34,14 +34,14 @@ class Proposal:
 
     def take(self, word: Proposed) -> None:
         """A node's answer."""
-        if (word.attempt, word.step) != (self._attempt, self._step) or word.node not in self._missing:
+        if (word.attempt, word.step) != (self._attempt, self.step) or word.node not in self._missing:
             return
         self._missing.remove(word.node)
         self._reached = max(self._reached, word.reached)
         if self._missing:
             return
-        if self._reached >= self._step:
+        if self._reached >= self.step:
             self._propose(self._reached + _BEYOND)
             return
         for node in self._nodes:
-            self._fleet.settle(node, self._attempt, self._step)
+            self._fleet.settle(node, self._attempt, self.step)

@@ -22,6 +22,8 @@ class Present:
     late: list[Failure] = field(default_factory=list)
     values: dict[int, bytes] = field(default_factory=dict)
     finished: bool = False
+    shown: set[int] = field(default_factory=set)
+    """Ranks that have ended, and whose last marks were told."""
 
     @property
     def attempt(self) -> int:
@@ -45,5 +47,8 @@ class Present:
 
     def live(self) -> list[tuple[int, int, int]]:
         """Local rank, rank and process id of each worker that was started and has not ended."""
-        started = zip(range(len(self.pids)), self.part.ranks, self.pids, strict=False)
-        return [worker for worker in started if worker[1] not in self.ends]
+        return [worker for worker in self.started() if worker[1] not in self.ends]
+
+    def started(self) -> list[tuple[int, int, int]]:
+        """The same of all that were."""
+        return [*zip(range(len(self.pids)), self.part.ranks, self.pids, strict=False)]

@@ -11,13 +11,16 @@ from raylaunch.worker.page import Page
 
 
 def pulse(page: Page, present: Present | None) -> Pulse | None:
-    """All workers that are alive, at this moment; None: none are started."""
+    """All workers that are alive, at this moment, and once more those that have ended; None: none are started."""
     if present is None or not present.pids:
         return None
     now = time.monotonic_ns()
     marks = [
-        _mark(page, local_rank, rank, now) for local_rank, rank, _ in present.live() if local_rank < fields.MOST_WORKERS
+        _mark(page, local_rank, rank, now)
+        for local_rank, rank, _ in present.started()
+        if local_rank < fields.MOST_WORKERS and rank not in present.shown
     ]
+    present.shown |= present.ends.keys()
     return Pulse(attempt=present.attempt, marks=tuple(marks))
 
 

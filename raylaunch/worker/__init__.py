@@ -53,7 +53,9 @@ def should_checkpoint(step: int) -> bool:
 
     To be asked by every rank after each step, with the number of the step that was just done. The answer is True on
     all ranks at the same step, with no communication among them. After it, write the checkpoint and call
-    `checkpointed`; in between the rank does not count as hung, however long it takes.
+    `checkpointed`; in between the rank does not count as hung. The launch's `shutdown_timeout` is the time for it.
+
+    Steps are to be counted through all epochs and restarts, so that no rank is asked for the same one twice.
 
     Costs about a microsecond. Raises TypeError or ValueError for what is no step.
     """
@@ -67,7 +69,8 @@ def checkpointed(step: int) -> None:
 
     Where `should_checkpoint` had asked for it, this does not return: the process waits here to be ended by SIGTERM,
     so that no step is done that would be lost. A handler of the script's own for that signal may raise out of here;
-    after one that returns, this returns too, and the script is to end by itself.
+    after one that returns, this returns too, and the script is to end by itself. What is written in the background is
+    to be waited for first.
 
     Checkpoints that nobody asked for may be told as well; then this returns at once.
     """

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from raylaunch.worker import affinity, agent_store, attach, entry, imports, stacks
+from raylaunch.worker import affinity, agent_store, attach, entry, folders, imports, parking, stacks
 from raylaunch.worker.spec import Report, WorkerSpec
 
 _PR_SET_PDEATHSIG = 1
@@ -88,7 +88,7 @@ def _redirect(spec: WorkerSpec) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     for fd, path in ((1, spec.stdout), (2, spec.stderr)):
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        folders.make(os.path.dirname(path), above=2)  # its attempt's, and the run's
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(opened, fd)
         os.close(opened)
@@ -113,9 +113,13 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, notes_fd: int = -1) ->
         imports.Notes(notes_fd, spec.local_rank).begin()
     try:
         value = entry.call(spec)
+        parking.park_instead_of_an_end()
         report = Report(value=entry.pickled(value)) if spec.kind == "pickle" else None
     except SystemExit as stop:
-        return _exit_code(stop)
+        code = _exit_code(stop)
+        if code == 0:
+            parking.park_instead_of_an_end()
+        return code
     except KeyboardInterrupt as error:
         _show(_users_part(error))
         sys.excepthook = lambda *_: None  # it is shown; the interpreter goes on with it: exit handlers, then SIGINT

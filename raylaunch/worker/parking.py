@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from raylaunch.worker import attach
 from raylaunch.worker.watch import Watch
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -29,6 +30,18 @@ def park(watch: Watch, done: int) -> None:
                 time.sleep(_LOOK)
         finally:
             watch.waits(False)
+
+
+def park_instead_of_an_end() -> None:
+    """Wait, where the script ends well right after it was told to save: it has saved, and its training is not over.
+
+    An exit code of 0 would say that it is.
+    """
+    watch = attach.present()
+    if watch is not None and watch.saving:
+        done = watch.saving
+        watch.saved(done)
+        park(watch, done)
 
 
 @contextmanager

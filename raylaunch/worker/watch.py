@@ -20,7 +20,8 @@ class Watch:
         self._numbers: memoryview | None = numbers
         self._first = first
         self._sections = 0
-        self._saving = False
+        self.saving = 0
+        """Steps that are done, of the checkpoint that the script was told to write and has not said is written."""
         self._unseen = False
         self._lock = threading.RLock()  # a signal's handler may come in anywhere
         self._marks = numbers[first + page.MARKS]  # of the program before, where a `command` runs several
@@ -38,11 +39,10 @@ class Watch:
         numbers = self._numbers
         if numbers is None:
             return
-        now = monotonic_ns()
         lease = numbers[page.LEASE]
-        if lease and now > lease:
+        if lease and page.lease_clock() > lease:
             os.kill(os.getpid(), signal.SIGKILL)
-        numbers[self._first + page.MARKED_AT] = now
+        numbers[self._first + page.MARKED_AT] = monotonic_ns()
 
     def mark(self, done: int = 0) -> None:
         """A step, or as good as one. `done`: how many the script has done by its own count; 0: not known."""
@@ -73,7 +73,7 @@ class Watch:
         self._write(page.ASKED, done)
         if not self.is_asked_for(done) or not self._becomes_due(done):
             return False
-        self._saving = True
+        self.saving = done
         self._tell_busy()
         return True
 
@@ -85,7 +85,10 @@ class Watch:
     def is_due(self, done: int) -> bool:
         """Whether all ranks are to save after so many steps or fewer."""
         numbers = self._numbers
-        return numbers is not None and 0 < numbers[page.ASK] <= done and numbers[page.SETTLED] == numbers[page.ASK]
+        if numbers is None:
+            return False
+        ask = numbers[page.ASK]  # read once: another step may be proposed, and settled, between two looks
+        return 0 < ask <= done and numbers[page.SETTLED] == ask
 
     def _becomes_due(self, done: int) -> bool:
         """Wait until it is known whether all ranks can save at this step; some may have passed it already.
@@ -102,7 +105,7 @@ class Watch:
     def saved(self, done: int) -> None:
         """A checkpoint is written that holds so many steps."""
         self._write(page.SAVED, done)
-        self._saving = False
+        self.saving = 0
         self._tell_busy()
         self.sign_of_life()
 
@@ -124,7 +127,7 @@ class Watch:
             self._tell_busy()
 
     def _tell_busy(self) -> None:
-        self._write(page.BUSY, self._sections + self._saving + self._unseen)
+        self._write(page.BUSY, self._sections + bool(self.saving) + self._unseen)
 
     def _write(self, field: int, value: int) -> None:
         numbers = self._numbers

@@ -69,8 +69,8 @@ def test_a_node_without_workers_has_no_pulse(node: Node) -> None:
     assert len(pulse(node).marks) == 1
 
 
-def test_workers_that_ended_have_no_pulse(node: Node, ears: Ears) -> None:
-    """Whether well or not; those of others are there as before."""
+def test_workers_that_ended_have_one_pulse_more(node: Node, ears: Ears) -> None:
+    """Whether well or not: their last steps count too. Those of others are there as before."""
     text = """
         import os, sys, time
         from raylaunch.worker import heartbeat
@@ -86,6 +86,7 @@ def test_workers_that_ended_have_no_pulse(node: Node, ears: Ears) -> None:
     node.wait(WorkersExited)
     until(lambda: [*node.silence(0.01), set(marks(node)) == {2}][-1], "ranks 0 and 1 have ended")
     node.stop()
+    assert {*marks(node)} == {2}
     assert pulse(node).marks == ()
 
 

@@ -1,6 +1,7 @@
 """A program: what watching costs a step of an optimizer.
 
-`python -m tests.worker.hook_cost` prints nanoseconds: a step that does nothing, a hook that does nothing, ours.
+`python -m tests.worker.hook_cost` prints nanoseconds: a step that does nothing, a hook that does nothing, ours, and
+`should_checkpoint`. Exit code 1 where one of ours takes 5 microseconds or more.
 """
 
 import json
@@ -11,10 +12,11 @@ from time import perf_counter_ns
 
 import torch
 
-from raylaunch.worker import attach, page
+from raylaunch.worker import attach, page, should_checkpoint
 
 ROUNDS = 30
 STEPS = 2000
+GOAL_NS = 5000
 
 
 class Still(torch.optim.Optimizer):
@@ -55,8 +57,11 @@ def main():
     costs = {"step": optimizer.step}
     for name, hook in (("trivial_hook", lambda *_: None), ("our_hook", our_hook())):
         costs[name] = partial(hook, optimizer, (), {})
-    print(json.dumps({f"{name}_ns": round(nanoseconds(call)) for name, call in costs.items()}))
+    costs["should_checkpoint"] = partial(should_checkpoint, 7)
+    found = {f"{name}_ns": round(nanoseconds(call)) for name, call in costs.items()}
+    print(json.dumps(found))
+    return int(max(found["our_hook_ns"], found["should_checkpoint_ns"]) >= GOAL_NS)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

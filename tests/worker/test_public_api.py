@@ -228,6 +228,30 @@ def test_in_another_thread_it_waits_too(alone_worker):
     assert run.code() == 9
 
 
+@pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(0)"])
+def test_a_script_that_saves_and_leaves_has_not_finished(alone_worker, end):
+    """Exit code 0 would say so, and be the end of the job."""
+    alone_worker.shared.ask(5)
+    run = alone_worker.worker(
+        f"import sys\nfrom raylaunch import worker\nif worker.should_checkpoint(4):\n    {end or 'pass'}"
+    )
+    alone_worker.shared.until("WAITING", 1)
+    assert alone_worker.shared["SAVED"] == 5
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.code() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("worker.checkpointed(4)\nsys.exit(0)", 0)])
+def test_one_that_fails_or_was_told_to_end_does(alone_worker, end, code):
+    alone_worker.shared.ask(5)
+    text = "import signal, sys\nfrom raylaunch import worker\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+    run = alone_worker.worker(f"{text}worker.should_checkpoint(4)\n{end}")
+    if code == 0:
+        alone_worker.shared.until("WAITING", 1)
+        os.kill(run.pid, signal.SIGTERM)
+    assert run.code() == code
+
+
 def test_a_wish_that_is_taken_back(parked, alone_worker):
     run = parked()
     alone_worker.shared.ask(0)

@@ -234,6 +234,16 @@ def test_a_node_that_counts_as_lost_marks_no_step(shared, counted):
     assert shared.slot() == {"MARKS": 1}
 
 
+def test_a_worker_whose_machine_slept_beyond_the_lease_marks_no_step(shared, counted, monkeypatch):
+    """CLOCK_MONOTONIC stood still meanwhile."""
+    made = optimizer(counted=counted)
+    shared.numbers[page.LEASE] = page.lease_clock() + 3600 * 10**9
+    assert code_of(made.step) == 0
+    slept = page.lease_clock() + 7200 * 10**9
+    monkeypatch.setattr(page, "lease_clock", lambda: slept)
+    assert code_of(made.step) == -signal.SIGKILL
+
+
 # Whole workers.
 
 TRAIN = """
@@ -338,7 +348,7 @@ def test_a_compiled_step_is_compiled_as_without_us(alone_worker):
 
 def test_watching_costs_less_than_torch_itself_does_around_a_step():
     done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.hook_cost"], capture_output=True, text=True, check=True, timeout=SECONDS
+        [sys.executable, "-m", "tests.worker.hook_cost"], capture_output=True, text=True, check=False, timeout=SECONDS
     )
     found = json.loads(done.stdout)
     assert found["our_hook_ns"] < found["step_ns"], "a step that does nothing, by an optimizer of torch"
