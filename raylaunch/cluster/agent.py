@@ -38,7 +38,7 @@ class AgentSettings:
     nproc: int
     """Workers of this agent; each has its own number."""
     rules: dict[str, NodeRule]
-    submitter_env: dict[str, str]
+    submitter_env: dict[str, str] = field(repr=False)
     cwd: str | None
     """None: where Ray unpacked the working folder."""
     ray_address: str
@@ -148,7 +148,8 @@ class Agent:
         pulse = self._supervisor.pulse()
         if self._lease.over:
             await asyncio.Event().wait()  # for this process's end: what is said now could be about workers it ended
-        return Words(now=self._lease.answering(), events=events, output=output, pulse=pulse)
+        self._lease.answering()
+        return Words(now=time.monotonic(), events=events, output=output, pulse=pulse)
 
     async def launch(self, part: Assignment, meeting: Rendezvous) -> None:
         """Start this node's part of an attempt, ending what is left of those before."""

@@ -12,9 +12,11 @@ from ray.exceptions import RayError
 
 from raylaunch.cluster.fleet import Draining
 
-_SECONDS = 1.0
+_draining_nodes = state.state.get_draining_nodes  # private: one without it is told of when this is imported
 _UNKNOWN_DEADLINE_SECONDS = 120.0
 """Assumed of a notice without a deadline: the usual notice of a cloud."""
+_LEAST_SECONDS = 10.0
+"""Assumed where there are none left: to save in vain costs no more than not to save."""
 
 
 class Notices:
@@ -35,32 +37,41 @@ def _draining(host: str, deadline: float, wall: float, monotonic: float) -> Drai
         why = f"its host is being drained, no deadline is given, {_UNKNOWN_DEADLINE_SECONDS:g} s are assumed"
         return Draining(host=host, deadline=monotonic + _UNKNOWN_DEADLINE_SECONDS, why=why)
     left = deadline - wall
-    why = f"its host is being drained, {max(0.0, left):.0f} s are left"
+    if left <= 0:  # of a notice that is a second old: the machines' clocks are not the same
+        why = f"its host is being drained, {_LEAST_SECONDS:g} s are assumed, since its deadline is past by our clock"
+        return Draining(host=host, deadline=monotonic + _LEAST_SECONDS, why=why)
+    why = f"its host is being drained, {left:.0f} s are left"
     return Draining(host=host, deadline=monotonic + left, why=why)
 
 
 class DrainWatch:
-    """Asks once a second, in a thread of its own, until `close`."""
+    """Asks in a thread of its own, whenever it is told to `look`, until `close`."""
 
     def __init__(self, found: Callable[[Mapping[str, int]], None]) -> None:
         """`found` is called with every answer."""
         self._found = found
-        self._closed = threading.Event()
+        self._wanted = threading.Event()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="raylaunch-drains")
 
     def start(self) -> None:
-        """Ask for the first time at once."""
+        """From here on it can be told to."""
         self._thread.start()
 
+    def look(self) -> None:
+        """The head is there: ask it. Of one that was started anew Ray bears no such question, and ends this process."""
+        self._wanted.set()
+
     def _run(self) -> None:
-        while not self._closed.is_set():
+        while self._wanted.wait() and not self._closed:
+            self._wanted.clear()
             with contextlib.suppress(RayError, RuntimeError):  # the head does not answer; it is asked again
-                self._found(state.state.get_draining_nodes())
-            self._closed.wait(_SECONDS)
+                self._found(_draining_nodes())
 
     def close(self) -> None:
         """Ask no more. A question that hangs is left behind."""
-        self._closed.set()
+        self._closed = True
+        self._wanted.set()
 
 
 def now(found: Mapping[str, int], notices: Notices) -> list[Draining]:

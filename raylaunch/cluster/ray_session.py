@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -17,7 +18,7 @@ from ray._private import services
 from ray._private import worker as ray_worker
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
-from raylaunch.cluster import actor, here, inventory
+from raylaunch.cluster import actor, head, here, inventory
 from raylaunch.cluster.agent import AgentSettings
 from raylaunch.cluster.connection import Connection
 from raylaunch.cluster.fleet import Fleet
@@ -31,6 +32,7 @@ from raylaunch.core.plan import Plan
 from raylaunch.errors import ClusterError
 
 _PROBE_SECONDS = 5.0
+_GOODBYE_SECONDS = 8.0
 _DEFAULT_PORT = 6379
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's least; nothing of ours goes through it but a few messages."""
@@ -91,8 +93,19 @@ def _connect(job: Job, address: str) -> RaySession:
 
 
 def _disconnect(session: RaySession) -> None:
-    if session.ours and _is_connected(session):
+    if not session.ours or not _is_connected(session):
+        return
+    if session.local or _is_alive(session):
         ray.shutdown()
+        return
+    # A head that does not answer is asked for seconds where its machine is there, else for minutes: nobody waits for
+    # that, since all that matters there ends with this process.
+    thread = threading.Thread(target=ray.shutdown, daemon=True, name="raylaunch-goodbye")
+    thread.start()
+    thread.join(_GOODBYE_SECONDS)
+    if thread.is_alive():
+        atexit.unregister(ray_worker.shutdown)
+        _left_behind.append(session)
 
 
 def _end_agents(agents: Sequence[Any]) -> None:
@@ -111,19 +124,23 @@ def _is_alive(session: RaySession | None) -> bool:
     """Whether the head answers as well."""
     if not _is_connected(session):
         return False
-    try:
-        ray_worker.global_worker.gcs_client.internal_kv_get(
-            b"CLUSTER_METADATA", namespace=b"cluster", timeout=int(_PROBE_SECONDS)
-        )
-    except Exception:  # noqa: BLE001
-        return False
-    return True
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    with contextlib.suppress(Exception):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS).close()  # Ray would try on
+        return head.is_the_same(int(_PROBE_SECONDS))
+    return False
 
 
 _connection: Connection[RaySession] = Connection(_disconnect)
+_left_behind: list[RaySession] = []
 
 AGENTS = Pool(_end_agents, _connection.end)
 """Agents that rest between runs of this process."""
+
+
+def is_left_behind() -> bool:
+    """Whether a connection could not be ended. Its threads do not bear the end of the interpreter."""
+    return bool(_left_behind)
 
 
 def kept_at() -> str:

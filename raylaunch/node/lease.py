@@ -4,15 +4,13 @@ knowing that it is over.
 
 from __future__ import annotations
 
-import time
-
-from raylaunch.worker.page import LEASE, Page
+from raylaunch.worker.page import LEASE, Page, lease_clock
 
 
 def seconds_left(page: Page) -> float | None:
     """Until it is over; None: there is none."""
     until = page.numbers[LEASE]
-    return (until - time.monotonic_ns()) / 1e9 if until else None
+    return (until - lease_clock()) / 1e9 if until else None
 
 
 def is_over(page: Page) -> bool:

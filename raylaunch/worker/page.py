@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import time
 from typing import Final
 
 VARIABLE = "RAYLAUNCH_PAGE"
@@ -20,7 +21,7 @@ _SLOT: Final = 16
 _BYTES: Final = 8 * (_HEADER + _SLOT * MOST_WORKERS)
 
 LEASE: Final = 0
-"""Header, written by the agent: CLOCK_MONOTONIC, ns, at which the node counts as lost unless renewed; 0: none."""
+"""Header, written by the agent: `lease_clock`, ns, at which the node counts as lost unless renewed; 0: none."""
 ATTEMPT: Final = 1
 """Header, written by the fork server: the attempt that the slots are of."""
 ASK: Final = 2
@@ -50,6 +51,11 @@ FIRST_STEP: Final = 9
 """Slot: the first step that was done in the attempt, by the script's own count, plus one."""
 
 _NAME: Final = "raylaunch-page"
+
+
+def lease_clock() -> int:
+    """CLOCK_BOOTTIME, ns: unlike CLOCK_MONOTONIC it goes on while the machine sleeps, as the driver's clock does."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class Page:

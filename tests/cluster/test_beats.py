@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +14,7 @@ from raylaunch.cluster.lease import Lease
 from raylaunch.cluster.lifeline import Anchor, Lifelines, Severed
 from raylaunch.cluster.presence import Presence
 from raylaunch.cluster.silence import Silence, beat
+from raylaunch.worker.page import lease_clock
 
 
 class Clock:
@@ -24,14 +23,14 @@ class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def monotonic(self) -> float:
-        return self.now
+    def __call__(self) -> int:
+        return int(self.now * 1e9)
 
 
 @pytest.fixture
 def clock(monkeypatch):
     found = Clock()
-    monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=found.monotonic, sleep=time.sleep))
+    monkeypatch.setattr(leases, "lease_clock", found)
     return found
 
 
@@ -45,7 +44,7 @@ def test_a_lease_runs_from_the_last_answer_that_is_known_to_have_arrived(clock):
     lease = Lease(10.0, told.append, lambda: None)
     lease.called()
     assert told == []
-    assert lease.answering() == 1000.0
+    lease.answering()
     assert seconds(told) == [1009.0]
     clock.now = 1001.0
     lease.called()
@@ -79,7 +78,28 @@ def test_the_end_of_a_lease_is_the_end_of_the_process():
     lease.start()
     lease.answering()
     assert ended.wait(100)
-    assert time.monotonic() >= told[-1] / 1e9
+    assert lease_clock() >= told[-1]
+
+
+def test_a_machine_that_slept_sees_that_its_lease_is_over(clock):
+    """Time went on elsewhere. Whoever waits for the end of the lease is not woken by that: he looks by himself."""
+
+    class Waited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.set()
+            return super().wait(timeout)
+
+    waits, ended = threading.Event(), threading.Event()
+    told: list[int] = []
+    lease = Lease(3600.0, told.append, ended.set)
+    lease._released = Waited()
+    lease.start()
+    lease.answering()
+    assert waits.wait(100)
+    clock.now += 3600.0
+    assert ended.wait(100)
+    lease.called()
+    assert seconds(told) == [1000.0 + 0.9 * 3600.0]
 
 
 def test_a_driver_that_never_calls_is_gone(monkeypatch):
@@ -97,21 +117,20 @@ def test_an_orderly_end_may_outlast_the_lease(clock):
     assert not lease.over
 
 
-def test_the_lease_ends_before_the_driver_stops_believing():
+def test_the_lease_ends_before_the_driver_stops_believing(clock):
     """In any order of sending, arriving and calling: what the agent counts on is never later than what the driver does."""
     timeout = 5.0
     told: list[int] = []
     silence = Silence(timeout)
-    now = 0.0
     lease = Lease(timeout, told.append, lambda: None)
     for step, travel in enumerate([0.0, 0.4, 1.9, 0.0, 3.0, 0.2]):
-        sent = lease.answering()
-        now = sent + travel
+        lease.answering()
+        clock.now += travel
         if step == 0:
-            silence.watch("node-1", now)
-        silence.heard("node-1", now)
+            silence.watch("node-1", clock.now)
+        silence.heard("node-1", clock.now)
         lease.called()
-        assert told[-1] / 1e9 < now + timeout
+        assert told[-1] / 1e9 < clock.now + timeout
         assert silence.silent(told[-1] / 1e9) == []
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from raylaunch.cluster.agent import Words
 from raylaunch.cluster.driver import Driver
-from raylaunch.cluster.fleet import Draining, Gone, Granted, Heard
+from raylaunch.cluster.fleet import Draining, Gone, Granted, Heard, Hopeless
 from raylaunch.cluster.lifeline import Severed
 from raylaunch.core.events import NodeDraining, NodeGranted, NodeJoined, NodeLost, WorkersExited
 from raylaunch.core.failure import Failure
 from raylaunch.core.job import Entrypoint, Job
+from raylaunch.errors import ClusterError
 from tests.fakes import FakeFleet, Notebook
 
 
@@ -147,6 +148,15 @@ def test_the_end_of_its_line_is_the_loss_of_a_node():
     driver, book = driver_of(fleet, lines=lines)
     assert driver.run().exit_code == 0
     assert [event.node for event in events(book, NodeLost)] == ["node-1"]
+
+
+def test_a_run_that_has_become_hopeless_ends_at_once():
+    """Whatever its nodes do."""
+    fleet = FakeFleet(1)
+    fleet.then[1] = lambda: fleet.tell(Hopeless(error=ClusterError("the head is gone")))
+    driver, _ = driver_of(fleet)
+    with pytest.raises(ClusterError, match="the head is gone"):
+        driver.run()
 
 
 def test_a_granted_place_is_told_of():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.node import lease
 from raylaunch.node.messages import Ready
+from raylaunch.worker.page import LEASE, Page, lease_clock
 from tests.node.harness import (
     Ears,
     Node,
@@ -29,7 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def renew(node: Node, seconds: float) -> None:
-    node.supervisor.renew(time.monotonic_ns() + int(seconds * 1e9))
+    node.supervisor.renew(lease_clock() + int(seconds * 1e9))
 
 
 def begin(node: Node, ears: Ears, nproc: int = 1) -> list[int]:
@@ -42,6 +45,17 @@ def begin(node: Node, ears: Ears, nproc: int = 1) -> list[int]:
 def keeper(node: Node) -> int:
     assert node.supervisor._hearth._server is not None
     return node.supervisor._hearth._server.pid
+
+
+def test_a_lease_is_over_after_a_sleep_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLOCK_MONOTONIC stood still meanwhile."""
+    page, fd = Page.create()
+    page.numbers[LEASE] = lease_clock() + 3600 * 10**9
+    assert not lease.is_over(page)
+    slept = lease_clock() + 7200 * 10**9
+    monkeypatch.setattr(lease, "lease_clock", lambda: slept)
+    assert lease.is_over(page)
+    os.close(fd)
 
 
 def test_workers_end_with_the_lease(own: Node, ears: Ears, mark: str) -> None:
@@ -162,6 +176,7 @@ def test_a_frozen_keeper_does_not_hold_up_a_restart(own: Node, ears: Ears) -> No
 AGENT = """
 import sys, time
 from pathlib import Path
+from raylaunch.worker.page import lease_clock
 from tests.node.harness import Ears, Node
 from tests.node.test_no_orphans import FAMILY
 
@@ -179,7 +194,7 @@ node.open_store()
 node.launch(node.script(FAMILY), nproc=2)
 while True:
     if float(seconds):
-        node.supervisor.renew(time.monotonic_ns() + int(float(seconds) * 1e9))
+        node.supervisor.renew(lease_clock() + int(float(seconds) * 1e9))
     for event in node.silence(0.05):
         print(type(event).__name__, flush=True)
 """
