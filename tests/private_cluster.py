@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -21,6 +22,8 @@ from pathlib import Path
 
 MARK = "RAYLAUNCH_TEST_MARK"
 BIN = Path(sys.executable).parent
+_HEAD_ID = "f" * 51 + "00000"
+"""By which Ray's provider for tests knows the head."""
 LEAN = ("--no-monitor", "--include-log-monitor=false")
 """For `ray start`: no autoscaler, and nobody who passes on what workers write into Ray's own logs. A second each."""
 
@@ -59,19 +62,86 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+_EMPTY = (
+    *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"),
+    *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter"),
+)
+"""What its configuration must name, though there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaler:
+    """Ray's own, which starts and ends nodes on this machine as it would in a cloud."""
+
+    cpus: int
+    """Of each node that it starts."""
+    most: int
+    version: int = 2
+    idle_seconds: float = 2.0
+
+    def config(self, cluster: Cluster, cpus: int) -> Path:
+        """Ray's provider for tests, named by its module: what goes by the name `fake_multinode` needs a file that no wheel has."""
+        module = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+        provider = {"type": "external", "module": module, "gcs_address": cluster.address}
+        worker = {"CPU": self.cpus, "object_store_memory": 80000000}
+        found = {
+            "cluster_name": "test",
+            "max_workers": self.most,
+            "provider": provider
+            | {"use_node_id_as_ip": True, "disable_node_updaters": True, "disable_launch_config_check": True}
+            | ({"launch_multiple": True, "head_node_id": _HEAD_ID} if self.version == 2 else {}),
+            "available_node_types": {
+                "ray.head.default": {"resources": {"CPU": cpus}, "node_config": {}, "max_workers": 0},
+                "worker": {"resources": worker, "node_config": {}, "min_workers": 0, "max_workers": self.most},
+            },
+            "head_node_type": "ray.head.default",
+            "upscaling_speed": 10.0,
+            "idle_timeout_minutes": self.idle_seconds / 60,
+            **{key: {} for key in ("auth", "docker", "file_mounts")},
+            **{key: [] for key in _EMPTY},
+            "file_mounts_sync_continuously": False,
+        }
+        path = cluster.folder / "autoscaler.json"
+        path.write_text(json.dumps(found))
+        return path
+
+    def env(self) -> dict[str, str]:
+        """For the head."""
+        found = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+        if self.version == 1:
+            return found | {"RAY_enable_autoscaler_v2": "0"}
+        return found | {
+            "RAY_enable_autoscaler_v2": "1",
+            "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
+            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
+        }
+
+
 @contextlib.contextmanager
 def private_cluster(
-    *, cpus: int = 4, dashboard: bool = False, labels: str = "", lean: bool = False
+    *,
+    cpus: int = 4,
+    dashboard: bool = False,
+    labels: str = "",
+    lean: bool = False,
+    autoscaler: Autoscaler | None = None,
 ) -> Iterator[Cluster]:
     """Start one; `dashboard` is needed for `ray job submit`, and needs `ray[default]`; `lean`: see `LEAN`."""
-    cluster = start(cpus=cpus, dashboard=dashboard, labels=labels, lean=lean)
+    cluster = start(cpus=cpus, dashboard=dashboard, labels=labels, lean=lean, autoscaler=autoscaler)
     try:
         yield cluster
     finally:
         cluster.stop()
 
 
-def start(*, cpus: int = 4, dashboard: bool = False, labels: str = "", lean: bool = False) -> Cluster:
+def start(
+    *,
+    cpus: int = 4,
+    dashboard: bool = False,
+    labels: str = "",
+    lean: bool = False,
+    autoscaler: Autoscaler | None = None,
+) -> Cluster:
     """The same for whoever stops it himself."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
     folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))
@@ -95,6 +165,9 @@ def start(*, cpus: int = 4, dashboard: bool = False, labels: str = "", lean: boo
     ]
     env = cluster.env(**{MARK: mark})
     del env["RAY_ADDRESS"]
+    if autoscaler is not None:
+        command.append(f"--autoscaling-config={autoscaler.config(cluster, cpus)}")
+        env |= autoscaler.env()
     _run(cluster, command, env)
     return cluster
 

@@ -18,7 +18,7 @@ from raylaunch.cluster import agent
 from raylaunch.cluster.agent import AgentSettings, Home
 from raylaunch.cluster.lease import end_this_process
 from raylaunch.cluster.lifeline import Anchor, Line
-from raylaunch.node import interfaces, proc, processes
+from raylaunch.node import interfaces, processes
 from raylaunch.node.hearth import Hearth
 
 _CLOSE_SECONDS = 7.0
@@ -72,7 +72,7 @@ class Agent:
         if self._hearth is None:
             return None
         self._line = line
-        return Rested(pid=self._hearth.pid, memory=proc.memory(self._hearth.pid))
+        return Rested(pid=self._hearth.pid, memory=self._hearth.memory())
 
     async def take_up(self, told: AgentSettings) -> bool:
         """Begin another run. False: what there was is of no use any more."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from raylaunch.cluster import fleet as fleets
 from raylaunch.cluster.agent import AgentUp
-from raylaunch.cluster.fleet import Draining, Fleet, Gone, Granted, Heard
+from raylaunch.cluster.fleet import Draining, Fleet, Gone, Granted, Heard, Hopeless
 from raylaunch.cluster.lifeline import Severed
 from raylaunch.cluster.orders import Orders
 from raylaunch.cluster.presence import Lines, Presence
@@ -108,7 +108,7 @@ class Driver:
         self._lifelines = lifelines
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._presence = Presence(job.node_timeout, lifelines)
-        self._watch = Watch(_progress(job), fleet, self._write_stacks)
+        self._watch = Watch(_progress(job), fleet, self._write_stacks, observer.said)
         self._orders = Orders(self.machine, run_id, fleet, self._watch, self._presence.give_up)
         #: Ray's ids of the machines, by node.
         self._hosts: dict[str, str] = {}
@@ -164,8 +164,12 @@ class Driver:
 
     def _step(self, event: Event) -> None:
         """Act first, write then: the disk must not stand between a death and the next start."""
-        before = self._watch.how_far(event.at) if self._is_watched() and self._may_end_it(event) else ()
+        before = self._watch.how_far(event.at) if self._may_end_it(event) else ()
+        asking = self.machine.asking
         self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
+        ends_it = asking and not self.machine.asking and isinstance(event, Tick | WorkersCheckpointed)
+        if ends_it and (why := self._orders.unsaved()):
+            self._observer.said(why)
 
     def _may_end_it(self, event: Event) -> bool:
         """Whether how far the attempt came is to be said before it, for which all workers are looked through.
@@ -173,6 +177,10 @@ class Driver:
         That a node's workers ended well, or have saved, ends an attempt only where those of all others did before.
         """
         match event:
+            case WorkersStopped():  # it may have made steps as long as it was given time
+                return self.machine.phase is Phase.STOPPING and self.machine.awaited <= {event.node}
+            case _ if not self._is_watched():
+                return False
             case WorkersExited(failures=()):
                 return self.machine.unfinished <= {event.node}
             case WorkersCheckpointed(step=int()):
@@ -216,12 +224,13 @@ class Driver:
 
     def _facts(self, item: Item) -> Iterator[Event]:
         match item:
-            case _Signalled() if item.signal in self.machine.job.signals_to_forward:
-                yield ForwardAsked(at=self._now(), signal=item.signal)
             case _Signalled():
-                yield StopAsked(at=self._now(), signal=item.signal)
+                asked = ForwardAsked if item.signal in self.machine.job.signals_to_forward else StopAsked
+                yield asked(at=self._now(), signal=item.signal)
             case Draining():
                 yield from self._drained(item)
+            case Hopeless():
+                raise item.error
             case _ if self._presence.is_past(item.node):
                 return  # nothing of its past is believed
             case Granted():
@@ -242,6 +251,8 @@ class Driver:
 
     def _drained(self, item: Draining) -> Iterator[Event]:
         self._draining[item.host] = item
+        if item.ours:
+            self._observer.said("the host that this command runs on is being drained: with it the run ends")
         for node in [node for node, host in self._hosts.items() if host == item.host]:
             yield self._node_draining(node, item)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from raylaunch.cluster.agent import Words
 from raylaunch.core.ranks import Assignment, Rendezvous
+from raylaunch.errors import ClusterError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +46,18 @@ class Draining:
     host: str
     deadline: float
     why: str
+    ours: bool = False
+    """This process runs there too."""
 
 
-Item = Granted | Heard | Gone | Draining
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hopeless:
+    """The run cannot go on, whatever its nodes do."""
+
+    error: ClusterError
+
+
+Item = Granted | Heard | Gone | Draining | Hopeless
 Tell = Callable[[Item], None]
 """Takes what is heard. It is called from several threads, and must only put it away."""
 

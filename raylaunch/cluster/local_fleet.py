@@ -11,29 +11,25 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from raylaunch.cluster import here, warm
 from raylaunch.cluster.agent import Agent, AgentSettings, Home
 from raylaunch.cluster.deeds import Announce, Ask, AskGang, Deed, End, GiveBack, Man
-from raylaunch.cluster.fleet import Gone, Granted, Heard, Tell
+from raylaunch.cluster.fleet import Gone, Granted, Heard, Hopeless, Tell
 from raylaunch.cluster.gpus import Gpus
 from raylaunch.cluster.room import Room
-from raylaunch.cluster.seats import Seats
+from raylaunch.cluster.seated import SeatedFleet
 from raylaunch.cluster.warm import Key, Pool, Rester
 from raylaunch.core.plan import Plan
-from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.core.words import count
 from raylaunch.errors import ClusterError
-from raylaunch.node import proc
 from raylaunch.node.hearth import Hearth
 
 _CLOSE_SECONDS = 20.0
 """A little more than agents take to end what does not want to end."""
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +41,19 @@ class _Posted:
     key: Key
 
 
-class LocalFleet:
+class LocalFleet(SeatedFleet):
     """Everything but the driver's questions happens in the thread."""
 
     def __init__(
         self, plan: Plan, told: AgentSettings, say: Callable[[str], None], gpus: Gpus, pool: Pool | None = None
     ) -> None:
         """`say`: takes a line for a person, in the thread that calls us. `pool`: what agents leave for the next run."""
-        self._told = told
-        self._say = say
-        self._seats = Seats(plan.bundles, plan.min_nodes, spread=plan.spread)
+        super().__init__(plan, told, say)
         self._room = Room(gpus)
         self._pool = pool
         self._agents: dict[str, _Posted] = {}
         #: Agents that are to start as soon as there is room, by seat.
         self._waiting: dict[int, Man] = {}
-        self._up: set[str] = set()
-        self._tell: Tell = lambda _: None
-        #: Guards `_seats`, and the order in which its deeds are put into `_to_do`.
-        self._lock = threading.Lock()
         self._to_do: asyncio.Queue[Deed] = asyncio.Queue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="raylaunch-agents")
@@ -71,50 +61,26 @@ class LocalFleet:
     def start(self, tell: Tell) -> None:
         """All that there is room for start at once."""
         self._tell = tell
-        self._loop.set_exception_handler(lambda _, context: self._failed(RuntimeError(context["message"])))
+        self._loop.set_exception_handler(lambda _, context: self._failed(context["message"]))
         self._thread.start()
         self._decide(self._seats.start)
         self._in_thread(self._work())
 
-    # Orders.
+    # What is asked of the thread.
 
-    def launch(self, node: str, part: Assignment, meeting: Rendezvous) -> None:
+    def _put(self, deed: Deed) -> None:
+        self._loop.call_soon_threadsafe(self._to_do.put_nowait, deed)
+
+    def _order(self, node: str, name: str, *args: Any) -> None:
         """One call."""
-        self._order(node, lambda agent: agent.launch(part, meeting))
+        self._in_thread(self._obey(node, name, *args))
 
-    def stop(self, node: str, attempt: int, grace: float, signal: str) -> None:
-        """One call."""
-        self._order(node, lambda agent: agent.stop(attempt, grace, signal))
-
-    def forward(self, node: str, attempt: int, signal: str) -> None:
-        """One call."""
-        self._order(node, lambda agent: agent.forward(attempt, signal))
-
-    def open_store(self, node: str, attempt: int) -> None:
-        """One call."""
-        self._order(node, lambda agent: agent.open_store(attempt))
-
-    def ask_checkpoint(self, node: str, attempt: int, step: int) -> None:
-        """One call."""
-        self._order(node, lambda agent: agent.ask_checkpoint(attempt, step))
-
-    def settle(self, node: str, attempt: int, step: int) -> None:
-        """One call."""
-        self._order(node, lambda agent: agent.settle(attempt, step))
-
-    def dump_stacks(self, node: str, attempt: int) -> None:
-        """One call."""
-        self._order(node, lambda agent: agent.dump_stacks(attempt))
-
-    def _order(self, node: str, order: Callable[[Agent], Coroutine[Any, Any, None]]) -> None:
-        self._in_thread(self._obey(node, order))
-
-    async def _obey(self, node: str, order: Callable[[Agent], Coroutine[Any, Any, None]]) -> None:
+    async def _obey(self, node: str, name: str, *args: Any) -> None:
         posted = self._agents.get(node)
         if posted is None:
             return
         try:
-            await order(posted.agent)
+            await getattr(posted.agent, name)(*args)
         except Exception as error:  # noqa: BLE001
             self._gone(node, error)
 
@@ -134,19 +100,11 @@ class LocalFleet:
     def _gone(self, node: str, error: BaseException) -> None:
         self._tell(Gone(node=node, why=f"{type(error).__name__}: {error}", error=error))
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, why: str) -> None:
         """Something that is no agent's own: none of them can be relied on."""
-        for node in [*self._agents] or ["node-1"]:
-            self._gone(node, error)
+        self._tell(Hopeless(error=ClusterError(f"the agents on this machine cannot go on: {why}")))
 
     # Which nodes there are.
-
-    def joined(self, node: str, node_id: str) -> bool:
-        """It is up, and wanted unless fewer are wanted by now."""
-        wanted = self._decide(partial(self._seats.joined, node, node_id))
-        if wanted:
-            self._up.add(node)
-        return wanted
 
     def release(self, node: str) -> None:
         """End the agent and what it started; another starts in its place."""
@@ -160,34 +118,17 @@ class LocalFleet:
             fails = "cannot go on" if gone.node in self._up else "cannot start"
             raise ClusterError(f"the agent of {gone.node} {fails}: {gone.why}") from gone.error
 
-    def shun(self, host: str) -> None:
-        """No further agent starts here, which is all there is."""
-        self._decide(partial(self._seats.shun, host))
-
-    def readmit(self, host: str) -> None:
-        """It may be used again."""
-        self._decide(partial(self._seats.readmit, host))
-
-    def _decide(self, ask: Callable[[float], Answer]) -> Answer:
-        """Tell the seats something, and have done what follows."""
-        with self._lock:
-            answer = ask(time.monotonic())
-            for deed in self._seats.take():
-                self._loop.call_soon_threadsafe(self._to_do.put_nowait, deed)
-        return answer
-
     # What is done about it, in the thread.
 
     async def _work(self) -> None:
         try:
             await self._do_all()
         except Exception as error:  # noqa: BLE001
-            self._failed(error)
+            self._failed(f"{type(error).__name__}: {error}")
 
     async def _do_all(self) -> None:
         while True:
-            with self._lock:
-                wake = self._seats.wake(now := time.monotonic())
+            wake = self._wake(now := time.monotonic())
             try:
                 async with asyncio.timeout(None if wake is None else max(0.0, wake - now)):
                     deed = await self._to_do.get()
@@ -230,8 +171,7 @@ class LocalFleet:
         if not self._room.holds(seat) or seat not in self._waiting:
             return
         deed = self._waiting.pop(seat)
-        settings = replace(self._told.settings, node=deed.node)
-        told = replace(self._told, nproc=deed.bundle.nproc, settings=settings)
+        told = self._settings(deed)
         environ = {**os.environ, **self._room.environ(seat)}
         home = Home(node_id=here.NODE_ID, address=here.LOOPBACK, environ=environ)
         key = {**warm.key(told), "environ": warm.lasting_env(environ)}
@@ -293,7 +233,7 @@ class LocalFleet:
                 address=here.LOOPBACK,
                 nproc=posted.key["nproc"],
                 pid=hearth.pid,
-                memory=proc.memory(hearth.pid),
+                memory=hearth.memory(),
             )
             for posted, hearth in zip(agents, left, strict=True)
             if hearth is not None

@@ -1,6 +1,7 @@
 """Room for the agents: the fewest nodes as one gang, all or nothing; each further node in a group of its own.
 
-A pending group is also what an autoscaler sees as demand, and its becoming ready is the node's arrival.
+A pending group is also what an autoscaler sees as demand, and its becoming ready is the node's arrival. Ray's second
+autoscaler also sees which hosts a group is kept off; its first one takes it to fit wherever there is room.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ class Reservation:
         self._reserve({seat: (bundle, off)})
 
     def _reserve(self, asked: Mapping[int, tuple[Bundle, frozenset[str]]]) -> None:
-        """Hosts are excluded rather than named: one that comes later is as good as the one it replaces."""
+        """Hosts are excluded rather than named: one that comes later is as good as the one it replaces.
+
+        Once for each seat: whoever had no answer may ask again.
+        """
+        if asked.keys() <= self._groups.keys():
+            return
         selectors = [{_NODE_ID: f"!in({','.join(sorted(off))})"} if off else {} for _, off in asked.values()]
         group = placement_group(
             [bundle.resources or dict(_LITTLE) for bundle, _ in asked.values()],
@@ -75,9 +81,11 @@ class Reservation:
         return self.hosts(self._first)
 
     def give_back(self, seat: int) -> None:
-        """Give up a seat that has a group of its own, granted or still asked for."""
-        group, _ = self._groups.pop(seat)
-        remove_placement_group(group)
+        """Give up a seat, granted or still asked for, and with it all that are in its group."""
+        if seat in self._groups:
+            group, _ = self._groups[seat]
+            remove_placement_group(group)
+            self._groups = {other: its for other, its in self._groups.items() if its[0] != group}
 
     def cancel(self) -> None:
         """Give everything back, granted or still asked for."""

@@ -10,34 +10,35 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError
 
 from raylaunch.cluster import drains, losses, warm
 from raylaunch.cluster.actor import actor_class, close, kill
 from raylaunch.cluster.agent import AgentSettings
 from raylaunch.cluster.deeds import Announce, Ask, AskGang, Deed, End, GiveBack, Man
-from raylaunch.cluster.fleet import Gone, Granted, Heard, Tell
+from raylaunch.cluster.fleet import Gone, Granted, Heard, Hopeless, Tell
+from raylaunch.cluster.head import HeadWatch
 from raylaunch.cluster.placement import Reservation
-from raylaunch.cluster.seats import Seats
+from raylaunch.cluster.seated import SeatedFleet
 from raylaunch.cluster.warm import Pool
 from raylaunch.cluster.warmth import Warmth
 from raylaunch.core.plan import Plan
-from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.core.words import count
 from raylaunch.errors import ClusterError
 
 _JOIN_SECONDS = 2.0
-_VALUES_SECONDS = 600.0
+_ASK_SECONDS = 60.0
+"""For as long Ray is asked for the same."""
+_VALUES_SECONDS = 60.0
+"""For as long a node may say nothing while its results come. It may be busy with them, but not gone."""
 _LOOK_SECONDS = 1.0
 _MOST_FALSE_STARTS = 3
 
-Answer = TypeVar("Answer")
 
-
-class RayFleet:
+class RayFleet(SeatedFleet):
     """One call to `words` is always pending at each agent, so whatever happens is pushed to us.
 
     What is asked of Ray is asked in a thread of its own, in the order of the decisions: Ray may make it wait.
@@ -45,21 +46,16 @@ class RayFleet:
 
     def __init__(self, plan: Plan, told: AgentSettings, say: Callable[[str], None], pool: Pool | None = None) -> None:
         """`say`: takes a line for a person, in the thread that calls us. `pool`: where agents rest between runs."""
+        super().__init__(plan, told, say)
         self._plan = plan
-        self._told = told
-        self._say = say
-        self._seats = Seats(plan.bundles, plan.min_nodes, spread=plan.spread)
         self._reservation = Reservation(spread=plan.spread)
         self._actor_class = actor_class()
         #: All and only the agents that were started and are neither gone nor given up.
         self._actors: dict[str, Any] = {}
-        self._up: set[str] = set()
-        self._any_came_up = False
-        self._tell: Tell = lambda _: None
-        #: Guards `_seats`, and the order in which its deeds are put into `_to_do`.
-        self._lock = threading.Lock()
+        #: When each said something last.
+        self._heard: dict[str, float] = {}
         self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._closed = False
+        self._closed = threading.Event()
         self._pool = pool
         self._warmth: Warmth | None = None
         if pool is not None:
@@ -67,53 +63,33 @@ class RayFleet:
         #: Seats that have a host, or had one.
         self._placed: set[int] = set()
         self._addresses: dict[str, str] = {}
+        #: This process's own host.
+        self._here = ""
         self._hands = threading.Thread(target=self._work, daemon=True, name="raylaunch-fleet")
         self._notices = drains.Notices()
         self._drains = drains.DrainWatch(self._drained)
+        self._head = HeadWatch(self._head_is_there, lambda error: self._tell(Hopeless(error=error)))
 
     def start(self, tell: Tell) -> None:
         """Reserve the gang; each agent starts as soon as its place is granted. The others are asked for then."""
         self._tell = tell
+        self._here = ray.get_runtime_context().get_node_id()
         if self._pool is not None:
             self._pool.keep(warm.key(replace(self._told, nproc=bundle.nproc)) for bundle in self._plan.bundles)
         self._decide(self._seats.start)
-        while not self._to_do.empty():
-            self._to_do.get()()  # here, so that whoever asked hears what is wrong with it
+        try:
+            for _ in range(self._to_do.qsize()):
+                self._to_do.get()()  # here, so that whoever asked hears what is wrong with it
+        except RayError as error:
+            raise ClusterError(f"no nodes can be asked for: {losses.in_words(error)}") from error
         self._hands.start()
         self._drains.start()
+        self._head.start()
 
     # Orders.
 
-    def launch(self, node: str, part: Assignment, meeting: Rendezvous) -> None:
-        """One message to the node."""
-        self._order(node, "launch", part, meeting)
-
-    def stop(self, node: str, attempt: int, grace: float, signal: str) -> None:
-        """One message to the node."""
-        self._order(node, "stop", attempt, grace, signal)
-
-    def forward(self, node: str, attempt: int, signal: str) -> None:
-        """One message to the node."""
-        self._order(node, "forward", attempt, signal)
-
-    def open_store(self, node: str, attempt: int) -> None:
-        """One message to the node."""
-        self._order(node, "open_store", attempt)
-
-    def ask_checkpoint(self, node: str, attempt: int, step: int) -> None:
-        """One message to the node."""
-        self._order(node, "ask_checkpoint", attempt, step)
-
-    def settle(self, node: str, attempt: int, step: int) -> None:
-        """One message to the node."""
-        self._order(node, "settle", attempt, step)
-
-    def dump_stacks(self, node: str, attempt: int) -> None:
-        """One message to the node."""
-        self._order(node, "dump_stacks", attempt)
-
     def _order(self, node: str, name: str, *args: Any) -> None:
-        """Nothing comes back: what goes wrong there, and of a death, `words` tells."""
+        """One message. Nothing comes back: what goes wrong there, and of a death, `words` tells."""
         actor = self._actors.get(node)
         if actor is not None:
             actor.order.remote(pickle.dumps((name, args)))
@@ -130,7 +106,7 @@ class RayFleet:
             if error is not None:
                 self._gone(node, error)
                 return
-            at = time.monotonic()
+            at = self._heard[node] = time.monotonic()
             self._tell(Heard(node=node, words=pickle.loads(future.result()), at=at))  # noqa: S301
             self._listen(node)
 
@@ -142,18 +118,10 @@ class RayFleet:
 
     def _drained(self, found: Mapping[str, int]) -> None:
         for notice in drains.now(found, self._notices):
-            self._tell(notice)
-        self._decide(partial(self._seats.drained, found))
+            self._tell(replace(notice, ours=notice.host == self._here))
+        self._to_do.put(partial(self._decide, partial(self._seats.drained, found)))
 
     # Which nodes there are.
-
-    def joined(self, node: str, node_id: str) -> bool:
-        """Remember where it is; whoever else was asked for in its stead is taken back."""
-        wanted = self._decide(partial(self._seats.joined, node, node_id))
-        if wanted:
-            self._any_came_up = True
-            self._up.add(node)
-        return wanted
 
     def release(self, node: str) -> None:
         """Kill the agent, whose fork server then ends its workers."""
@@ -174,46 +142,58 @@ class RayFleet:
         """Whether waiting would not mend it: on one host of several, it may."""
         if losses.hopeless(gone.error):
             return len(self._up) < self._plan.min_nodes
-        return not self._any_came_up and self._seats.false_starts >= _MOST_FALSE_STARTS
+        return not self._seats.any_came_up and self._seats.false_starts >= _MOST_FALSE_STARTS
 
     def _lose(self, node: str, *, silent: bool = False) -> float:
         self._up.discard(node)
         return self._decide(partial(self._seats.lost, node, silent=silent))
 
-    def shun(self, host: str) -> None:
-        """What is asked for there is taken back."""
-        self._decide(partial(self._seats.shun, host))
-
-    def readmit(self, host: str) -> None:
-        """It may be used again."""
-        self._decide(partial(self._seats.readmit, host))
-
-    def _decide(self, ask: Callable[[float], Answer]) -> Answer:
-        """Tell the seats something, and have done what follows."""
-        with self._lock:
-            answer = ask(time.monotonic())
-            for deed in self._seats.take():
-                self._to_do.put(partial(self._do, deed))
-        return answer
-
     # What is done about it, in the thread.
 
+    def _put(self, deed: Deed) -> None:
+        self._to_do.put(partial(self._do, deed))
+
     def _work(self) -> None:
-        looked = time.monotonic()
-        while not self._closed:
-            now = time.monotonic()
-            with self._lock:
-                astray, wake = self._seats.astray(), self._seats.wake(now)
-            if astray and now - looked >= _LOOK_SECONDS:
-                looked = now
-                self._look_where_the_gang_is()
-            if self._warmth is not None:
-                self._warmth.look(now)
-            wait = min(_LOOK_SECONDS, _LOOK_SECONDS if wake is None else max(0.0, wake - now))
+        try:
+            while not self._closed.is_set():
+                self._work_on()
+        except Exception as error:  # noqa: BLE001
+            why = f"{type(error).__name__}: {error}"
+            self._tell(Hopeless(error=ClusterError(f"no more nodes can be asked for: {why}")))
+
+    def _work_on(self) -> None:
+        now = time.monotonic()
+        if self._warmth is not None:
+            self._warmth.look(now)
+        wake = self._wake(now)
+        wait = min(_LOOK_SECONDS, _LOOK_SECONDS if wake is None else max(0.0, wake - now))
+        try:
+            do = self._to_do.get(timeout=wait)
+        except queue.Empty:
+            self._decide(self._seats.tick)
+        else:
+            self._persist(do)
+
+    def _persist(self, do: Callable[[], None]) -> None:
+        """The head may not answer for a while: it is asked again. Where it is gone for good, its watch tells."""
+        until = time.monotonic() + _ASK_SECONDS
+        while not self._closed.is_set():
             try:
-                self._to_do.get(timeout=wait)()
-            except queue.Empty:
-                self._decide(self._seats.tick)
+                return do()
+            except AuthenticationError:  # of a head that was started anew: nothing more is to be had of it
+                self._closed.wait()
+            except (RayError, RuntimeError):
+                if time.monotonic() >= until:
+                    raise
+                self._closed.wait(_LOOK_SECONDS)
+        return None
+
+    def _head_is_there(self) -> None:
+        self._drains.look()
+        with self._lock:
+            astray = self._seats.astray()
+        if astray:
+            self._to_do.put(self._look_where_the_gang_is)
 
     def _look_where_the_gang_is(self) -> None:
         with contextlib.suppress(RayError, RuntimeError):  # the head does not answer; it is asked again
@@ -234,26 +214,20 @@ class RayFleet:
             case End():
                 self._end(deed)
             case GiveBack():
-                with contextlib.suppress(Exception):
-                    self._reservation.give_back(deed.seat)
+                self._reservation.give_back(deed.seat)
 
     def _watch(self, seat: int) -> None:
         self._reservation.when_granted(seat, lambda: self._to_do.put(partial(self._granted, seat)))
 
     def _granted(self, seat: int) -> None:
-        try:
-            hosts = self._reservation.hosts(seat)
-        except (RayError, RuntimeError):  # the head does not answer; it is asked again
-            self._to_do.put(partial(self._granted, seat))
-        else:
-            self._placed.update(hosts)
-            self._decide(partial(self._seats.granted, hosts))
-            if self._warmth is not None:  # after what follows of the grant: some may not be wanted there
-                self._to_do.put(partial(self._warmth.granted, hosts, self._address))
+        hosts = self._reservation.hosts(seat)
+        self._placed.update(hosts)
+        self._decide(partial(self._seats.granted, hosts))
+        if self._warmth is not None:  # after what follows of the grant: some may not be wanted there
+            self._to_do.put(partial(self._warmth.granted, hosts, self._address))
 
     def _man(self, deed: Man) -> None:
-        settings = replace(self._told.settings, node=deed.node)
-        told = replace(self._told, nproc=deed.bundle.nproc, settings=settings)
+        told = self._settings(deed)
         if self._warmth is not None and deed.seat not in self._placed:
             self._warmth.wants(deed, told)
         else:
@@ -291,14 +265,26 @@ class RayFleet:
     # The end.
 
     def values(self, nodes: Mapping[str, Any]) -> dict[int, bytes]:
-        """Collect the results of the last attempt."""
-        refs = [self._actors[node].values.remote() for node in nodes if node in self._actors]
+        """Collect the results of the last attempt, however long they take, from nodes that are heard of."""
+        asked = {self._actors[node].values.remote(): node for node in nodes if node in self._actors}
+        self._await(asked)
         try:
-            parts = ray.get(refs, timeout=_VALUES_SECONDS)
+            parts = ray.get([*asked])
         except RayError as error:
             msg = f"the results could not be fetched from the nodes: {losses.in_words(error)}"
             raise ClusterError(msg) from error
         return {rank: value for part in parts for rank, value in part.items()}
+
+    def _await(self, asked: Mapping[Any, str]) -> None:
+        """Until all answers are there. Of a host that was cut off, Ray would say nothing for a minute, or ten."""
+        began, missing = time.monotonic(), [*asked]
+        while missing:
+            _, missing = ray.wait(missing, num_returns=len(missing), timeout=_LOOK_SECONDS)
+            for node in [asked[ref] for ref in missing]:
+                silent = time.monotonic() - max(began, self._heard.get(node, began))
+                if silent >= _VALUES_SECONDS:
+                    why = f"nothing was heard of it for {silent:.0f} s"
+                    raise ClusterError(f"the results of {node} could not be fetched: {why}")
 
     def rest(self) -> None:
         """Where they are to be kept warm, have those agents rest that are well and on hosts that are not left."""
@@ -318,8 +304,9 @@ class RayFleet:
         kill(list(actors.values()), then=self._reservation.cancel)
 
     def _stop_working(self) -> None:
+        self._head.close()
         self._drains.close()
-        self._closed = True
+        self._closed.set()
         self._to_do.put(lambda: None)
         if self._hands.ident is not None:
             self._hands.join(_JOIN_SECONDS)

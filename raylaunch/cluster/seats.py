@@ -1,8 +1,9 @@
 """Which nodes a run wants, where they sit, and what to ask of the cluster next. It knows no Ray and no clock.
 
-A seat is a bundle of resources on some host: one of the gang, which stays ours for the whole run, or one of a group of
-its own. At most one agent, a node of the run, is at a seat. Where a node was lost, its seat is manned again and, where
-agents are spread over hosts, another seat is asked for as well: whoever comes up first is taken.
+A seat is a bundle of resources on some host: one of the gang, which stays ours as long as any of them is needed, since
+Ray takes no group back in part, or one of a group of its own. At most one agent, a node of the run, is at a seat. Where
+a node was lost, its seat is manned again and, where agents are spread over hosts, another seat is asked for as well:
+whoever comes up first is taken.
 """
 
 from __future__ import annotations
@@ -13,17 +14,13 @@ from dataclasses import dataclass
 from math import inf
 
 from raylaunch.cluster.deeds import Announce, Ask, AskGang, Deed, End, GiveBack, Man
+from raylaunch.cluster.patience import Patience
 from raylaunch.core.layout import Bundle
 
 NOT_NEEDED = "it is not needed any more"
 _LEAVES = "its host is to be left"
 _OCCUPIED = "its host has an agent already"
 
-_STEADY_SECONDS = 60.0
-"""An agent that lived as long was well; its death is the first in a row."""
-_LONGEST_PAUSE = 60.0
-_SLOW_SECONDS = 60.0
-"""An agent that does not come up so long after its grant may be on a host that was cut off; Ray may not know yet."""
 _CUT_OFF_SECONDS = 70.0
 """For as long Ray may take a host that was cut off for a good one, and give places there that nobody can reach."""
 
@@ -42,7 +39,7 @@ class _Seat:
     announced: bool = False
     #: A node was lost here, or is slow to come up: it may still come, but is not counted on.
     failed: bool = False
-    slow_at: float = inf
+    granted_at: float = inf
     #: Not manned before.
     due: float = 0.0
 
@@ -74,8 +71,7 @@ class Seats:
         self._up_on: Counter[str] = Counter()
         #: How many nodes with a bundle are up.
         self._up: Counter[Bundle] = Counter()
-        for bundle in self._bundles[:gang]:
-            self._add(bundle, gang=True)
+        self._gang = [self._add(bundle, gang=True) for bundle in self._bundles[:gang]]
         #: Nothing beyond the gang is asked for before it is there: a single seat might take a host that it needs.
         self._complete = False
         self._draining: frozenset[str] = frozenset()
@@ -83,7 +79,8 @@ class Seats:
         self._cut_off: dict[str, float] = {}
         #: One for all seats with equal ones: where many nodes are lost, many are asked for off all other hosts.
         self._latest_off: frozenset[str] = frozenset()
-        self._falls: Counter[str] = Counter()
+        self._patience = Patience()
+        self.any_came_up = False
         self.false_starts = 0
         """Agents that died before they came up, since one last came up."""
 
@@ -109,7 +106,7 @@ class Seats:
                 continue
             if not self._is_bad(seat) and not (self._spread and manned[host]):
                 manned[host] += 1
-                seat.announced, seat.slow_at = True, now + _SLOW_SECONDS
+                seat.announced, seat.granted_at = True, now
                 self._deeds.append(Announce(seat.node, host))
             else:
                 self._clear(seat, _OCCUPIED)
@@ -118,8 +115,8 @@ class Seats:
     def moved(self, hosts: Mapping[int, str], now: float) -> None:
         """Where seats of the gang are by now, by number: those of a host that died are moved."""
         for number, host in hosts.items():
-            seat = self._seats[number]
-            if not seat.up and host and host != seat.host:
+            seat = self._seats.get(number)
+            if seat is not None and not seat.up and host and host != seat.host:
                 seat.host, seat.due = host, now
         self._settle(now)
 
@@ -130,11 +127,13 @@ class Seats:
             return False
         seat.host = host
         wanted = not self._is_bad(seat) and self._missing()[seat.bundle] > 0
+        if seat.granted_at < inf:
+            self._patience.came_up(now - seat.granted_at)
         if wanted:
             seat.up_at, seat.failed, seat.announced = now, False, True
             self._up_on[host] += 1
             self._up[seat.bundle] += 1
-            self.false_starts = 0
+            self.any_came_up, self.false_starts = True, 0
             self._cut_off.pop(host, None)
         else:
             self._clear(seat, _OCCUPIED)
@@ -146,7 +145,8 @@ class Seats:
         seat = self._at(node)
         if seat is None:
             return 0.0
-        pause = self._pause(seat, now, silent=silent)
+        lived = 0.0 if seat.up_at is None else now - seat.up_at
+        pause = self._patience.died(seat.host or f"seat {seat.number}", lived, silent=silent)
         if seat.up_at is None:
             self.false_starts += 1
         if silent and seat.host:
@@ -205,7 +205,7 @@ class Seats:
     def wake(self, now: float) -> float | None:
         """When `tick` should come, if nothing comes before."""
         dues = [seat.due for seat in self._seats.values() if seat.failed and not seat.node]
-        slow = [seat.slow_at for seat in self._seats.values() if seat.node and not seat.up and not seat.failed]
+        slow = [self._slow_at(seat) for seat in self._seats.values() if seat.node and not seat.up and not seat.failed]
         return min((at for at in (*dues, *slow, *self._cut_off.values()) if now < at < inf), default=None)
 
     # What follows.
@@ -217,11 +217,12 @@ class Seats:
                 continue
             if (seat.node or not seat.gang) and self._is_bad(seat):
                 self._clear(seat, _OCCUPIED if self._is_occupied(seat) else _LEAVES)
-            seat.failed |= seat.slow_at <= now
+            seat.failed |= self._slow_at(seat) <= now
         missing = self._missing()
         for bundle in self._kinds:
             self._settle_kind(bundle, missing[bundle], now)
         self._renew_outdated()
+        self._leave_gang()
 
     def _settle_kind(self, bundle: Bundle, need: int, now: float) -> None:
         """Have as many seats asked for as nodes with this bundle are missing, beside those manned again."""
@@ -253,6 +254,14 @@ class Seats:
                 self._clear(seat, NOT_NEEDED)
                 self._ask(seat.bundle)
 
+    def _leave_gang(self) -> None:
+        """Nobody of it is needed any more: else it would keep hosts from others, and ask for those that died."""
+        is_empty = self._gang and not any(seat.node for seat in self._gang)
+        if self._complete and is_empty and not self._missing():
+            for seat in self._gang:
+                self._give_back(seat)
+            self._gang = []
+
     def _missing(self) -> Counter[Bundle]:
         """Of the wanted nodes, those that are not up on a host that is to be kept."""
         leaving = self._draining | self._shunned
@@ -282,16 +291,8 @@ class Seats:
             off = off.union(self._cut_off, (seat.host for seat in self._seats.values() if seat.host))
         return off
 
-    def _pause(self, seat: _Seat, now: float, *, silent: bool) -> float:
-        """None for the first death in a row on a host; then 1, 2, 4 seconds and so on."""
-        where = seat.host or f"seat {seat.number}"
-        if seat.up_at is not None and now - seat.up_at >= _STEADY_SECONDS:
-            del self._falls[where]
-        if silent:
-            return 0.0
-        self._falls[where] += 1
-        falls = self._falls[where]
-        return min(_LONGEST_PAUSE, 2.0 ** min(falls - 2, 10)) if falls > 1 else 0.0
+    def _slow_at(self, seat: _Seat) -> float:
+        return seat.granted_at + self._patience.slow_after
 
     # How it is done.
 
@@ -314,7 +315,7 @@ class Seats:
 
     def _man(self, seat: _Seat) -> None:
         self._nodes += 1
-        seat.node, seat.slow_at = f"node-{self._nodes}", inf
+        seat.node, seat.granted_at = f"node-{self._nodes}", inf
         self._by_node[seat.node] = seat
         self._deeds.append(Man(seat.number, seat.node, seat.bundle))
 
@@ -332,5 +333,8 @@ class Seats:
             self._deeds.append(End(seat.node, why if seat.announced else ""))
         self._leave(seat)
         if not seat.gang:
-            del self._seats[seat.number]
-            self._deeds.append(GiveBack(seat.number))
+            self._give_back(seat)
+
+    def _give_back(self, seat: _Seat) -> None:
+        del self._seats[seat.number]
+        self._deeds.append(GiveBack(seat.number))

@@ -178,7 +178,9 @@ def left_in_ray(cluster: Cluster) -> list[str]:
     assert inspector.stdout is not None
     inspector.stdin.write("\n")
     inspector.stdin.flush()
-    return json.loads(inspector.stdout.readline())
+    while not (line := inspector.stdout.readline()).startswith("["):
+        assert line, "the inspector is gone"  # else it is the autoscaler, which has Ray print what it cannot give
+    return json.loads(line)
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:

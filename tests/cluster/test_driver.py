@@ -7,6 +7,7 @@ import time
 import pytest
 
 from raylaunch.cluster.driver import Driver
+from raylaunch.cluster.fleet import Draining, Hopeless
 from raylaunch.core.events import WorkersExited
 from raylaunch.core.job import Entrypoint, Job
 from raylaunch.core.journal import replay
@@ -146,6 +147,24 @@ def test_deadlines_are_kept():
     _, finish, _ = drive(fleet, placement_timeout=0.05)
     assert finish.exit_code == 3
     assert "0 of 1 nodes" in finish.why
+
+
+def test_the_host_of_the_driver_itself_is_drained():
+    """Nothing can be done about it; but it is said, whether nodes of the run are there or not."""
+    fleet = FakeFleet(1)
+    notice = Draining(host="id-head", deadline=time.monotonic() + 30, why="", ours=True)
+    fleet.then[1] = lambda: (fleet.tell(notice), fleet.finish())
+    _, finish, book = drive(fleet)
+    assert finish.exit_code == 0
+    assert book.lines == ["the host that this command runs on is being drained: with it the run ends"]
+
+
+def test_what_ends_all_ends_the_run():
+    """Whoever asks for nodes cannot do so any more: nobody waits for what will not come."""
+    fleet = FakeFleet(1)
+    fleet.then[1] = lambda: fleet.tell(Hopeless(error=ClusterError("no more nodes can be asked for")))
+    with pytest.raises(ClusterError, match="no more nodes"):
+        drive(fleet)
 
 
 def test_output_and_words_reach_the_observer():

@@ -18,12 +18,14 @@ import ray
 from ray._private.authentication_test_utils import reset_auth_token_state
 from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
+from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group_table
 
-from raylaunch.cluster import actor
+from raylaunch.cluster import actor, ray_fleet
 from raylaunch.cluster.agent import AgentUp, Words
-from raylaunch.cluster.fleet import Draining, Gone, Granted, Heard
+from raylaunch.cluster.fleet import Draining, Gone, Granted, Heard, Hopeless
 from raylaunch.cluster.inventory import nodes
+from raylaunch.cluster.placement import Reservation
 from raylaunch.cluster.ray_fleet import RayFleet
 from raylaunch.core.job import Entrypoint, Job
 from raylaunch.core.plan import make_plan
@@ -87,6 +89,26 @@ class Unable(Agent):
         raise FileNotFoundError("no such folder")
 
 
+class Busy(Agent):
+    """Takes its time for its results, and says something meanwhile."""
+
+    async def words(self) -> bytes:
+        if not self.unsaid:
+            await asyncio.sleep(0.1)
+            return pickle.dumps(Words(now=0.0, events=[]))
+        return await super().words()
+
+    async def values(self) -> dict[int, bytes]:
+        await asyncio.sleep(2.0)
+        return {0: b"value"}
+
+
+class Silent(Agent):
+    async def values(self) -> dict[int, bytes]:
+        await asyncio.sleep(1000)
+        return {}
+
+
 class Dying(Agent):
     def __init__(self, told: Told) -> None:
         os._exit(1)
@@ -114,9 +136,9 @@ class Crew:
                 continue
             self.items.append(item)
             if isinstance(item, Heard):
-                (word,) = item.words.events
-                if self.fleet.joined(item.node, word.node_id):
-                    self.up[item.node] = (word.node_id, int(item.words.now))
+                for word in item.words.events:
+                    if self.fleet.joined(item.node, word.node_id):
+                        self.up[item.node] = (word.node_id, int(item.words.now))
             elif isinstance(item, Gone):
                 self.up.pop(item.node, None)
                 self.fleet.replace(item)
@@ -214,6 +236,55 @@ def test_agents_that_cannot_start(crew):
         assert tries <= len(found.told(Gone)) <= tries + 1
 
 
+def test_results_are_awaited_from_nodes_that_are_heard_of(crew, monkeypatch):
+    """However long they take; of a host that was cut off, Ray would say nothing for a minute."""
+    monkeypatch.setattr(ray_fleet, "_VALUES_SECONDS", 1.0)
+    monkeypatch.setattr(ray_fleet, "_LOOK_SECONDS", 0.1)
+    found = crew("1", Busy)
+    found.count(1)
+    assert found.fleet.values(found.up) == {0: b"value"}
+    found.fleet.close()
+    found = crew("1", Silent)
+    found.count(1)
+    with pytest.raises(ClusterError, match="the results of node-1 could not be fetched: nothing was heard of it for"):
+        found.fleet.values(found.up)
+
+
+def test_a_head_that_does_not_answer_is_asked_again(crew, monkeypatch):
+    """What follows waits for it."""
+    monkeypatch.setattr(ray_fleet, "_LOOK_SECONDS", 0.1)
+    one, tries = Reservation.one, []
+
+    def answer(self: Reservation, *asked: Any) -> None:
+        tries.append(asked)
+        if len(tries) < 3:
+            raise GetTimeoutError("no answer")
+        one(self, *asked)
+
+    monkeypatch.setattr(Reservation, "one", answer)
+    crew("1:2").count(2)
+    assert len(tries) == 3
+
+
+def test_a_mistake_in_the_thread_ends_the_run(crew, monkeypatch):
+    """Nobody would else ask for nodes any more, and nobody would know."""
+    monkeypatch.setattr(Reservation, "one", None)
+    found = crew("1:2")
+    found.until(lambda: found.told(Hopeless))
+    (said,) = found.told(Hopeless)
+    assert "no more nodes can be asked for: TypeError" in str(said.error)
+
+
+def test_a_gang_that_nobody_needs_any_more_is_given_back(crew):
+    """Another has the node that it was asked for."""
+    found = crew("1")
+    found.count(1)
+    found.fleet.shun(found.up["node-1"][0])
+    found.count(2)
+    found.fleet.release("node-1")
+    wait_until(lambda: groups("CREATED") == 1, 100, "the gang's host to be given back")
+
+
 def test_an_end_with_an_agent_that_does_not_answer(crew, monkeypatch):
     """It is waited for a little, then killed; nothing of it is left."""
     monkeypatch.setattr(actor, "_CLOSE_SECONDS", 0.5)
@@ -240,7 +311,7 @@ def test_a_drain_notice(crew, hosts):
     GcsClient(address=hosts.address).drain_node(host, reason, "spot", int((time.time() + 300) * 1000))
     found.until(lambda: found.told(Draining))
     (notice,) = found.told(Draining)
-    assert notice.host == host
+    assert (notice.host, notice.ours) == (host, False)
     assert notice.deadline == pytest.approx(deadline, abs=5)
     found.count(3)
     assert len({where for where, _ in found.up.values()}) == 3

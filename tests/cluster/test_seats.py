@@ -32,6 +32,7 @@ class Board:
     announced: dict[str, str] = field(default_factory=dict)
     announced_at: dict[str, float] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
+    given_back: list[int] = field(default_factory=list)
 
     def do(self) -> None:
         for deed in self.seats.take():
@@ -45,6 +46,7 @@ class Board:
                 case Man(seat, node, bundle):
                     assert self.bundles[seat] == bundle
                     assert seat not in self.manned.values()
+                    assert seat in self.asked
                     self.manned[node] = seat
                 case Announce(node, host):
                     self.announced[node], self.announced_at[node] = host, self.now
@@ -55,7 +57,8 @@ class Board:
                         self.said[node] = why
                 case GiveBack(seat):
                     assert seat not in self.manned.values()
-                    assert self.asked.pop(seat) is not None
+                    self.asked.pop(seat)
+                    self.given_back.append(seat)
 
     # Levers.
 
@@ -281,7 +284,11 @@ def test_a_host_that_was_cut_off_and_came_back():
 
 def test_an_agent_that_does_not_come_up():
     """Its host may be cut off: another is asked for elsewhere, and the first to come is taken."""
-    found = board(2, 1, "a")
+    found = Board(Seats([ONE, ONE], 1, spread=True))
+    found.tell("start")
+    found.join("node-1", "a")
+    found.seats.granted({1: "a"}, 0.0)
+    found.do()
     found.grant("node-2", "b")
     assert found.seats.wake(0.0) == 60.0
     found.now = 59.0
@@ -297,6 +304,59 @@ def test_an_agent_that_does_not_come_up():
     found.now = 200.0
     assert found.lose("node-2") == 0.0
     assert len(found.starting()) == 2
+
+
+@pytest.mark.parametrize(("took", "patience"), [(1.0, 20.0), (8.0, 32.0), (30.0, 60.0)])
+def test_an_agent_that_does_not_come_up_though_others_did(took, patience):
+    """Its host may be cut off between the grant and the start: nobody waits much longer than for the others."""
+    found = Board(Seats([ONE, ONE], 2, spread=True))
+    found.tell("start")
+    found.seats.granted({1: "a", 2: "b"}, 0.0)
+    found.do()
+    found.now = took
+    found.join("node-1", "a")
+    assert found.seats.wake(took) == patience
+    found.now = patience
+    found.tell("tick")
+    assert found.starting() == ["node-2", "node-3"]
+    assert found.off("node-3") == {"a", "b"}
+
+
+# The gang's end.
+
+
+def test_a_gang_that_nobody_needs_any_more_is_given_back():
+    """All of it, since Ray takes no part of a group back; not before everybody has been found elsewhere."""
+    found = board(2, 2, "a", "b")
+    found.tell("drained", {"a", "b"})
+    for host in "cd":
+        assert found.join(found.starting()[0], host)
+    found.lose("node-1")
+    assert found.given_back == []
+    found.lose("node-2")
+    assert found.given_back == [1, 2]
+    found.tell("moved", {1: "e", 2: "f"})
+    assert (found.starting(), set(found.asked)) == ([], {3, 4})
+
+
+def test_a_gang_of_one_is_given_back_like_any_other():
+    """Ray would else have a cluster grow for a host that died, though its node is manned elsewhere."""
+    found = board(3, 1, "a", "b", "c")
+    found.lose("node-1")
+    again, other = found.starting()
+    assert found.manned[again] == 1
+    found.join(other, "d")
+    assert found.given_back == [1]
+
+
+def test_a_gang_that_waits_to_be_manned_again_stays():
+    """Somebody is still missing."""
+    found = board(1, 1, "a")
+    found.lose("node-1")
+    found.now = 0.5
+    (again,) = (node for node in found.starting() if found.manned[node] == 1)
+    assert found.lose(again) > 0
+    assert 1 in found.asked
 
 
 # Dying again and again.
@@ -558,6 +618,7 @@ class Chance:
         assert not serving - Counter(self.bundles), "more than wanted"
         if self.spread:
             assert len(set(board.up.values())) == len(board.up), "two on one host"
+        assert set(board.given_back) & set(self.gang) in (set(), set(self.gang)), "a group is given back in part"
         starting = [board.manned[node] for node in board.starting()]
         assert not any(self.hosts.get(seat) in leaving for seat in starting), "starts where it should not"
         if self.there:
