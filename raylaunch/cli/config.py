@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from operator import eq
 from pathlib import Path
@@ -147,8 +147,7 @@ def from_python(settings: Mapping[str, Any]) -> Job:
             message, hint = explain.unknown(path)
             raise ConfigError(message, hint=hint) from None
         except OmegaConfBaseException as error:
-            written = yaml.ScalarNode(_STR, str(value))
-            message, hint = explain.refused(error, path, explain.type_of(path, explain.SETTINGS), written)
+            message, hint = explain.refused(error, path, explain.type_of(path, explain.SETTINGS), _shown(path, value))
             raise ConfigError(f"`{'.'.join(path)}`: {message}", hint=hint) from None
     job = OmegaConf.to_object(config)
     assert isinstance(job, Job)
@@ -162,13 +161,24 @@ def _leaves(path: explain.Path, value: Any) -> Iterator[tuple[explain.Path, Any]
     """The settings in a section. A rule for a node is itself one, since there is none until it is set."""
     hint = explain.type_of(path, explain.SETTINGS)
     inside = asdict(value) if isinstance(value, Entrypoint | NodeRule | RayOptions) else value
-    if isinstance(inside, Mapping) and (is_dataclass(hint) or path == ("nodes",)):
+    if isinstance(inside, Mapping) and explain.container(path) is dict:
         if hint is NodeRule:
             yield path, NodeRule()
         for name, item in inside.items():
             yield from _leaves((*path, str(name)), item)
     else:
         yield path, inside
+
+
+def _shown(path: explain.Path, value: Any) -> yaml.Node:
+    """A value from Python as one that was written, for a text about it."""
+    if isinstance(value, Mapping):
+        return yaml.MappingNode(_MAP, [])
+    if isinstance(value, list | tuple) and explain.container(path) is not list:
+        return yaml.SequenceNode(_SEQ, [])
+    if value is None:
+        return yaml.ScalarNode(_NULL, "")
+    return yaml.ScalarNode(_STR, secrets.HIDDEN if secrets.is_secret(path[-1]) else str(value))
 
 
 def _update(config: Any, path: explain.Path, value: Any) -> None:

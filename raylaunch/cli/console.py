@@ -24,7 +24,7 @@ from raylaunch.core.machine import Machine
 from raylaunch.core.phases import Phase
 from raylaunch.core.plan import Plan
 from raylaunch.core.ranks import assign
-from raylaunch.core.redaction import shown
+from raylaunch.core.redaction import Secrets
 from raylaunch.core.words import count
 from raylaunch.node.logs import Output
 
@@ -49,13 +49,16 @@ class Console:
         #: Why this attempt ends, as far as it was said.
         self._reasons: set[str] = set()
         self._pace = Pace()
+        #: What no line of ours repeats.
+        self._secrets = Secrets()
         #: Addresses of the machines that Ray has other names for.
         self._hosts: dict[str, str] = {}
 
     def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
         """The head of the run. `run_dir` is `""` where nothing is kept."""
         self._writer.kept = run_dir != ""
-        seen = shown(job, os.environ)
+        self._secrets = Secrets.of(job, os.environ)
+        seen = self._secrets.shown(job)
         self.say(f"{seen.title}: {seen.entrypoint}")
         self.say(f"asking for {plan.asked}; {f'logs in {run_dir}' if run_dir else 'no logs are kept'}")
         if not plan.feasible:
@@ -152,7 +155,7 @@ class Console:
 
     def say(self, text: str, *, colour: str = "") -> None:
         """One line of ours, in order with the job's output."""
-        self._writer.say(f"{self._in('dim', 'raylaunch:')} {self._in(colour, text)}\n".encode())
+        self._writer.say(f"{self._in('dim', 'raylaunch:')} {self._in(colour, self._secrets.hide(text))}\n".encode())
 
     def line(self, text: str) -> None:
         """A line for a program to read, on stderr as it is."""

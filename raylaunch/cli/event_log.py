@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from raylaunch.core.journal import Entry
 from raylaunch.core.machine import Machine
 from raylaunch.core.plan import Plan
 from raylaunch.core.ranks import Assignment, assign
+from raylaunch.core.redaction import Secrets
 from raylaunch.errors import ExitCode
 from raylaunch.node.logs import Output
 
@@ -36,9 +38,11 @@ class EventLog:
         self._write = write
         self._parts: tuple[Assignment, ...] = ()
         self._run_id = ""
+        self._secrets = Secrets()
 
     def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
         """The run begins."""
+        self._secrets = Secrets.of(job, os.environ)
         self._run_id = job.run_id or run_dir.rstrip("/").rpartition("/")[2]
         self._watcher.planned(job, plan, run_dir)
 
@@ -59,12 +63,15 @@ class EventLog:
                     members = [machine.nodes[node] for node in action.roster]
                     self._parts = assign(action.attempt, members)
                     for part in self._parts:
-                        self._write(json.dumps(self._event(machine, part, "START")))
+                        self._tell(self._event(machine, part, "START"))
                 case Finish():
                     for event in self._last(machine, action):
-                        self._write(json.dumps(event))
+                        self._tell(event)
                 case _:
                     pass
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._write(json.dumps(self._secrets.shown(event)))
 
     def _last(self, machine: Machine, finish: Finish) -> Iterator[dict[str, Any]]:
         # A worker that hung is told of again when it is ended: the first word counts.

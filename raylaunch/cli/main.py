@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """The program. `argv`: without the program's own name; default: the process's. Returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
-    return one_run.answered(lambda: _command(command_line.parse(words, os.environ)))
+    _fill_gaps()
+    return one_run.leave(one_run.answered(lambda: _command(command_line.parse(words, os.environ))))
+
+
+def _fill_gaps() -> None:
+    """Where stdin, stdout or stderr is closed (`2>&-`), the next file that is opened would be in its place."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _command(line: CommandLine) -> int:

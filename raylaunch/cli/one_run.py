@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from raylaunch.cli.shortage import advice
 from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 
 if TYPE_CHECKING:
@@ -46,12 +48,29 @@ def answered(work: Callable[[], int]) -> int:
         say(error.message)
         return error.exit_code
     except RaylaunchError as error:
-        _complain(error)
+        _complain(error.message, error.hint or advice(error.__cause__))
         return error.exit_code
-    except Exception:  # noqa: BLE001
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001
+        if hint := advice(error):
+            _complain(f"this machine does not give raylaunch what it needs: {error}", hint)
+            return ExitCode.UNAVAILABLE
+        from raylaunch.core.job import Job  # noqa: PLC0415
+        from raylaunch.core.redaction import Secrets  # noqa: PLC0415
+
+        print(Secrets.of(Job(), os.environ).hide(traceback.format_exc()), end="", file=sys.stderr)
         print(f"\nerror: this is a mistake of raylaunch {version()}, please report it", file=sys.stderr)
         return ExitCode.INTERNAL
+
+
+def leave(code: int) -> int:
+    """Return it; or end here and at once with it, where a connection to Ray could not be ended."""
+    ray_session = sys.modules.get("raylaunch.cluster.ray_session")
+    if ray_session is not None and ray_session.is_left_behind():
+        for file in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError):  # it is closed, or nobody reads it any more
+                file.flush()
+        os._exit(code)
+    return code
 
 
 def version() -> str:
@@ -66,8 +85,7 @@ def say(text: str) -> None:
     print(f"raylaunch: {text}", file=sys.stderr)
 
 
-def _complain(error: RaylaunchError) -> None:
-    text = error.message if error.message.startswith("error:") else f"error: {error.message}"
-    print(text, file=sys.stderr)
-    if error.hint:
-        print("\n".join(["", *(f"hint: {line}" for line in error.hint.splitlines())]), file=sys.stderr)
+def _complain(message: str, hint: str) -> None:
+    print(message if message.startswith("error:") else f"error: {message}", file=sys.stderr)
+    if hint:
+        print("\n".join(["", *(f"hint: {line}" for line in hint.splitlines())]), file=sys.stderr)

@@ -41,6 +41,9 @@ def run(job: Job, job_text: str) -> int | None:
                 return code
     except (NoWarmDriverError, OSError) as error:
         why = str(error)
+    except RaylaunchError:  # it died in the middle
+        warm_folder.sweep(where)
+        raise
     say(f"keep_warm is left out: {why}")
     return None
 

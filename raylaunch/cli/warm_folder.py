@@ -14,6 +14,7 @@ from raylaunch.errors import ExitCode, RaylaunchError
 
 _NAME = "raylaunch"
 _ENDING = ".sock"
+_SWEEP_SECONDS = 1.0
 _PEER = struct.Struct("3i")
 """Linux's `struct ucred`: pid, uid, gid."""
 
@@ -93,6 +94,14 @@ def connect(path: Path, seconds: float) -> socket.socket | None:
         pass
     line.close()
     return None
+
+
+def sweep(where: Path) -> None:
+    """Remove what those left behind who are gone."""
+    for path in sockets(where):
+        line = connect(path, _SWEEP_SECONDS)
+        if line is not None:
+            line.close()
 
 
 def is_ours(line: socket.socket) -> bool:

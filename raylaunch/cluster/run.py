@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -24,8 +25,9 @@ from raylaunch.core.environment import submitted
 from raylaunch.core.job import Job
 from raylaunch.core.layout import NodeFacts
 from raylaunch.core.plan import Plan, make_plan, settled
+from raylaunch.core.redaction import Secrets
 from raylaunch.core.result import RunResult
-from raylaunch.errors import ClusterError, ExitCode
+from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.settings import NodeSettings
 
 _ALONE = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
@@ -48,11 +50,23 @@ class Outcome:
 
 def plan_job(job: Job) -> Plan:
     """Who would run where. Connects to a cluster if there is one; starts nothing. Raises ClusterError."""
-    found = where.find(job.ray)
-    if found in (here.LOCAL, here.NONE):
-        return _plan(job, (here.facts(job),), local=True, alone=found == here.NONE)
-    with where.connected(job) as connection:
-        return _plan_now(job, connection)
+    with _discreet(Secrets.of(job, os.environ)):
+        found = where.find(job.ray)
+        if found in (here.LOCAL, here.NONE):
+            return _plan(job, (here.facts(job),), local=True, alone=found == here.NONE)
+        with where.connected(job) as connection:
+            return _plan_now(job, connection)
+
+
+@contextlib.contextmanager
+def _discreet(secrets: Secrets) -> Iterator[None]:
+    """No error repeats what is secret, though a worker or an address may have told it."""
+    try:
+        yield
+    except RaylaunchError as error:
+        error.message, error.hint = secrets.hide(error.message), secrets.hide(error.hint)
+        error.args = (error.message,)
+        raise
 
 
 def _plan_now(job: Job, connection: Session) -> Plan:
@@ -75,7 +89,9 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
     outcome.
     """
     submitter_env = submitted(os.environ)  # before Ray adds to it
-    with signals.handled(job) as signalled, where.connected(job) as connection:
+    secrets = Secrets.of(job, os.environ)
+    _cwd()
+    with _discreet(secrets), signals.handled(job) as signalled, where.connected(job) as connection:
         plan = _plan_now(job, connection)
         if connection.local and not plan.feasible:
             msg = "this machine cannot hold the job"
@@ -112,6 +128,7 @@ def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") 
             found = replace(found, exit_code=hopeless.exit_code, why=hopeless.message)
         elif found.exit_code == ExitCode.UNAVAILABLE:
             found = replace(found, why=f"{found.why}\n{_shortage(job, connection, found)}")
+        found = secrets.shown(found)
         folder.close(found)
         if hopeless is not None:
             raise hopeless
@@ -165,6 +182,15 @@ def _settings(job: Job, plan: Plan, run_dir: str, run_id: str, payload: bytes) -
     )
 
 
+def _cwd() -> str:
+    """Where workers are to run. Raises ConfigError."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        msg = f"the working folder cannot be used: {error.strerror}"
+        raise ConfigError(msg, hint="it was removed or moved, perhaps: `cd` to one that is there") from None
+
+
 def _believing(job: Job, connection: Session) -> Job:
     """Agents in this process cannot be lost without it."""
     return replace(job, node_timeout=math.inf) if connection.in_process else job
@@ -183,7 +209,7 @@ def _told(
         nproc=0,
         rules=job.nodes,
         submitter_env=submitter_env,
-        cwd=None if connection.brings_files else os.getcwd(),
+        cwd=None if connection.brings_files else _cwd(),
         ray_address=connection.address,
         view=streams.view(job),
         node_timeout=job.node_timeout,

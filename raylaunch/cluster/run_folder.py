@@ -96,7 +96,7 @@ class RunFolder:
         path = Path(self._layout.attempt_dir(str(self.path), attempt)) / contract.STACKS
         with contextlib.suppress(OSError):  # it is there, or that the file cannot be written is said
             path.parent.mkdir(_FOLDER_MODE)
-        self._write(str(path.relative_to(self.path)), text)
+        self._write(str(path.relative_to(self.path)), self._secrets.hide(text))
         return str(path)
 
     def close(self, result: RunResult) -> None:

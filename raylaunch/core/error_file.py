@@ -9,6 +9,7 @@ and a flat one, which other writers leave and torchrun accepts: `{"message": "so
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import replace
@@ -82,7 +83,9 @@ def compose(error: WorkerError, *, exit_code: int = 0) -> str:
     An exit code other than 0 goes into `message.errorCode`, where a launcher tells it; the flat form has no place for
     it.
     """
-    data = json.loads(error.written) if error.written else _data(error)
+    data = _data(error)
+    with contextlib.suppress(MalformedError):  # there is none, or it is none any more without what was secret in it
+        data = _object(error.written)
     if exit_code and isinstance(data["message"], dict):
         data["message"]["errorCode"] = exit_code
     return json.dumps(data)

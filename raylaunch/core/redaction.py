@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -17,6 +18,8 @@ _PATHS = ("_path", "_file", "_dir", "_home")
 """Ends of names whose values are paths, which other texts have a right to name."""
 _LEAST = 8
 """Characters of a value that other texts are searched for: a shorter one (`1`, `false`) is there by chance."""
+_IN_AN_ADDRESS = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
+"""The password in `postgres://ana:hunter2@db/runs`, whatever the variable's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,13 @@ class Secrets:
     @classmethod
     def of(cls, job: Job, environ: Mapping[str, str]) -> Secrets:
         """Those of the job, and those of the submitter's environment, which the job and its workers may repeat."""
-        found = {value for value in _values(job, environ) if len(value) >= _LEAST}
+        found = {form for value in _values(job, environ) for form in _forms(value) if len(form) >= _LEAST}
         return cls(tuple(sorted(found, key=lambda value: (-len(value), value))))
 
     def hide(self, text: str) -> str:
         """The text with none of them in it."""
-        return _any_of(self.values).sub(HIDDEN, text) if self.values else text
+        text = _any_of(self.values).sub(HIDDEN, text) if self.values else text
+        return _IN_AN_ADDRESS.sub(rf"\1{HIDDEN}@", text)
 
     def shown(self, thing: Thing) -> Thing:
         """A job, an entry of the log or anything else made of such things, as it may be written down."""
@@ -74,6 +78,12 @@ def _no_name(_: str) -> bool:
 
 _NAMED = {"env": is_secret, "args": is_secret_argument, "kwargs": is_secret_argument}
 """Settings of a job in which there are names of people's own."""
+
+
+def _forms(value: str) -> Iterator[str]:
+    """How other texts may have it: whole, a line of it, within quotes of Python or of JSON."""
+    for part in (value, *value.splitlines()):
+        yield from (part, repr(part)[1:-1], json.dumps(part)[1:-1])
 
 
 def _values(job: Job, environ: Mapping[str, str]) -> Iterator[str]:

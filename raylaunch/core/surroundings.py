@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from raylaunch.core.checkup import Row, Status, ranks_text
+from raylaunch.core.secrets import HIDDEN, is_secret
 
 _MUST_AGREE = ("torch", "nccl")
 _HINTS = {
@@ -59,13 +60,18 @@ def version_rows(surroundings: Mapping[int, Surroundings]) -> Iterator[Row]:
 def env_rows(surroundings: Mapping[int, Surroundings]) -> Iterator[Row]:
     """A row for each variable that steers a backend. Names of interfaces may well differ by node; others hardly."""
     for name in sorted({name for one in surroundings.values() for name in one.env}):
-        by_rank = {rank: one.env.get(name, "not set") for rank, one in surroundings.items()}
+        by_rank = {rank: _value(one.env, name) for rank, one in surroundings.items()}
         if _agree(by_rank):
             yield Row(part="environment", name=name, status=Status.INFO, lines=(next(iter(by_rank.values())),))
         else:
             status = Status.INFO if _names_devices(name) else Status.WARNING
             lines = tuple(_who_has_which(by_rank, surroundings))
             yield Row(part="environment", name=name, status=status, lines=lines)
+
+
+def _value(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "not set")
+    return HIDDEN if name in env and is_secret(name) else value
 
 
 def _names_devices(name: str) -> bool:

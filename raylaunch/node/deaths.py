@@ -160,9 +160,11 @@ def tail(path: Path) -> str:
     """The last lines of a log file; empty where there is none."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            before = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+            file.seek(before)
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-_TAIL_LINES:])
+    if before and len(lines) > 1:
+        del lines[0]  # half a line: what is secret in it would not be known for that
+    return "\n".join(lines[-_TAIL_LINES:])

@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 
+from raylaunch.worker import folders
+
 _LONGEST = 1024 * 1024
 """Bytes: a longer line is passed on in parts."""
 
@@ -21,7 +23,7 @@ class Filter:
         self._needles = needles
         self._header = header
         with contextlib.suppress(OSError):  # where the disk is full, the terminal has them at least
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            folders.make(os.path.dirname(path), above=1)
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError:

@@ -32,15 +32,18 @@ def on_death_of_parent(number: int, parent: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def end_children(seconds: float) -> None:
-    """End all children and what they leave to us, until none is left or the time is over."""
+def end_children(seconds: float, *, spared: int = 0) -> bool:
+    """End all children but one, and what they leave to us, until none is left (True) or the time is over (False)."""
     deadline = time.monotonic() + seconds
-    while (left := children()) and time.monotonic() < deadline:
+    while left := children() - {spared}:
+        if time.monotonic() > deadline:
+            return False
         for pid in left:
             kill_tree(pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
+    return True
 
 
 @contextlib.contextmanager

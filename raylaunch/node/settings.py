@@ -28,12 +28,12 @@ class NodeSettings:
     max_restarts: int
     kind: str
     target: str
-    args: tuple[Any, ...]
+    args: tuple[Any, ...] = field(repr=False)
     pass_local_rank: bool = False
     numa_binding: str | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    payload: bytes = b""
-    env: dict[str, str]
+    kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
+    payload: bytes = field(default=b"", repr=False)
+    env: dict[str, str] = field(repr=False)
     master_addr: str = ""
     master_port: int = 0
     several_nodes: bool = False

@@ -5,9 +5,12 @@ Whoever makes one removes it; the keeper, which outlives its agent, does so for 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -17,15 +20,26 @@ _KEPT = 64 * 1024
 _LIBC = ctypes.CDLL(None)
 
 
-def make() -> str:
-    """A new folder, nobody else's."""
-    return tempfile.mkdtemp(prefix="raylaunch-")
+def name() -> str:
+    """For a new folder, so that whoever is to remove it knows of it before it is there."""
+    return os.path.join(tempfile.gettempdir(), f"raylaunch-{secrets.token_hex(8)}")
+
+
+def make(folder: str) -> None:
+    """If it is not there, or was removed. Raises OSError where it is somebody else's."""
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise
 
 
 def empty(folder: str) -> None:
-    """All that is in it."""
-    remove(folder)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    """All that is in it; the folder itself stays, lest somebody else make one of its name."""
+    with contextlib.suppress(OSError):
+        for inside in os.listdir(folder):
+            remove(os.path.join(folder, inside))
 
 
 def remove(folder: str) -> None:

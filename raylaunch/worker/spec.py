@@ -15,11 +15,11 @@ class WorkerSpec:
     kind: str
     """`script`, `module`, `function`, `command`, or `pickle` for a function object."""
     target: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    payload: bytes = b""
+    args: tuple[Any, ...] = field(default=(), repr=False)
+    kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
+    payload: bytes = field(default=b"", repr=False)
     """For `pickle`: cloudpickle of (function, args, kwargs)."""
-    env: dict[str, str]
+    env: dict[str, str] = field(repr=False)
     """The whole environment, beside what imports of the preload added to it."""
     cwd: str
     stdout: str

@@ -330,6 +330,10 @@ def test_settings_from_python() -> None:
         ({"nodes": {"10.0.0.7": {"nproc_per_node": "x"}}}, "`nodes.10.0.0.7.nproc_per_node`: a whole number"),
         ({"nodes": {"10.0.0.7": 3}}, "`nodes.10.0.0.7`: a section is expected"),
         ({"ray": {"adress": "local"}}, "did you mean `ray.address`?"),
+        ({"env": {"A_TOKEN": ["hunter2"]}}, "`env.A_TOKEN`: text is expected, but a list is given"),
+        ({"env": {"A_TOKEN": None}}, "`env.A_TOKEN`: text is expected, but nothing is given"),
+        ({"nnodes": {"a": 1}}, "`nnodes`: a whole number or text is expected, but a section is given"),
+        ({"entrypoint": {"function": "a:b", "kwargs": {"a_key": print}}}, "a plain value is expected, but `***` is"),
         ({"nnodes": "2:1"}, "`nnodes`: the minimum (2)"),
     ):
         with pytest.raises(ConfigError) as caught:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
 import pytest
 
 from raylaunch.cli import main as command
-from raylaunch.errors import ExitCode
+from raylaunch.errors import ClusterError, ExitCode
 
 
 @pytest.fixture
@@ -91,13 +92,48 @@ def test_our_own_mistake(job, capsys, monkeypatch):
     """What we did not foresee ends with exit code 4, its traceback, and a word on whose mistake it is."""
 
     def broken(*_):
-        raise ZeroDivisionError("oh")
+        raise ZeroDivisionError("oh, hunter44-of-ana")
 
     monkeypatch.setattr("raylaunch.cluster.run.run_job", broken)
+    monkeypatch.setenv("A_TOKEN", "hunter44-of-ana")
     assert command.main([job]) == ExitCode.INTERNAL
     err = capsys.readouterr().err
-    assert "ZeroDivisionError: oh" in err
+    assert "ZeroDivisionError: oh, ***" in err
     assert "this is a mistake of raylaunch" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "`ulimit -n`"),
+        (OSError(errno.ENOSPC, "No space left on device"), "`df -h`"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "`ulimit -u`"),
+        (RuntimeError("can't start new thread"), "`ulimit -u`"),
+        (MemoryError(), "more memory"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/self/smaps"), "/proc must be mounted"),
+        (ClusterError("the agent of node-1 cannot start"), "`ulimit -n`"),
+    ],
+)
+def test_what_the_machine_does_not_give(job, capsys, monkeypatch, error, hint):
+    """It is no mistake of ours: no traceback, and what to do about it."""
+
+    def short(*_):
+        raise error from OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("raylaunch.cluster.run.run_job", short)
+    assert command.main([job]) == ExitCode.UNAVAILABLE
+    err = capsys.readouterr().err
+    assert hint in err.partition("hint: ")[2]
+    assert "Traceback" not in err
+
+
+def test_a_working_folder_that_is_gone(job, capsys, tmp_path, monkeypatch):
+    """It was removed under the feet of the shell."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert command.main([str(tmp_path / job), f"entrypoint.script={tmp_path}/train.py"]) == ExitCode.USAGE
+    assert "the working folder cannot be used" in capsys.readouterr().err
 
 
 def test_interrupted_before_the_start(job, capsys, monkeypatch):

@@ -226,6 +226,16 @@ def test_a_driver_that_dies_is_said(terminal):
     assert terminal.facts()["pid"] != pid
 
 
+def test_what_dead_drivers_leave_is_swept(tmp_path):
+    """The others are found as before."""
+    gone, _ = warm_folder.listen(tmp_path, "a")
+    stays, path = warm_folder.listen(tmp_path, "b")
+    gone.close()
+    warm_folder.sweep(tmp_path)
+    assert warm_folder.sockets(tmp_path) == [path]
+    stays.close()
+
+
 def test_a_driver_whose_cluster_is_gone_is_replaced(terminal):
     """It is of no use, and knows before it begins: another driver does it."""
     pid = terminal.facts()["pid"]

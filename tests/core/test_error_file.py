@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,12 @@ def test_what_is_no_error_file_is_described(text, why):
     with pytest.raises(MalformedError) as caught:
         error_file.parse(text)
     assert str(caught.value).startswith(why)
+
+
+def test_what_is_no_json_any_more_is_composed_anew():
+    """Something secret in it, a number perhaps, was taken out."""
+    error = replace(error_file.parse(json.dumps({"message": "m", "timestamp": 5})), written='{"message": ***}')
+    assert json.loads(error_file.compose(error))["message"]["message"] == "m"
 
 
 def test_an_error_is_composed_in_the_form_of_record():

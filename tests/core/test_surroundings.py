@@ -54,3 +54,10 @@ def test_interfaces_may_differ_between_nodes_and_other_variables_should_not():
     assert row.lines[1] == "not set on node 1 host-1: ranks 2-3"
     (row,) = env_rows(_two_nodes("NCCL_DEBUG", "INFO", "INFO", kind="env"))
     assert (row.status, row.result) == (Status.INFO, "INFO")
+
+
+def test_what_looks_secret_is_only_said_to_be_set():
+    (row,) = env_rows(_two_nodes("NCCL_PLUGIN_KEY", "abc", "def", kind="env"))
+    assert (row.status, row.result) == (Status.INFO, "***")
+    (row,) = env_rows(_two_nodes("NCCL_PLUGIN_KEY", "abc", "", kind="env"))
+    assert row.lines == ("*** on node 0 host-0: ranks 0-1", "not set on node 1 host-1: ranks 2-3")

@@ -1,0 +1,168 @@
+"""One run that is given secrets by every way there is, and whose workers tell all: where they can be read after it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import wait_until
+from tests.private_cluster import MARK, end_marked, marked
+
+CANARY = "cAnArY"
+"""In each secret, and nowhere else."""
+OF_THE_WORKERS = ("stdout.log", "stderr.log", "error.json")
+"""What they wrote themselves."""
+TELLS_ALL = f"""
+import os, sys, time
+from pathlib import Path
+Path("up-" + os.environ["RANK"]).touch()
+while not Path("go").exists(): time.sleep(0.02)
+known = [value for value in (*os.environ.values(), *sys.argv) if "{CANARY}" in value]
+known.sort(key=lambda value: "\\n" not in value)
+print(*known, flush=True)
+print(repr(known), file=sys.stderr, flush=True)
+raise KeyError(*known) if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else RuntimeError("\\n".join(known))
+"""
+
+
+def canary(name: str) -> str:
+    return f"{name}-{CANARY}-{name}"
+
+
+@dataclass
+class Story:
+    """What was to be seen of the run."""
+
+    folder: Path
+    code: int = -1
+    out: str = ""
+    err: str = ""
+    pids: list[int] = field(default_factory=list)
+    command_lines: dict[int, str] = field(default_factory=dict)
+    listening: set[str] = field(default_factory=set)
+
+    def files(self) -> Iterator[Path]:
+        """All that it wrote, beside what this test put there."""
+        given = {"train.py", "job.yaml", "go", "up-0", "up-1"}
+        return (path for path in self.folder.rglob("*") if path.parent != self.folder or path.name not in given)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    folder = tmp_path_factory.mktemp("secrets")
+    mark = secrets.token_hex(8)
+    (folder / "tmp").mkdir(0o700)
+    (folder / "train.py").write_text(TELLS_ALL)
+    job = {
+        "entrypoint": {
+            "script": "train.py",
+            "args": [
+                *(f"--api-key={canary('word')}", "--password", canary("two-words")),
+                *("--url=${oc.env:HF_TOKEN}", "--db=${oc.env:DATABASE_URL}", "--once-more=${env.API_KEY}"),
+            ],
+        },
+        "env": {"API_KEY": canary("job"), "COPY": "<${env.API_KEY}>"},
+        "nodes": {"127.0.0.*": {"env": {"DB_PASSWORD": canary("node")}}},
+        "nproc_per_node": 2,
+        "max_restarts": 1,
+        "preload": [],
+        "show": "none",
+        "event_log_handler": "console",
+        "ray": {"address": "none"},
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
+        MARK: mark,
+        "TMPDIR": str(folder / "tmp"),
+        "TORCHELASTIC_ERROR_FILE": str(folder / "error-of-the-run.json"),
+        "HF_TOKEN": canary("submitter"),
+        "RAY_AUTH_TOKEN": canary("ray"),
+        "PET_SECRET": canary("pet"),
+        "SSH_PRIVATE_KEY": f"{canary('line-1')}\n{canary('line-2')}\n",
+        "QUOTED_SECRET": canary("\"'\\é"),
+        "DATABASE_URL": f"postgres://ana:{canary('address')}@db/runs",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "raylaunch", "job.yaml"],
+        cwd=folder,
+        env=env,
+        umask=0,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    found = Story(folder)
+    try:
+        wait_until(lambda: process.poll() is not None or len(list(folder.glob("up-*"))) == 2, 100, "workers")
+        found.pids = marked(mark)
+        found.command_lines = {pid: _read(Path(f"/proc/{pid}/cmdline")) for pid in found.pids}
+        found.listening = {address for pid in found.pids for address in _listening(pid)}
+        (folder / "go").touch()
+        found.out, found.err = process.communicate(timeout=100)
+        found.code = process.returncode
+        yield found
+        assert marked(mark) == []
+    finally:
+        end_marked(mark)
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
+
+
+def _listening(pid: int) -> Iterator[str]:
+    """Where a process listens for TCP, as the kernel writes it; and names of its Unix sockets."""
+    sockets = set()
+    with contextlib.suppress(OSError):
+        sockets = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    for table in ("tcp", "tcp6"):
+        for line in _read(Path(f"/proc/{pid}/net/{table}")).splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in sockets:
+                yield local.rpartition(":")[0]
+    for line in _read(Path(f"/proc/{pid}/net/unix")).splitlines()[1:]:
+        *_, inode, name = [*line.split(), ""][:8]
+        if name and f"socket:[{inode}]" in sockets:
+            yield name
+
+
+def test_no_file_and_no_line_of_ours_has_a_secret(story):
+    """`***` stands there. The workers' own files have what they wrote."""
+    assert story.code == 1, story.err
+    assert CANARY not in story.out + story.err
+    assert "KeyError: '***'" in story.err or "KeyError: ('***'" in story.err
+    assert "raised RuntimeError: ***" in story.err
+    assert "--api-key=*** --password *** --url=*** --db=postgres://ana:***@db/runs --once-more=***" in story.err
+    files = [path for path in story.files() if path.is_file()]
+    assert {path.name for path in files if CANARY in _read(path)} == {*OF_THE_WORKERS}
+    assert {"job.yaml", "plan.json", "events.jsonl", "result.json"} < {path.name for path in files}
+    assert [path for path in story.files() if CANARY in str(path)] == []
+    copy = json.loads((story.folder / "error-of-the-run.json").read_text())
+    assert copy["message"]["message"].startswith("RuntimeError: ***")
+
+
+def test_what_anybody_may_see_of_the_processes(story):
+    """Their command lines tell no secret, their ports are the node's own, no socket has a name that all can reach."""
+    assert len(story.pids) >= 5
+    assert [line for line in story.command_lines.values() if CANARY in line] == []
+    assert story.listening == {"0100007F"}
+
+
+def test_nobody_else_may_look(story):
+    """Whatever the umask allows: above the run folder it is the user's, below it ours."""
+    (run_dir,) = [path.parent for path in story.files() if path.name == "result.json"]
+    private = [run_dir, *run_dir.rglob("*")]
+    assert [path for path in private if stat.S_IMODE(path.stat().st_mode) != (0o700 if path.is_dir() else 0o600)] == []
+    assert list((story.folder / "tmp").iterdir()) == []
