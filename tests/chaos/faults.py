@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.chaos.job import Job, wait_for
-from tests.hosts.host import Host
-from tests.hosts.hosts import Hosts
+from tests.hosts.host import Host, send
+from tests.hosts.hosts import Hosts, inside
+
+Kinds = tuple[str, ...]
+_NOBODY = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,103 +23,159 @@ class Fault:
     """`strike` gives the kinds of events that tell of it; `mend` brings the hosts back to what they were."""
 
     name: str
-    strike: Callable[[Job, Host], tuple[str, ...]]
-    mend: Callable[[Hosts, Host], None] = lambda hosts, host: None
+    strike: Callable[[Job, Host], Kinds]
+    mend: Callable[[Job, Host], None] = lambda job, host: None
     planned: bool = False
     """The world had time to save: no step may be lost."""
     harmless: bool = False
     """Nothing must come of it."""
     spends: bool = False
-    """A restart is spent."""
+    """It may take a restart."""
+    early: bool = True
+    """It may come before the first steps of a world, where no hang is looked for."""
+    anywhere: bool = False
+    """It may befall the head too, which has the driver and the head of Ray."""
 
 
-def _kill(
-    pids: Callable[[Job, Host], list[int]], number: int = signal.SIGKILL
-) -> Callable[[Job, Host], tuple[str, ...]]:
-    def strike(job: Job, host: Host) -> tuple[str, ...]:
-        found = pids(job, host)
-        if found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(random.choice(found), number)
-        return ("WorkersHung",) if number == signal.SIGSTOP else ("WorkersExited", "NodeLost")
+def _signal(
+    pids: Callable[[Job, Host], list[int]],
+    number: int = signal.SIGKILL,
+    *,
+    told: Kinds = ("WorkersExited", "NodeLost"),
+    all_of_them: bool = False,
+) -> Callable[[Job, Host], Kinds]:
+    def strike(job: Job, host: Host) -> Kinds:
+        found = wait_for(lambda: pids(job, host), 5.0)
+        send(found if all_of_them or not found else [random.choice(found)], number)
+        return told
 
     return strike
 
 
-def _kill_host(job: Job, host: Host) -> tuple[str, ...]:
-    job.hosts.kill(host)
-    return ("NodeLost",)
+def _go_on(pids: Callable[[Job, Host], list[int]]) -> Callable[[Job, Host], None]:
+    return lambda job, host: send(pids(job, host), signal.SIGCONT)
 
 
-def _power_off(job: Job, host: Host) -> tuple[str, ...]:
-    job.hosts.power_off(host)
-    return ("NodeLost",)
+def _to_host(do: Callable[[Hosts, Host], None], told: Kinds = ("NodeLost",)) -> Callable[[Job, Host], Kinds]:
+    def strike(job: Job, host: Host) -> Kinds:
+        do(job.hosts, host)
+        return told
+
+    return strike
 
 
-def _cut(job: Job, host: Host) -> tuple[str, ...]:
-    job.hosts.cut(host)
-    return ("NodeLost",)
-
-
-def _blip(job: Job, host: Host) -> tuple[str, ...]:
+def _blip(job: Job, host: Host) -> Kinds:
     job.hosts.cut(host)
     time.sleep(1.0)
     job.hosts.heal(host)
-    return ()
+    return _NOBODY
 
 
-def _pause(job: Job, host: Host) -> tuple[str, ...]:
-    job.hosts.pause(host)
+def _bad_link(job: Job, host: Host) -> Kinds:
+    job.hosts.slow(host, 20, jitter=20, loss=0.02)
+    return _NOBODY
+
+
+def _mute(job: Job, host: Host) -> Kinds:
+    job.hosts.cut(host, to=job.hosts.head)
     return ("NodeLost",)
 
 
-def _drain(job: Job, host: Host) -> tuple[str, ...]:
+def _drain(job: Job, host: Host) -> Kinds:
     job.hosts.wait_for(host)
     job.hosts.drain(host, 30.0)
     return ("NodeDraining",)
 
 
-def _sigterm(job: Job, host: Host) -> tuple[str, ...]:
-    job.hosts.sigterm(host)
-    return ("NodeDraining",)
+def _drain_the_deaf(job: Job, host: Host) -> Kinds:
+    """One of its workers ignores SIGTERM from here on: see train.py."""
+    _signal(Job.workers, signal.SIGUSR1)(job, host)
+    return _drain(job, host)
 
 
-def _kill_raylet(job: Job, host: Host) -> tuple[str, ...]:
-    job.hosts.kill_raylet(host)
-    return ("NodeLost",)
+def _no_room(job: Job, host: Host) -> Kinds:
+    """What a worker writes to files from here on fails, as on a full disk: its script raises OSError."""
+    found = job.workers(host)
+    if found:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(random.choice(found), resource.RLIMIT_FSIZE, (0, 0))
+    return ("WorkersExited",)
 
 
-def _replace(hosts: Hosts, host: Host) -> None:
-    hosts.remove(host)
-    hosts.add(wait=False)
+def _driver_stands_still(job: Job, host: Host) -> Kinds:
+    pid = inside(job.process)
+    send([pid], signal.SIGSTOP)
+    time.sleep(2.0)
+    send([pid, job.process.pid], signal.SIGCONT)  # `nsenter` stops itself when what it started stops
+    return _NOBODY
 
 
-def _replace_drained(hosts: Hosts, host: Host) -> None:
-    wait_for(lambda: not [p for p in hosts.processes(host) if "ray::Agent" in p.command], 20)
-    _replace(hosts, host)
+def _replace(job: Job, host: Host) -> None:
+    job.hosts.remove(host)
+    job.hosts.add(wait=False)
 
 
-def _resume(hosts: Hosts, host: Host) -> None:
-    hosts.resume(host)
+def _replace_drained(job: Job, host: Host) -> None:
+    wait_for(lambda: not job.agents(host), 20)
+    _replace(job, host)
 
 
-def _heal(hosts: Hosts, host: Host) -> None:
-    hosts.heal(host)
+def _heal(job: Job, host: Host) -> None:
+    job.hosts.heal(host)
 
 
 FAULTS: tuple[tuple[int, Fault], ...] = (
-    (6, Fault("kill -9 of a worker", _kill(Job.workers), spends=True)),
-    (2, Fault("SIGSTOP of a worker", _kill(Job.workers, signal.SIGSTOP), spends=True)),
-    (2, Fault("kill -9 of a fork server", _kill(Job.fork_servers), spends=True)),
-    (1, Fault("kill -9 of a keeper", _kill(Job.keepers), spends=True)),
-    (3, Fault("kill -9 of an agent", _kill(Job.agents))),
-    (2, Fault("kill -9 of all of a host", _kill_host, _replace)),
-    (1, Fault("power off", _power_off, _replace)),
-    (2, Fault("network cut, healed after", _cut, _heal)),
-    (2, Fault("network cut for 1 s", _blip, harmless=True)),
-    (2, Fault("all of a host stopped, resumed after", _pause, _resume)),
+    (5, Fault("kill -9 of a worker", _signal(Job.workers), spends=True, anywhere=True)),
+    (1, Fault("kill -9 of all workers of a host", _signal(Job.workers, all_of_them=True), spends=True, anywhere=True)),
+    (1, Fault("kill -9 of a data loader", _signal(Job.loaders), spends=True, anywhere=True)),
+    (1, Fault("no room for a worker's files", _no_room, spends=True, anywhere=True)),
+    (1, Fault("a worker exits 0 too early", _signal(Job.workers, signal.SIGUSR2), spends=True, anywhere=True)),
+    (
+        2,
+        Fault(
+            "SIGSTOP of a worker",
+            _signal(Job.workers, signal.SIGSTOP, told=("WorkersHung",)),
+            spends=True,
+            early=False,
+            anywhere=True,
+        ),
+    ),
+    (2, Fault("kill -9 of a fork server", _signal(Job.fork_servers), spends=True, anywhere=True)),
+    (
+        1,
+        Fault(
+            "SIGSTOP of a fork server, continued after",
+            _signal(Job.fork_servers, signal.SIGSTOP, told=_NOBODY),
+            _go_on(Job.fork_servers),
+            harmless=True,
+            anywhere=True,
+        ),
+    ),
+    (1, Fault("kill -9 of a keeper", _signal(Job.keepers), spends=True, anywhere=True)),
+    (3, Fault("kill -9 of an agent", _signal(Job.agents), anywhere=True)),
+    (1, Fault("SIGSTOP of an agent, continued after", _signal(Job.agents, signal.SIGSTOP), _go_on(Job.agents))),
+    (1, Fault("SIGSTOP of the driver for 2 s", _driver_stands_still, harmless=True)),
+    (2, Fault("kill -9 of all of a host", _to_host(Hosts.kill), _replace)),
+    (1, Fault("power off", _to_host(Hosts.power_off), _replace)),
+    (2, Fault("network cut, healed after", _to_host(Hosts.cut), _heal)),
+    (1, Fault("network cut on the way to the head", _mute, _heal)),
+    (1, Fault("network cut for 1 s", _blip, harmless=True)),
+    (
+        1,
+        Fault("slow network that loses packets", _bad_link, lambda job, host: job.hosts.quick(host), harmless=True),
+    ),
+    (2, Fault("all of a host stopped, resumed after", _to_host(Hosts.pause), lambda job, host: job.hosts.resume(host))),
     (2, Fault("drain notice", _drain, _replace_drained, planned=True)),
-    (1, Fault("SIGTERM of `ray start --block`", _sigterm, _replace_drained, planned=True)),
-    (1, Fault("kill -9 of a raylet", _kill_raylet, _replace)),
+    (1, Fault("drain notice, a worker ignores SIGTERM", _drain_the_deaf, _replace_drained, planned=True)),
+    (
+        1,
+        Fault(
+            "SIGTERM of `ray start --block`",
+            _to_host(Hosts.sigterm, ("NodeDraining",)),
+            _replace_drained,
+            planned=True,
+        ),
+    ),
+    (1, Fault("kill -9 of a raylet", _to_host(Hosts.kill_raylet), _replace)),
 )
 """With how often each comes."""

@@ -53,14 +53,18 @@ class Job:
 
     def lines(self) -> list[dict[str, Any]]:
         """Entries of events.jsonl, with `at` of the event in seconds since 1970."""
-        found = list(self.folder.glob("runs/*/*/events.jsonl"))
-        if found:
-            with found[0].open() as file:
+        if self.log.exists():
+            with self.log.open() as file:
                 file.seek(self._read)
                 while (text := file.readline()).endswith("\n"):
                     self._read = file.tell()
                     self._take(json.loads(text))
         return self._lines
+
+    @property
+    def log(self) -> Path:
+        """Its event log; a path of nothing until there is one."""
+        return next(iter(self.folder.glob("runs/*/*/events.jsonl")), self.folder / "events.jsonl")
 
     def _take(self, line: dict[str, Any]) -> None:
         if "job" in line:
@@ -90,6 +94,10 @@ class Job:
         """Names of all agents that ever joined from there."""
         return [event["node"] for event in self.events("NodeJoined") if event["address"] == host.address]
 
+    def asked(self, attempt: int) -> bool:
+        """Whether its workers were asked to save, as before a planned end."""
+        return any(ask["attempt"] == attempt for ask in self.actions("AskCheckpoint"))
+
     def runs_on(self, host: Host) -> bool:
         """Whether the present world has workers there."""
         return not set(self.nodes_on(host)).isdisjoint(self.roster)
@@ -100,9 +108,10 @@ class Job:
     def worlds(self) -> list[World]:
         return worlds(self.notes())
 
-    def trains(self, beyond: int) -> World | None:
-        """The first world of an attempt beyond that one all of whose ranks have made a step."""
-        return next((world for world in worlds(read(self.training, beyond)) if world.trained), None)
+    def trains(self, beyond: int, since: float) -> World | None:
+        """The first world of an attempt beyond that one all of whose ranks made their first step since then."""
+        found = worlds(read(self.training, beyond))
+        return next((world for world in found if world.trained > since * 1e9), None)
 
     def present(self) -> World | None:
         """The world of the present attempt, if it has begun to train."""
@@ -115,33 +124,39 @@ class Job:
         nodes = set(self.nodes_on(host))
         started = [event for event in self.events("WorkersStarted", attempt=self.attempt) if event["node"] in nodes]
         pids = {pid for event in started for pid in event["pids"]}
-        return [process.pid for process in self._ours(host) if process.inner in pids]
+        return [process.pid for process in self.processes(host) if process.inner in pids]
 
-    def _ours(self, host: Host) -> list[Process]:
+    def loaders(self, host: Host) -> list[int]:
+        """Children of its workers, which load data."""
+        workers = set(self.workers(host))
+        return [process.pid for process in self.processes(host) if parent(process.pid) in workers]
+
+    def processes(self, host: Host) -> list[Process]:
+        """All of the job there but the agent: they were all forked of one."""
         return self.hosts.processes(host, "keeper.py")
 
     def agents(self, host: Host) -> list[int]:
         return [process.pid for process in self.hosts.processes(host, "ray::Agent")]
 
     def fork_servers(self, host: Host) -> list[int]:
-        """The keeper's child: it has workers."""
-        keepers = set(self.keepers(host))
-        return [process.pid for process in self._ours(host) if parent(process.pid) in keepers]
+        """Those that have workers: others may stand by."""
+        return list({parent(worker) for worker in self.workers(host)} - set(self.keepers(host)))
 
     def keepers(self, host: Host) -> list[int]:
         agents = set(self.agents(host))
-        return [process.pid for process in self._ours(host) if parent(process.pid) in agents]
+        return [process.pid for process in self.processes(host) if parent(process.pid) in agents]
 
     # Its end.
 
-    def finish(self, steps_more: int = 40) -> int:
-        """Let it come to its end a little later; its exit code."""
+    def finish(self, steps_more: int = 40) -> int | None:
+        """Let it come to its end a little later; its exit code. None: it does not end."""
         worlds = self.worlds()
         last = (worlds[-1].last if worlds else 0) + steps_more
         aside = self.training / "last.tmp"
         aside.write_text(str(last))
         aside.replace(self.training / "last")
-        return self.process.wait(timeout=180)
+        wait_for(lambda: self.process.poll() is not None, 180)
+        return self.process.returncode
 
     def end(self) -> None:
         if self.process.poll() is None:

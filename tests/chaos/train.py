@@ -2,23 +2,30 @@
 
 Every step adds the gradients of the same samples in the same order: each rank computes its share, one sample at a
 time, and all ranks gather all of them. Each process notes every step that it did; see `check_steps.py`.
+
+Asked to by a fault it misbehaves: SIGUSR1 makes it ignore SIGTERM, SIGUSR2 makes it exit with 0 as if it were done.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from raylaunch.worker import checkpointed, context, should_checkpoint
 
 WIDTH = 16
 KEEP = 3
+Rows = list[list[float]]
 
 
 def parse_args() -> argparse.Namespace:
@@ -31,6 +38,22 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Samples(IterableDataset):
+    """Those of each step, from this step on; as lists, which leave nothing behind where a loader is killed."""
+
+    def __init__(self, done: int, count: int) -> None:
+        self.done, self.count = done, count
+
+    def __iter__(self) -> Iterator[Rows]:
+        for step in itertools.count(self.done):
+            generator = torch.Generator().manual_seed(step)
+            yield torch.randn(self.count, WIDTH, dtype=torch.double, generator=generator).tolist()
+
+
+def as_they_are(samples: Rows) -> Rows:
+    return samples
+
+
 class Trainer:
     """The model, its optimizer (with state of its own: Adam counts steps), and how many steps are done."""
 
@@ -41,11 +64,10 @@ class Trainer:
         self.parameters = list(self.net.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=1e-2, foreach=False)
         self.done = 0
+        self.samples: Iterator[Rows] = iter(())
 
     def step(self) -> None:
-        samples = torch.randn(
-            self.args.samples, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(self.done)
-        )
+        samples = torch.tensor(next(self.samples), dtype=torch.double)
         total = torch.zeros(sum(parameter.numel() for parameter in self.parameters), dtype=torch.double)
         for gradient in self.gradients(samples):
             total += gradient
@@ -96,6 +118,9 @@ class Trainer:
             self.done = found[0]["done"]
             self.net.load_state_dict(found[0]["net"])
             self.optimizer.load_state_dict(found[0]["optimizer"])
+        loaders = int(os.environ.get("LOCAL_RANK") == "0")  # one process more on each node
+        samples = Samples(self.done, self.args.samples)
+        self.samples = iter(DataLoader(samples, batch_size=None, num_workers=loaders, collate_fn=as_they_are))
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -142,6 +167,8 @@ def train(args: argparse.Namespace) -> None:
 
 def main() -> None:
     args = parse_args()
+    signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
     args.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

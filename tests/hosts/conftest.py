@@ -43,6 +43,7 @@ def hosts(all_hosts: Hosts) -> Iterator[Hosts]:
     yield all_hosts
     for host in all_hosts.hosts:
         all_hosts.heal(host)
+        all_hosts.quick(host)
         all_hosts.resume(host)
     wait_until(lambda: all_hosts.ask("left") == [], 100, "actors and placement groups to be gone")
     for host in [host for host in all_hosts.hosts if host.holder.poll() is None]:
@@ -85,7 +86,7 @@ def leavings(hosts: Hosts, host: Host) -> set[str]:
 
 @dataclass
 class Run:
-    """A `raylaunch` process on the head, its output, and what it left in its run folder."""
+    """A `raylaunch` process on one of the hosts, its output, and what it left in its run folder."""
 
     hosts: Hosts
     entered: subprocess.Popen[str]
@@ -231,7 +232,7 @@ with open(f"steps.{attempt}.{rank}.{os.getpid()}", "w", buffering=1) as log:
 
 @dataclass
 class Launcher:
-    """Starts `raylaunch` on the head, in a folder of its own."""
+    """Starts `raylaunch`, in a folder of its own."""
 
     folder: Path
     hosts: Hosts
@@ -241,18 +242,23 @@ class Launcher:
         (self.folder / name).write_text(textwrap.dedent(text))
         return name
 
-    def start(self, text: str = STEPS, *args: str, **job: Any) -> Run:
-        """Run the script, one worker on each of three nodes, with no restart to spend, unless told otherwise."""
+    def start(
+        self, text: str = STEPS, *args: str, on: Host | None = None, around: dict[str, str] | None = None, **job: Any
+    ) -> Run:
+        """Run the script, one worker on each of three nodes, with no restart to spend, unless told otherwise.
+
+        `on`: where the driver is, the head if not said; `around`: more of its environment.
+        """
         mark = secrets.token_hex(8)
         defaults = {"nnodes": 3, "nproc_per_node": 1, "cpus_per_worker": 1, "preload": [], "last_call": 0.5}
         job = {"entrypoint": {"script": self.script(text), "args": list(args)}} | defaults | {"show": "none"} | job
         job["env"] = {MARK: mark} | job.get("env", {})
         (self.folder / "job.yaml").write_text(json.dumps(job))
         entered = self.hosts.popen(
-            self.hosts.head,
+            on or self.hosts.head,
             [sys.executable, "-m", "raylaunch", "job.yaml"],
             cwd=self.folder,
-            env=self.hosts.env(**{MARK: mark}),
+            env=self.hosts.env(**{MARK: mark} | (around or {})),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             preexec_fn=lambda: dispose(()),

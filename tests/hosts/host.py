@@ -14,10 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
+NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--time")
+SLEPT = 86400
+"""Seconds for which its machine has slept, as it were: so far is CLOCK_BOOTTIME ahead of CLOCK_MONOTONIC there."""
 _TOOLS = ("ip", "unshare", "nsenter", "mount")
 
 _FIRST_PROCESS = """
@@ -43,6 +45,10 @@ class Host:
     node_id: str = ""
     """Ray's, of the raylet that was started last."""
     cut: bool = False
+    lost_on_the_way_to: list[str] = field(default_factory=list)
+    """Addresses that nothing gets to from here."""
+    bad_link: subprocess.Popen[str] | None = None
+    """What its packets pass through, late or not at all."""
 
     @property
     def name(self) -> str:
@@ -102,7 +108,7 @@ def why_not() -> str:
 def start_host(number: int, folder: Path, shared: Path) -> Host:
     """Start its first process. `shared`: where files `hosts` and `resolv.conf` are, for all of them."""
     first = ["sh", "-c", _FIRST_PROCESS, str(shared), f"host-{number}", sys.executable]
-    holder = spawn(["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", *first])
+    holder = spawn(["unshare", *NAMESPACES, f"--boottime={SLEPT}", "--fork", "--kill-child", "--mount-proc", *first])
     return Host(number, holder, child(holder.pid), folder)
 
 

@@ -26,6 +26,8 @@ from tests.private_cluster import BIN, LEAN
 _PORT = 6379
 _UP_SECONDS = 120.0
 _PREFIX = "rlh-"
+_NOBODY = "02:00:00:00:00:00"
+"""An address on the network that no device has."""
 
 
 class Hosts:
@@ -101,6 +103,7 @@ class Hosts:
 
     def remove(self, host: Host) -> None:
         """Kill it, and have it forgotten, by Ray too."""
+        self.quick(host)
         if host.holder.poll() is None:
             self.kill(host)
         if host.node_id and self.alive(host):
@@ -108,28 +111,48 @@ class Hosts:
         shutil.rmtree(host.folder, ignore_errors=True)
         self.hosts.remove(host)
 
-    def cut(self, host: Host) -> None:
-        """Nothing gets to it or from it any more; nobody is told."""
-        self._at_switch(f"ip link set {host.link} down")
-        host.cut = True
+    def cut(self, host: Host, to: Host | None = None) -> None:
+        """Nothing gets to it or from it any more; nobody is told. `to`: only what it sends to that host is lost."""
+        if to is None:
+            self._at_switch(f"ip link set {host.link} down")
+            host.cut = True
+        else:
+            self._at(host, f"ip neigh replace {to.address} lladdr {_NOBODY} dev eth0 nud permanent")
+            host.lost_on_the_way_to.append(to.address)
 
     def heal(self, host: Host) -> None:
         """The end of `cut`; of a host that is dead there is no more link."""
-        if host.cut and host.holder.poll() is None:
-            self._at_switch(f"ip link set {host.link} up")
+        if host.holder.poll() is None:
+            if host.cut:
+                self._at_switch(f"ip link set {host.link} up")
+            for address in host.lost_on_the_way_to:
+                self._at(host, f"ip neigh del {address} dev eth0")
         host.cut = False
+        host.lost_on_the_way_to.clear()
 
-    def slow(self, host: Host, milliseconds: int) -> None:
-        """Each packet to the host takes as long; 0: no more. Raises RuntimeError where the kernel cannot do it."""
-        how = (
-            f"replace dev {host.link} root netem delay {milliseconds}ms"
-            if milliseconds
-            else f"del dev {host.link} root"
+    def slow(self, host: Host, milliseconds: int, *, jitter: int = 0, loss: float = 0.0) -> None:
+        """Each packet to or from the host takes as long, more or less, and of all of them such a part is lost."""
+        self.quick(host)
+        bad, good = f"bad-{host.number}", f"good-{host.number}"
+        host.bad_link = spawn(
+            [
+                *("nsenter", f"--target={self._switch.pid}", "--net", sys.executable, "-IS"),
+                *(str(Path(__file__).with_name("link.py")), bad, good, str(milliseconds), str(jitter), str(loss)),
+            ]
         )
-        try:
-            self._at_switch(f"tc qdisc {how}")
-        except subprocess.CalledProcessError:
-            raise RuntimeError("this kernel has no `netem`, so no network can be made slow") from None
+        self._at_switch(f"ip link add aside-{host.number} type bridge")
+        for device, bridge in ((host.link, f"aside-{host.number}"), (bad, f"aside-{host.number}"), (good, "bridge")):
+            self._at_switch(f"ip link set {device} master {bridge} up")
+        self._at_switch(f"ip link set aside-{host.number} up")
+
+    def quick(self, host: Host) -> None:
+        """The end of `slow`."""
+        if host.bad_link is not None:
+            host.bad_link.communicate()
+            self._at_switch(f"ip link del aside-{host.number}")
+            if host.holder.poll() is None:
+                self._at_switch(f"ip link set {host.link} master bridge")
+        host.bad_link = None
 
     def pause(self, host: Host) -> None:
         """SIGSTOP for everything there; its kernel still answers, as far as kernels do that by themselves."""
@@ -249,6 +272,7 @@ class Hosts:
     def close(self) -> None:
         """End everything."""
         for host in self.hosts:
+            self.quick(host)
             if host.holder.poll() is None:
                 self.kill(host)
         for process in [*self._commands, self._switch]:
@@ -269,9 +293,8 @@ class Hosts:
             names.write(f"{host.address} {host.name}\n")
         self._at_switch(f"ip link add {host.link} type veth peer name eth0 netns {host.init}")
         self._at_switch(f"ip link set {host.link} master bridge up")
-        inside = ["nsenter", f"--target={host.init}", "--net", "sh", "-ec"]
-        up = f"ip addr add {host.address}/16 dev eth0; ip link set eth0 up; ip route add default dev eth0"
-        subprocess.run([*inside, up], check=True)
+        for command in (f"addr add {host.address}/16 dev eth0", "link set eth0 up", "route add default dev eth0"):
+            self._at(host, f"ip {command}")
         return host
 
     def _start_ray(self, host: Host, resources: dict[str, float] | None = None) -> None:
@@ -300,6 +323,9 @@ class Hosts:
 
     def _at_switch(self, command: str) -> None:
         subprocess.run(["nsenter", f"--target={self._switch.pid}", "--net", *command.split()], check=True)
+
+    def _at(self, host: Host, command: str) -> None:
+        subprocess.run(["nsenter", f"--target={host.init}", "--net", *command.split()], check=True)
 
 
 def inside(entered: subprocess.Popen[Any]) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.hosts.conftest import STEPS
+from tests.hosts.host import send
 from tests.hosts.steps import hosts_by_rank, never_two_worlds
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -37,4 +40,21 @@ def test_a_job_of_fixed_size_takes_another_host(launcher, hosts):
     run = launcher.start(BAD + STEPS, nnodes=2, spares=1, max_restarts=5, exclude_after=2, env={"BAD": bad.name})
     run.wait_for(lambda: bad.name not in hosts_by_rank(run, run.wait_for_world(2)), name="the other hosts to train")
     assert never_two_worlds(run)
+    run.stop()
+
+
+def test_a_host_that_is_lost_again_and_again_is_left_out(launcher, hosts):
+    """The world does not begin anew for each of its visits."""
+    bad = hosts[2]
+    run = launcher.start(nnodes="1:3", exclude_after=2)
+    attempt = 0
+    for _ in range(2):
+        attempt = run.wait_for_world(3, after=attempt)
+        send((process.pid for process in run.processes(bad, "ray::Agent")), signal.SIGKILL)
+    attempt = run.wait_for_world(2, after=attempt)
+    (shunned,) = run.actions("Shun")
+    assert shunned["host"] == bad.node_id
+    assert run.actions("Launch")[-1]["why"].endswith("is left out for 60 s after 2 failures")
+    assert never_two_worlds(run)
+    run.wait_for(lambda: run.processes(bad) == [], name="all there to end")
     run.stop()

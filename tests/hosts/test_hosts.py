@@ -10,19 +10,40 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import wait_until
-from tests.hosts.host import why_not
+from tests.hosts.host import SLEPT, why_not
 from tests.hosts.hosts import Hosts, inside
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], 22), timeout=1)"
+KNOCK = """
+import socket, sys, time
+began = time.monotonic()
+try:
+    socket.create_connection((sys.argv[1], 22), timeout=1)
+except ConnectionRefusedError:
+    print(time.monotonic() - began)
+"""
+HEAR = """
+import socket
+ear = socket.socket(type=socket.SOCK_DGRAM)
+ear.bind(("", 2222))
+print(flush=True)
+print(ear.recv(100).decode())
+"""
+CALL = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(sys.argv[2].encode(), (sys.argv[1], 2222))"
 
 
 def reaches(hosts, host, other):
     """Whether a packet gets from one to the other and back: a closed port refuses."""
-    knock = hosts.popen(host, [sys.executable, "-c", KNOCK, other.address], stderr=subprocess.PIPE)
-    _, said = knock.communicate(timeout=100)
-    return "refused" in said
+    return seconds_to(hosts, host, other) is not None
+
+
+def seconds_to(hosts, host, other):
+    """How long a packet takes to get there and back; None: it does not."""
+    command = [sys.executable, "-ISc", KNOCK, other.address]
+    knock = hosts.popen(host, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    said, _ = knock.communicate(timeout=100)
+    return float(said) if said else None
 
 
 def test_a_cut_host_is_reached_by_nobody_until_it_is_healed(hosts):
@@ -37,8 +58,44 @@ def test_a_cut_host_is_reached_by_nobody_until_it_is_healed(hosts):
     wait_until(lambda: reaches(hosts, head, one), 100, "the host to be reached again")
 
 
+def test_what_a_host_sends_to_another_is_lost_and_nothing_else(hosts):
+    head, one, other = hosts.hosts
+    hosts.cut(one, to=other)
+    assert heard(hosts, other, (one, head)) == head.name
+    assert heard(hosts, one, (other,)) == other.name
+    assert heard(hosts, head, (one,)) == one.name
+    hosts.heal(one)
+    assert heard(hosts, other, (one, head)) == one.name
+
+
+def heard(hosts, ear, callers):
+    """Of hosts that call another, one after the other, the first that is heard there."""
+    hearing = hosts.popen(ear, [sys.executable, "-ISc", HEAR], stdout=subprocess.PIPE)
+    assert hearing.stdout is not None
+    hearing.stdout.readline()
+    for caller in callers:
+        hosts.run_in(caller, [sys.executable, "-ISc", CALL, ear.address, caller.name])
+    said, _ = hearing.communicate(timeout=100)
+    return said.strip()
+
+
+def test_a_slow_host_is_reached_late_and_by_way_of_a_bad_link_not_at_all(hosts):
+    head, one, other = hosts.hosts
+    hosts.slow(one, 300)
+    assert seconds_to(hosts, head, one) >= 0.6
+    assert seconds_to(hosts, one, head) >= 0.6
+    assert seconds_to(hosts, head, other) is not None
+    hosts.slow(one, 0, loss=1.0)
+    assert not reaches(hosts, head, one)
+    hosts.quick(one)
+    wait_until(lambda: reaches(hosts, head, one), 100, "the host to be reached again")
+
+
 def test_a_host_has_processes_a_name_and_shared_memory_of_its_own(hosts):
+    """And a machine that has slept, so no clock but CLOCK_BOOTTIME will do where sleep is to count."""
     _, one, other = hosts.hosts
+    clocks = "from time import *; print(round(clock_gettime(CLOCK_BOOTTIME) - monotonic()))"
+    assert int(hosts.run_in(one, [sys.executable, "-c", clocks])) >= SLEPT
     assert hosts.run_in(one, ["hostname"]) == f"{one.name}\n"
     hosts.run_in(one, ["touch", "/dev/shm/ours"])
     assert "ours" in hosts.shared_memory(one)
@@ -70,7 +127,8 @@ def test_hosts_end_with_whoever_made_them(tmp_path):
         hosts = Hosts(0)
         host = hosts._make_host()
         hosts.popen(host, ["sleep", "1000"])
-        print(hosts.folder, host.init, hosts._switch.pid, flush=True)
+        hosts.slow(host, 1)
+        print(hosts.folder, host.init, hosts._switch.pid, host.bad_link.pid, flush=True)
         time.sleep(1000)
     """
     script = tmp_path / "owner.py"

@@ -68,15 +68,18 @@ def test_a_driver_that_stood_still_finds_its_workers_ended_and_starts_others(lau
     run.stop()
 
 
-def test_a_host_that_was_cut_off_when_the_driver_was_killed_ends_its_part_by_itself(launcher, hosts):
-    run = launcher.start(node_timeout=3)
+def test_a_run_ends_when_the_head_does_not_answer_its_driver_any_more(launcher, hosts):
+    """Ray would end all of it some time. The host that is cut off from the driver ends its part though nobody told it."""
+    head, one, _ = hosts.hosts
+    run = launcher.start(nnodes="2:3", node_timeout=3, on=one, around={"RAY_gcs_rpc_server_reconnect_timeout_s": "4"})
     run.wait_for_world(3)
-    hosts.cut(hosts[2])
-    run.signal(signal.SIGKILL)
+    hosts.cut(head, to=one)
+    hosts.cut(one, to=head)
     run.wait()
-    wait_until(
-        lambda: run.processes(hosts[2]) == [], 100, "the host that is cut off to be clean, though nobody told it"
-    )
+    assert run.code == run.result["exit_code"] == 3, run.err
+    assert "error: the head of the Ray cluster is gone: it does not answer for 2 s" in run.err
+    wait_until(lambda: run.everywhere() == [], 100, "all hosts to be clean")
+    assert never_two_worlds(run)
 
 
 def test_a_driver_that_was_cut_off_from_all_others_trains_again_when_it_is_healed(launcher, hosts):
