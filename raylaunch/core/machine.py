@@ -153,7 +153,7 @@ class Machine(Phases):
         return self._stop(why, grace=min(self.job.shutdown_timeout, self._time_left()))
 
     def _less_time_to_save(self) -> list[Action]:
-        latest = self.now + self._time_left() / 2
+        latest = self.now + self._time_to_save()
         self.deadline = latest if self.deadline is None else min(self.deadline, latest)
         return self._wake("all workers must have saved by then")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from enum import StrEnum
 
@@ -14,6 +15,8 @@ from raylaunch.core.ranks import Member
 from raylaunch.core.words import count
 from raylaunch.core.world import Members
 
+MOST_SAVING = 600.0
+"""Seconds for all workers to come to a step and save, unless a node goes before: steps and checkpoints may be large."""
 STOP_MARGIN = 10.0
 """Seconds a node has, beyond the grace, to say that its workers are gone."""
 
@@ -150,15 +153,20 @@ class Phases:
         self.ending = None
         self.awaited = set(self.unfinished)
         self.last_call = self.evacuation = None
-        self.deadline = self.now + self._time_left() / 2
+        self.deadline = self.now + self._time_to_save()
         nodes = tuple(node for node in self.roster if node in self.unfinished)
         ask = AskCheckpoint(attempt=self.attempt, nodes=nodes, why=why)
         return [ask, *self._wake("all workers must have saved by then")]
 
+    def _time_to_save(self) -> float:
+        """Where a drained node goes, what its time leaves beside a signal and its grace; half of it at least."""
+        left = self._time_left()
+        most = max(MOST_SAVING, self.job.shutdown_timeout)
+        return min(most, max(left / 2, left - self.job.shutdown_timeout))
+
     def _time_left(self) -> float:
-        """For saving, and for a signal where that does not help: twice the grace, less where a drained node goes."""
-        most = 2 * self.job.shutdown_timeout
-        return most if self.drained_at is None else max(0.0, min(most, self.drained_at - self.now - 1.0))
+        """Until a drained node of the world goes."""
+        return math.inf if self.drained_at is None else max(0.0, self.drained_at - self.now - 1.0)
 
     def _asked_so_far(self) -> list[Action]:
         return [] if self.awaited else self._signal_workers()

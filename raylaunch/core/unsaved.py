@@ -24,7 +24,7 @@ def unsaved(step: int, told: Told) -> str:
         last = min(asked[rank] for rank in before)
         why = f"{_ranks([rank for rank in before if asked[rank] == last])} asked last after step {last}"
     elif writing:
-        why = f"{_ranks(writing)} had not said `checkpointed` within `shutdown_timeout`"
+        why = f"{_ranks(writing)} had not said `checkpointed`"
     else:
         return ""
     return f"not all workers saved at step {step}: {why}"

@@ -53,7 +53,8 @@ def should_checkpoint(step: int) -> bool:
 
     To be asked by every rank after each step, with the number of the step that was just done. The answer is True on
     all ranks at the same step, with no communication among them. After it, write the checkpoint and call
-    `checkpointed`; in between the rank does not count as hung. The launch's `shutdown_timeout` is the time for it.
+    `checkpointed`; in between the rank does not count as hung. From the first question to the last checkpoint there
+    are ten minutes (`shutdown_timeout`, if that is longer), or as much of them as a node that must go has left.
 
     Steps are to be counted through all epochs and restarts, so that no rank is asked for the same one twice.
 

@@ -54,7 +54,7 @@ def asking(*nodes: str, at: float = 10.0, **settings: object) -> Machine:
 def test_workers_save_at_one_step_before_they_are_ended():
     """All are asked; when the last has saved, all are signalled together, with their grace for what handlers do."""
     machine = running("a", "b", "c", nnodes="2:3")
-    assert told(machine, draining("b", 10.0)) == [ask(1, "a", "b", "c", why=DRAIN_B), saved_by(40.0)]
+    assert told(machine, draining("b", 10.0)) == [ask(1, "a", "b", "c", why=DRAIN_B), saved_by(610.0)]
     assert (machine.phase, machine.status) == (Phase.STOPPING, DRAIN_B)
     assert told(machine, checkpointed("a", 11.0), checkpointed("c", 11.1)) == []
     assert told(machine, checkpointed("b", 11.2)) == [
@@ -76,17 +76,23 @@ def test_a_script_that_knows_nothing_of_checkpoints_is_signalled_at_once():
 
 
 def test_workers_that_do_not_save_in_time_are_signalled():
-    """The grace is theirs twice: for the question, and then for the signal."""
+    """Steps and checkpoints may take minutes; the grace comes after that."""
     machine = asking("a", "b")
     told(machine, checkpointed("a", 12.0))
-    assert told(machine, tick(40.0)) == [stop(1, "a", "b", grace=30.0, why=DRAIN_B), gone_by(80.0)]
+    assert told(machine, tick(610.0)) == [stop(1, "a", "b", grace=30.0, why=DRAIN_B), gone_by(650.0)]
 
 
-def test_without_grace_there_is_no_time_to_save():
-    """They are asked all the same, and ended right after."""
+def test_workers_that_have_a_longer_grace_have_as_long_to_save():
+    """Whoever gives them that knows why."""
+    machine = running("a", "b", nnodes="1:2", shutdown_timeout=900.0)
+    assert told(machine, draining("b", 10.0)) == [ask(1, "a", "b", why=DRAIN_B), saved_by(910.0)]
+
+
+def test_without_grace_there_is_time_to_save_all_the_same():
+    """It is what lies between two signals; the first comes when they have saved."""
     machine = running("a", "b", nnodes="1:2", shutdown_timeout=0.0)
-    assert told(machine, draining("b", 10.0)) == [ask(1, "a", "b", why=DRAIN_B), saved_by(10.0)]
-    assert told(machine, tick(10.0)) == [stop(1, "a", "b", grace=0.0, why=DRAIN_B), gone_by(20.0)]
+    assert told(machine, draining("b", 10.0)) == [ask(1, "a", "b", why=DRAIN_B), saved_by(610.0)]
+    assert told(machine, tick(610.0)) == [stop(1, "a", "b", grace=0.0, why=DRAIN_B), gone_by(620.0)]
 
 
 def test_answers_that_come_too_late_change_nothing():
@@ -317,7 +323,7 @@ def test_workers_go_on_while_another_node_may_come():
 def test_another_node_comes_in_time():
     """No last call: the world becomes another at once."""
     machine = below_min()
-    assert told(machine, joined("c", 60.0)) == [ask(1, "a", "b", why="c joined"), saved_by(90.0)]
+    assert told(machine, joined("c", 60.0)) == [ask(1, "a", "b", why="c joined"), saved_by(169.0)]
     told(machine, checkpointed("a", 61.0), checkpointed("b", 61.0), stopped("a", 62.0))
     assert told(machine, stopped("b", 62.0)) == [launch(2, "a", "c", why="c joined"), let_go("b"), start_by(182.0)]
     assert machine.evacuation is None
@@ -333,12 +339,12 @@ def test_no_other_node_comes_in_time():
     """They save, all that is drained is let go, and the rest waits for nodes."""
     machine = below_min(join_timeout=100.0)
     why = "the time of a drained node is short"
-    assert told(machine, tick(130.0)) == [ask(1, "a", "b", why=why), saved_by(160.0)]
-    assert told(machine, tick(160.0)) == [stop(1, "a", "b", grace=30.0, why=why), gone_by(200.0)]
-    told(machine, stopped("a", 161.0))
-    assert told(machine, stopped("b", 162.0)) == [let_go("b"), WakeAt(at=262.0, why="1 of 2 nodes")]
-    assert told(machine, lost("b", 163.0)) == []
-    assert told(machine, joined("c", 164.0))[0] == launch(2, "a", "c", why="2 of 2 nodes; c joined")
+    assert told(machine, tick(130.0)) == [ask(1, "a", "b", why=why), saved_by(169.0)]
+    assert told(machine, tick(169.0)) == [stop(1, "a", "b", grace=30.0, why=why), gone_by(209.0)]
+    told(machine, stopped("a", 170.0))
+    assert told(machine, stopped("b", 171.0)) == [let_go("b"), WakeAt(at=271.0, why="1 of 2 nodes")]
+    assert told(machine, lost("b", 172.0)) == []
+    assert told(machine, joined("c", 173.0))[0] == launch(2, "a", "c", why="2 of 2 nodes; c joined")
 
 
 def test_a_host_that_was_left_out_may_come_in_place_of_a_drained_one():
@@ -427,7 +433,7 @@ def test_a_node_that_joins_later_resizes_politely():
     now = machine.now
     assert told(machine, joined("a", now + 10)) == [WakeAt(at=now + 15, why="a joined; more may come")]
     assert told(machine, joined("d", now + 12)) == []
-    assert told(machine, tick(now + 15)) == [ask(1, "b", "c", why="nodes joined"), saved_by(now + 45)]
+    assert told(machine, tick(now + 15)) == [ask(1, "b", "c", why="nodes joined"), saved_by(now + 615)]
     assert told(machine, checkpointed("b", now + 16), checkpointed("c", now + 16)) == [
         stop(1, "b", "c", grace=30.0, why="nodes joined"),
         gone_by(now + 56),
@@ -444,7 +450,7 @@ def test_a_join_that_makes_the_job_full_resizes_at_once():
     machine = running("b", "c", nnodes="1:4")
     now = machine.now
     told(machine, joined("a", now + 10))
-    assert told(machine, joined("d", now + 11)) == [ask(1, "b", "c", why="d joined"), saved_by(now + 41)]
+    assert told(machine, joined("d", now + 11)) == [ask(1, "b", "c", why="d joined"), saved_by(now + 611)]
 
 
 def test_a_node_that_joins_while_others_start():
@@ -453,7 +459,7 @@ def test_a_node_that_joins_while_others_start():
     told(machine, joined("a", 1.0), tick(6.0))
     assert told(machine, joined("b", 7.0)) == []
     assert told(machine, started("a", 8.0)) == [WakeAt(at=12.0, why="more nodes may come")]
-    assert told(machine, tick(12.0)) == [ask(1, "a", why="nodes joined"), saved_by(42.0)]
+    assert told(machine, tick(12.0)) == [ask(1, "a", why="nodes joined"), saved_by(612.0)]
 
 
 def test_a_node_that_makes_the_job_full_while_others_start():
@@ -541,7 +547,7 @@ def test_a_spare_takes_the_place_of_a_drained_node():
     """It is enough for the next world, so the workers save now."""
     machine = running("b", "c", spares=1)
     told(machine, joined("a", 5.0))
-    assert told(machine, draining("b", 6.0)) == [ask(1, "b", "c", why=DRAIN_B), saved_by(36.0)]
+    assert told(machine, draining("b", 6.0)) == [ask(1, "b", "c", why=DRAIN_B), saved_by(606.0)]
     told(machine, checkpointed("b", 7.0), checkpointed("c", 7.0), stopped("b", 8.0))
     assert told(machine, stopped("c", 8.0))[0] == launch(2, "c", "a", why=DRAIN_B)
 

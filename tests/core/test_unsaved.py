@@ -15,7 +15,7 @@ from raylaunch.core.unsaved import unsaved
         ({0: (40, 40), 1: (41, 41)}, ""),
         ({0: (40, None), 1: (None, None), 2: (None, None)}, "ranks 1-2 never asked `should_checkpoint`, "),
         ({0: (40, 40), 1: (9, 9), 2: (17, None)}, "rank 1 asked last after step 9"),
-        ({0: (40, None), 1: (40, 40), 2: (41, 20)}, "ranks 0, 2 had not said `checkpointed` within `shutdown_timeout`"),
+        ({0: (40, None), 1: (40, 40), 2: (41, 20)}, "ranks 0, 2 had not said `checkpointed`"),
     ],
 )
 def test_the_first_mistake_is_named_with_its_ranks(told, why):
