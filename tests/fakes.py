@@ -11,7 +11,7 @@ from raylaunch.cluster.agent import AgentUp, Words
 from raylaunch.cluster.fleet import Draining, Gone, Granted, Heard
 from raylaunch.core.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
-from raylaunch.core.progress import Pulse
+from raylaunch.core.pulse import Pulse
 from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.core.stacks import Stack
 from raylaunch.node import messages

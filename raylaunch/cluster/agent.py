@@ -17,7 +17,7 @@ from raylaunch.core.contract import LAYOUTS
 from raylaunch.core.environment import base_env
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.job import NodeRule
-from raylaunch.core.progress import Pulse
+from raylaunch.core.pulse import Pulse
 from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.core.rules import Place, matching
 from raylaunch.core.streams import View

@@ -9,7 +9,8 @@ from raylaunch.cluster.fleet import Fleet
 from raylaunch.cluster.hang import Inquiry
 from raylaunch.core.events import Event, Progressed, WorkersHung, WorkersStarted
 from raylaunch.core.evidence import longest, patience, seen, told
-from raylaunch.core.progress import Progress, Pulse
+from raylaunch.core.progress import Progress
+from raylaunch.core.pulse import Pulse
 from raylaunch.core.ranks import Assignment
 from raylaunch.node.messages import WorkersStacks
 

@@ -165,7 +165,7 @@ class Job:
     spares: int = 0
     """Nodes beyond MAX that are kept warm and take over at once."""
     exclude_after: int = 3
-    """A host that was the cause of this many failures in an hour is left out for a while; 0: never."""
+    """A host that caused so many failures in an hour, or was lost as often, is left out for a while; 0: never."""
     node_timeout: float = 5.0
     """A node of which nothing is heard for as long is lost. It ends its workers within the same time by itself."""
     hang_timeout: int | float | str = "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from raylaunch.core.progress import Mark, Pulse
+from raylaunch.core.pulse import Mark, Pulse
 from raylaunch.node.present import Present
 from raylaunch.worker import page as fields
 from raylaunch.worker.page import Page

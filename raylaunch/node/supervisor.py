@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure
-from raylaunch.core.progress import Pulse
+from raylaunch.core.pulse import Pulse
 from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.node import deaths, lease, messages, wire
 from raylaunch.node.deaths import Death

@@ -23,7 +23,7 @@ from raylaunch.cluster.silence import beat
 from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.failure import Failure, WorkerError
 from raylaunch.core.layout import Bundle
-from raylaunch.core.progress import Mark, Pulse
+from raylaunch.core.pulse import Mark, Pulse
 from raylaunch.core.ranks import Assignment, Rendezvous
 from raylaunch.node.messages import Ready, StoreOpen
 

@@ -16,7 +16,8 @@ from raylaunch.core.evidence import LOOKS
 from raylaunch.core.job import Entrypoint, Job
 from raylaunch.core.journal import replay
 from raylaunch.core.machine import Machine
-from raylaunch.core.progress import AUTO_FLOOR, WARM_UP, Mark, Progress, Pulse
+from raylaunch.core.progress import AUTO_FLOOR, WARM_UP, Progress
+from raylaunch.core.pulse import Mark, Pulse
 from raylaunch.core.ranks import Member, assign
 from raylaunch.core.stacks import Stack
 from raylaunch.node.messages import WorkersStacks

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from raylaunch.core.course import Course
 from raylaunch.core.events import Progressed
-from raylaunch.core.progress import Mark, Progress, Pulse
+from raylaunch.core.progress import Progress
+from raylaunch.core.pulse import Mark, Pulse
 
 BEAT = 1.0
 

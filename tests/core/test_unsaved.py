@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raylaunch.core.progress import Mark, Progress, Pulse
+from raylaunch.core.progress import Progress
+from raylaunch.core.pulse import Mark, Pulse
 from raylaunch.core.unsaved import unsaved
 
 

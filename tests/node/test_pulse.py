@@ -8,7 +8,7 @@ import time
 import pytest
 
 from raylaunch.core.events import WorkersExited, WorkersStarted
-from raylaunch.core.progress import Mark, Pulse
+from raylaunch.core.pulse import Mark, Pulse
 from raylaunch.worker import page as fields
 from tests.node.harness import Ears, Node, send, until, wait_stopped_by_signal
 
