@@ -113,7 +113,10 @@ def taught(*lessons: Lesson) -> list[object]:
     theirs = standby.open()
     pid = os.fork()
     if pid == 0:
-        Understudy(theirs, os.getppid()).serve()
+        try:
+            Understudy(theirs, os.getppid(), be_reserve=lambda *_: 0).serve()
+        finally:
+            os._exit(1)
     theirs.close()
     try:
         for one in lessons:
