@@ -82,7 +82,15 @@ def test_the_second_command_finds_the_driver_and_its_agents(warm, until):
 
 def test_a_command_and_a_driver_that_die(warm, until):
     """The workers of a command that is gone may save; those of a driver that is gone are gone too."""
-    script = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\nprint('up', flush=True)\nsignal.pause()\n"
+    script = """import signal, sys, time
+def save(*_):
+    print('saved', flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+print('up', flush=True)
+while True:
+    time.sleep(0.01)
+"""
     run = warm.start(script)
     until(lambda: [log(run, rank) for rank in range(4)] == ["up\n"] * 4, 60, "all workers to be up")
     run.process.kill()
