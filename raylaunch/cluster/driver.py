@@ -13,6 +13,7 @@ from raylaunch.cluster import fleet as fleets
 from raylaunch.cluster.agent import AgentUp
 from raylaunch.cluster.fleet import Draining, Fleet, Gone, Granted, Heard, Hopeless
 from raylaunch.cluster.lifeline import Severed
+from raylaunch.cluster.observer import Journal, Observer
 from raylaunch.cluster.orders import Orders
 from raylaunch.cluster.presence import Lines, Presence
 from raylaunch.cluster.watch import Watch
@@ -40,35 +41,11 @@ from raylaunch.core.phases import Phase
 from raylaunch.core.progress import Progress
 from raylaunch.errors import ClusterError
 from raylaunch.node import processes
-from raylaunch.node.logs import Output
 from raylaunch.node.messages import Learned, Proposed, Ready, StoreOpen, WorkersStacks
 from raylaunch.node.supervisor import Event as Word
 
 _MAY_END_IT = (WorkersExited, WorkersHung, WorkersCheckpointed, NodeLost, NodeDraining, StopAsked, Tick)
 """Events that may be the last of an attempt."""
-
-
-class Observer(Protocol):
-    """Whoever watches the run: the terminal."""
-
-    def decided(self, entry: Entry, machine: Machine) -> None:
-        """The machine took a step."""
-
-    def wrote(self, output: Iterable[Output]) -> None:
-        """Shown ranks wrote something."""
-
-    def said(self, text: str) -> None:
-        """Something worth a line that is no decision."""
-
-
-class Journal(Protocol):
-    """Where entries are written."""
-
-    def append(self, entry: Entry) -> None:
-        """One more."""
-
-    def write_stacks(self, attempt: int, text: str) -> str:
-        """What the workers of an attempt that hung were doing. Returns where that is kept, `""` for nowhere."""
 
 
 class Lifelines(Lines, Protocol):

@@ -13,9 +13,10 @@ from typing import Protocol
 
 from raylaunch.cluster import here, signals, warm, where
 from raylaunch.cluster.agent import AgentSettings
-from raylaunch.cluster.driver import Driver, Observer
+from raylaunch.cluster.driver import Driver
 from raylaunch.cluster.fleet import Fleet
 from raylaunch.cluster.lifeline import Lifelines
+from raylaunch.cluster.observer import Observer
 from raylaunch.cluster.run_folder import RunFolder
 from raylaunch.cluster.session import Session
 from raylaunch.core import result as results
