@@ -1,4 +1,5 @@
 # make run: set up and train; make test: set up and prove;
+# make fuzz: draw new cases for all properties (SECONDS=600, SEED=any); make test always draws the same ones;
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
 # make profile-restart: where the time of a restart goes (N=10 restarts);
 # make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1).
@@ -7,7 +8,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3.11
 
-.PHONY: install run test test-clusters test-processes check bench profile-restart chaos clean
 
 install: $(VENV)/.installed
 
@@ -24,23 +24,43 @@ $(VENV)/.installed-for-bench: $(VENV)/.installed
 run: install
 	$(BIN)/python -m raylaunch conf/job.yaml ray.address=local
 
-test: check
-	$(BIN)/coverage run -m pytest tests/core -q
-	$(BIN)/coverage report
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-clusters test-processes
+# Half of the time of a test is waiting for processes, for Ray and for torch to start: more parts run at one time than
+# there are CPUs, those that wait most first. The output of each is shown when it has ended.
+JOBS ?= $(shell expr $$(nproc) + 2)
+PARTS := check test-hosts test-cluster test-contract test-worker test-node test-agents test-rest test-core
+PYTEST := $(BIN)/python -m pytest -q
 
-# Half of it is waiting for Ray and for torch to start, so both halves run at one time.
-test-clusters:
-	$(BIN)/python -m pytest tests/cluster tests/hosts tests/chaos tests/examples
+.PHONY: install run test $(PARTS) fuzz bench profile-restart chaos clean
 
-test-processes:
-	$(BIN)/python -m pytest tests --ignore tests/core --ignore tests/cluster --ignore tests/hosts --ignore tests/chaos --ignore tests/examples
+test: install
+	$(MAKE) --no-print-directory --jobs $(JOBS) --output-sync=target $(PARTS)
+
+test-hosts test-contract test-worker test-node: test-%: install
+	$(PYTEST) tests/$*
+
+test-cluster: install
+	$(PYTEST) tests/cluster -m ray
+
+test-agents: install
+	$(PYTEST) tests/cluster -m "not ray"
+
+# Properties run without coverage, which would double their time: examples alone reach each line of the core.
+test-core: install
+	$(BIN)/coverage run -m pytest -q tests/core -m "not hypothesis"
+	$(BIN)/coverage report --skip-covered
+	$(PYTEST) tests/core -m hypothesis
+
+test-rest: install
+	$(PYTEST) tests $(patsubst %,--ignore tests/%,core worker node cluster contract hosts)
 
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: install
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 bench: $(VENV)/.installed-for-bench
 	$(BIN)/python -m tests.bench $(ONLY)

@@ -1,10 +1,10 @@
-"""`train_charlm.py`, and three lines of it for raylaunch: no step is lost when nodes come and go.
+"""`train_charlm.py` with three lines for raylaunch, so that no step is lost when nodes join or leave.
 
-What differs is the import, and how the loop in `train()` decides to save: also when `should_checkpoint` says that the
-world is about to be resized, which it says on all ranks at the same step. `checkpointed` tells that it is done; the
-next world goes on with the very next step. Without raylaunch's launcher both do nothing.
+The loop in `train()` also saves when `should_checkpoint` returns True, which it does on all ranks at the same step
+before the number of workers changes. `checkpointed` says that the step is saved; the next attempt continues with the
+step after it. Under other launchers both functions do nothing.
 
-    python examples/train_charlm_elastic.py                                 # a world of one
+    python examples/train_charlm_elastic.py                                 # a single rank
     torchrun --nproc-per-node 2 examples/train_charlm_elastic.py --steps 50
     raylaunch --nnodes 1:4 --nproc-per-node 2 examples/train_charlm_elastic.py
 """
@@ -52,7 +52,7 @@ def parse_args() -> argparse.Namespace:
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a feed-forward layer, each added to what came in."""
+    """Causal self-attention, then a feed-forward layer, both with residual connections."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.05) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Block(nn.Module):
 
 
 class CharTransformer(nn.Module):
-    """Guesses each next character from the ones before it."""
+    """A transformer that predicts each character from those before it."""
 
     def __init__(self, context: int, layers: int, heads: int, width: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class CharTransformer(nn.Module):
 
 @dataclass
 class Progress:
-    """How far the run is; the next batch follows from this alone, whatever the world size."""
+    """The position of the run, which alone determines the next batch, whatever the world size."""
 
     step: int = 0  # optimizer steps taken
     epoch: int = 0  # passes over the text completed
@@ -95,7 +95,7 @@ class Progress:
 
 
 def read_windows(files: int, context: int) -> tuple[Tensor, Tensor]:
-    """Windows of `context + 1` characters, one per row: nine tenths to train on, one tenth held out."""
+    """Return windows of `context + 1` characters, one per row: nine tenths for training, one tenth for validation."""
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py"))[:files]
     text = "".join(path.read_text("utf-8", errors="replace") for path in modules)
     windows = torch.frombuffer(bytearray(text.encode("ascii", "replace")), dtype=torch.uint8)
@@ -109,7 +109,7 @@ def shuffled(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def next_batch(windows: Tensor, progress: Progress, args: argparse.Namespace) -> Tensor:
-    """This rank's windows of the next step; moves `progress` on, into a new epoch if need be."""
+    """Return this rank's windows of the next step, and advance `progress`, into a new epoch if needed."""
     per_step = args.batch_size * dist.get_world_size()
     if per_step > len(windows):
         raise SystemExit(f"{per_step} windows a step, but the text has {len(windows)}: raise --files")
@@ -126,12 +126,12 @@ def step_of(checkpoint: Path) -> int:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints in the folder, oldest first."""
+    """Return all checkpoints in the folder, oldest first."""
     return sorted(folder.glob("step-*.pt"), key=step_of)
 
 
 def write_checkpoint(state: dict[str, Any], folder: Path, keep: int) -> None:
-    """Write aside, then rename: under a checkpoint's name there is a whole one or none."""
+    """Write to a temporary file, then rename it: a checkpoint is complete, or it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished, step = folder / "unfinished.tmp", state["progress"]["step"]
     with open(unfinished, "wb") as file:
@@ -144,7 +144,7 @@ def write_checkpoint(state: dict[str, Any], folder: Path, keep: int) -> None:
 
 
 def read_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
-    """The newest checkpoint that can be read."""
+    """Return the newest checkpoint that can be read."""
     for path in reversed(checkpoints(folder)):
         try:
             return path, torch.load(path, map_location="cpu", weights_only=True)
@@ -161,7 +161,7 @@ def pick_device() -> torch.device:
 
 
 def join_world(device: torch.device) -> None:
-    """Join the world that the launcher describes, or make a world of one."""
+    """Initialize the process group that the launcher describes, or one with a single rank."""
     if "RANK" not in os.environ:
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -173,19 +173,19 @@ def say(line: str) -> None:
 
 
 def mean_over_ranks(total: Tensor, count: int) -> float:
-    """The sum of all ranks' totals over the sum of their counts."""
+    """Return the sum of all ranks' totals divided by the sum of their counts."""
     both = torch.stack([total, torch.tensor(float(count), device=total.device)])
     dist.all_reduce(both)
     return float(both[0] / both[1])
 
 
 def lr_factor(step: int, steps: int) -> float:
-    """A short climb to the peak, then half a cosine down to a tenth of it."""
+    """Return the factor of the learning rate: a linear warm-up, then a cosine decay to a tenth."""
     return min((step + 1) / max(1, steps // 10), 0.55 + 0.45 * math.cos(math.pi * step / steps))
 
 
 class Trainer:
-    """The model and all that changes while it learns."""
+    """The model and all state that training changes."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.device, self.progress = args, device, Progress()
@@ -197,7 +197,7 @@ class Trainer:
         self.scheduler = LambdaLR(self.optimizer, partial(lr_factor, steps=args.steps))
 
     def start(self) -> None:
-        """Go on from the newest checkpoint, or begin; from here on the ranks work together."""
+        """Resume from the newest checkpoint, or start from scratch, and wrap the model in DDP."""
         self.ddp = DistributedDataParallel(self.net)
         # DDP settles the order in which it sums gradients in its first backward pass. With that behind us, a
         # resumed run adds the same numbers in the same order as one never stopped, and ends at the same bits.
@@ -245,7 +245,7 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """Over all of the held-out text, a part on each rank."""
+        """Return the loss over all of the validation text, of which each rank computes a part."""
         self.net.eval()
         mine = self.held_out[dist.get_rank() :: dist.get_world_size()]
         total = torch.zeros((), device=self.device)
@@ -254,7 +254,7 @@ class Trainer:
         return mean_over_ranks(total, len(mine))
 
     def save(self) -> None:
-        """Every rank takes part, with the state of its random numbers; rank 0 writes."""
+        """Save a checkpoint: every rank contributes the state of its random number generators, rank 0 writes."""
         cuda = torch.cuda.get_rng_state() if self.device.type == "cuda" else None
         random_states: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(random_states, (random.getstate(), torch.get_rng_state(), cuda))

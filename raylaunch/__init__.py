@@ -1,4 +1,10 @@
-"""torchrun for a Ray cluster: one command, from anywhere in the cluster, runs an unchanged script on every node."""
+"""torchrun for a Ray cluster: one command on any node of the cluster runs an unchanged script on all of them.
+
+The public API is `launch`, `spawn` and the classes listed below; `raylaunch.worker` is the API inside a script. The
+five packages are the places where code runs: `cli` (the terminal), `cluster` (Ray: the driver and the agents), `node`
+(the processes of one machine), `worker` (the user's process) and `core` (decisions, without I/O). Read `core` first,
+then `cluster.driver`. A command becomes a `Job`, the job a plan, the plan agents, and agents start workers.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raylaunch.cli.api import launch
     from raylaunch.cli.spawn import SpawnContext, spawn
-    from raylaunch.core.job import Job
-    from raylaunch.core.result import RunResult
+    from raylaunch.core.job.job import Job
+    from raylaunch.core.record.result import RunResult
     from raylaunch.errors import ClusterError, ConfigError, ExitCode, JobFailedError, RaylaunchError
 
 __all__ = [
@@ -24,20 +30,21 @@ __all__ = [
     "spawn",
 ]
 
-_HOME = {
+_MODULES = {
     "launch": "raylaunch.cli.api",
     "spawn": "raylaunch.cli.spawn",
     "SpawnContext": "raylaunch.cli.spawn",
-    "Job": "raylaunch.core.job",
-    "RunResult": "raylaunch.core.result",
+    "Job": "raylaunch.core.job.job",
+    "RunResult": "raylaunch.core.record.result",
 }
+"""The module of each public name; the names that are not listed are in `raylaunch.errors`."""
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that workers, which import raylaunch.worker only, pay for no more than that.
+    # Names are imported when they are first used: workers import only raylaunch.worker, and must start fast.
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     import importlib  # noqa: PLC0415
 
-    return getattr(importlib.import_module(_HOME.get(name, "raylaunch.errors")), name)
+    return getattr(importlib.import_module(_MODULES.get(name, "raylaunch.errors")), name)

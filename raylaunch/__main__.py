@@ -1,4 +1,4 @@
-"""`python -m raylaunch` is `raylaunch`."""
+"""Run the command line: `python -m raylaunch` does the same as `raylaunch`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What can go wrong, in words a person can act on, and the exit code that goes with it."""
+"""The exceptions of raylaunch, each with a message for the user, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the `raylaunch` process answers to its shell; after a signal, 128 and its number (`stopped_by`)."""
+    """The exit codes of the `raylaunch` command. A run that a signal stopped ends with `signal_exit_code`."""
 
     OK = 0
     JOB_FAILED = 1
@@ -16,15 +16,15 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-def stopped_by(signal: int) -> int:
-    """The exit code of a run that a signal ended, as a shell has it: 130 for SIGINT, 143 for SIGTERM."""
+def signal_exit_code(signal: int) -> int:
+    """Return the exit code of a run that a signal stopped, as shells report it: 130 for SIGINT, 143 for SIGTERM."""
     return 128 + signal
 
 
 class RaylaunchError(Exception):
-    """An error with a message for the person, an optional hint, and an exit code.
+    """Base of all errors that raylaunch raises on purpose.
 
-    The message says what is wrong and where; the hint says what to do. Neither ends in a full stop.
+    `message` says what is wrong and where; `hint` (or "") says what to do. Neither ends with a full stop.
     """
 
     exit_code: int = ExitCode.INTERNAL
@@ -38,7 +38,7 @@ class RaylaunchError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross process borders, and keyword arguments are lost by the default way.
+        # Exceptions are pickled to reach other processes; the default way loses keyword arguments.
         return _rebuild, (type(self), self.message, self.hint)
 
 
@@ -53,18 +53,18 @@ class ConfigError(RaylaunchError):
 
 
 class ClusterError(RaylaunchError):
-    """The cluster cannot be reached, or could not give what was asked in time."""
+    """The cluster cannot be reached, or did not provide the requested nodes in time."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 class JobFailedError(RaylaunchError):
-    """Workers failed and the restart budget is spent, or a restart would not help."""
+    """Workers failed, and either no restarts are left or a restart would not help."""
 
     exit_code = ExitCode.JOB_FAILED
 
 
 class InterruptedByUserError(RaylaunchError):
-    """The run was stopped by a signal before it finished."""
+    """A signal stopped the run before it finished."""
 
     exit_code: int = ExitCode.INTERRUPTED

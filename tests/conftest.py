@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import profiles
+
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 GOLDEN = Path(__file__).parent / "cli" / "golden"
+
+profiles.register()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

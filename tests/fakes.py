@@ -1,45 +1,74 @@
-"""A fleet without Ray: named levers in place of machines."""
+"""A fleet without Ray for tests of the driver: tests report in place of its nodes."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from raylaunch.cluster.agent import AgentUp, Words
-from raylaunch.cluster.fleet import Draining, Gone, Granted, Heard
-from raylaunch.core.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.core.failure import Failure
-from raylaunch.core.pulse import Pulse
-from raylaunch.core.ranks import Assignment, Rendezvous
-from raylaunch.core.stacks import Stack
-from raylaunch.node import messages
-from raylaunch.node.logs import Output
+from raylaunch.cluster.agent.agent import AgentReady, AgentReport
+from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted
+from raylaunch.core.failures.stacks import Stack
+from raylaunch.core.machine.events import RestartTimings
+from raylaunch.core.monitoring.heartbeat import Heartbeat
+from raylaunch.core.newtypes import NodeTime
+from raylaunch.core.placement.ranks import Assignment
+from raylaunch.node.logs.tail import LogOutput
+from raylaunch.node.protocol import messages
+from raylaunch.node.protocol.messages import WorkersForked
+from raylaunch.node.protocol.node_events import (
+    CheckpointAnswer,
+    ProcessesExited,
+    ProcessesStopped,
+    ProcessFailure,
+    StacksDumped,
+    StepProposed,
+)
+from raylaunch.node.protocol.orders import (
+    CommitCheckpoint,
+    DumpStacks,
+    LaunchWorkers,
+    OpenStore,
+    Order,
+    ProposeCheckpoint,
+    SignalWorkers,
+    StopWorkers,
+)
 
 READY = messages.Ready(start_method="forkserver", why=(), torch=True, pid=1)
+TIMINGS = RestartTimings(ordered=NodeTime(0.0), ended=NodeTime(0.0), forked=NodeTime(0.0))
+
+
+def process_failure(attempt: int, rank: int, local_rank: int = 0, **known: Any) -> ProcessFailure:
+    """Return the failure of a killed worker; `known` replaces fields."""
+    unknown = dict.fromkeys(("host", "error_file", "spoilt", "evidence", "stdout", "stderr", "tail"), "")
+    facts = {"pid": 1, "at": 0.0, "exit_code": -9, "stopped": False, "error": None, **unknown, **known}
+    return ProcessFailure(attempt=attempt, rank=rank, local_rank=local_rank, **facts)
 
 
 class FakeFleet:
-    """Obeys at once. `then` are levers: what happens after an attempt of that number runs on all its nodes.
+    """Carries out each order at once. `on_launched` maps an attempt to what happens when it runs on all its nodes.
 
-    `beat`: every so many seconds, each node that is up says something, unless it was silenced; 0: nobody does.
+    Each node that is up sends a report every `heartbeat_seconds`, unless it was silenced; 0: none does.
     """
 
-    def __init__(self, nodes: int, nproc: int = 2, *, beat: float = 0.0) -> None:
+    def __init__(self, nodes: int, nproc: int = 2, *, heartbeat_seconds: float = 0.0) -> None:
         self.names = [f"node-{index + 1}" for index in range(nodes)]
-        self.beat = beat
+        self.heartbeat_seconds = heartbeat_seconds
         self.silenced: set[str] = set()
-        #: What the workers of a node are doing, for whoever asks for their stacks.
+        #: The stacks that each node reports when it is asked for them.
         self.stacks: dict[str, tuple[Stack, ...]] = {}
-        #: How far a node's workers were when a step was proposed to them, once; else just before it.
+        #: By node: the step that its workers have reached at the next proposal; else the step before the proposed one.
         self.reached: dict[str, int] = {}
-        self._beating: set[str] = set()
+        self._reporting: set[str] = set()
         self._closed = threading.Event()
         self.nproc = nproc
         self.sent: list[tuple[Any, ...]] = []
         self.tell: Callable[[Any], None] = lambda _: None
-        self.then: dict[int, Callable[[], None]] = {}
+        self.on_launched: dict[int, Callable[[], None]] = {}
+        #: By type of order: what happens when one is sent, instead of `obey`.
+        self.overrides: dict[type[Any], Callable[[str, Any], Any]] = {}
         self.ready = READY
         self.given_up: set[str] = set()
         self._parts: dict[str, Assignment] = {}
@@ -49,104 +78,114 @@ class FakeFleet:
         self.tell = tell
         for node in self.names:
             self.join(node)
-        if self.beat:
-            threading.Thread(target=self._beat, daemon=True).start()
+        if self.heartbeat_seconds:
+            threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
-    def _beat(self) -> None:
-        while not self._closed.wait(self.beat):
-            for node in sorted(self._beating):
-                self.say(node)
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(self.heartbeat_seconds):
+            for node in sorted(self._reporting):
+                self.report(node)
 
-    # Levers.
+    # What a test makes happen.
 
     def grant(self, node: str) -> None:
-        self.tell(Granted(node=node, host=f"id-{node}", address="10.0.0.1"))
+        self.tell(SlotGranted(node=node, host=f"id-{node}", address="10.0.0.1"))
 
     def join(self, node: str) -> None:
-        up = AgentUp(node_id=f"id-{node}", address="10.0.0.1", nproc=self.nproc, ready=self.ready)
-        self._beating.add(node)
-        self.say(node, up)
+        up = AgentReady(node_id=f"id-{node}", address="10.0.0.1", nproc=self.nproc, ready=self.ready)
+        self._reporting.add(node)
+        self.report(node, up)
 
-    def say(
+    def report(
         self,
         node: str,
         *events: Any,
-        output: list[Output] | None = None,
-        pulse: Pulse | None = None,
+        output: list[LogOutput] | None = None,
+        heartbeat: Heartbeat | None = None,
         now: float = 0.0,
     ) -> None:
         if node not in self.silenced:
-            words = Words(now=now, events=list(events), output=output or [], pulse=pulse)
-            self.tell(Heard(node=node, words=words, at=time.monotonic()))
+            report = AgentReport(sent_at=NodeTime(now), events=list(events), output=output or [], heartbeat=heartbeat)
+            self.tell(ReportReceived(node=node, report=report, at=time.monotonic()))
 
     def silence(self, node: str) -> None:
         self.silenced.add(node)
 
     def drain(self, node: str, seconds: float = 30.0) -> None:
-        self.tell(Draining(host=f"id-{node}", deadline=time.monotonic() + seconds, why="it is being drained"))
+        self.tell(HostDraining(host=f"id-{node}", deadline=time.monotonic() + seconds, why="it is being drained"))
 
     def fail(self, rank: int, *, at: float = 0.0, now: float = 0.0) -> None:
         part = next(part for part in self._parts.values() if rank in part.ranks)
-        failure = Failure(
-            attempt=part.attempt,
-            node=part.node,
-            rank=rank,
-            local_rank=rank - part.base_rank,
-            pid=1,
-            at=at,
-            exit_code=-9,
-        )
-        self.say(part.node, WorkersExited(at=at, attempt=part.attempt, node=part.node, failures=(failure,)), now=now)
+        failure = process_failure(part.attempt, rank, rank - part.base_rank, at=at)
+        self.report(part.node, ProcessesExited(attempt=part.attempt, failures=(failure,)), now=now)
 
     def finish(self) -> None:
         for node, part in self._parts.items():
-            self.say(node, WorkersExited(at=0.0, attempt=part.attempt, node=node))
+            self.report(node, ProcessesExited(attempt=part.attempt))
 
     def lose(self, node: str) -> None:
         self._parts.pop(node, None)
-        self._beating.discard(node)
-        self.tell(Gone(node=node, why="its agent died"))
+        self._reporting.discard(node)
+        self.tell(AgentLost(node=node, why="its agent died"))
 
-    # What the driver asks for.
+    # What the driver calls.
 
-    def launch(self, node: str, part: Assignment, meeting: Rendezvous) -> None:
-        self.sent.append(("launch", node, part.attempt, meeting.master_port))
+    def send(self, node: str, order: Order) -> None:
+        """Carry out the order, or do what the test has put into `overrides` for orders of this type."""
+        instead = self.overrides.get(type(order))
+        if instead is not None:
+            instead(node, order)
+        else:
+            self.obey(node, order)
+
+    def obey(self, node: str, order: Order) -> None:
+        self.record(node, order)
+        match order:
+            case LaunchWorkers():
+                self._launch(node, order.assignment)
+            case StopWorkers():
+                self.report(node, ProcessesStopped(attempt=order.attempt))
+            case ProposeCheckpoint(attempt=attempt, step=step):
+                reached = self.reached.pop(node, step - 1)
+                self.report(node, StepProposed(node=node, attempt=attempt, step=step, reached=reached))
+            case CommitCheckpoint(attempt=attempt, step=step):
+                self.report(node, CheckpointAnswer(attempt=attempt, step=step))
+            case DumpStacks(attempt=attempt):
+                self.report(node, StacksDumped(node=node, attempt=attempt, stacks=self.stacks.get(node, ())))
+            case OpenStore(attempt=attempt):
+                self.report(node, messages.StoreOpened(attempt=attempt, port=5000 + attempt))
+
+    def record(self, node: str, order: Order) -> None:
+        """Append the order to `sent`: its name, the node, and what tests compare."""
+        match order:
+            case LaunchWorkers(assignment=part, rendezvous=rendezvous):
+                self.sent.append(("launch", node, part.attempt, rendezvous.master_port))
+            case StopWorkers():
+                self.sent.append(("stop", node, order.attempt, order.grace, order.signal))
+            case SignalWorkers():
+                self.sent.append(("signal", node, order.attempt, order.signal))
+            case ProposeCheckpoint():
+                self.sent.append(("propose", node, order.attempt, order.step))
+            case CommitCheckpoint():
+                self.sent.append(("commit", node, order.attempt, order.step))
+            case DumpStacks():
+                self.sent.append(("stacks", node, order.attempt))
+            case OpenStore():
+                self.sent.append(("store", node, order.attempt))
+
+    def _launch(self, node: str, part: Assignment) -> None:
         self._parts[node] = part
         self._up.add(node)
-        self.say(node, WorkersStarted(at=0.0, attempt=part.attempt, node=node))
+        self.report(node, WorkersForked(attempt=part.attempt, pids=(), turnover=TIMINGS))
         if len(self._up) == part.nnodes:
             self._up.clear()
-            self.then.get(part.attempt, self.finish)()
+            self.on_launched.get(part.attempt, self.finish)()
 
-    def stop(self, node: str, attempt: int, grace: float, signal: str) -> None:
-        self.sent.append(("stop", node, attempt, grace, signal))
-        self.say(node, WorkersStopped(at=0.0, attempt=attempt, node=node))
+    def cordon(self, host: str) -> None:
+        self.sent.append(("cordon", host))
 
-    def forward(self, node: str, attempt: int, signal: str) -> None:
-        self.sent.append(("forward", node, attempt, signal))
-
-    def ask_checkpoint(self, node: str, attempt: int, step: int) -> None:
-        self.sent.append(("checkpoint", node, attempt, step))
-        reached = self.reached.pop(node, step - 1)
-        self.say(node, messages.Proposed(node=node, attempt=attempt, step=step, reached=reached))
-
-    def settle(self, node: str, attempt: int, step: int) -> None:
-        self.sent.append(("settle", node, attempt, step))
-        self.say(node, WorkersCheckpointed(at=0.0, attempt=attempt, node=node, step=step))
-
-    def dump_stacks(self, node: str, attempt: int) -> None:
-        self.sent.append(("stacks", node, attempt))
-        self.say(node, messages.WorkersStacks(node=node, attempt=attempt, stacks=self.stacks.get(node, ())))
-
-    def shun(self, host: str) -> None:
-        self.sent.append(("shun", host))
-
-    def readmit(self, host: str) -> None:
-        self.sent.append(("readmit", host))
-
-    def open_store(self, node: str, attempt: int) -> None:
-        self.sent.append(("store", node, attempt))
-        self.say(node, messages.StoreOpen(attempt=attempt, port=5000 + attempt))
+    def uncordon(self, host: str) -> None:
+        self.sent.append(("uncordon", host))
 
     def joined(self, node: str, node_id: str) -> bool:
         self.sent.append(("joined", node, node_id))
@@ -155,13 +194,13 @@ class FakeFleet:
     def release(self, node: str) -> None:
         self.sent.append(("release", node))
 
-    def replace(self, gone: Gone) -> None:
+    def replace(self, gone: AgentLost) -> None:
         self.sent.append(("replace", gone.node))
 
-    def values(self, nodes: Mapping[str, Any]) -> dict[int, bytes]:
+    def values(self, nodes: Iterable[str], last_heard: Callable[[str], float]) -> dict[int, bytes]:
         return {}
 
-    def rest(self) -> None:
+    def make_idle(self) -> None:
         pass
 
     def close(self) -> None:
@@ -169,13 +208,13 @@ class FakeFleet:
         self.sent.append(("close",))
 
 
-class Notebook:
-    """Journal and observer in one."""
+class RunRecorder:
+    """A journal and an observer that keep everything in memory."""
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
         self.lines: list[str] = []
-        self.output: list[Output] = []
+        self.output: list[LogOutput] = []
         self.stacks: dict[int, str] = {}
 
     def append(self, entry: Any) -> None:

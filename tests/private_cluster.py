@@ -1,4 +1,4 @@
-"""A Ray cluster for tests and benches: its own ports, its own folder, its own token, and nothing left in the end.
+"""A Ray cluster for tests and benches: with ports, a folder and a token of its own, and nothing left afterwards.
 
 `ray stop` ends every Ray on the machine, so it is never used: processes are found by the mark in their environment.
 """
@@ -23,14 +23,14 @@ from pathlib import Path
 MARK = "RAYLAUNCH_TEST_MARK"
 BIN = Path(sys.executable).parent
 _HEAD_ID = "f" * 51 + "00000"
-"""By which Ray's provider for tests knows the head."""
+"""The id that Ray's node provider for tests gives the head."""
 LEAN = ("--no-monitor", "--include-log-monitor=false")
-"""For `ray start`: no autoscaler, and nobody who passes on what workers write into Ray's own logs. A second each."""
+"""Options for `ray start` that save a second each: no autoscaler, and no monitor of Ray's own logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One head node on this machine, and further ones that were added."""
+    """A cluster of one head node on this machine, and nodes that were added to it."""
 
     address: str
     dashboard: str
@@ -40,12 +40,12 @@ class Cluster:
     lean: bool = False
 
     def env(self, **more: str) -> dict[str, str]:
-        """An environment in which a process is let in."""
+        """Return an environment in which a process may connect to the cluster."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "RAY_ADDRESS": self.address} | more
 
     def add_node(self, *, cpus: int, gpus: int = 0, labels: str = "", env: dict[str, str] | None = None) -> None:
-        """Another raylet on this machine, which Ray takes for a machine of its own. One at a time: two that start at once confuse each other."""
+        """Start another raylet on this machine, which Ray counts as another machine. Not two at a time: they would clash."""
         agent_http, agent_grpc = free_ports(2)
         command = [
             *(str(BIN / "ray"), "start", f"--address={self.address}", "--node-ip-address=127.0.0.1"),
@@ -57,7 +57,7 @@ class Cluster:
         _run(self, command, self.env(**{MARK: self.mark}, **(env or {})))
 
     def stop(self) -> None:
-        """End its processes, and those they started."""
+        """Kill all processes of the cluster, and those that they started."""
         end_marked(self.mark)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -66,15 +66,15 @@ _EMPTY = (
     *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"),
     *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter"),
 )
-"""What its configuration must name, though there is none."""
+"""Sections that the configuration must have, though they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Autoscaler:
-    """Ray's own, which starts and ends nodes on this machine as it would in a cloud."""
+    """The configuration of Ray's autoscaler, which starts and ends nodes on this machine as it would in a cloud."""
 
     cpus: int
-    """Of each node that it starts."""
+    """CPUs of each node that it starts."""
     most: int
     version: int = 2
     idle_seconds: float = 2.0
@@ -126,7 +126,7 @@ def private_cluster(
     lean: bool = False,
     autoscaler: Autoscaler | None = None,
 ) -> Iterator[Cluster]:
-    """Start one; `dashboard` is needed for `ray job submit`, and needs `ray[default]`; `lean`: see `LEAN`."""
+    """Start a cluster. `dashboard` is needed for `ray job submit`, and needs `ray[default]`; `lean`: see `LEAN`."""
     cluster = start(cpus=cpus, dashboard=dashboard, labels=labels, lean=lean, autoscaler=autoscaler)
     try:
         yield cluster
@@ -142,7 +142,7 @@ def start(
     lean: bool = False,
     autoscaler: Autoscaler | None = None,
 ) -> Cluster:
-    """The same for whoever stops it himself."""
+    """Start a cluster, which the caller must stop."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
     folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))
     port, http, client, agent_http, agent_grpc = free_ports(5)
@@ -182,7 +182,7 @@ def _run(cluster: Cluster, command: list[str], env: dict[str, str]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens at now."""
+    """Return ports at which nothing listens now."""
     socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [sock.getsockname()[1] for sock in socks]
     for sock in socks:
@@ -191,7 +191,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes whose environment carries the mark; zombies have none."""
+    """Return the processes whose environment has the mark; zombies have no environment."""
     found = []
     needle = f"{MARK}={mark}".encode()
     for folder in Path("/proc").iterdir():
@@ -203,7 +203,7 @@ def marked(mark: str) -> list[int]:
 
 
 def end_marked(mark: str, seconds: float = 10.0) -> None:
-    """Kill them, and wait until they are gone."""
+    """Kill the processes with the mark, and wait until they are gone."""
     deadline = time.monotonic() + seconds
     while (pids := marked(mark)) and time.monotonic() < deadline:
         for pid in pids:

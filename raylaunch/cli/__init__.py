@@ -1,1 +1,6 @@
-"""The terminal: the command line, job files, and everything a person reads."""
+"""The command line and the Python API: what the user types, and everything the user reads.
+
+Read `main` first. It parses the command line (`args`), makes a `Job` (`config`) and runs it in this process
+(`run_once`), or with `keep_warm` in a daemon that stays for later runs (`daemon`). `output` prints the lines of the run
+and its report. `api` and `spawn` are `raylaunch.launch` and `raylaunch.spawn`, which run functions in the same way.
+"""

@@ -1,4 +1,4 @@
-"""`raylaunch.launch`: a function on every worker, its results back by rank."""
+"""`raylaunch.launch`: call a function on every worker and return the results by rank."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 
 import cloudpickle
 
-from raylaunch.cli import config, dialect
-from raylaunch.cli.console import Console
-from raylaunch.cli.event_log import watching
-from raylaunch.cli.report import report
-from raylaunch.cluster.run import Outcome, run_job
-from raylaunch.core.job import Job
-from raylaunch.core.redaction import shown
+from raylaunch.cli.config import load, yaml12
+from raylaunch.cli.output.console import Console, run_observer
+from raylaunch.cli.output.report import report
+from raylaunch.cluster.run import RunOutcome, run_job
+from raylaunch.core.job.job import Job
+from raylaunch.core.job.redaction import shown
 from raylaunch.errors import ClusterError, ExitCode, InterruptedByUserError, JobFailedError
 
 
@@ -25,19 +24,19 @@ def launch(
     kwargs: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> list[Any]:
-    """Call `function(*args, **kwargs)` on every worker of the cluster; the results, by rank.
+    """Call `function(*args, **kwargs)` on every worker and return the results in the order of the ranks.
 
-    The workers have torchrun's environment. Their process group is initialized before the call (nccl where they
-    have GPUs, else gloo, or `backend=`) and destroyed after it.
+    The workers have torchrun's environment. Their process group is initialized before the call (with `backend=`; by
+    default nccl where workers have GPUs, else gloo) and destroyed after it.
 
-    :param function: anything that cloudpickle can pickle, also a lambda or a function of `__main__`.
+    :param function: anything that cloudpickle can pickle, including lambdas and functions of `__main__`.
     :param settings: the settings of a job file, such as `nnodes=2, nproc_per_node=4, max_restarts=3`.
     :returns: one result for each rank.
-    :raises JobFailedError: workers failed for good. Its `__cause__` is the exception of the rank that was the root
-        cause (if it could be pickled), its message holds that rank's traceback.
-    :raises ClusterError: the cluster cannot be reached, or did not give what was asked in time.
+    :raises JobFailedError: workers failed and no restart followed. The message contains the traceback of the rank
+        that failed first; `__cause__` is its exception, if that could be pickled.
+    :raises ClusterError: the cluster cannot be reached, or did not provide the requested nodes in time.
     :raises ConfigError: a setting is wrong.
-    :raises InterruptedByUserError: SIGINT or SIGTERM ended the run.
+    :raises InterruptedByUserError: SIGINT or SIGTERM stopped the run.
     """
     outcome = run_function(function, function, args, kwargs or {}, settings)
     if not outcome.result.ok:
@@ -46,18 +45,18 @@ def launch(
 
 
 def run_function(
-    named: Callable[..., Any],
-    called: Callable[..., Any],
+    function: Callable[..., Any],
+    target: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     settings: Mapping[str, Any],
-) -> Outcome:
-    """Run `called(*args, **kwargs)` on every worker; `named` gives the run its name."""
-    job = _job(named, settings)
-    payload = cloudpickle.dumps((called, tuple(args), dict(kwargs)))
+) -> RunOutcome:
+    """Call `target(*args, **kwargs)` on every worker. The run is named after `function`."""
+    job = _job(function, settings)
+    payload = cloudpickle.dumps((target, tuple(args), dict(kwargs)))
     console = Console()
     try:
-        return run_job(job, dialect.dump(shown(job, os.environ)), watching(job, console), payload=payload)
+        return run_job(job, yaml12.dump(shown(job, os.environ)), run_observer(job, console), payload=payload)
     finally:
         console.close()
 
@@ -66,11 +65,11 @@ def _job(function: Callable[..., Any], settings: Mapping[str, Any]) -> Job:
     module = getattr(function, "__module__", None) or "__main__"
     name = getattr(function, "__qualname__", type(function).__name__)
     entrypoint = {"function": f"{module}:{name}"}
-    return config.from_python({"name": name.strip("<>"), **settings, "entrypoint": entrypoint})
+    return load.from_python({"name": name.strip("<>"), **settings, "entrypoint": entrypoint})
 
 
-def error_of(outcome: Outcome) -> Exception:
-    """What a run that did not end well is in Python."""
+def error_of(outcome: RunOutcome) -> Exception:
+    """Return the exception that stands for a run that did not succeed, with the report as its message."""
     result = outcome.result
     text = report(result).removeprefix("error: ").rstrip()
     if result.exit_code == ExitCode.JOB_FAILED:
@@ -80,8 +79,8 @@ def error_of(outcome: Outcome) -> Exception:
     return InterruptedByUserError(text)
 
 
-def exception_of(outcome: Outcome) -> BaseException | None:
-    """What the rank that was the root cause raised, if it came across."""
+def exception_of(outcome: RunOutcome) -> BaseException | None:
+    """Return the exception of the root cause's rank; None if there is none or it could not be pickled."""
     cause = outcome.result.cause
     data = outcome.values.get(cause.rank) if cause is not None else None
     if not data:
@@ -89,5 +88,5 @@ def exception_of(outcome: Outcome) -> BaseException | None:
     try:
         found = pickle.loads(data)  # noqa: S301
     except Exception:  # noqa: BLE001
-        return None  # an exception whose class only the workers know
+        return None  # the class of the exception cannot be imported here
     return found if isinstance(found, BaseException) else None

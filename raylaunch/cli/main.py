@@ -1,4 +1,4 @@
-"""The command: read what was asked, run it, answer with the exit code."""
+"""The entry point of the `raylaunch` command."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from raylaunch.cli import command_line, help, one_run  # noqa: A004
-from raylaunch.cli.command_line import CommandLine, Form
-from raylaunch.cli.marks import Finding
-from raylaunch.core import secrets
+from raylaunch.cli import run_once
+from raylaunch.cli.args import parser, usage
+from raylaunch.cli.args.diagnostics import Finding
+from raylaunch.cli.args.parser import CommandLine, Mode
+from raylaunch.core.job import secrets
 from raylaunch.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from raylaunch.core.job import Job
+    from raylaunch.core.job.job import Job
 
-# Imports stay where they are needed: `--help` is there at once, and what is wrong is said before Ray is loaded.
+# Imports are made where they are used, so that `--help` and error messages do not wait for Ray.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program. `argv`: without the program's own name; default: the process's. Returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    _fill_gaps()
-    return one_run.leave(one_run.answered(lambda: _command(command_line.parse(words, os.environ))))
+    """Run the command and return its exit code. `argv`: without the program's name; default: `sys.argv[1:]`."""
+    arguments = sys.argv[1:] if argv is None else argv
+    _open_missing_streams()
+    return run_once.leave(run_once.exit_code_of(lambda: _command(parser.parse(arguments, os.environ))))
 
 
-def _fill_gaps() -> None:
-    """Where stdin, stdout or stderr is closed (`2>&-`), the next file that is opened would be in its place."""
+def _open_missing_streams() -> None:
+    """Open /dev/null as stdin, stdout or stderr if it is closed (`2>&-`), so that no other file takes its number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -36,62 +37,63 @@ def _fill_gaps() -> None:
 
 def _command(line: CommandLine) -> int:
     if line.typed("help"):
-        print(help.full(), end="")
+        print(usage.full(), end="")
         return ExitCode.OK
     if line.typed("version"):
-        print(f"raylaunch {one_run.version()}")
+        print(f"raylaunch {run_once.version()}")
         return ExitCode.OK
-    if line.form is Form.NOTHING:
-        return _nothing(line)
-    if line.form is Form.STATUS:
+    if line.mode is Mode.NOTHING:
+        return _nothing_to_run(line)
+    if line.mode is Mode.STATUS:
         return _status(line)
-    from raylaunch.cli import config, dialect, torchrun  # noqa: PLC0415
-    from raylaunch.core.problems import warnings  # noqa: PLC0415
-    from raylaunch.core.redaction import shown  # noqa: PLC0415
+    from raylaunch.cli.config import flag_settings, load, yaml12  # noqa: PLC0415
+    from raylaunch.core.job.redaction import shown  # noqa: PLC0415
+    from raylaunch.core.job.validation import warnings  # noqa: PLC0415
 
-    job = config.load(line, os.environ)
-    for text in (torchrun.without_effect(line), *warnings(job)):
+    job = load.load(line, os.environ)
+    for text in (flag_settings.ineffective_flags(line), *warnings(job)):
         if text:
-            one_run.say(text)
+            run_once.say(text)
     if line.typed("plan"):
         return _plan(job)
-    return _run(job, dialect.dump(shown(job, os.environ)), is_check=line.form is Form.CHECK)
+    return _run(job, yaml12.dump(shown(job, os.environ)), is_check=line.mode is Mode.CHECK)
 
 
-def _nothing(line: CommandLine) -> int:
+def _nothing_to_run(line: CommandLine) -> int:
     if line.given:
         message = "nothing to run: neither a script nor a job file is given"
         last = line.given[-1]
         given = secrets.cut(last.text)
-        took = f"`{given}` is the value of `{last.flag.spelled}`; " if last.flag and last.flag.takes else ""
-        raise ConfigError(str(Finding(message=message, place=last.place, hint=f"{took}name what runs after the flags")))
-    print(f"{help.USAGE}\n`raylaunch --help` says more", file=sys.stderr)
+        value = f"`{given}` is the value of `{last.flag.option}`; " if last.flag and last.flag.metavar else ""
+        hint = f"{value}put the script or the job file after the flags"
+        raise ConfigError(str(Finding(message=message, span=last.span, hint=hint)))
+    print(f"{usage.USAGE}\n`raylaunch --help` lists all flags", file=sys.stderr)
     return ExitCode.USAGE
 
 
 def _plan(job: Job) -> int:
-    from raylaunch.cli.report import plan_table  # noqa: PLC0415
+    from raylaunch.cli.output.report import plan_table  # noqa: PLC0415
     from raylaunch.cluster.run import plan_job  # noqa: PLC0415
-    from raylaunch.core.redaction import shown  # noqa: PLC0415
+    from raylaunch.core.job.redaction import shown  # noqa: PLC0415
 
-    seen = shown(job, os.environ)
-    print(plan_table(plan_job(job), f"{seen.title}: {seen.entrypoint}"), end="")
+    redacted = shown(job, os.environ)
+    print(plan_table(plan_job(job), f"{redacted.title}: {redacted.entrypoint}"), end="")
     return ExitCode.OK
 
 
 def _status(line: CommandLine) -> int:
-    from raylaunch.cli import status  # noqa: PLC0415
+    from raylaunch.cli.daemon import status  # noqa: PLC0415
 
     print(status.text(os.environ, end=line.typed("end") is not None), end="")
     return ExitCode.OK
 
 
 def _run(job: Job, job_text: str, *, is_check: bool) -> int:
-    """Here, or with `keep_warm` where a run before it may have been."""
+    """Run the job in this process, or with `keep_warm` in a daemon if there can be one."""
     if job.keep_warm and not is_check:
-        from raylaunch.cli import warm_command  # noqa: PLC0415
+        from raylaunch.cli.daemon import client  # noqa: PLC0415
 
-        code = warm_command.run(job, job_text)
+        code = client.run(job, job_text)
         if code is not None:
             return code
-    return one_run.run(replace(job, keep_warm=0.0), job_text, is_check=is_check)
+    return run_once.run(replace(job, keep_warm=0.0), job_text, is_check=is_check)

@@ -1,4 +1,4 @@
-"""A run from end to end: connect, plan, reserve, drive, and leave nothing behind."""
+"""One run from end to end: `run_job` connects to a cluster, prepares, executes and reports. `plan_job` only plans."""
 
 from __future__ import annotations
 
@@ -11,57 +11,169 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
-from raylaunch.cluster import here, signals, warm, where
-from raylaunch.cluster.agent import AgentSettings
-from raylaunch.cluster.driver import Driver
-from raylaunch.cluster.fleet import Fleet
-from raylaunch.cluster.lifeline import Lifelines
-from raylaunch.cluster.observer import Observer
-from raylaunch.cluster.run_folder import RunFolder
-from raylaunch.cluster.session import Session
-from raylaunch.core import result as results
-from raylaunch.core import streams
-from raylaunch.core.actions import Finish
-from raylaunch.core.environment import submitted
-from raylaunch.core.job import Job
-from raylaunch.core.layout import NodeFacts
-from raylaunch.core.plan import Plan, make_plan, settled
-from raylaunch.core.redaction import Secrets
-from raylaunch.core.result import RunResult
+from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster.agent.link import LinkServer
+from raylaunch.cluster.driver import signals
+from raylaunch.cluster.driver.driver import Driver
+from raylaunch.cluster.driver.observer import Observer
+from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.fleet import agent_pool
+from raylaunch.cluster.fleet_api import Fleet
+from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.session import connect
+from raylaunch.cluster.session.session_base import Session
+from raylaunch.core.job import outputs
+from raylaunch.core.job.job import Job
+from raylaunch.core.job.redaction import Redactor
+from raylaunch.core.machine.actions import Finish
+from raylaunch.core.placement.environment import submitted
+from raylaunch.core.placement.packing import NodeFacts
+from raylaunch.core.placement.plan import Plan, make_plan, settled
+from raylaunch.core.record import result as results
+from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
-from raylaunch.node.settings import NodeSettings
+from raylaunch.node.protocol.node_spec import WorkerTemplate
 
-_ALONE = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
+_NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
 
 
-class Watcher(Observer, Protocol):
-    """An observer that is also told of the plan and of the run folder before the first event."""
+class RunObserver(Observer, Protocol):
+    """An observer that is also told of the plan and the run folder, before the first event."""
 
     def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
-        """The run begins."""
+        """The run begins. `run_dir`: the path of the run folder, `""` if nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result, and what functions returned or raised: cloudpickled, by rank."""
+class RunOutcome:
+    """The result of a run. `values`: what functions returned or raised, pickled with cloudpickle, by rank."""
 
     result: RunResult
     values: dict[int, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PreparedRun:
+    """A run of which nothing has started yet, but whose folder exists and whose links listen."""
+
+    job: Job
+    folder: RunFolder
+    fleet: Fleet
+    driver: Driver
+    links: LinkServer | None
+    began: str
+    """The time of day, in ISO 8601."""
+
+
 def plan_job(job: Job) -> Plan:
-    """Who would run where. Connects to a cluster if there is one; starts nothing. Raises ClusterError."""
-    with _discreet(Secrets.of(job, os.environ)):
-        found = where.find(job.ray)
-        if found in (here.LOCAL, here.NONE):
-            return _plan(job, (here.facts(job),), local=True, alone=found == here.NONE)
-        with where.connected(job) as connection:
-            return _plan_now(job, connection)
+    """Return the plan of a job. Connects to a cluster if there is one, and starts nothing. Raises ClusterError."""
+    with _redacted_errors(Redactor.of(job, os.environ)):
+        found = connect.find(job.ray)
+        if found in (local_machine.LOCAL, local_machine.NONE):
+            return _plan(job, (local_machine.facts(job),), local=True, alone=found == local_machine.NONE)
+        with connect.connected(job) as session:
+            return _plan_now(job, session)
+
+
+def run_job(job: Job, job_text: str, observer: RunObserver, *, payload: bytes = b"") -> RunOutcome:
+    """Run a job and return its outcome, whatever happened to its workers.
+
+    `job_text`: the job as it is written to the run folder. `payload`: (function, args, kwargs), pickled with
+    cloudpickle, to run instead of the job's entry point.
+
+    Raises ConfigError if the run folder cannot be made or there is no working folder, ClusterError if the cluster
+    cannot be reached, cannot hold the job at all or cannot go on with it, and InterruptedByUserError if a signal
+    arrived before the first agent was requested.
+    """
+    submitter_env = submitted(os.environ)  # before Ray adds to it
+    secrets = Redactor.of(job, os.environ)
+    _cwd()
+    with _redacted_errors(secrets), signals.handled(job) as handler, connect.connected(job) as session:
+        run = _prepare(job, job_text, observer, session, submitter_env, payload)
+        handler.go_to(run.driver.signalled)
+        values, error = _execute(run, want_values=bool(payload))
+        result = _report(run, session, secrets, error)
+        if error is not None:
+            raise error
+        return RunOutcome(result=result, values=values)
+
+
+def _prepare(
+    job: Job, job_text: str, observer: RunObserver, session: Session, submitter_env: dict[str, str], payload: bytes
+) -> _PreparedRun:
+    """Plan the run, make its folder and tell the observer. Raises ClusterError if this machine cannot hold the job."""
+    plan = _plan_now(job, session)
+    if session.local and not plan.feasible:
+        msg = "this machine cannot hold the job"
+        raise ClusterError(msg, hint=plan.shortage)
+    began, began_at = datetime.now(UTC), time.monotonic()
+    run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
+    folder = RunFolder.create(job, run_id, observer.said)
+    folder.open(settled(job, plan), job_text, plan, began.isoformat(), began_at)
+    observer.planned(job, plan, folder.where)
+    if _NO_CLUSTER in plan.assumed:
+        observer.said("no Ray cluster is running: this machine does it alone, without Ray")
+    for warning in plan.warnings:
+        observer.said(warning)
+    template = _template(job, plan, folder.where, payload)
+    links = session.links()
+    if session.in_process:
+        job = replace(job, node_timeout=math.inf)  # agents in this process cannot be lost without it
+    if why := agent_pool.why_unusable(job, plan, in_process=session.in_process):
+        observer.said(f"keep_warm has no effect: {why}")
+        job = replace(job, keep_warm=0.0)
+    fleet = session.fleet(plan, _agent_spec(job, session, template, submitter_env, links), observer.said)
+    driver = Driver(settled(job, plan), run_id, fleet, folder, observer, began_at, links)
+    return _PreparedRun(job=job, folder=folder, fleet=fleet, driver=driver, links=links, began=began.isoformat())
+
+
+def _execute(run: _PreparedRun, *, want_values: bool) -> tuple[dict[int, bytes], ClusterError | None]:
+    """Drive the run to its end and end its agents. Return the values by rank, and what made the run hopeless if it is.
+
+    Hopeless is for example a node without torch, or a `master_port` in use: to wait would not mend it.
+    """
+    with contextlib.closing(run.links) if run.links else contextlib.nullcontext(), contextlib.closing(run.fleet):
+        try:
+            finish = run.driver.run()
+            values = _values(run, finish) if want_values else {}
+            run.fleet.make_idle()
+        except ClusterError as error:
+            return {}, error
+    return values, None
+
+
+def _values(run: _PreparedRun, finish: Finish) -> dict[int, bytes]:
+    """Return what functions returned or raised. If the run failed anyway, nothing rather than another error."""
+    try:
+        return run.fleet.values(run.driver.machine.nodes, run.driver.nodes.last_heard)
+    except ClusterError:
+        if finish.exit_code == ExitCode.OK:
+            raise
+        return {}
+
+
+def _report(run: _PreparedRun, session: Session, secrets: Redactor, error: ClusterError | None) -> RunResult:
+    """Derive the result from the journal and write it to the run folder."""
+    result = results.result(run.folder.entries, run_dir=run.folder.where, began=run.began)
+    if error is not None:
+        result = replace(result, exit_code=error.exit_code, why=error.message)
+    elif result.exit_code == ExitCode.UNAVAILABLE:
+        result = replace(result, why=f"{result.why}\n{_shortage(run.job, session, result)}")
+    result = secrets.shown(result)
+    run.folder.close(result)
+    return result
+
+
+def _shortage(job: Job, session: Session, result: RunResult) -> str:
+    text = _plan_now(job, session).shortage
+    if any(attempt.lost for attempt in result.attempts):
+        text += "\nRay may take a minute to notice that a node is gone: it may be counted here"
+    return text
 
 
 @contextlib.contextmanager
-def _discreet(secrets: Secrets) -> Iterator[None]:
-    """No error repeats what is secret, though a worker or an address may have told it."""
+def _redacted_errors(secrets: Redactor) -> Iterator[None]:
+    """Hide secrets in errors, which a worker or an address may have told."""
     try:
         yield
     except RaylaunchError as error:
@@ -70,8 +182,8 @@ def _discreet(secrets: Secrets) -> Iterator[None]:
         raise
 
 
-def _plan_now(job: Job, connection: Session) -> Plan:
-    return _plan(job, connection.nodes(job), local=connection.local, alone=connection.in_process)
+def _plan_now(job: Job, session: Session) -> Plan:
+    return _plan(job, session.nodes(job), local=session.local, alone=session.in_process)
 
 
 def _plan(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool, alone: bool) -> Plan:
@@ -79,91 +191,16 @@ def _plan(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool, alone: bool) -
         plan = make_plan(job, nodes, local=local)
     except ValueError as error:
         raise ClusterError(str(error)) from None
-    return replace(plan, assumed=(_ALONE, *plan.assumed)) if alone and job.ray.address == "auto" else plan
+    return replace(plan, assumed=(_NO_CLUSTER, *plan.assumed)) if alone and job.ray.address == "auto" else plan
 
 
-def run_job(job: Job, job_text: str, watcher: Watcher, *, payload: bytes = b"") -> Outcome:
-    """Run it. `payload`: cloudpickle of (function, args, kwargs), instead of the job's entry point.
-
-    Raises ClusterError where the cluster cannot be reached or cannot hold the job at all, and
-    InterruptedByUserError for a signal before the first worker was asked for; whatever happens to workers is in the
-    outcome.
-    """
-    submitter_env = submitted(os.environ)  # before Ray adds to it
-    secrets = Secrets.of(job, os.environ)
-    _cwd()
-    with _discreet(secrets), signals.handled(job) as signalled, where.connected(job) as connection:
-        plan = _plan_now(job, connection)
-        if connection.local and not plan.feasible:
-            msg = "this machine cannot hold the job"
-            raise ClusterError(msg, hint=plan.shortage)
-        began, began_at = datetime.now(UTC), time.monotonic()
-        run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
-        folder = RunFolder.create(job, run_id, watcher.said)
-        folder.open(settled(job, plan), job_text, plan, began.isoformat(), began_at)
-        watcher.planned(job, plan, folder.where)
-        if _ALONE in plan.assumed:
-            watcher.said("no Ray cluster is running: this machine does it alone, without Ray")
-        for warning in plan.warnings:
-            watcher.said(warning)
-        settings = _settings(job, plan, folder.where, run_id, payload)
-        lifelines = connection.lifelines()
-        job = _believing(job, connection)
-        if why := warm.forbidden(job, plan, in_process=connection.in_process):
-            watcher.said(f"keep_warm has no effect: {why}")
-            job = replace(job, keep_warm=0.0)
-        fleet = connection.fleet(plan, _told(job, connection, settings, submitter_env, lifelines), watcher.said)
-        driver = Driver(settled(job, plan), run_id, fleet, folder, watcher, began_at, lifelines)
-        signalled.go_to(driver.signalled)
-        values: dict[int, bytes] = {}
-        hopeless: ClusterError | None = None
-        with contextlib.closing(lifelines) if lifelines else contextlib.nullcontext(), contextlib.closing(fleet):
-            try:
-                finish = driver.run()
-                values = _values(fleet, driver, finish) if payload else {}
-                fleet.rest()
-            except ClusterError as error:  # no torch there, a port that is taken: waiting would not mend it
-                hopeless = error
-        found = results.result(folder.entries, run_dir=folder.where, began=began.isoformat())
-        if hopeless is not None:
-            found = replace(found, exit_code=hopeless.exit_code, why=hopeless.message)
-        elif found.exit_code == ExitCode.UNAVAILABLE:
-            found = replace(found, why=f"{found.why}\n{_shortage(job, connection, found)}")
-        found = secrets.shown(found)
-        folder.close(found)
-        if hopeless is not None:
-            raise hopeless
-        return Outcome(result=found, values=values)
-
-
-def _shortage(job: Job, connection: Session, found: RunResult) -> str:
-    text = _plan_now(job, connection).shortage
-    if any(attempt.lost for attempt in found.attempts):
-        text += "\nRay may take a minute to notice that a node is gone: it may be counted here"
-    return text
-
-
-def _values(fleet: Fleet, driver: Driver, finish: Finish) -> dict[int, bytes]:
-    """What functions returned or raised. Of a run that failed anyway, what can be had."""
-    try:
-        return fleet.values(driver.machine.nodes)
-    except ClusterError:
-        if finish.exit_code == ExitCode.OK:
-            raise
-        return {}
-
-
-def _settings(job: Job, plan: Plan, run_dir: str, run_id: str, payload: bytes) -> NodeSettings:
-    """For all nodes; each agent fills in its own name, address, environment and folder."""
+def _template(job: Job, plan: Plan, run_dir: str, payload: bytes) -> WorkerTemplate:
+    """Return what workers of all nodes have in common."""
     entry = job.entrypoint
-    return NodeSettings(
-        node="",
-        address="",
+    return WorkerTemplate(
         run_dir=run_dir,
         layout=job.log_layout,
         kept=run_dir != "",
-        run_id=run_id,
-        max_restarts=job.max_restarts,
         kind="pickle" if payload else entry.kind,
         target=entry.target,
         args=tuple(entry.args),
@@ -175,7 +212,6 @@ def _settings(job: Job, plan: Plan, run_dir: str, run_id: str, payload: bytes) -
         master_addr=job.master_addr or "",
         master_port=job.master_port,
         several_nodes=plan.max_nodes > 1,
-        cwd="",
         backend=job.backend,
         preload=job.preloaded,
         learn=isinstance(job.preload, str),
@@ -184,36 +220,28 @@ def _settings(job: Job, plan: Plan, run_dir: str, run_id: str, payload: bytes) -
 
 
 def _cwd() -> str:
-    """Where workers are to run. Raises ConfigError."""
+    """Return the folder in which workers run. Raises ConfigError if it was removed."""
     try:
         return os.getcwd()
     except OSError as error:
         msg = f"the working folder cannot be used: {error.strerror}"
-        raise ConfigError(msg, hint="it was removed or moved, perhaps: `cd` to one that is there") from None
+        raise ConfigError(msg, hint="it may have been removed or moved: `cd` to a folder that exists") from None
 
 
-def _believing(job: Job, connection: Session) -> Job:
-    """Agents in this process cannot be lost without it."""
-    return replace(job, node_timeout=math.inf) if connection.in_process else job
-
-
-def _told(
-    job: Job,
-    connection: Session,
-    settings: NodeSettings,
-    submitter_env: dict[str, str],
-    lifelines: Lifelines | None,
-) -> AgentSettings:
-    return AgentSettings(
-        settings=settings,
-        address=here.LOOPBACK if connection.local else None,
+def _agent_spec(
+    job: Job, session: Session, template: WorkerTemplate, submitter_env: dict[str, str], links: LinkServer | None
+) -> AgentSpec:
+    """Return what all agents are told; the fleet adds the rest for each."""
+    return AgentSpec(
+        template=template,
+        address=local_machine.LOOPBACK if session.local else None,
         nproc=0,
         rules=job.nodes,
         submitter_env=submitter_env,
-        cwd=None if connection.brings_files else _cwd(),
-        ray_address=connection.address,
-        view=streams.view(job),
+        cwd=None if session.brings_files else _cwd(),
+        ray_address=session.address,
+        view=outputs.view(job),
         node_timeout=job.node_timeout,
-        anchor=lifelines.anchor if lifelines else None,
+        anchor=links.anchor if links else None,
         keep_warm=job.keep_warm,
     )

@@ -1,6 +1,6 @@
-"""Inside the user's process, from the fork to the first line of the script; and what a script may say and ask there.
+"""The API for training scripts: `import raylaunch.worker`. No script has to use it.
 
-A script needs nothing of this. One that wants to lose no step when nodes come and go has three lines more:
+A script that wants to lose no step when nodes come and go has three lines more:
 
     import raylaunch.worker
     ...
@@ -8,7 +8,11 @@ A script needs nothing of this. One that wants to lose no step when nodes come a
             save(step)
             raylaunch.worker.checkpointed(step)
 
-Standard library only. Outside a launch all of it is harmless: nothing is asked for and nothing is written.
+Outside a launch every function does nothing, and `should_checkpoint` returns False, so the same script runs under
+torchrun and plain Python. Importing this package imports nothing but the standard library.
+
+Inside, `runtime` runs the user's code in a worker process, `heartbeats` tells the node how the script gets on, and
+`selfcheck` is the program that `raylaunch check` runs in the script's place. Read `runtime.boot` first.
 """
 
 from __future__ import annotations
@@ -18,101 +22,116 @@ import os
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 
-from raylaunch.worker import attach, parking
+from raylaunch.worker.heartbeats import checkpoint_wait, slot_owner
 
 __all__ = ["Context", "Section", "checkpointed", "context", "heartbeat", "section", "should_checkpoint"]
 
-_MOST_STEPS = 1 << 62
+_MAX_STEP = 1 << 62
+"""Above what a 64-bit field of the shared page holds, with a margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Where this process stands in its launch. Under plain Python: rank 0 of 1; under torchrun: its ranks."""
+    """The ranks, the attempt and the restarts of this process.
+
+    Under plain Python it is rank 0 of 1; under torchrun, the ranks are those that torchrun set.
+    """
 
     launched: bool
-    """Whether raylaunch started this process, or one that it descends from."""
+    """Whether raylaunch started this process or one of its ancestors."""
     rank: int
+    """RANK."""
     world_size: int
+    """WORLD_SIZE."""
     local_rank: int
+    """LOCAL_RANK."""
     local_world_size: int
+    """LOCAL_WORLD_SIZE: the number of workers on this node."""
     node_rank: int
-    """GROUP_RANK: the node's place among the nodes of this attempt."""
+    """GROUP_RANK: the number of this node among the nodes of the attempt."""
     nnodes: int
-    """GROUP_WORLD_SIZE."""
+    """GROUP_WORLD_SIZE: the number of nodes in the attempt."""
     attempt: int
-    """Counts every start of the workers, from 1: failures as well as nodes that came and went."""
+    """How often the workers were started so far, for whatever reason; 1 at first, 0 outside a launch."""
     restart_count: int
-    """How many failures were survived so far."""
+    """How often the workers were restarted because some had failed (TORCHELASTIC_RESTART_COUNT)."""
     max_restarts: int
+    """How many such restarts the job allows (TORCHELASTIC_MAX_RESTARTS)."""
     run_id: str
-    """`""` outside a launch."""
+    """TORCHELASTIC_RUN_ID; `""` outside a launch."""
 
 
 def should_checkpoint(step: int) -> bool:
-    """Whether to write a checkpoint at once, since the workers are about to be restarted, or nodes to come or go.
+    """Return whether to write a checkpoint now, because the workers are about to be restarted on other nodes.
 
-    To be asked by every rank after each step, with the number of the step that was just done. The answer is True on
-    all ranks at the same step, with no communication among them. After it, write the checkpoint and call
-    `checkpointed`; in between the rank does not count as hung. From the first question to the last checkpoint there
-    are ten minutes (`shutdown_timeout`, if that is longer), or as much of them as a node that must go has left.
+    That is so when nodes join, and when a node is drained, but not after a failure.
 
-    Steps are to be counted through all epochs and restarts, so that no rank is asked for the same one twice.
+    Call this on every rank after each step, with the number of the step that was just done. Count steps through all
+    epochs and restarts, so that a number never comes twice. The result is True on all ranks after the same step,
+    without any communication between them. Then write the checkpoint and call `checkpointed`; until that call, the rank
+    is not taken for a hung one. From the request to the last rank's checkpoint there are ten minutes, or
+    `shutdown_timeout` if that is longer; a node that must leave earlier shortens this.
 
-    Costs about a microsecond. Raises TypeError or ValueError for what is no step.
+    A call takes about a microsecond. Raises TypeError where `step` is no integer, and ValueError where it is negative
+    or not below 2**62.
     """
-    done = _steps_done(step)
-    watch = attach.present()
-    return watch is not None and watch.asks(done)
+    completed = _completed_steps(step)
+    writer = slot_owner.current_writer()
+    return writer is not None and writer.should_save(completed)
 
 
 def checkpointed(step: int) -> None:
-    """Say that a checkpoint is written from which training can go on after this step; to be called by every rank.
+    """Report that a checkpoint of this step is written, from which training can go on. Call this on every rank.
 
-    Where `should_checkpoint` had asked for it, this does not return: the process waits here to be ended by SIGTERM,
-    so that no step is done that would be lost. A handler of the script's own for that signal may raise out of here;
-    after one that returns, this returns too, and the script is to end by itself. What is written in the background is
-    to be waited for first.
+    If the checkpoint is written in the background, wait for its end before the call. Checkpoints that
+    `should_checkpoint` did not ask for may be reported too; then the call returns at once.
 
-    Checkpoints that nobody asked for may be told as well; then this returns at once.
+    After a checkpoint that `should_checkpoint` asked for, the call does not return: it waits for the SIGTERM that ends
+    the worker, so that no step is done that would be lost. If the script has a handler for that signal, the handler
+    runs. An exception of the handler is raised here; if it returns, this call returns too, and the script should end.
+
+    Raises TypeError and ValueError as `should_checkpoint` does.
     """
-    done = _steps_done(step)
-    watch = attach.present()
-    if watch is not None:
-        watch.saved(done)
-        if watch.is_due(done):
-            parking.park(watch, done)
+    completed = _completed_steps(step)
+    writer = slot_owner.current_writer()
+    if writer is not None:
+        writer.record_saved(completed)
+        if writer.is_save_committed(completed):
+            checkpoint_wait.wait_for_stop(writer, completed)
 
 
 def heartbeat() -> None:
-    """A sign of life from a loop in which no optimizer of torch steps: inference, other frameworks, `torch.compile`
-    of a whole step. Such a loop is only found to hang once it has given one.
+    """Report progress from a loop that calls no optimizer of torch.
+
+    Examples are inference, other frameworks, and a `torch.compile` of the whole step. Such a loop can only be found to
+    hang after its first heartbeat.
     """
-    watch = attach.present()
-    if watch is not None:
-        watch.mark()
+    writer = slot_owner.current_writer()
+    if writer is not None:
+        writer.record_progress()
 
 
 class Section(ContextDecorator):
-    """What `section` gives: for `with`, or before a function."""
+    """What `section` returns: a context manager that is also a decorator."""
 
     def __enter__(self) -> None:
-        watch = attach.present()
-        if watch is not None:
-            watch.section(1)
+        writer = slot_owner.current_writer()
+        if writer is not None:
+            writer.enter_section()
 
     def __exit__(self, *_: object) -> None:
-        watch = attach.present()
-        if watch is not None:
-            watch.section(-1)
+        writer = slot_owner.current_writer()
+        if writer is not None:
+            writer.exit_section()
 
 
 def section(name: str) -> Section:
-    """Mark a part of the script that may take long without a sign of life, and is not to be taken for a hang.
+    """Mark a part of the script that may run long without progress. Inside it, the rank is not taken for a hung one.
 
         with raylaunch.worker.section("validation"):
             validate()
 
-    Raises TypeError where the name is missing, as in `@section` before a function.
+    The result can also decorate a function. Raises TypeError where the name is missing, as in a bare `@section`.
     """
     if not isinstance(name, str):
         msg = f'`section` takes a name, as in `with section("validation")`; got {name!r}'
@@ -121,24 +140,24 @@ def section(name: str) -> Section:
 
 
 def context() -> Context:
-    """Ranks, attempt and restarts, as the environment of this process tells them."""
+    """Return the ranks, the attempt and the restarts, as they are in the environment of this process."""
     return Context(
-        launched=attach.ATTEMPT in os.environ,
-        rank=_number("RANK", 0),
-        world_size=_number("WORLD_SIZE", 1),
-        local_rank=_number("LOCAL_RANK", 0),
-        local_world_size=_number("LOCAL_WORLD_SIZE", 1),
-        node_rank=_number("GROUP_RANK", 0),
-        nnodes=_number("GROUP_WORLD_SIZE", 1),
-        attempt=_number(attach.ATTEMPT, 0),
-        restart_count=_number("TORCHELASTIC_RESTART_COUNT", 0),
-        max_restarts=_number("TORCHELASTIC_MAX_RESTARTS", 0),
+        launched=slot_owner.ATTEMPT_VARIABLE in os.environ,
+        rank=_int_from_env("RANK", 0),
+        world_size=_int_from_env("WORLD_SIZE", 1),
+        local_rank=_int_from_env("LOCAL_RANK", 0),
+        local_world_size=_int_from_env("LOCAL_WORLD_SIZE", 1),
+        node_rank=_int_from_env("GROUP_RANK", 0),
+        nnodes=_int_from_env("GROUP_WORLD_SIZE", 1),
+        attempt=_int_from_env(slot_owner.ATTEMPT_VARIABLE, 0),
+        restart_count=_int_from_env("TORCHELASTIC_RESTART_COUNT", 0),
+        max_restarts=_int_from_env("TORCHELASTIC_MAX_RESTARTS", 0),
         run_id=os.environ.get("TORCHELASTIC_RUN_ID", ""),
     )
 
 
-def _steps_done(step: int) -> int:
-    """Steps that are done once this one is, which counts from 0."""
+def _completed_steps(step: int) -> int:
+    """Return how many steps are completed after the step of this number; numbers start at 0."""
     if isinstance(step, bool):
         msg = f"`step` is the number of the step that was just done; got {step!r}"
         raise TypeError(msg)
@@ -147,12 +166,12 @@ def _steps_done(step: int) -> int:
     except TypeError:
         msg = f"`step` is the number of the step that was just done, an int; got {type(step).__name__} {step!r}"
         raise TypeError(msg) from None
-    if not 0 <= number < _MOST_STEPS:
+    if not 0 <= number < _MAX_STEP:
         msg = f"`step` is the number of the step that was just done, from 0 on; got {number}"
         raise ValueError(msg)
     return number + 1
 
 
-def _number(variable: str, otherwise: int) -> int:
+def _int_from_env(variable: str, default: int) -> int:
     text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else otherwise
+    return int(text) if text.isdecimal() else default

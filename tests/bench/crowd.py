@@ -1,6 +1,6 @@
 """Agents without workers: a few Ray actors, each of which plays hundreds of them.
 
-To the driver each of them is an agent of its own: its own pending call of `words`, its own beat and signs of life, its
+To the driver each of them is an agent of its own: its own pending call of `next_report`, its own beat and signs of life, its
 own orders. What they share is the connection, of which Ray keeps one for each actor.
 """
 
@@ -17,18 +17,21 @@ from typing import Any
 
 import ray
 
-from raylaunch.cluster import lease
-from raylaunch.cluster.agent import AgentSettings, AgentUp, Words
-from raylaunch.cluster.silence import beat
-from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.core.failure import Failure, WorkerError
-from raylaunch.core.layout import Bundle
-from raylaunch.core.pulse import Mark, Pulse
-from raylaunch.core.ranks import Assignment, Rendezvous
-from raylaunch.node.messages import Ready, StoreOpen
+from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
+from raylaunch.cluster.agent.lease import report_interval
+from raylaunch.core.failures.failure import WorkerError
+from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
+from raylaunch.core.placement.packing import Bundle
+from raylaunch.core.placement.ranks import Assignment
+from raylaunch.node.protocol.messages import Ready, StoreOpened, WorkersForked
+from raylaunch.node.protocol.node_events import ProcessesExited, ProcessesStopped, ProcessFailure
+from raylaunch.node.protocol.orders import LaunchWorkers, OpenStore, Order, StopWorkers
+from tests.fakes import TIMINGS, process_failure
 
 _READY = Ready(start_method="forkserver", why=(), torch=True, pid=1)
 _ECHO_SECONDS = 0.005
+_LEASE_PART = 0.9
+"""How much of `node_timeout` an agent's lease lasts, as in raylaunch.cluster.agent.lease."""
 _ECHO = WorkerError(
     type="DistBackendError",
     message="[1] is setting up NCCL communicator: Connection was likely closed. Did the remote server shutdown?",
@@ -78,30 +81,31 @@ class Stub:
         part = self.part
         assert part is not None
         failures = tuple(self._failure(part, local_rank, ranks) for local_rank in range(ranks))
-        self.say(WorkersExited(at=time.monotonic(), attempt=part.attempt, node=self.node, failures=failures))
+        self.say(ProcessesExited(attempt=part.attempt, failures=failures))
 
-    def _failure(self, part: Assignment, local_rank: int, ranks: int) -> Failure:
-        return Failure(
-            attempt=part.attempt,
-            node=self.node,
-            rank=part.base_rank + local_rank,
-            local_rank=local_rank,
+    def _failure(self, part: Assignment, local_rank: int, ranks: int) -> ProcessFailure:
+        return process_failure(
+            part.attempt,
+            part.base_rank + local_rank,
+            local_rank,
             pid=1000 + local_rank,
             at=time.monotonic(),
             exit_code=1 if ranks > 1 else -9,
             error=_ECHO if ranks > 1 else None,
         )
 
-    def pulse(self) -> Pulse | None:
+    def pulse(self) -> Heartbeat | None:
         """As if each worker made a few steps between two beats."""
         if self.part is None:
             return None
         self.step += 3
         marks = (
-            Mark(rank=rank, marks=self.step, age=0.1, step=self.step - 1, first_age=0.3 * self.step, first_step=0)
+            WorkerProgress(
+                rank=rank, marks=self.step, age=0.1, step=self.step - 1, first_age=0.3 * self.step, first_step=0
+            )
             for rank in self.part.ranks
         )
-        return Pulse(attempt=self.part.attempt, marks=tuple(marks))
+        return Heartbeat(attempt=self.part.attempt, marks=tuple(marks))
 
 
 class Crowd:
@@ -111,8 +115,8 @@ class Crowd:
         for thread in os.listdir("/proc/self/task"):  # Ray has its actors give way to all others, on this machine too
             os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
         self._nproc = nproc
-        self._beat = beat(node_timeout)
-        self._lease = node_timeout * lease._PART
+        self._beat = report_interval(node_timeout)
+        self._lease = node_timeout * _LEASE_PART
         self._stubs: dict[str, Stub] = {}
 
     def _stub(self, node: str) -> Stub:
@@ -120,10 +124,10 @@ class Crowd:
         stub = self._stubs.get(node)
         if stub is None:
             self._stubs[node] = stub = Stub(node, self._nproc)
-            stub.say(AgentUp(node_id=f"host-of-{node}", address="10.0.0.1", nproc=self._nproc, ready=_READY))
+            stub.say(AgentReady(node_id=f"host-of-{node}", address="10.0.0.1", nproc=self._nproc, ready=_READY))
         return stub
 
-    async def words(self, node: str) -> bytes:
+    async def next_report(self, node: str) -> bytes:
         """As an agent answers."""
         stub = self._stub(node)
         if stub.answered_at:
@@ -136,38 +140,30 @@ class Crowd:
         stub.something.clear()
         events, stub.unsaid = stub.unsaid, []
         stub.answered_at = time.monotonic()
-        return pickle.dumps(Words(now=stub.answered_at, events=events, pulse=stub.pulse()))
+        return pickle.dumps(AgentReport(sent_at=stub.answered_at, events=events, heartbeat=stub.pulse()))
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def order(self, node: str, order: bytes) -> None:
-        """Any of those below."""
-        name, args = pickle.loads(order)
-        await getattr(self, name)(node, *args)
+    async def handle(self, node: str, pickled: bytes) -> None:
+        """Obey an order at once."""
+        order: Order = pickle.loads(pickled)
+        stub = self._stubs[node]
+        stub.sent[type(order).__name__] += 1
+        match order:
+            case LaunchWorkers(assignment=part):
+                self._launch(stub, part)
+            case StopWorkers(attempt=attempt):
+                stub.part = None
+                stub.say(ProcessesStopped(attempt=attempt))
+            case OpenStore(attempt=attempt):
+                stub.say(StoreOpened(attempt=attempt, port=5000))
 
-    async def launch(self, node: str, part: Assignment, _: Rendezvous) -> None:
-        """Its workers are there at once."""
-        stub = self._told(node, "launch")
+    def _launch(self, stub: Stub, part: Assignment) -> None:
         stub.launched_at, stub.part, stub.step = time.monotonic(), part, 0
         pids = tuple(range(1000, 1000 + part.nproc))
-        stub.say(WorkersStarted(at=stub.launched_at, attempt=part.attempt, node=node, pids=pids))
-
-    async def stop(self, node: str, attempt: int, _grace: float, _signal: str) -> None:
-        """They are gone at once."""
-        stub = self._told(node, "stop")
-        stub.part = None
-        stub.say(WorkersStopped(at=time.monotonic(), attempt=attempt, node=node))
-
-    async def open_store(self, node: str, attempt: int) -> None:
-        """It is there at once."""
-        self._told(node, "open_store").say(StoreOpen(attempt=attempt, port=5000))
+        stub.say(WorkersForked(attempt=part.attempt, pids=pids, turnover=TIMINGS))
 
     async def close(self, node: str) -> None:
         """There is nothing to end."""
-
-    def _told(self, node: str, name: str) -> Stub:
-        stub = self._stubs[node]
-        stub.sent[name] += 1
-        return stub
 
     # What the bench does with them.
 
@@ -231,9 +227,9 @@ class Crowds:
         """They have their places."""
         return self
 
-    def remote(self, told: AgentSettings) -> Handle:
+    def remote(self, told: AgentSpec) -> Handle:
         """One more agent."""
-        node = told.settings.node
+        node = told.node
         actor = self.plays[node] = self.actors[len(self.plays) % len(self.actors)]
         return Handle(actor, node)
 

@@ -19,22 +19,23 @@ from typing import Any, Protocol
 
 import ray
 
-from raylaunch.cli.console import Console
-from raylaunch.cluster import ray_fleet
-from raylaunch.cluster.agent import AgentSettings
-from raylaunch.cluster.driver import Driver
-from raylaunch.cluster.fleet import Fleet, Heard, Item, Tell
-from raylaunch.cluster.ray_fleet import RayFleet
-from raylaunch.cluster.run_folder import RunFolder
-from raylaunch.core.events import NodeLost
-from raylaunch.core.job import Entrypoint, Job
-from raylaunch.core.journal import Entry
-from raylaunch.core.layout import Bundle
-from raylaunch.core.machine import Machine
-from raylaunch.core.phases import Phase
-from raylaunch.core.plan import Plan
-from raylaunch.core.streams import view
-from raylaunch.node.settings import NodeSettings
+from raylaunch.cli.output.console import Console
+from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster.driver.driver import Driver
+from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.fleet import ray_fleet
+from raylaunch.cluster.fleet.ray_fleet import RayFleet
+from raylaunch.cluster.fleet_api import Fleet, Item, ReportReceived, Tell
+from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.job.outputs import view
+from raylaunch.core.machine.events import NodeLost
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.placement.packing import Bundle
+from raylaunch.core.placement.plan import Plan
+from raylaunch.core.record.journal import JournalEntry
+from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.orders import LaunchWorkers, Order, StopWorkers
 from tests.bench.crowd import Crowds, Room, Told
 from tests.fakes import FakeFleet
 
@@ -69,7 +70,7 @@ class OnRay:
     def __init__(self, job: Job, plan: Plan, run_dir: str, say: Callable[[str], None]) -> None:
         self.crowds = Crowds(_ACTORS, job.node_timeout, NPROC)
         ray_fleet.actor_class = lambda: self.crowds
-        ray_fleet.Reservation = Room  # type: ignore[assignment,misc]
+        ray_fleet.PlacementGroups = Room  # type: ignore[assignment,misc]
         self.fleet = RayFleet(plan, _settings(job, run_dir), say)
         self.told, self.forget = self.crowds.told, self.crowds.forget
 
@@ -87,14 +88,15 @@ class Here(FakeFleet):
     """They answer at once, in the driver's own thread."""
 
     def __init__(self, agents: int) -> None:
-        super().__init__(agents, NPROC, beat=1.0)
+        super().__init__(agents, NPROC, heartbeat_seconds=1.0)
         self.fleet = self
-        self.then = dict.fromkeys(range(_MOST_FAULTS), lambda: None)  # nobody finishes
+        self.on_launched = dict.fromkeys(range(_MOST_FAULTS), lambda: None)  # nobody finishes
         self._told: dict[str, Told] = {}
 
-    def launch(self, node: str, *order: Any) -> None:
-        self._told[node] = Told(launched_at=time.monotonic(), sent=Counter(launch=1))
-        super().launch(node, *order)
+    def send(self, node: str, order: Order) -> None:
+        if isinstance(order, LaunchWorkers):
+            self._told[node] = Told(launched_at=time.monotonic(), sent=Counter({LaunchWorkers.__name__: 1}))
+        super().send(node, order)
 
     def fail(self, node: str, _attempt: int, *, storm: bool) -> float:  # type: ignore[override]
         """There is no storm here."""
@@ -120,7 +122,7 @@ class Seen:
         self.lost = 0
         self.wrote, self.said = self._console.wrote, self._console.said
 
-    def decided(self, entry: Entry, machine: Machine) -> None:
+    def decided(self, entry: JournalEntry, machine: Machine) -> None:
         """One step of the machine."""
         self._console.decided(entry, machine)
         self.lost += isinstance(entry.event, NodeLost)
@@ -152,7 +154,7 @@ class Gaps:
         fleet.start = lambda tell: start(lambda item: self._heard(item, tell))  # type: ignore[method-assign]
 
     def _heard(self, item: Item, tell: Tell) -> None:
-        if isinstance(item, Heard):
+        if isinstance(item, ReportReceived):
             self.words += 1
             self.longest = max(self.longest, item.at - self._last.get(item.node, item.at))
             self._last[item.node] = item.at
@@ -232,7 +234,7 @@ class Bench:
             "launched": sorted(one.launched_at - at for one in told.values()),
             "running": running,
             "messages": sum((one.sent for one in told.values()), Counter()),
-            "most": max(one.sent["launch"] + one.sent["stop"] for one in told.values()),
+            "most": max(one.sent[LaunchWorkers.__name__] + one.sent[StopWorkers.__name__] for one in told.values()),
         }
 
     def _margin(self, act: Callable[[Bench], None]) -> dict[str, float]:
@@ -281,24 +283,19 @@ def _plan(agents: int) -> Plan:
     )
 
 
-def _settings(job: Job, run_dir: str) -> AgentSettings:
-    settings = NodeSettings(
-        node="",
-        address="",
+def _settings(job: Job, run_dir: str) -> AgentSpec:
+    template = WorkerTemplate(
         run_dir=run_dir,
-        run_id="scale",
-        max_restarts=job.max_restarts,
         kind="script",
         target="train.py",
         args=(),
         env={},
-        cwd="/",
         backend=None,
         preload=(),
         start_method="forkserver",
     )
-    return AgentSettings(
-        settings=settings,
+    return AgentSpec(
+        template=template,
         address=_ADDRESS,
         nproc=0,
         rules={},

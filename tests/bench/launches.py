@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raylaunch.core import journal
-from raylaunch.core.journal import Entry
+from raylaunch.core.record import journal
+from raylaunch.core.record.journal import JournalEntry
 from tests.bench import processes
 from tests.bench.contenders import CLUSTER_CPUS
 from tests.bench.processes import BenchError
@@ -44,7 +44,7 @@ class Launch:
         """raylaunch's run folder."""
         return self.folder / "runs" / "bench" / "bench"
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JournalEntry]:
         """What raylaunch's driver saw and did, so far."""
         path = self.run / "events.jsonl"
         return journal.read(path.read_text().splitlines())[1] if path.exists() else []

@@ -1,6 +1,6 @@
 """PSS of all the launcher's processes, workers included, with 8 ranks on one node that are idle after one `all_reduce`.
 
-raylaunch without a cluster: driver (with the agent in it), fork server, keeper, store and workers; `torchrun
+raylaunch without a cluster: driver (with the agent in it), fork server, subreaper, store and workers; `torchrun
 --standalone`. Then raylaunch on a Ray cluster, whose own processes serve everybody there and are counted apart, in two
 figures with them. Then both without a cluster once more with a script that has a DDP model and an optimizer, after its
 first step, which is what training scripts look like; the model is tiny, since what it takes is the same under both.

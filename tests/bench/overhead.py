@@ -123,7 +123,7 @@ def _job(launch: Launch) -> Job:
     others = [pid for pid in marked(launch.mark) if pid not in (*workers, launch.process.pid)]
     launcher = {TORCHRUN: [launch.process.pid, *others]}
     if agents := launch.agents():
-        rest = "fork server, its keeper, stores"
+        rest = "fork server, its subreaper, stores"
         launcher = {"driver": [launch.process.pid], "agent": agents, rest: others}
     return Job(launch=launch, workers=workers, launcher=launcher)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raylaunch.core import journal
-from raylaunch.core.events import NodeJoined, WorkersStarted
+from raylaunch.core.machine.events import NodeJoined, WorkersStarted
+from raylaunch.core.record import journal
 from tests.bench import contenders
 from tests.bench.contenders import Started
 from tests.bench.figures import SCRIPT_STATIONS, Times

@@ -9,10 +9,10 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 
-from raylaunch.core import journal
-from raylaunch.core.actions import Launch
-from raylaunch.core.events import Turnover, WorkersExited, WorkersStarted
-from raylaunch.core.journal import Entry
+from raylaunch.core.machine.actions import Launch
+from raylaunch.core.machine.events import RestartTimings, WorkersExited, WorkersStarted
+from raylaunch.core.record import journal
+from raylaunch.core.record.journal import JournalEntry
 from tests.bench import contenders
 from tests.bench.contenders import Started
 from tests.bench.figures import Detail, Times
@@ -47,7 +47,7 @@ def of_driver(started: Started) -> dict[int, Times]:
     return found
 
 
-def _between(entries: Sequence[Entry], clock: float, death: float, passed: float) -> Times:
+def _between(entries: Sequence[JournalEntry], clock: float, death: float, passed: float) -> Times:
     then = [entry for entry in entries if entry.event is not None and death <= clock + entry.event.at <= passed]
     told = [clock + entry.event.at for entry in then if isinstance(entry.event, WorkersExited)]
     attempts = [action.attempt for entry in then for action in entry.actions if isinstance(action, Launch)]
@@ -60,7 +60,7 @@ def _between(entries: Sequence[Entry], clock: float, death: float, passed: float
     return {name: at - death for name, at in times.items()}
 
 
-def _turnovers(entries: Sequence[Entry], attempt: int) -> list[Turnover]:
+def _turnovers(entries: Sequence[JournalEntry], attempt: int) -> list[RestartTimings]:
     started = [entry.event for entry in entries if isinstance(entry.event, WorkersStarted)]
     return [event.turnover for event in started if event.attempt == attempt and event.turnover is not None]
 

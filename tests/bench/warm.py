@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from raylaunch.core import journal
-from raylaunch.core.events import NodeJoined, WorkersStarted
+from raylaunch.core.machine.events import NodeJoined, WorkersStarted
+from raylaunch.core.record import journal
 from tests.bench import contenders, figures, processes, starts
 from tests.bench.contenders import CLUSTER_CPUS, RAYLAUNCH, TORCHRUN, Started, Task
 from tests.bench.figures import SCRIPT_STATIONS, Figure, Outcome, Times
@@ -38,7 +38,7 @@ _TO_THE_HANDOVER = """
 import time
 entered = time.monotonic()
 import sys
-from raylaunch.cli import main, warm_command
+from raylaunch.cli import main; from raylaunch.cli.daemon import client as warm_command
 warm_command.run = lambda *_: print(entered, time.monotonic()) or 0
 sys.exit(main.main())
 """

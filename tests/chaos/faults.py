@@ -1,4 +1,4 @@
-"""What may befall a job: each fault with how it is brought about, how the driver notices it, and how it is undone."""
+"""The faults that a job may suffer: how each is caused, how the driver notices it, and how it is undone."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tests.hosts.host import Host, send
 from tests.hosts.hosts import Hosts, inside
 
 Kinds = tuple[str, ...]
-_NOBODY = ()
+_NO_EVENT = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`strike` gives the kinds of events that tell of it; `mend` brings the hosts back to what they were."""
+    """`strike` causes the fault and returns the kinds of events that report it; `mend` restores the hosts."""
 
     name: str
     strike: Callable[[Job, Host], Kinds]
     mend: Callable[[Job, Host], None] = lambda job, host: None
     planned: bool = False
-    """The world had time to save: no step may be lost."""
+    """The workers have time to save: no step may be lost."""
     harmless: bool = False
-    """Nothing must come of it."""
+    """No attempt may end by it."""
     spends: bool = False
-    """It may take a restart."""
+    """It may use up a restart."""
     early: bool = True
-    """It may come before the first steps of a world, where no hang is looked for."""
+    """It may come before the first steps of an attempt, when no hang is detected."""
     anywhere: bool = False
-    """It may befall the head too, which has the driver and the head of Ray."""
+    """It may come on the head too, where the driver and Ray's head node run."""
 
 
 def _signal(
@@ -68,12 +68,12 @@ def _blip(job: Job, host: Host) -> Kinds:
     job.hosts.cut(host)
     time.sleep(1.0)
     job.hosts.heal(host)
-    return _NOBODY
+    return _NO_EVENT
 
 
 def _bad_link(job: Job, host: Host) -> Kinds:
     job.hosts.slow(host, 20, jitter=20, loss=0.02)
-    return _NOBODY
+    return _NO_EVENT
 
 
 def _mute(job: Job, host: Host) -> Kinds:
@@ -87,14 +87,14 @@ def _drain(job: Job, host: Host) -> Kinds:
     return ("NodeDraining",)
 
 
-def _drain_the_deaf(job: Job, host: Host) -> Kinds:
-    """One of its workers ignores SIGTERM from here on: see train.py."""
+def _drain_ignoring_sigterm(job: Job, host: Host) -> Kinds:
+    """From then on one of its workers ignores SIGTERM: see train.py."""
     _signal(Job.workers, signal.SIGUSR1)(job, host)
     return _drain(job, host)
 
 
-def _no_room(job: Job, host: Host) -> Kinds:
-    """What a worker writes to files from here on fails, as on a full disk: its script raises OSError."""
+def _no_space(job: Job, host: Host) -> Kinds:
+    """From then on writes of one worker to files fail, as on a full disk: its script raises OSError."""
     found = job.workers(host)
     if found:
         with contextlib.suppress(ProcessLookupError):
@@ -102,12 +102,12 @@ def _no_room(job: Job, host: Host) -> Kinds:
     return ("WorkersExited",)
 
 
-def _driver_stands_still(job: Job, host: Host) -> Kinds:
+def _stop_driver_briefly(job: Job, host: Host) -> Kinds:
     pid = inside(job.process)
     send([pid], signal.SIGSTOP)
     time.sleep(2.0)
     send([pid, job.process.pid], signal.SIGCONT)  # `nsenter` stops itself when what it started stops
-    return _NOBODY
+    return _NO_EVENT
 
 
 def _replace(job: Job, host: Host) -> None:
@@ -128,7 +128,7 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
     (5, Fault("kill -9 of a worker", _signal(Job.workers), spends=True, anywhere=True)),
     (1, Fault("kill -9 of all workers of a host", _signal(Job.workers, all_of_them=True), spends=True, anywhere=True)),
     (1, Fault("kill -9 of a data loader", _signal(Job.loaders), spends=True, anywhere=True)),
-    (1, Fault("no room for a worker's files", _no_room, spends=True, anywhere=True)),
+    (1, Fault("no room for a worker's files", _no_space, spends=True, anywhere=True)),
     (1, Fault("a worker exits 0 too early", _signal(Job.workers, signal.SIGUSR2), spends=True, anywhere=True)),
     (
         2,
@@ -145,16 +145,16 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
         1,
         Fault(
             "SIGSTOP of a fork server, continued after",
-            _signal(Job.fork_servers, signal.SIGSTOP, told=_NOBODY),
+            _signal(Job.fork_servers, signal.SIGSTOP, told=_NO_EVENT),
             _go_on(Job.fork_servers),
             harmless=True,
             anywhere=True,
         ),
     ),
-    (1, Fault("kill -9 of a keeper", _signal(Job.keepers), spends=True, anywhere=True)),
+    (1, Fault("kill -9 of a subreaper", _signal(Job.subreapers), spends=True, anywhere=True)),
     (3, Fault("kill -9 of an agent", _signal(Job.agents), anywhere=True)),
     (1, Fault("SIGSTOP of an agent, continued after", _signal(Job.agents, signal.SIGSTOP), _go_on(Job.agents))),
-    (1, Fault("SIGSTOP of the driver for 2 s", _driver_stands_still, harmless=True)),
+    (1, Fault("SIGSTOP of the driver for 2 s", _stop_driver_briefly, harmless=True)),
     (2, Fault("kill -9 of all of a host", _to_host(Hosts.kill), _replace)),
     (1, Fault("power off", _to_host(Hosts.power_off), _replace)),
     (2, Fault("network cut, healed after", _to_host(Hosts.cut), _heal)),
@@ -166,7 +166,7 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
     ),
     (2, Fault("all of a host stopped, resumed after", _to_host(Hosts.pause), lambda job, host: job.hosts.resume(host))),
     (2, Fault("drain notice", _drain, _replace_drained, planned=True)),
-    (1, Fault("drain notice, a worker ignores SIGTERM", _drain_the_deaf, _replace_drained, planned=True)),
+    (1, Fault("drain notice, a worker ignores SIGTERM", _drain_ignoring_sigterm, _replace_drained, planned=True)),
     (
         1,
         Fault(
@@ -178,4 +178,4 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
     ),
     (1, Fault("kill -9 of a raylet", _to_host(Hosts.kill_raylet), _replace)),
 )
-"""With how often each comes."""
+"""Each fault with its weight: how often it is chosen."""

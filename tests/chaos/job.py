@@ -63,7 +63,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """Its event log; a path of nothing until there is one."""
+        """The event log; a path that does not exist until there is one."""
         return next(iter(self.folder.glob("runs/*/*/events.jsonl")), self.folder / "events.jsonl")
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Job:
             self._lines.append(line)
 
     def events(self, kind: str, since: float = 0.0, **facts: Any) -> list[dict[str, Any]]:
-        """Events of a kind after a time, with these facts."""
+        """Return the events of a kind since a time, with these facts."""
         found = [line["event"] for line in self.lines() if line["event"]["is"] == kind and line["event"]["at"] >= since]
         return [event for event in found if all(event.get(name) in (fact, [fact]) for name, fact in facts.items())]
 
@@ -91,15 +91,15 @@ class Job:
         return launches[-1]["roster"] if launches else []
 
     def nodes_on(self, host: Host) -> list[str]:
-        """Names of all agents that ever joined from there."""
+        """Return the names of all agents that ever joined from this host."""
         return [event["node"] for event in self.events("NodeJoined") if event["address"] == host.address]
 
     def asked(self, attempt: int) -> bool:
-        """Whether its workers were asked to save, as before a planned end."""
-        return any(ask["attempt"] == attempt for ask in self.actions("AskCheckpoint"))
+        """Return whether the workers of this attempt were asked to save, as before a planned end."""
+        return any(ask["attempt"] == attempt for ask in self.actions("RequestCheckpoint"))
 
     def runs_on(self, host: Host) -> bool:
-        """Whether the present world has workers there."""
+        """Return whether the current attempt has workers on this host."""
         return not set(self.nodes_on(host)).isdisjoint(self.roster)
 
     def notes(self) -> list[Note]:
@@ -109,47 +109,47 @@ class Job:
         return worlds(self.notes())
 
     def trains(self, beyond: int, since: float) -> World | None:
-        """The first world of an attempt beyond that one all of whose ranks made their first step since then."""
+        """Return the first attempt after that one all of whose ranks have made their first step since then."""
         found = worlds(read(self.training, beyond))
         return next((world for world in found if world.trained > since * 1e9), None)
 
     def present(self) -> World | None:
-        """The world of the present attempt, if it has begun to train."""
+        """Return the current attempt, if it has begun to train."""
         return next(iter(worlds(read(self.training, self.attempt - 1))), None)
 
-    # Its processes.
+    # The processes of the job.
 
     def workers(self, host: Host) -> list[int]:
-        """Of the present attempt on that host, as seen from outside."""
+        """Return the process ids, as seen from outside, of the workers of the current attempt on this host."""
         nodes = set(self.nodes_on(host))
         started = [event for event in self.events("WorkersStarted", attempt=self.attempt) if event["node"] in nodes]
         pids = {pid for event in started for pid in event["pids"]}
         return [process.pid for process in self.processes(host) if process.inner in pids]
 
     def loaders(self, host: Host) -> list[int]:
-        """Children of its workers, which load data."""
+        """Return the process ids of the workers' children, which load data."""
         workers = set(self.workers(host))
         return [process.pid for process in self.processes(host) if parent(process.pid) in workers]
 
     def processes(self, host: Host) -> list[Process]:
-        """All of the job there but the agent: they were all forked of one."""
-        return self.hosts.processes(host, "keeper.py")
+        """Return all processes of the job on this host but its agent. All have the subreaper's command line."""
+        return self.hosts.processes(host, "subreaper.py")
 
     def agents(self, host: Host) -> list[int]:
         return [process.pid for process in self.hosts.processes(host, "ray::Agent")]
 
     def fork_servers(self, host: Host) -> list[int]:
-        """Those that have workers: others may stand by."""
-        return list({parent(worker) for worker in self.workers(host)} - set(self.keepers(host)))
+        """Return the process ids of fork servers that have workers; hot standbys have none."""
+        return list({parent(worker) for worker in self.workers(host)} - set(self.subreapers(host)))
 
-    def keepers(self, host: Host) -> list[int]:
+    def subreapers(self, host: Host) -> list[int]:
         agents = set(self.agents(host))
         return [process.pid for process in self.processes(host) if parent(process.pid) in agents]
 
-    # Its end.
+    # The end of the job.
 
     def finish(self, steps_more: int = 40) -> int | None:
-        """Let it come to its end a little later; its exit code. None: it does not end."""
+        """Let the job end a few steps later; return its exit code. None: it does not end."""
         worlds = self.worlds()
         last = (worlds[-1].last if worlds else 0) + steps_more
         aside = self.training / "last.tmp"
@@ -169,7 +169,7 @@ class Job:
 
 
 def wait_for(what: Callable[[], Any], seconds: float) -> Any:
-    """What it gives as soon as that is true, or its last."""
+    """Poll until this returns something true, for so many seconds at most; return its last result."""
     deadline = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -177,7 +177,7 @@ def wait_for(what: Callable[[], Any], seconds: float) -> Any:
 
 
 def reference(folder: Path, count: int) -> Path:
-    """The same training without faults, on one rank without raylaunch: its final parameters."""
+    """Run the same training without faults, on one rank without raylaunch; return the file of its final parameters."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(_SCRIPT), str(folder), "--steps", str(count), "--step-seconds", "0"]
     subprocess.run(command, env=os.environ | alone, check=True, timeout=900)

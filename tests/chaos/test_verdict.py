@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raylaunch.core import journal
-from raylaunch.core.events import Event, NodeJoined, WorkersExited
-from raylaunch.core.failure import Failure
-from raylaunch.core.job import Entrypoint, Job
+from raylaunch.core.failures.failure import Failure
+from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.machine.events import Event, NodeJoined, WorkersExited
+from raylaunch.core.record import journal
 from tests.chaos.check_steps import World
 from tests.chaos.verdict import lost_steps, planned_ends, replayed
 
@@ -22,7 +22,7 @@ def line(event: str, order: str, attempt: int, **facts: object) -> dict[str, obj
     return {"event": {"is": event} | facts, "actions": [{"is": order, "attempt": attempt}]}
 
 
-ASKED = line("Tick", "AskCheckpoint", 1)
+ASKED = line("Tick", "RequestCheckpoint", 1)
 
 
 @pytest.mark.parametrize(

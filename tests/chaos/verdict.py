@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from raylaunch.core import journal
-from raylaunch.core.machine import Machine
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.record import journal
 from tests.chaos.check_steps import World
 
 Lines = Iterable[dict[str, Any]]
@@ -20,7 +20,7 @@ def planned_ends(lines: Lines) -> set[int]:
     found: set[int] = set()
     for line in lines:
         for action in line["actions"]:
-            if action["is"] == "AskCheckpoint":
+            if action["is"] == "RequestCheckpoint":
                 asked.add(action["attempt"])
             elif action["is"] == "Stop" and action["attempt"] in asked:
                 asked.remove(action["attempt"])
@@ -29,7 +29,7 @@ def planned_ends(lines: Lines) -> set[int]:
 
 
 def _is_a_blow(event: dict[str, Any]) -> bool:
-    return event["is"] in ("NodeLost", "WorkersHung", "StopAsked") or bool(event.get("failures"))
+    return event["is"] in ("NodeLost", "WorkersHung", "StopRequested") or bool(event.get("failures"))
 
 
 def lost_steps(lines: Lines, worlds: Sequence[World]) -> Iterator[str]:

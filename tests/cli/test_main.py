@@ -1,4 +1,4 @@
-"""The command line itself: exit codes, help, and what never gets as far as a cluster."""
+"""The command itself: exit codes, help, and errors before a cluster is needed."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ def job(tmp_path, monkeypatch):
 
 
 def test_help(capsys, golden):
-    """`--help` says what it does, what the exit codes mean, and exits 0."""
+    """`--help` prints the help and exits with 0."""
     assert command.main(["--help"]) == ExitCode.OK
     golden("help", capsys.readouterr().out)
 
 
 def test_nothing_at_all(capsys, golden):
-    """The three ways to start, and exit code 2."""
+    """Without arguments, the usage is printed and the exit code is 2."""
     assert command.main([]) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert out == ""
     golden("usage", err)
 
 
-def test_the_words_of_the_process_are_the_default(capsys, monkeypatch):
-    """As the installed command and `python -m raylaunch` call it."""
+def test_sys_argv_is_the_default(capsys, monkeypatch):
+    """The installed command and `python -m raylaunch` call `main` without arguments."""
     monkeypatch.setattr("sys.argv", ["raylaunch", "--version"])
     assert command.main() == ExitCode.OK
     assert capsys.readouterr().out.startswith("raylaunch ")
 
 
 def test_help_loads_little():
-    """`--help` needs no parser of job files: it is there at once."""
+    """`--help` imports neither Ray nor the parser of job files, so that it is fast."""
     code = "from raylaunch.cli.main import main; main(['--help']); import sys; sys.exit(' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200)
-    assert "raylaunch.cli.help" in done.stderr.split()
-    assert set(done.stderr.split()).isdisjoint({"ray", "torch", "omegaconf", "yaml", "click", "raylaunch.core.job"})
+    assert "raylaunch.cli.args.usage" in done.stderr.split()
+    assert set(done.stderr.split()).isdisjoint({"ray", "torch", "omegaconf", "yaml", "click", "raylaunch.core.job.job"})
 
 
 def test_version(capsys):
-    """`--version` names the program and a version."""
+    """`--version` prints the name and the version."""
     assert command.main(["--version"]) == ExitCode.OK
     assert capsys.readouterr().out.startswith("raylaunch 0.")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "said"),
     [
         (["job.yaml", "--plann"], "did you mean `--plan`?"),
         (["job.yaml", "nproc_per_nod=4"], "did you mean `nproc_per_node`?"),
@@ -65,9 +65,9 @@ def test_version(capsys):
         (["nojob.yaml"], "did you mean `job.yaml`?"),
     ],
 )
-def test_wrong_words(job, capsys, words, said):
-    """What is wrong on the command line is said on stderr, with exit code 2, and no Ray is imported for it."""
-    assert command.main(words) == ExitCode.USAGE
+def test_wrong_arguments(job, capsys, arguments, said):
+    """A wrong command line is reported on stderr, with exit code 2."""
+    assert command.main(arguments) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
@@ -75,7 +75,7 @@ def test_wrong_words(job, capsys, words, said):
 
 
 def test_plan_of_a_local_ray(job, capsys, golden, monkeypatch):
-    """`--plan` with no cluster lays the job out on this machine, and does not start Ray for it."""
+    """`--plan` without a cluster plans for this machine, and does not start Ray."""
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert command.main([job, "--plan", "nproc_per_node=2", "gpus_per_worker=0"]) == ExitCode.OK
     golden("plan_local", capsys.readouterr().out)
@@ -83,13 +83,22 @@ def test_plan_of_a_local_ray(job, capsys, golden, monkeypatch):
     golden("plan_local_spread", capsys.readouterr().out)
     assert command.main([job, "--plan", "nproc_per_node=2", "gpus_per_worker=0", "spares=1"]) == ExitCode.OK
     golden("plan_local_spare", capsys.readouterr().out)
-    words = ["--plan", "--standalone", "--nnodes", "2", "--nproc-per-node=2", "--set", "gpus_per_worker=0", "train.py"]
-    assert command.main(words) == ExitCode.OK
+    arguments = [
+        "--plan",
+        "--standalone",
+        "--nnodes",
+        "2",
+        "--nproc-per-node=2",
+        "--set",
+        "gpus_per_worker=0",
+        "train.py",
+    ]
+    assert command.main(arguments) == ExitCode.OK
     golden("plan_local", capsys.readouterr().out)
 
 
-def test_our_own_mistake(job, capsys, monkeypatch):
-    """What we did not foresee ends with exit code 4, its traceback, and a word on whose mistake it is."""
+def test_an_internal_error(job, capsys, monkeypatch):
+    """An unexpected exception gives exit code 4, a traceback without secrets, and a request to report it."""
 
     def broken(*_):
         raise ZeroDivisionError("oh, hunter44-of-ana")
@@ -99,7 +108,7 @@ def test_our_own_mistake(job, capsys, monkeypatch):
     assert command.main([job]) == ExitCode.INTERNAL
     err = capsys.readouterr().err
     assert "ZeroDivisionError: oh, ***" in err
-    assert "this is a mistake of raylaunch" in err
+    assert "this is a bug in raylaunch" in err
 
 
 @pytest.mark.parametrize(
@@ -114,8 +123,8 @@ def test_our_own_mistake(job, capsys, monkeypatch):
         (ClusterError("the agent of node-1 cannot start"), "`ulimit -n`"),
     ],
 )
-def test_what_the_machine_does_not_give(job, capsys, monkeypatch, error, hint):
-    """It is no mistake of ours: no traceback, and what to do about it."""
+def test_limits_of_the_operating_system(job, capsys, monkeypatch, error, hint):
+    """There is no traceback but a hint."""
 
     def short(*_):
         raise error from OSError(errno.EMFILE, "Too many open files")
@@ -128,7 +137,7 @@ def test_what_the_machine_does_not_give(job, capsys, monkeypatch, error, hint):
 
 
 def test_a_working_folder_that_is_gone(job, capsys, tmp_path, monkeypatch):
-    """It was removed under the feet of the shell."""
+    """The working folder of the shell was removed."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -137,7 +146,7 @@ def test_a_working_folder_that_is_gone(job, capsys, tmp_path, monkeypatch):
 
 
 def test_interrupted_before_the_start(job, capsys, monkeypatch):
-    """Ctrl-C while connecting is exit code 130, without a traceback."""
+    """Ctrl-C while connecting gives exit code 130 without a traceback."""
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -148,9 +157,9 @@ def test_interrupted_before_the_start(job, capsys, monkeypatch):
 
 
 def test_run_folder_cannot_be_made(job, capsys, tmp_path):
-    """A `log_dir` that is a file: said before anything runs."""
-    from raylaunch.cluster.run_folder import RunFolder
-    from raylaunch.core.job import Entrypoint, Job
+    """A `log_dir` that is a file is reported before anything runs."""
+    from raylaunch.cluster.driver.run_folder import RunFolder
+    from raylaunch.core.job.job import Entrypoint, Job
     from raylaunch.errors import ConfigError
 
     (tmp_path / "runs").write_text("")
@@ -162,7 +171,7 @@ SECRET = ["entrypoint.args=[--api-key=hunter22-of-ana]", "env.DB_PASSWORD=hunter
 
 
 def test_plan_shows_no_secret(job, capsys):
-    """Its title has the script's arguments."""
+    """The script's arguments in the title are redacted."""
     assert command.main([job, "--plan", "gpus_per_worker=0", *SECRET]) == ExitCode.OK
     out = capsys.readouterr().out
     assert "train.py --api-key=***" in out
@@ -170,7 +179,7 @@ def test_plan_shows_no_secret(job, capsys):
 
 
 def test_job_as_it_ran_has_no_secret(job, monkeypatch):
-    """The text that becomes `job.yaml`; the job itself is whole."""
+    """The text that becomes `job.yaml` is redacted; the job itself is not."""
     seen = []
 
     def run(whole, text, _watcher):
@@ -187,7 +196,7 @@ def test_job_as_it_ran_has_no_secret(job, monkeypatch):
 
 
 def test_job_of_a_function_has_no_secret(monkeypatch):
-    """`raylaunch.launch`, too."""
+    """`raylaunch.launch` redacts its text as well."""
     import raylaunch
 
     texts = []
@@ -203,7 +212,7 @@ def test_job_of_a_function_has_no_secret(monkeypatch):
 
 
 def test_nothing_to_run_shows_no_secret(capsys):
-    """The word that took the place of a script is quoted, but for its value."""
+    """The argument that took the place of the script is quoted without its value."""
     assert command.main(["--set", "env.API_KEY=hunter22"]) == ExitCode.USAGE
     err = capsys.readouterr().err
     assert "`env.API_KEY=***` is the value of `--set`" in err
@@ -211,10 +220,10 @@ def test_nothing_to_run_shows_no_secret(capsys):
 
 
 def test_the_head_of_a_run_shows_no_secret(capsys):
-    """The first line on the terminal."""
-    from raylaunch.cli.console import Console
-    from raylaunch.core.job import Entrypoint, Job
-    from raylaunch.core.plan import make_plan
+    """The first line of the run is redacted."""
+    from raylaunch.cli.output.console import Console
+    from raylaunch.core.job.job import Entrypoint, Job
+    from raylaunch.core.placement.plan import make_plan
 
     of = Job(entrypoint=Entrypoint(script="train.py", args=["--token", "hunter22"]))
     console = Console()

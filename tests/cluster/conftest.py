@@ -58,7 +58,7 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def processes(self, word: str) -> list[int]:
-        """Those of this run's processes on the node whose command line holds the word."""
+        """Return the run's processes whose command line contains the word."""
         found = []
         for pid in marked(self.mark):
             try:
@@ -71,7 +71,7 @@ class Run:
 
 
 def dispose(ignored: tuple[int, ...]) -> None:
-    """Signals as a terminal leaves them, or ignored: whoever runs the tests may have ignored some himself."""
+    """Set signals to their defaults, or ignore them: the process that runs the tests may ignore some itself."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
@@ -89,7 +89,7 @@ class Launcher:
         return name
 
     def preload(self) -> list[str]:
-        """torch, where a script wants it: importing it is most of what a run costs."""
+        """Preload torch only if a script uses it: to import it takes most of the time of a run."""
         wanted = any("torch" in script.read_text() for script in self.folder.glob("*.py"))
         return ["torch"] if wanted else []
 
@@ -101,7 +101,7 @@ class Launcher:
         ignored: tuple[int, ...] = (),
         **job: Any,
     ) -> Run:
-        """`env`: of the driver; `ignored`: signals that it is to find ignored."""
+        """Start a run. `env`: variables of the driver; `ignored`: signals that are ignored when it starts."""
         mark = secrets.token_hex(8)
         job = {"nnodes": 2, "nproc_per_node": 2, "placement": "pack", "preload": self.preload()} | job
         job["env"] = {MARK: mark} | job.get("env", {})
@@ -126,7 +126,7 @@ class Launcher:
 
 @pytest.fixture
 def launcher(tmp_path: Path, cluster: Cluster) -> Iterator[Launcher]:
-    """Every test ends with: no process of its runs, no actor, no placement group."""
+    """Check after each test that no process of its runs, no actor and no placement group is left."""
     found = Launcher(tmp_path, cluster)
     try:
         yield found
@@ -150,7 +150,7 @@ for _ in sys.stdin:
     found = [
         f"actor {actor['ActorID']} {actor['State']}"
         for actor in actors().values()
-        if actor["State"] != "DEAD" and actor["ActorClassName"] == "Agent"
+        if actor["State"] != "DEAD" and actor["ActorClassName"] == "AgentActor"
     ]
     found += [
         f"group {group['placement_group_id']} {group['state']}"
@@ -160,11 +160,11 @@ for _ in sys.stdin:
     print(json.dumps(found), flush=True)
 """
 _inspectors: dict[str, subprocess.Popen[str]] = {}
-"""By the cluster's address; connecting takes seconds, so each stays as long as its cluster, with which it is ended."""
+"""By cluster address. To connect takes seconds, so each lives as long as its cluster."""
 
 
 def left_in_ray(cluster: Cluster) -> list[str]:
-    """Our actors and all placement groups that the cluster still knows."""
+    """Return the agents' actors and all placement groups that the cluster still has."""
     if cluster.address not in _inspectors:
         _inspectors[cluster.address] = subprocess.Popen(
             [sys.executable, "-c", _INSPECTOR],
@@ -184,7 +184,7 @@ def left_in_ray(cluster: Cluster) -> list[str]:
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait for it, at most that long."""
+    """Wait until the condition is true; fail after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A cluster that grows and shrinks by Ray's own autoscaler, which knows of us by our placement groups alone."""
+"""A cluster that grows and shrinks by Ray's own autoscaler, whose only input is our placement groups."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ while int(os.environ["WORLD_SIZE"]) < 2:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head with room for many agents, which are to be on nodes of their own; one more node can be had."""
+    """A head with resources for many agents, which need a node each; one more node can be added."""
     with private_cluster(cpus=4, autoscaler=Autoscaler(cpus=2, most=1)) as found:
         yield found
 
 
 def nodes(cluster: Cluster) -> int:
-    """As many as have a raylet."""
+    """Return how many nodes have a raylet."""
     names = [Path(f"/proc/{pid}/comm") for pid in marked(cluster.mark)]
     return sum(name.exists() and name.read_text() == "raylet\n" for name in names)
 
@@ -45,7 +45,7 @@ def script(launcher: Launcher) -> dict[str, str]:
 
 
 def test_a_cluster_grows_for_a_job_that_takes_more_and_shrinks_after_it(launcher: Launcher, cluster: Cluster):
-    """It starts with what is there; what is asked for beside that, off its host, brings another. No step is lost."""
+    """The run starts with one node; the slot that is requested elsewhere adds a node. No step is lost."""
     run = launcher.run(
         entrypoint=script(launcher), nnodes="1:2", nproc_per_node=1, placement="spread", last_call=0.1, max_restarts=0
     )
@@ -57,7 +57,7 @@ def test_a_cluster_grows_for_a_job_that_takes_more_and_shrinks_after_it(launcher
 
 
 def test_a_cluster_that_cannot_grow_so_far(launcher: Launcher, cluster: Cluster):
-    """All or nothing: no node is started for a gang that would not have them all, and the run says what was missing."""
+    """No node is started for a gang that cannot be complete, and the run reports what was missing."""
     run = launcher.run(entrypoint=script(launcher), nnodes=3, nproc_per_node=1, placement="spread", placement_timeout=3)
     assert run.code == 3
     assert "0 of 3 nodes after 3 s" in run.err

@@ -23,7 +23,7 @@ def check(launcher, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_all_is_well(launcher):
-    """Two agents with two workers each: every operation is verified, none is wrong."""
+    """Two agents with two workers each: every operation is verified."""
     done = check(launcher, "--nnodes", "2", "--nproc-per-node", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -42,7 +42,7 @@ def test_all_is_well(launcher):
 
 
 def test_something_is_wrong(launcher):
-    """A backend that was asked for and is not there: exit code 1, and the table says it, not a report of a crash."""
+    """A backend that is not available: exit code 1, and a row of the table instead of a crash report."""
     done = check(launcher, "--nproc-per-node", "2", "--", "--backends", "ucc")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "ucc" in done.stdout

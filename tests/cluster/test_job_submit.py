@@ -22,7 +22,7 @@ def submit(cluster, folder, *words: str):
 
 
 def test_submitted(cluster, tmp_path):
-    """The script comes along in the working folder; its output and our words are in the job's logs; failure is told."""
+    """The script is in the working folder; its output and the report are in the job's logs, and the job fails with it."""
     (tmp_path / "train.py").write_text(
         "import os, sys\nprint('world', os.environ['WORLD_SIZE'])\nsys.exit(int(sys.argv[1]))\n"
     )

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def python(launcher, text: str) -> dict:
-    """Run a program that uses raylaunch, as a person would; it prints JSON."""
+    """Run a program that uses raylaunch; return the JSON that it prints."""
     path = launcher.folder / "program.py"
     path.write_text(
         "import json, raylaunch\nWHERE = dict(nnodes=2, nproc_per_node=2, placement='pack')\n" + textwrap.dedent(text)
@@ -32,7 +32,7 @@ def python(launcher, text: str) -> dict:
 
 
 def test_results_by_rank(launcher):
-    """Arguments and results cross over, for a closure of `__main__` too; the group is there, and stdout is ours to use."""
+    """Arguments and results are pickled, also of a closure of `__main__`; the process group exists; stdout is free."""
     found = python(
         launcher,
         """
@@ -49,7 +49,7 @@ def test_results_by_rank(launcher):
 
 
 def test_exception_of_a_rank(launcher):
-    """A rank's exception is the cause of ours, whose text has that rank's traceback; a restart mends what it can."""
+    """A rank's exception is the cause of the raised one, whose text has the rank's traceback; a restart may succeed."""
     found = python(
         launcher,
         """
@@ -74,7 +74,7 @@ def test_exception_of_a_rank(launcher):
 
 
 def test_wrong_settings(launcher):
-    """A setting that is not one, or of the wrong type, or makes no sense: ConfigError, and nothing is started."""
+    """An unknown setting, a wrong type or a wrong value: ConfigError, and nothing is started."""
     found = python(
         launcher,
         """

@@ -70,7 +70,7 @@ def test_agent(launcher):
 
 
 def test_driver(launcher):
-    """With the driver everything ends: nobody is left to wait for it."""
+    """All processes end with the driver."""
     run = started(launcher)
     run.process.kill()
     run.wait()
@@ -85,16 +85,18 @@ def cmdline(pid: int) -> str:
 
 
 def fork_servers(run) -> list[int]:
-    """The fork servers themselves: children of their keepers, parents of the workers."""
-    found = run.processes("node/keeper.py")
+    """Return the fork servers: children of the subreapers, parents of the workers."""
+    found = run.processes("node/forkserver/subreaper.py")
     parents = {pid: parent(pid) for pid in found}
     return [pid for pid in found if parents[pid] in found and parents.get(parents[pid]) not in found]
 
 
 def workers(run) -> list[int]:
-    """Processes that lead a session of their own below a fork server, and run the script."""
+    """Return the workers: session leaders below a fork server."""
     servers = fork_servers(run)
-    return [pid for pid in run.processes("node/keeper.py") if parent(pid) in servers and session(pid) == pid]
+    return [
+        pid for pid in run.processes("node/forkserver/subreaper.py") if parent(pid) in servers and session(pid) == pid
+    ]
 
 
 def agents(cluster) -> list[int]:

@@ -1,4 +1,4 @@
-"""Whole runs on a running cluster, as a person starts them: the command, its exit code, its words, its folder."""
+"""Whole runs on a running cluster, as a person starts them: the command, exit code, output and folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core import journal
+from raylaunch.core.record import journal
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -22,7 +22,7 @@ print("sum", int(total), "attempt", attempt)
 
 
 def test_survives_kills(launcher):
-    """Workers killed in two attempts: the world comes back each time, the run ends well, stdout is rank 0's alone.
+    """Workers killed in two attempts: all ranks start again, the run succeeds, stdout has only rank 0's output.
 
     Played again, the events give the same actions.
     """
@@ -46,7 +46,7 @@ def test_survives_kills(launcher):
 
 
 def test_one_root_cause(launcher):
-    """Past the budget: exit code 1, and a report that names the rank, its exception with traceback, and its logs."""
+    """No restarts left: exit code 1, and a report that names the rank, its exception with traceback, and its logs."""
     script = launcher.script(ALL_REDUCE + "if rank == 2: raise ValueError('loss is NaN')\ndist.barrier()")
     run = launcher.run(entrypoint={"script": script}, max_restarts=1)
     assert run.code == 1
@@ -59,8 +59,8 @@ def test_one_root_cause(launcher):
     assert Path(run.result["cause"]["stderr"]).read_text().count("ValueError: loss is NaN") == 1
 
 
-def test_hopeless_stops_at_once(launcher):
-    """A failure that a restart cannot mend spends none of the restarts, and says so."""
+def test_a_failure_that_no_restart_can_mend(launcher):
+    """It spends no restart, and the report says so."""
     run = launcher.run(entrypoint={"script": launcher.script("import no_such_module")}, nnodes=1, max_restarts=3)
     assert run.code == 1
     assert "No module named 'no_such_module'" in run.err
@@ -68,8 +68,8 @@ def test_hopeless_stops_at_once(launcher):
     assert run.result["restarts"] == 0
 
 
-def test_same_failure_thrice(launcher):
-    """The same exception at the same place three times is the last, though the budget would allow more."""
+def test_the_same_failure_three_times(launcher):
+    """The same exception at the same place for the third time ends the run, though restarts are left."""
     script = launcher.script("raise RuntimeError('no data')")
     run = launcher.run(entrypoint={"script": script}, nnodes=1, max_restarts=9)
     assert run.code == 1
@@ -78,18 +78,18 @@ def test_same_failure_thrice(launcher):
 
 
 def test_what_cannot_be_placed(launcher):
-    """More than the cluster has: after placement_timeout, exit code 3, what was asked and what each node has."""
+    """More than the cluster has: after placement_timeout exit code 3, what was requested and what each node has."""
     script = launcher.script("print('never')")
     run = launcher.run(entrypoint={"script": script}, nproc_per_node=64, placement_timeout=2)
     assert run.code == 3
     assert "0 of 2 nodes after 2 s" in run.err
-    assert "asked: 2 x 64 workers (64 CPUs)" in run.err
+    assert "requested: 2 nodes with 64 workers each (64 CPUs per node)" in run.err
     assert "4 of 4 CPUs free, 64 needed" in run.err
     assert run.out == ""
 
 
 def test_plan_starts_nothing(launcher):
-    """`--plan` says who would run where, what was assumed, and why a node would not do; there is no run folder."""
+    """`--plan` prints the placement, the assumptions, and why nodes are skipped; there is no run folder."""
     script = launcher.script("print('never')")
     run = launcher.start(entrypoint={"script": script}, plan=True).wait()
     assert run.code == 0, run.err
@@ -97,11 +97,11 @@ def test_plan_starts_nothing(launcher):
     assert "gpus_per_worker: 0 (the nodes have no GPUs)" in run.out
     assert not list(launcher.folder.glob("runs"))
     run = launcher.start("placement=spread", entrypoint={"script": script}, plan=True).wait()
-    assert "would wait: 1 of 2 nodes fit now" in run.out
+    assert "would wait: there is room for 1 of 2 nodes" in run.out
 
 
 def test_a_module(launcher):
-    """It runs as `python -m` would; each rank's output goes where the job wants it."""
+    """It runs as by `python -m`; each rank's output goes where the job says."""
     launcher.script("import os, sys; print(__name__, sys.argv[1:]); print('oops', file=sys.stderr)", name="pack.py")
     run = launcher.run(entrypoint={"module": "pack", "args": ["--lr", "3e-4"]}, log_dir="second/runs", show="all")
     assert run.code == 0, run.err
@@ -112,7 +112,7 @@ def test_a_module(launcher):
 
 
 def test_function_of_a_config(launcher):
-    """A function gets its arguments and a process group that is there before it and gone after it."""
+    """A function gets its arguments, and a process group that is made before and destroyed after it."""
     launcher.script(
         """
         import torch, torch.distributed as dist

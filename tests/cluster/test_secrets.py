@@ -1,4 +1,4 @@
-"""One run that is given secrets by every way there is, and whose workers tell all: where they can be read after it."""
+"""A run that gets secrets in every possible way and whose workers print them: where they can be read afterwards."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.cluster.conftest import wait_until
 from tests.private_cluster import MARK, end_marked, marked
 
 CANARY = "cAnArY"
-"""In each secret, and nowhere else."""
+"""A text that is in each secret, and nowhere else."""
 OF_THE_WORKERS = ("stdout.log", "stderr.log", "error.json")
-"""What they wrote themselves."""
+"""The files in which the workers' own output is."""
 TELLS_ALL = f"""
 import os, sys, time
 from pathlib import Path
@@ -41,7 +41,7 @@ def canary(name: str) -> str:
 
 @dataclass
 class Story:
-    """What was to be seen of the run."""
+    """What could be seen of the run."""
 
     folder: Path
     code: int = -1
@@ -52,7 +52,7 @@ class Story:
     listening: set[str] = field(default_factory=set)
 
     def files(self) -> Iterator[Path]:
-        """All that it wrote, beside what this test put there."""
+        """Return the files that the run wrote, without those of this test."""
         given = {"train.py", "job.yaml", "go", "up-0", "up-1"}
         return (path for path in self.folder.rglob("*") if path.parent != self.folder or path.name not in given)
 
@@ -123,7 +123,7 @@ def _read(path: Path) -> str:
 
 
 def _listening(pid: int) -> Iterator[str]:
-    """Where a process listens for TCP, as the kernel writes it; and names of its Unix sockets."""
+    """Return the TCP ports at which a process listens, as the kernel writes them, and the names of its Unix sockets."""
     sockets = set()
     with contextlib.suppress(OSError):
         sockets = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
@@ -139,7 +139,7 @@ def _listening(pid: int) -> Iterator[str]:
 
 
 def test_no_file_and_no_line_of_ours_has_a_secret(story):
-    """`***` stands there. The workers' own files have what they wrote."""
+    """There is `***` instead. Only the workers' own output files have what they printed."""
     assert story.code == 1, story.err
     assert CANARY not in story.out + story.err
     assert "KeyError: '***'" in story.err or "KeyError: ('***'" in story.err
@@ -154,14 +154,14 @@ def test_no_file_and_no_line_of_ours_has_a_secret(story):
 
 
 def test_what_anybody_may_see_of_the_processes(story):
-    """Their command lines tell no secret, their ports are the node's own, no socket has a name that all can reach."""
+    """Command lines have no secrets, ports are bound to the node's address, no socket has a name that all can reach."""
     assert len(story.pids) >= 5
     assert [line for line in story.command_lines.values() if CANARY in line] == []
     assert story.listening == {"0100007F"}
 
 
-def test_nobody_else_may_look(story):
-    """Whatever the umask allows: above the run folder it is the user's, below it ours."""
+def test_only_the_user_may_read(story):
+    """Whatever the umask allows. The folders above the run folder have the umask's modes."""
     (run_dir,) = [path.parent for path in story.files() if path.name == "result.json"]
     private = [run_dir, *run_dir.rglob("*")]
     assert [path for path in private if stat.S_IMODE(path.stat().st_mode) != (0o700 if path.is_dir() else 0o600)] == []

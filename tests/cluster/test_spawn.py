@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def program(launcher, text: str, *, env: dict[str, str] | None = None) -> list:
-    """Run a program as a person would; it prints lines of JSON among the output of the processes."""
+    """Run a program; return the lines of JSON that it prints."""
     path = launcher.folder / "program.py"
     path.write_text("import json, os, sys\nimport raylaunch\n" + textwrap.dedent(text))
     done = subprocess.run(
@@ -58,7 +58,7 @@ assert run(raylaunch.spawn) is None
 
 
 def test_the_tutorial_program(launcher):
-    """`fn(i, *args)` in so many processes, which make their process group themselves, at an address of their own."""
+    """`fn(i, *args)` in several processes, which make their process group themselves, at an address they choose."""
     assert sorted(program(launcher, TUTORIAL)) == [[0, 6.0], [1, 6.0], [2, 6.0]]
 
 
@@ -89,7 +89,7 @@ print(json.dumps([told(how) for how in ("raise", "exit", "kill")]))
 
 
 def test_exceptions_are_those_of_torch(launcher):
-    """The same classes, texts and attributes; and the exception itself as the cause, which torch cannot give."""
+    """The same classes, texts and attributes. The cause is the exception itself, which torch does not have."""
     ((raised, left, killed),) = program(launcher, FAILURES)
     kind, text, index, cause, has_pid = raised
     assert (kind, index, cause, has_pid) == ("ProcessRaisedException", 1, "KeyError('no such shard')", True)
@@ -118,12 +118,11 @@ print(json.dumps([early, context.join(), context.join()]))
 
 
 def test_not_joined_at_once(launcher):
-    """`join=False` returns while they run; `join` says whether all have ended, as often as it is asked."""
+    """`join=False` returns while they run; `join` returns whether all have ended, however often it is called."""
     assert program(launcher, NOT_JOINED) == [[False, True, True]]
 
 
-def test_a_program_that_does_not_wait_takes_its_processes_along(launcher, until):
-    """Nobody joins: when the program ends, so do they."""
+def test_processes_end_with_a_program_that_does_not_join_them(launcher, until):
     text = """
     import time
     def work(i, folder):

@@ -1,9 +1,10 @@
-"""PyTorch's own tests of its launcher, asked of both launchers from outside: commands, files, exit codes.
+"""PyTorch's tests of its launcher as black-box tests of both launchers: commands, files and exit codes.
 
-Where torchrun is known to be broken, a test is for raylaunch alone and says why. Below, each of theirs -> ours, both
-without `test_`, and ours shortened where that is still one test. Where there is none, a word says why: `internal`, it
-looks at objects inside torchrun that another launcher does not have; `devices`, it needs GPUs or XPUs; `tests/...`, it
-is asked there; `no roles`, one job has one role; `no barrier`, the driver knows when all are done.
+Where torchrun is known to be broken, a test runs with raylaunch only and says why. The table maps each of PyTorch's
+tests -> the tests here, both without `test_`; a shortened name here still identifies one test. Where there is none, a
+word says why: `internal`, it looks at objects inside torchrun that another launcher does not have; `devices`, it needs
+GPUs or XPUs; `tests/...`, it is tested there; `no roles`, a job has one role; `no barrier`, the driver knows when all
+workers have finished.
 
 test/distributed/launcher/test_run.py
     launch_user_script_python                    -> every_rank_runs_once[static], values_of_a_single_node

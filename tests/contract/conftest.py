@@ -1,4 +1,4 @@
-"""Every test runs against both launchers, unless it says why not."""
+"""Fixtures that run every test with both launchers, unless the test says why not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.launchers import KEPT, Launcher, Run
+from tests.contract.launchers import KEPT, Launcher, Run, clean_env
 from tests.contract.shared import shared_runs
+from tests.contract.warm_torchrun import WarmTorchrun
 from tests.private_cluster import Cluster, private_cluster
 
 LAUNCHERS = ("raylaunch", "torchrun")
@@ -31,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Room for 2 x 4 workers. Its nodes have the same clean environment as the launchers; nothing of ours stays in it."""
+    """Start a Ray cluster with room for 2 x 4 workers in a clean environment; no actor or placement group may remain."""
     with pytest.MonkeyPatch.context() as patch:
         for name in set(os.environ) - set(KEPT):
             patch.delenv(name)
@@ -63,8 +64,15 @@ for group in placement_group_table().values():
 """
 
 
+@pytest.fixture(scope="session")
+def warm_torchrun() -> Iterator[WarmTorchrun]:
+    found = WarmTorchrun(clean_env())
+    yield found
+    found.close()
+
+
 class Launchers(dict[str, Launcher]):
-    """By name; there is no Ray cluster before raylaunch is asked for."""
+    """The launchers by name. The Ray cluster is started when raylaunch's is first used."""
 
     def __init__(self, request: pytest.FixtureRequest, folders: pytest.TempPathFactory) -> None:
         super().__init__()
@@ -76,7 +84,8 @@ class Launchers(dict[str, Launcher]):
         self[name] = Launcher(
             name,
             lambda: self._folders.mktemp(f"{name}-{next(numbers)}", numbered=False),
-            self._request.getfixturevalue("cluster") if name == "raylaunch" else None,
+            cluster=self._request.getfixturevalue("cluster") if name == "raylaunch" else None,
+            warm=self._request.getfixturevalue("warm_torchrun") if name == "torchrun" else None,
         )
         return self[name]
 
@@ -88,13 +97,13 @@ def launchers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def launcher(request: pytest.FixtureRequest, launchers: Launchers) -> Launcher:
-    """raylaunch on a running cluster, or torchrun: each test is run with the one, then with the other."""
+    """Return raylaunch on a running cluster or torchrun: each test runs with one, then with the other."""
     return launchers[request.param]
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(launchers: Launchers) -> Iterator[None]:
-    """No process outlives the run that started it. Runs that tests share are looked at after the first of these."""
+    """Check that no process outlives the run that started it. Shared runs are checked after the first test that uses them."""
     yield
     left = [line for launcher in launchers.values() for line in launcher.left()]
     assert not left, "\n".join(left)
@@ -102,5 +111,5 @@ def nothing_is_left(launchers: Launchers) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def runs(launcher: Launcher) -> dict[str, Run]:
-    """See shared.py."""
+    """Return the runs of shared.py, by name."""
     return shared_runs(launcher)

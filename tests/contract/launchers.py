@@ -1,4 +1,4 @@
-"""The two launchers, started the same way: a folder of its own for each run, a clean environment, nothing left behind."""
+"""Run raylaunch or torchrun in a folder of its own with a clean environment, and find processes that are left behind."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from typing import Any
 
 import pytest
 
+from tests.contract.warm_torchrun import ForkedProcess, WarmTorchrun
 from tests.private_cluster import MARK, Cluster, end_marked, marked
 
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT = 250.0
-"""Seconds that any run may take before it counts as hung."""
+"""Seconds after which a run counts as hung."""
 
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 def clean_env() -> dict[str, str]:
-    """What of our own environment a run may see: no settings of a launcher, of Ray or of pytest."""
+    """Return the environment of a run: without settings of a launcher, of Ray or of pytest."""
     return {name: os.environ[name] for name in KEPT if name in os.environ}
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 100.0) -> None:
-    """Wait for it, at most that long."""
+    """Wait until the condition is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -43,15 +44,15 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 100.
 
 @dataclass
 class Run:
-    """A launcher's process, and what it and its workers left in its folder."""
+    """A launcher's process and its folder, with the files that it and its workers wrote."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     folder: Path
     mark: str
     name: str = "terminal"
     left: list[int] = field(default_factory=list)
     peers: list[Run] = field(default_factory=list)
-    """The launchers of further nodes, where each node has its own."""
+    """The launchers of the other nodes: torchrun has one per node."""
 
     @property
     def code(self) -> int:
@@ -69,11 +70,11 @@ class Run:
 
     @property
     def said(self) -> str:
-        """Everything, for the message of a failed assertion."""
+        """The exit code and all output, for the message of a failed assertion."""
         return f"exit code {self.process.poll()}\nstdout:\n{self.out[-4000:]}\nstderr:\n{self.err[-8000:]}"
 
     def wait(self) -> Run:
-        """For its end, and for that of every process below it."""
+        """Wait until the launcher and every process below it have ended."""
         try:
             self.process.wait(LIMIT)
         except subprocess.TimeoutExpired:
@@ -87,31 +88,31 @@ class Run:
         return self
 
     def end(self) -> None:
-        """Whatever still runs, by force."""
+        """Kill the processes that still run."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         end_marked(self.mark)
 
     def alive(self, *pids: int) -> list[int]:
-        """Those that run: no zombies that wait for the machine's init, no strangers with a used number."""
+        """Return the pids that are running processes of this run: no zombies, and no others that got a reused pid."""
         return sorted(set(pids) & set(marked(self.mark)))
 
     def answer(self, name: str) -> Any:
-        """A JSON file that a script wrote."""
+        """Return the content of a JSON file that a script wrote."""
         path = self.folder / f"{name}.json"
         assert path.exists(), f"no {path.name}: {self.said}"
         return json.loads(path.read_text())
 
     def answers(self) -> dict[int, Any]:
-        """Of all ranks, by rank."""
+        """Return what each rank wrote, by rank."""
         return {int(path.stem): json.loads(path.read_text()) for path in sorted(self.folder.glob("[0-9]*.json"))}
 
     def files(self, pattern: str) -> list[Path]:
         return sorted(self.folder.rglob(pattern))
 
     def wait_for(self, *names: str) -> Run:
-        """Until these files are there, or it has ended."""
+        """Wait until these files exist; fail if the launcher ends before."""
         wait_until(
             lambda: all((self.folder / name).exists() for name in names) or self.process.poll() is not None,
             f"{names}",
@@ -123,11 +124,12 @@ class Run:
 
 @dataclass
 class Launcher:
-    """One of the two. `cluster` is raylaunch's."""
+    """raylaunch, with its cluster, or torchrun. `warm` is the process that torchrun is forked from."""
 
     name: str
     new_folder: Callable[[], Path]
     cluster: Cluster | None = None
+    warm: WarmTorchrun | None = None
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -135,7 +137,7 @@ class Launcher:
         return self.name == "raylaunch"
 
     def either(self, raylaunch: Any, torchrun: Any) -> Any:
-        """What is expected of whom, where the two differ on purpose."""
+        """Return what is expected of this launcher, where the two differ on purpose."""
         return raylaunch if self.ours else torchrun
 
     def start(
@@ -149,30 +151,40 @@ class Launcher:
         program: Sequence[str] = (),
         stdin: str = "",
     ) -> Run:
-        """Start it. `torch`: its workers want torch, so that raylaunch should preload it; `legacy`: the old
-        `torch.distributed.launch`, or with `local-rank` our flag in its place; `program`: this instead of the launcher;
-        `stdin`: what can be read there."""
+        """Start the launcher.
+
+        `torch`: the script uses torch, so raylaunch preloads it. `legacy`: run `torch.distributed.launch`, or for
+        `local-rank` raylaunch with `--pass-local-rank`. `program`: run this in place of the launcher. `stdin`: its text.
+        """
         folder = folder or self.new_folder()
         mark = secrets.token_hex(8)
         (folder / f"{name}.in").write_text(stdin)
         with contextlib.ExitStack() as files:
             out, err = (files.enter_context((folder / f"{name}.{end}").open("wb")) for end in ("out", "err"))
-            words = files.enter_context((folder / f"{name}.in").open())
-            process = subprocess.Popen(
-                [*(program or self._program(torch=torch, legacy=legacy)), *map(str, args)],
-                cwd=folder,
-                env=self.env() | {MARK: mark} | (env or {}),
-                stdin=words,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+            stdin_file = files.enter_context((folder / f"{name}.in").open())
+            whole_env = self.env() | {MARK: mark} | (env or {})
+            process: subprocess.Popen[bytes] | ForkedProcess
+            if self.warm and not program:
+                module = "torch.distributed.launch" if legacy else "torch.distributed.run"
+                process = self.warm.start(
+                    module, [*map(str, args)], env=whole_env, cwd=folder, files=(stdin_file, out, err)
+                )
+            else:
+                process = subprocess.Popen(
+                    [*(program or self._program(torch=torch, legacy=legacy)), *map(str, args)],
+                    cwd=folder,
+                    env=whole_env,
+                    stdin=stdin_file,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
         run = Run(process, folder, mark, name)
         self.runs.append(run)
         return run
 
     def run(self, *args: object, **how: Any) -> Run:
-        """Start it and wait for its end."""
+        """Start the launcher and wait until it has ended."""
         return self.start(*args, **how).wait()
 
     def env(self) -> dict[str, str]:
@@ -182,8 +194,7 @@ class Launcher:
         return clean_env() | token | {"RAY_ADDRESS": self.cluster.address}
 
     def _program(self, *, torch: bool, legacy: str) -> list[str]:
-        if not self.ours:
-            return [sys.executable, "-m", "torch.distributed.launch" if legacy else "torch.distributed.run"]
+        assert self.ours
         return [
             *(sys.executable, "-m", "raylaunch", "--set", "placement=pack"),
             *(() if torch else ("--set", "preload=[]")),
@@ -191,7 +202,7 @@ class Launcher:
         ]
 
     def left(self) -> list[str]:
-        """Processes that outlived the runs that started them, since this was last asked; ends them."""
+        """End the processes that outlived their runs since the last call, and return their descriptions."""
         runs, self.runs = self.runs, []
         found = []
         for run in runs:
@@ -201,13 +212,13 @@ class Launcher:
         return found
 
     def script(self, name: str, folder: Path, to: str | None = None) -> str:
-        """A copy of one of `scripts/` in the folder; its name there."""
+        """Copy one of `scripts/` into the folder and return its name there."""
         shutil.copy(SCRIPTS / name, folder / (to or name))
         return to or name
 
 
 def together(work: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Do it all, three at a time: two cores, and one that waits."""
+    """Run all tasks, three at a time: two cores, and one task that waits. Return the results by name."""
     with ThreadPoolExecutor(max_workers=3) as pool:
         waiting = {name: pool.submit(task) for name, task in work.items()}
         return {name: future.result() for name, future in waiting.items()}

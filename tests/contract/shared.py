@@ -1,4 +1,4 @@
-"""Runs that many tests look at: starting a launcher costs seconds, looking at what it did costs nothing."""
+"""Runs that many tests share, since starting a launcher takes seconds."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from tests.contract.launchers import SCRIPTS, Launcher, Run, together
 from tests.private_cluster import free_ports
 
 SCRIPT_ARGS = ("--lr", "1e-3", "--nnodes", "7", "-m", "${local_rank}", "a$$b", "", "--tee")
-"""For the script alone, whatever they look like."""
+"""Arguments that only the script may interpret, whatever they look like."""
 
 
 def shared_runs(launcher: Launcher) -> dict[str, Run]:
-    """All of them, a few at a time."""
+    """Start all runs, a few at a time, and return them by name."""
     kinds = (static, standalone, command, module, local_rank, use_env, elastic, two_nodes, sum_over_two_nodes)
     found = together({kind.__name__: lambda kind=kind: kind(launcher) for kind in kinds})
     return {name: run.wait() for name, run in found.items()}
 
 
 def static(launcher: Launcher) -> Run:
-    """Four workers with most flags there are, in both spellings and one abbreviated."""
+    """Run four workers with most of the flags, in both spellings and with one abbreviated."""
     (port,) = free_ports(1)
     return launcher.run(
         *("--nnodes", 1, "--nproc_per_node", 4, "--rdzv-id", "contract", "--max_restarts=2", "--role", "trainer"),
@@ -39,7 +39,7 @@ def static(launcher: Launcher) -> Run:
 
 
 def standalone(launcher: Launcher) -> Run:
-    """A store by its address, and the script run as a path."""
+    """Run with a given store address, and the script as a path."""
     return launcher.run(
         *("--standalone", "--nproc-per-node", 2, "--rdzv_id", "ignored", "--run-path", SCRIPTS / "world.py", "tcp"),
         torch=True,
@@ -47,7 +47,7 @@ def standalone(launcher: Launcher) -> Run:
 
 
 def command(launcher: Launcher) -> Run:
-    """Everything said by the environment; the entry point is no Python."""
+    """Run a shell script with all flags in the environment."""
     return launcher.run(
         SCRIPTS / "early.sh",
         env={
@@ -68,7 +68,7 @@ def command(launcher: Launcher) -> Run:
 
 
 def module(launcher: Launcher) -> Run:
-    """`-m`, other streams for each worker, and only some of them on the terminal."""
+    """Run a module with other redirections for each worker, of which only some are shown."""
     folder = launcher.new_folder()
     launcher.script("record.py", folder, to="job.py")
     return launcher.run(
@@ -96,7 +96,7 @@ def use_env(launcher: Launcher) -> Run:
 
 
 def elastic(launcher: Launcher) -> Run:
-    """Up to two nodes, of which only one ever comes."""
+    """Run an elastic job of up to two nodes, of which only one exists."""
     return launcher.run(
         *("--nnodes", "1:2", "--nproc-per-node", 5, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
         *(
@@ -119,7 +119,7 @@ def sum_over_two_nodes(launcher: Launcher) -> Run:
 
 
 def on_nodes(launcher: Launcher, nnodes: str, nproc: int, *command: str, torch: bool = False) -> Run:
-    """raylaunch is started once; torchrun once for each of the two nodes, the second one being the first one's peer."""
+    """Run on two nodes. raylaunch is started once, torchrun once per node; the second is a peer of the first."""
     flags = (
         *("--nnodes", nnodes, "--nproc-per-node", nproc, "--rdzv-id", "nodes", "--rdzv-backend", "c10d"),
         *("--rdzv-conf", "last_call_timeout=60"),
@@ -136,7 +136,7 @@ def on_nodes(launcher: Launcher, nnodes: str, nproc: int, *command: str, torch: 
 
 
 def environments(run: Run) -> dict[int, dict[str, str]]:
-    """The environment of each worker that `env -0` wrote into a file named by its rank."""
+    """Return each worker's environment from the file, named by its rank, into which `env -0` wrote it."""
     found = {}
     for path in sorted(run.folder.glob("[0-9]*")):
         if path.suffix == "":
@@ -146,12 +146,12 @@ def environments(run: Run) -> dict[int, dict[str, str]]:
 
 
 def envs(run: Run) -> dict[int, dict[str, str]]:
-    """The environment of each worker, whichever way its script wrote it down."""
+    """Return each worker's environment, by rank, from whichever file its script wrote."""
     found = {rank: answer["env"] for rank, answer in run.answers().items()} or environments(run)
     assert found, run.said
     return found
 
 
 def log_folders(run: Run) -> dict[int, Path]:
-    """Where each worker's files are: both launchers tell it by the name of its error file."""
+    """Return the folder of each worker's log files; both launchers put the error file into it."""
     return {rank: (run.folder / env["TORCHELASTIC_ERROR_FILE"]).parent for rank, env in envs(run).items()}

@@ -1,4 +1,4 @@
-"""Flags, their defaults in the environment, the ways to name what is run, and what is refused."""
+"""Flags, their defaults in the environment, the ways to name the entrypoint, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_rank_runs_once_and_the_exit_code_is_0(runs: dict[str, Run], name:
 
 
 def test_arguments_after_the_script_are_the_scripts(runs: dict[str, Run]) -> None:
-    """`${local_rank}` is each worker's own, and as a consequence `$$` is `$`; everything else stays as it is."""
+    """`${local_rank}` is replaced for each worker, which turns `$$` into `$`; everything else is unchanged."""
     for name, script in (("static", [str(SCRIPTS / "world.py"), "env", "rpc"]), ("module", ["job.py"])):
         for rank, answer in runs[name].answers().items():
             head = [os.path.basename(answer["argv"][0]) if name == "module" else answer["argv"][0]]
@@ -62,7 +62,7 @@ def test_the_script_is_main(runs: dict[str, Run]) -> None:
 
 
 def test_the_local_rank_comes_first_if_asked_for(runs: dict[str, Run]) -> None:
-    """`torch.distributed.launch` does so unless it is told `--use-env`; raylaunch if it is told `--pass-local-rank`."""
+    """`torch.distributed.launch` does so without `--use-env`, raylaunch with `--pass-local-rank`."""
     for rank, answer in runs["local_rank"].answers().items():
         assert answer["argv"][1:] == [f"--local-rank={rank}", "--lr", "1e-3"]
         assert answer["env"]["LOCAL_RANK"] == str(rank)
@@ -71,19 +71,19 @@ def test_the_local_rank_comes_first_if_asked_for(runs: dict[str, Run]) -> None:
 
 
 def test_the_command_line_wins_over_the_environment(runs: dict[str, Run]) -> None:
-    """PET_NPROC_PER_NODE=1 was set."""
+    """PET_NPROC_PER_NODE=1 is set, but the flag asks for more."""
     assert len(runs["module"].answers()) == 4
 
 
 def test_workers_that_finish_early_do_not_end_the_others(runs: dict[str, Run]) -> None:
-    """In these scripts rank 0 ends at once, and the others only when they have seen that its process is gone."""
+    """In these scripts rank 0 ends at once, and the others end when its process is gone."""
     for name, ranks in (("command", 4), ("two_nodes", 8)):
         assert runs[name].code == 0, runs[name].said
         assert len(envs(runs[name])) == ranks
 
 
 def test_an_elastic_job_starts_with_the_nodes_that_are_there(runs: dict[str, Run]) -> None:
-    """`--nnodes 1:2` where no second one comes, and a quoted `--rdzv-conf` as some shells' users write it."""
+    """`--nnodes 1:2` with one node, and a quoted `--rdzv-conf`, as some scripts write it."""
     for env in runs["elastic"].answers().values():
         assert (env["env"]["GROUP_WORLD_SIZE"], env["env"]["WORLD_SIZE"]) == ("1", "5")
 
@@ -109,7 +109,7 @@ def test_a_function_gives_its_results_by_rank(others: dict[str, Run]) -> None:
 
 
 def test_a_worker_for_each_cpu(launcher: Launcher, others: dict[str, Run]) -> None:
-    """Those that this process may use, or those that Ray counts on the node."""
+    """The CPUs that this process may use, or those that Ray counts on the node."""
     assert others["cpu"].code == 0, others["cpu"].said
     assert len(others["cpu"].answers()) == launcher.either(8, len(os.sched_getaffinity(0)))
 
@@ -142,7 +142,7 @@ BAD: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
         for value in values
     },
 }
-"""What is refused: arguments, environment, torchrun's exception, a word that our message must have."""
+"""What is refused: arguments, environment, torchrun's exception, and a text in raylaunch's message."""
 
 ENDPOINTS = {
     "endpoint without a port": ("--rdzv-backend", "static", "--rdzv-endpoint", "localhost", "--nnodes", "1", *TRUE),
@@ -173,15 +173,15 @@ GOOD: dict[str, tuple[tuple[str, ...], dict[str, str], dict[str, Any]]] = {
         {"tee": "{0: <Std.NONE: 0>, 1: <Std.ALL: 3>, 2: <Std.ERR: 2>}"},
     ),
 }
-"""What is taken: arguments, environment, what torchrun makes of it."""
+"""What is accepted: arguments, environment, and what torchrun makes of it."""
 
 SEEN_NOWHERE_ELSE = ("from two to twenty", "nproc auto", "stderr", "both", "one rank", "three ranks")
-"""What no run of ours shows: of the others it is seen what becomes of them."""
+"""Accepted command lines that no run of raylaunch tests; the others are run."""
 
 
 @pytest.fixture(scope="module")
 def refused(launcher: Launcher) -> dict[str, dict[str, Any]]:
-    """The error of each: of torchrun the exception, of raylaunch the whole run."""
+    """Return the error of each command line: torchrun's exception, or raylaunch's run."""
     questions = {name: (argv, env) for name, (argv, env, *_) in BAD.items()}
     if not launcher.ours:
         return ask_torchrun(questions | {name: (argv, {}) for name, argv in ENDPOINTS.items()}, only_parse=False)
@@ -212,7 +212,7 @@ def ask_torchrun(questions: dict[str, Any], *, only_parse: bool) -> dict[str, di
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_makes_no_sense_is_refused(launcher: Launcher, refused: dict[str, dict[str, Any]], name: str) -> None:
-    """torchrun raises (exit code 1) or exits with 2; raylaunch says what is wrong, exits with 2 and leaves nothing."""
+    """torchrun raises (exit code 1) or exits with 2; raylaunch prints what is wrong, exits with 2 and leaves no files."""
     _, _, error, word = BAD[name]
     if not launcher.ours:
         assert refused[name]["error"] == error
@@ -227,7 +227,7 @@ def test_what_makes_no_sense_is_refused(launcher: Launcher, refused: dict[str, d
 
 @pytest.fixture(scope="module")
 def understood() -> dict[str, dict[str, Any]]:
-    """What torchrun makes of good command lines, all in one process."""
+    """Return what torchrun makes of correct command lines, all in one process."""
     return ask_torchrun({name: ((*argv, ECHO), env) for name, (argv, env, _) in GOOD.items()}, only_parse=True)
 
 
@@ -240,7 +240,7 @@ def test_torchrun_takes_what_makes_sense(understood: dict[str, dict[str, Any]], 
 
 @pytest.fixture(scope="module")
 def taken(launcher: Launcher) -> dict[str, Run]:
-    """Runs for which there is no cluster to be found."""
+    """Return runs for which there is no cluster."""
     nobody = {"RAY_ADDRESS": "127.0.0.1:1"}
     tasks = {
         name: lambda argv=argv, env=env: launcher.run(*argv, ECHO, env=env | nobody, program=BARE)
@@ -253,7 +253,7 @@ def taken(launcher: Launcher) -> dict[str, Run]:
 @pytest.mark.raylaunch_only("asked in one process, above")
 @pytest.mark.parametrize("name", SEEN_NOWHERE_ELSE)
 def test_what_makes_sense_is_taken(taken: dict[str, Run], name: str) -> None:
-    """raylaunch goes on to look for its cluster, which is another exit code than that of a bad command line."""
+    """raylaunch looks for its cluster next, and fails with another exit code than for a wrong command line."""
     assert taken[name].code == 3, taken[name].said
 
 
@@ -265,14 +265,14 @@ def test_local_ranks_beyond_nine_can_be_named(launcher: Launcher) -> None:
 
 @pytest.mark.raylaunch_only("asked in the table of what is taken")
 def test_the_shutdown_timeout_is_30_unless_said_otherwise(runs: dict[str, Run]) -> None:
-    """Not at all; by TORCH_ELASTIC_SHUTDOWN_TIMEOUT; by the flag, which wins, and may be 0."""
+    """It is not given; given as TORCH_ELASTIC_SHUTDOWN_TIMEOUT; given by the flag, which overrides that and may be 0."""
     found = [yaml.safe_load(runs[name].files("job.yaml")[0].read_text()) for name in ("static", "command", "module")]
     assert [job["shutdown_timeout"] for job in found] == [30, 7, 0]
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
 def test_an_endpoint_that_leads_nowhere(launcher: Launcher, refused: dict[str, dict[str, Any]], name: str) -> None:
-    """torchrun's static rendezvous needs host and port; raylaunch has no rendezvous, and says that it needs none."""
+    """torchrun's static rendezvous needs a host and a port; raylaunch has no rendezvous, and says so."""
     if launcher.ours:
         run = launcher.run(*ENDPOINTS[name], env={"RAY_ADDRESS": "127.0.0.1:1"}, program=BARE)
         assert run.code == 3, run.said

@@ -1,4 +1,4 @@
-"""One script says all it can find out about itself, under torchrun and under raylaunch, and the two are compared."""
+"""Compare everything that a script can find out about its process under torchrun and under raylaunch."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ WANTED: dict[str, str] = {
     "sys.meta_path": "takes note of what is imported, to have it ready at the next start",
     "sys.path": "our own package comes last, where it is not installed",
 }
-"""Field of the dump: why a worker of ours differs there. `env X` is the variable X."""
+"""Fields of the dump in which a worker of raylaunch differs, and why. `env X` is the variable X."""
 
 
 @pytest.fixture(scope="module")
 def dumps(launchers: Mapping[str, Launcher], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Of a lone worker with every default, in the same folder."""
+    """Return the dumps of a single worker with all defaults, run in the same folder by both launchers."""
     folder = tmp_path_factory.mktemp("dump")
     shutil.copy(DUMP, folder / "train.py")
 
     def start(name: str) -> Run:
         flags = ("--redirects", 3, "--log-dir", name, "train.py", "--lr", "1e-3", "")
-        return launchers[name].run(*flags, folder=folder, torch=True, name=name, stdin="words\n")
+        program = () if name == "raylaunch" else (sys.executable, "-m", "torch.distributed.run")  # no fork of another
+        return launchers[name].run(*flags, folder=folder, torch=True, name=name, stdin="words\n", program=program)
 
     names = ("raylaunch", "torchrun")
     runs = together({name: lambda name=name: start(name) for name in names})
@@ -61,7 +62,7 @@ def dumps(launchers: Mapping[str, Launcher], tmp_path_factory: pytest.TempPathFa
 
 
 def fields(dump: dict[str, Any]) -> dict[str, Any]:
-    """Python may be called by any of the names that it has in its folder."""
+    """Replace the names that one Python has in its folder by one of them."""
     python = re.escape(str(Path(sys.executable).parent)) + r"/python[\d.]*"
     dump = json.loads(re.sub(python, "python", json.dumps(dump)))
     env = {f"env {name}": value for name, value in dump.pop("env").items() if name != MARK}
@@ -69,7 +70,7 @@ def fields(dump: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_workers_differ_only_where_they_should(dumps: dict[str, dict[str, Any]]) -> None:
-    """A difference that is not in the table fails, and so does one in the table that is none."""
+    """Each difference is in the table, and each row of the table is a difference."""
     ours, theirs = fields(dumps["raylaunch"]), fields(dumps["torchrun"])
     missing = object()
     differences = {
@@ -82,7 +83,7 @@ def test_workers_differ_only_where_they_should(dumps: dict[str, dict[str, Any]])
 
 
 def test_a_lone_worker_is_the_default(dumps: dict[str, dict[str, Any]]) -> None:
-    """One worker, no OMP_NUM_THREADS."""
+    """For one worker, OMP_NUM_THREADS is not set."""
     for name, dump in dumps.items():
         assert (dump["env"]["WORLD_SIZE"], dump["env"]["LOCAL_WORLD_SIZE"]) == ("1", "1"), name
         assert "OMP_NUM_THREADS" not in dump["env"], name

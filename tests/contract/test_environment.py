@@ -1,4 +1,4 @@
-"""The environment of a worker: which variables, with which values, and what the ranks can do with them."""
+"""The environment variables of a worker, their values, and what the ranks can do with them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_values_of_a_single_node(runs: dict[str, Run]) -> None:
 
 
 def test_values_of_two_nodes(runs: dict[str, Run]) -> None:
-    """Ranks 0 to 7, consecutive on each node, and one address of the store for all."""
+    """Ranks 0 to 7 are consecutive on each node, and all workers get the same store address."""
     found = envs(runs["two_nodes"])
     assert sorted(found) == list(range(8)), runs["two_nodes"].said
     for rank, env in found.items():
@@ -78,7 +78,7 @@ def test_a_health_check_port_is_visible_if_it_was_set(runs: dict[str, Run]) -> N
 
 
 def test_a_timer_file_is_visible_if_timers_are_enabled(runs: dict[str, Run]) -> None:
-    """One for all workers of a node, named by the launcher or by the one who set it; otherwise none."""
+    """All workers of a node share one, named by the launcher or by the user; otherwise there is none."""
     (name,) = {env.get("TORCHELASTIC_TIMER_FILE") for env in envs(runs["module"]).values()}
     assert name
     assert {env.get("TORCHELASTIC_TIMER_FILE") for env in envs(runs["command"]).values()} == {"/tmp/given-timer"}
@@ -86,7 +86,7 @@ def test_a_timer_file_is_visible_if_timers_are_enabled(runs: dict[str, Run]) -> 
 
 
 def test_one_thread_for_each_of_several_workers(runs: dict[str, Run]) -> None:
-    """OMP_NUM_THREADS is what it was; where it was not set, 1."""
+    """OMP_NUM_THREADS keeps its value; if it was not set, it is 1."""
     assert {env["OMP_NUM_THREADS"] for env in envs(runs["static"]).values()} == {"1"}
     assert {env["OMP_NUM_THREADS"] for env in envs(runs["module"]).values()} == {"3"}
 
@@ -99,13 +99,13 @@ def test_signals_to_handle_are_told(runs: dict[str, Run]) -> None:
 
 
 def test_a_virtual_local_rank_is_0(runs: dict[str, Run]) -> None:
-    """For everyone, and each sees its own device alone."""
+    """LOCAL_RANK is 0 for all workers, and each sees only its own device."""
     for rank, env in envs(runs["elastic"]).items():
         assert (env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) == ("0", str(rank))
 
 
 def test_a_run_id_is_taken(launcher: Launcher, runs: dict[str, Run]) -> None:
-    """`--standalone` makes torchrun invent its own; raylaunch keeps the one that was given."""
+    """With `--standalone` torchrun makes up a run id; raylaunch keeps the one that was given."""
     assert {env["TORCHELASTIC_RUN_ID"] for env in envs(runs["command"]).values()} == {"from-pet"}
     assert {env["TORCHELASTIC_RUN_ID"] for env in envs(runs["elastic"]).values()} == {"grows"}
     (found,) = {env["TORCHELASTIC_RUN_ID"] for env in envs(runs["standalone"]).values()}
@@ -125,14 +125,14 @@ def test_torch_knows_that_it_was_launched(runs: dict[str, Run]) -> None:
     ],
 )
 def test_all_ranks_sum_up(runs: dict[str, Run], name: str, total: float) -> None:
-    """`env://` and `tcp://localhost:$MASTER_PORT` meet in the store that the launcher holds."""
+    """`env://` and `tcp://localhost:$MASTER_PORT` connect to the store that the launcher started."""
     run = runs[name]
     assert run.code == 0, run.said
     assert {answer["sum"] for answer in run.answers().values()} == {total}
 
 
 def test_workers_call_each_other(runs: dict[str, Run]) -> None:
-    """torch.distributed.rpc."""
+    """Workers can use torch.distributed.rpc."""
     assert [answer["doubled"] for answer in runs["static"].answers().values()] == [0, 2, 4, 6]
 
 

@@ -1,4 +1,4 @@
-"""Workers that fail: exit codes, error files, reports, restarts, and what becomes of the others."""
+"""Failing workers: exit codes, error files, reports, restarts, and what happens to the other workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHELL = ("--no-python", SCRIPTS / "fail.sh")
 
 @pytest.fixture(scope="module")
 def failed(launcher: Launcher) -> dict[str, Run]:
-    """Every kind of failure, a few at a time."""
+    """Start a run for every kind of failure, a few at a time."""
     commands: dict[str, tuple[object, ...]] = {
         "raise": ("--nproc-per-node", 2, SCRIPTS / "fail.py", "raise"),
         "sys.exit": (SCRIPTS / "fail.py", "exit"),
@@ -45,19 +45,19 @@ def failed(launcher: Launcher) -> dict[str, Run]:
 
 
 def start(launcher: Launcher, *argv: object) -> Run:
-    """Its parent wants an error file of the launcher itself."""
+    """Run with TORCHELASTIC_ERROR_FILE set for the launcher itself."""
     folder = launcher.new_folder()
     parents = {"TORCHELASTIC_ERROR_FILE": str(folder / "parents.json")}
     return launcher.run("--log-dir", "logs", *argv, env=parents, folder=folder, torch="fail.py" in str(argv))
 
 
 def starts(run: Run, rank: int) -> list[str]:
-    """TORCHELASTIC_RESTART_COUNT of each start of a worker."""
+    """Return TORCHELASTIC_RESTART_COUNT of each start of a worker."""
     return (run.folder / f"starts-{rank}").read_text().split()
 
 
 def error_file(run: Run) -> dict:
-    """The one that a worker has left."""
+    """Return the error file that a worker wrote."""
     (path,) = run.files("error.json")
     return json.loads(path.read_text())
 
@@ -71,13 +71,13 @@ def test_the_exit_code_is_1_whatever_the_workers_was(failed: dict[str, Run], kin
 
 
 def test_nodes_do_not_wait_for_each_other_when_they_fail(failed: dict[str, Run]) -> None:
-    """Their common end is a failure long before torchrun's exit barrier of five minutes."""
+    """The job fails long before torchrun's exit barrier of five minutes is over."""
     run = failed["two nodes"]
     assert [one.code for one in (run, *run.peers)] == [1] * (1 + len(run.peers)), run.said
 
 
 def test_an_exception_is_in_the_error_file(failed: dict[str, Run]) -> None:
-    """In the form of `@record`."""
+    """The error file has the format of `@record`."""
     message = error_file(failed["raise"])["message"]
     assert message["message"] == "RuntimeError: no such shard"
     assert message["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):")
@@ -86,7 +86,7 @@ def test_an_exception_is_in_the_error_file(failed: dict[str, Run]) -> None:
 
 
 def test_the_parent_gets_a_copy_of_the_root_cause(launcher: Launcher, failed: dict[str, Run]) -> None:
-    """With the worker's exit code in it. raylaunch's has the whole traceback, where `@record` leaves out `<module>`."""
+    """It contains the worker's exit code. raylaunch's has the whole traceback; `@record` omits `<module>`."""
     run = failed["raise"]
     original, copy = error_file(run)["message"], run.answer("parents")["message"]
     assert (copy["message"], copy["errorCode"]) == (original["message"], 1)
@@ -101,7 +101,7 @@ def test_the_parent_gets_the_flat_form_as_it_is(failed: dict[str, Run]) -> None:
 
 
 def test_the_report_of_an_exception(failed: dict[str, Run]) -> None:
-    """Every field that torchrun names."""
+    """The report has every field of torchrun's report."""
     text = failed["raise"].err
     root = text[text.rindex("Root Cause (first observed failure):") :]
     (path,) = failed["raise"].files("error.json")
@@ -117,14 +117,14 @@ def test_the_report_of_an_exception(failed: dict[str, Run]) -> None:
 
 
 def test_the_others_are_ended_with_their_children(failed: dict[str, Run]) -> None:
-    """Rank 0 would have slept for ten minutes, and so would its child."""
+    """Rank 0 and its child would sleep for ten minutes."""
     pids = [int(word) for word in (failed["raise"].folder / "pids").read_text().split()]
     assert len(pids) == 2
     assert failed["raise"].alive(*pids) == []
 
 
 def test_who_was_ended_by_us(launcher: Launcher, failed: dict[str, Run]) -> None:
-    """torchrun lists it among the failures; raylaunch only says that it stopped it."""
+    """torchrun lists it as a failure; raylaunch says only that it stopped it."""
     assert bool(re.search(r"exitcode +: -15", failed["raise"].err)) is not launcher.ours
 
 
@@ -135,7 +135,7 @@ def test_a_signal_is_named_in_the_report(failed: dict[str, Run]) -> None:
 
 
 def test_a_worker_with_no_error_file(failed: dict[str, Run]) -> None:
-    """There is none to be named, and none to be copied."""
+    """The report names no error file, and none is copied."""
     run = failed["segfault"]
     assert "error_file: <N/A>" in run.err, run.said
     assert not (run.folder / "parents.json").exists()
@@ -147,7 +147,7 @@ def test_a_workers_exit_code_is_in_the_report(failed: dict[str, Run]) -> None:
 
 
 def test_an_exit_is_no_exception(failed: dict[str, Run]) -> None:
-    """`sys.exit(138)` leaves no error file, under `@record` or not."""
+    """`sys.exit(138)` writes no error file, with `@record` or without."""
     for kind in ("sys.exit", "always"):
         assert failed[kind].files("error.json") == []
 
@@ -162,7 +162,7 @@ def test_the_flat_form_of_an_error_file(failed: dict[str, Run], kind: str) -> No
 @pytest.mark.raylaunch_only("raises its own parser's exception instead of a report")
 @pytest.mark.parametrize("kind", ["malformed", "no-message"])
 def test_an_error_file_that_cannot_be_read(failed: dict[str, Run], kind: str) -> None:
-    """It is said, and the report has all the rest."""
+    """The report says so, and contains everything else."""
     run = failed[kind]
     assert run.code == 1, run.said
     assert "Traceback" not in run.err, run.said
@@ -177,7 +177,7 @@ def test_a_program_that_is_not_there(failed: dict[str, Run]) -> None:
 
 @pytest.mark.raylaunch_only("finds out when its worker does, and fails as for any other reason")
 def test_a_script_that_is_not_there(failed: dict[str, Run]) -> None:
-    """It is seen before anything is started."""
+    """raylaunch notices it before it starts anything."""
     run = failed["missing script"]
     assert run.code == 2, run.said
     assert "no-such-script.py" in run.err, run.said
@@ -189,7 +189,7 @@ def test_restarts_are_used_up_and_then_the_job_fails(failed: dict[str, Run]) -> 
 
 
 def test_a_worker_that_is_killed_is_started_again(failed: dict[str, Run]) -> None:
-    """All of them are: one of the three restarts is spent, and the job ends well."""
+    """All workers are restarted: one of the three restarts is used, and the job succeeds."""
     run = failed["once"]
     assert run.code == 0, run.said
     assert [starts(run, rank) for rank in (0, 1)] == [["0", "1"], ["0", "1"]]
@@ -202,14 +202,14 @@ def test_each_attempt_keeps_its_files(failed: dict[str, Run]) -> None:
 @pytest.mark.raylaunch_only("nobody notices that an agent was killed, and its workers live on")
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
 def test_a_killed_agent_is_replaced_or_done_without(failed: dict[str, Run], nnodes: str) -> None:
-    """That costs no restart, and the job ends well."""
+    """This uses no restart, and the job succeeds."""
     run = failed[f"an agent of {nnodes}"]
     assert run.code == 0, run.said
     assert (run.folder / "go").exists()
 
 
 def lose_an_agent(launcher: Launcher, nnodes: str) -> Run:
-    """Of two nodes, one's agent is killed when both have their worker."""
+    """Kill the agent of one of two nodes when both run their worker."""
     flags = ("--nnodes", nnodes, "--nproc-per-node", 1, "--max-restarts", 0, "--set", "last_call=1")
     run = launcher.start(*flags, SCRIPTS / "lose.py").wait_for("up-0", "up-1")
     agent = agent_of(int((run.folder / "up-1").read_text()))
@@ -219,7 +219,7 @@ def lose_an_agent(launcher: Launcher, nnodes: str) -> Run:
 
 
 def agent_of(pid: int) -> int:
-    """Ray's worker process above one of ours."""
+    """Return the pid of the Ray worker process that is an ancestor of a worker."""
     while not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid

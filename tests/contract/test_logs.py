@@ -1,4 +1,4 @@
-"""Where the output of workers goes: their files, the terminal, the filters between."""
+"""The output of workers: their log files, the terminal, and the filters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FRUITS = ("apple", "pear, green", "plum")
 
 
 def terminal(text: str) -> list[str]:
-    """The lines of the workers; those of the launchers themselves look different."""
+    """Return the lines of the workers; lines of the launchers look different."""
     return sorted(line for line in text.splitlines() if re.search(r"(out|err) of \d$", line))
 
 
 def test_tee_writes_to_files_and_to_the_terminal(runs: dict[str, Run]) -> None:
-    """`--tee 3`: each line is in its worker's file as it was, and on the same stream of the terminal with its prefix."""
+    """`--tee 3` writes each line unchanged to its worker's file, and with a prefix to the same stream of the terminal."""
     run = runs["static"]
     for stream, text in (("out", run.out), ("err", run.err)):
         lines = [f"[trainer {rank} rank{rank}]: {fruit} {stream} of {rank}" for rank in range(4) for fruit in FRUITS]
@@ -50,7 +50,7 @@ def test_redirects_write_to_files_alone(runs: dict[str, Run]) -> None:
 
 
 def test_each_local_rank_has_its_own_rule(runs: dict[str, Run]) -> None:
-    """`--tee 0:3,1:1 --redirects 2:3,3:2 --local-ranks-filter 0,2,3`: 1 is not to be seen, 2 is redirected, half of 3."""
+    """`--tee 0:3,1:1 --redirects 2:3,3:2 --local-ranks-filter 0,2,3` hides rank 1, and redirects rank 2 and half of 3."""
     run = runs["module"]
     assert [line[-8:] for line in terminal(run.out)] == ["out of 0", "out of 3"], run.said
     assert [line[-8:] for line in terminal(run.err)] == ["err of 0"], run.said
@@ -62,14 +62,14 @@ def test_each_local_rank_has_its_own_rule(runs: dict[str, Run]) -> None:
 
 
 def test_what_no_flag_redirects(launcher: Launcher, runs: dict[str, Run]) -> None:
-    """torchrun keeps no file of it; raylaunch has files of everything."""
+    """torchrun writes no file for it; raylaunch writes files for all output."""
     folders = log_folders(runs["module"])
     for path in (folders[1] / "stderr.log", folders[3] / "stdout.log"):
         assert path.exists() is launcher.ours
 
 
 def test_lines_that_match_a_filter_are_copied(runs: dict[str, Run]) -> None:
-    """`apple,pear,, green` is two words; lines of all local ranks, with their prefixes, are in one file."""
+    """`apple,pear,, green` is two texts; one file contains the lines of all local ranks, with their prefixes."""
     (path,) = runs["static"].files("filtered_stdout.log")
     lines = [f"[trainer {rank} rank{rank}]: {fruit} out of {rank}" for rank in range(4) for fruit in FRUITS[:2]]
     assert sorted(path.read_text().splitlines()) == sorted(lines)
@@ -77,7 +77,7 @@ def test_lines_that_match_a_filter_are_copied(runs: dict[str, Run]) -> None:
 
 
 def test_the_layout_of_the_folder(runs: dict[str, Run]) -> None:
-    """With `--log-dir`: run, attempt from 0, worker."""
+    """With `--log-dir`, the layout is: run, attempt (from 0), worker."""
     run = runs["static"]
     for rank, folder in log_folders(run).items():
         assert re.fullmatch(rf"logs/contract_\w+/attempt_0/{rank}", str(folder.relative_to(run.folder)))
@@ -85,7 +85,7 @@ def test_the_layout_of_the_folder(runs: dict[str, Run]) -> None:
 
 @pytest.mark.raylaunch_only("has a temporary folder then")
 def test_the_layout_of_the_run_folder(runs: dict[str, Run]) -> None:
-    """Without `--log-dir`: what is run, its run id, attempt from 1, global rank."""
+    """Without `--log-dir`, the layout is: name of the job, run id, attempt (from 1), rank."""
     run = runs["elastic"]
     for rank, folder in log_folders(run).items():
         assert str(folder.relative_to(run.folder)) == f"runs/record/grows/attempt-1/rank-{rank}"
@@ -106,7 +106,7 @@ def thousands(stream: str) -> dict[int, list[str]]:
 
 @pytest.mark.parametrize("stream", STREAMS)
 def test_the_files_of_32_workers_have_all_their_lines(chatter: Run, stream: str) -> None:
-    """A thousand from each, all at once."""
+    """Each worker writes a thousand lines, all at the same time."""
     assert chatter.code == 0, chatter.said
     texts = [path.read_text() for path in chatter.files(STREAMS[stream])]
     assert {int(text.split()[1]): text.splitlines() for text in texts} == thousands(stream)
@@ -115,7 +115,7 @@ def test_the_files_of_32_workers_have_all_their_lines(chatter: Run, stream: str)
 @pytest.mark.raylaunch_only("its threads write into one stream: of 32000 lines hundreds are run together")
 @pytest.mark.parametrize("stream", STREAMS)
 def test_the_terminal_has_all_lines_of_32_workers(chatter: Run, stream: str) -> None:
-    """In order for each worker."""
+    """The lines of each worker are in order."""
     shown = defaultdict(list)
     for line in (chatter.out if stream == "out" else chatter.err).splitlines():
         if found := re.fullmatch(rf"\[default(\d+)\]:({stream} .*)", line):

@@ -1,4 +1,4 @@
-"""Signals to the launcher: what becomes of it and of the processes below it."""
+"""Signals to the launcher: what happens to it and to the processes below it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ON_REQUEST = ("SIGUSR1",)
 
 
 def sent(launcher: Launcher, name: str, *args: str) -> Run:
-    """Two workers and their children are up; the launcher alone gets the signal."""
+    """Start two workers with children, then send the signal to the launcher only."""
     run = launcher.start("--nproc-per-node", 2, *args).wait_for("up-0", "up-1")
     os.kill(run.process.pid, signal.Signals[name])
     return run.wait()
@@ -25,7 +25,7 @@ def sent(launcher: Launcher, name: str, *args: str) -> Run:
 
 @pytest.fixture(scope="module")
 def signalled(launcher: Launcher) -> dict[str, Run]:
-    """By each signal, a few at a time."""
+    """Stop a run with each signal, a few runs at a time."""
     more = ("--signals-to-handle", "SIGTERM,SIGUSR1,SIGUSR2")
     wanted: dict[str, tuple[str, ...]] = dict.fromkeys(ALWAYS, ()) | dict.fromkeys(ON_REQUEST, more)
     tasks = {name: lambda name=name, args=args: sent(launcher, name, *args, STAY) for name, args in wanted.items()}
@@ -37,7 +37,7 @@ def signalled(launcher: Launcher) -> dict[str, Run]:
 
 
 def below(run: Run) -> list[int]:
-    """The workers and their children."""
+    """Return the pids of the workers and their children."""
     return [int(word) for rank in (0, 1) for word in (run.folder / f"up-{rank}").read_text().split()[:2]]
 
 
@@ -56,7 +56,7 @@ def test_workers_get_the_signal_that_the_launcher_got(signalled: dict[str, Run],
 
 @pytest.mark.parametrize("name", [*ALWAYS, *ON_REQUEST])
 def test_the_exit_code_tells_of_the_signal(launcher: Launcher, signalled: dict[str, Run], name: str) -> None:
-    """torchrun: 1, with a traceback that names it; raylaunch: 128 and the signal's number, as a shell has it."""
+    """torchrun exits with 1 and a traceback that names the signal; raylaunch with 128 + the signal, as shells do."""
     run = signalled[name]
     assert run.code == launcher.either(128 + signal.Signals[name], 1), run.said
     assert name in run.err or f"got signal: {int(signal.Signals[name])}" in run.err

@@ -1,4 +1,4 @@
-"""The table in this folder's `__init__.py` names tests that there are."""
+"""The table in this package's `__init__.py` names only tests that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import its `story`."""
+"""Put this folder on sys.path, so that its tests can import `machine_helpers`, `simulation` and `replay_files`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example runs under torch's own launcher, and a resumed run is the run that was never interrupted."""
+"""The example runs under torchrun, and a resumed run gives the same result as an uninterrupted run."""
 
 import ast
 import contextlib
@@ -50,7 +50,7 @@ def state(folder: Path, step: int) -> dict[str, Any]:
 
 
 def assert_same(left: Any, right: Any) -> None:
-    """Equal to the last bit, all the way down."""
+    """Return whether two nested values are equal, tensors bit by bit."""
     assert type(left) is type(right)
     if isinstance(left, torch.Tensor):
         assert torch.equal(left, right)
@@ -67,7 +67,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 def workers_of(launcher: int) -> list[int]:
-    """The worker processes that a torchrun has started."""
+    """Return the pids of the workers that a torchrun started."""
     children = Path(f"/proc/{launcher}/task").glob("*/children")
     pids = [int(pid) for file in children for pid in file.read_text().split()]
     return [pid for pid in pids if SCRIPT.name in Path(f"/proc/{pid}/cmdline").read_text()]
@@ -75,19 +75,19 @@ def workers_of(launcher: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run of two ranks that nobody interrupts: its folder and what it printed."""
+    """Return the folder and the output of an uninterrupted run of two ranks."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, finished(folder, workers=2)
 
 
 @pytest.fixture
 def folder(whole: tuple[Path, str], tmp_path: Path) -> Path:
-    """A copy of the whole run's checkpoints."""
+    """Return a folder with a copy of that run's checkpoints."""
     return Path(shutil.copytree(whole[0], tmp_path / "checkpoints"))
 
 
 def test_learns_under_plain_torchrun(whole: tuple[Path, str]) -> None:
-    """Two workers of a plain torchrun learn."""
+    """With two workers under torchrun, the loss falls."""
     output = whole[1]
     assert output.startswith("starting from scratch\n")
     assert output.endswith("done\n")
@@ -95,13 +95,13 @@ def test_learns_under_plain_torchrun(whole: tuple[Path, str]) -> None:
 
 
 def test_keeps_the_last_few(whole: tuple[Path, str]) -> None:
-    """Only the newest checkpoints are kept, and nothing unfinished lies about."""
+    """Only the newest checkpoints are kept, and no unfinished file remains."""
     names = sorted(path.name for path in whole[0].iterdir())
     assert names == ["step-000020.pt", "step-000030.pt", "step-000040.pt"]
 
 
 def test_killed_and_resumed_is_the_same_run(whole: tuple[Path, str], tmp_path: Path) -> None:
-    """Killed in the middle and started again, a run of two ranks ends at the very same bits."""
+    """A run of two ranks that is killed and started again ends with bitwise the same parameters."""
     last, quiet = tmp_path / "step-000040.pt", subprocess.DEVNULL
     last.mkdir()  # so that it cannot come to its end before it is killed
     with subprocess.Popen(command(tmp_path, workers=2), env=ENV, stdout=quiet, stderr=quiet) as launcher:
@@ -121,7 +121,7 @@ def test_killed_and_resumed_is_the_same_run(whole: tuple[Path, str], tmp_path: P
 
 
 def test_damaged_checkpoints_are_skipped(whole: tuple[Path, str], folder: Path) -> None:
-    """Damaged files are passed over, and the newest whole one serves a world of another size, too."""
+    """Damaged checkpoints are skipped, and the newest intact one also works with another world size."""
     torn = (folder / "step-000040.pt").read_bytes()
     (folder / "step-000040.pt").write_bytes(torn[: len(torn) // 2])
     (folder / "step-000030.pt").write_bytes(b"")
@@ -133,7 +133,7 @@ def test_damaged_checkpoints_are_skipped(whole: tuple[Path, str], folder: Path) 
 
 
 def test_finished_run_says_so(whole: tuple[Path, str], folder: Path) -> None:
-    """A finished run that is started again trains nothing and succeeds."""
+    """A finished run that is started again trains no step and succeeds."""
     output = finished(folder)
     assert "already finished: step 40 of 40\n" in output
     assert output.endswith("done\n")
@@ -141,14 +141,14 @@ def test_finished_run_says_so(whole: tuple[Path, str], folder: Path) -> None:
 
 
 def test_another_shape_is_refused(folder: Path) -> None:
-    """A checkpoint of another model is named, with both shapes."""
+    """The error for a checkpoint of another model names it and both shapes."""
     result = run(folder, "--width", "64")
     assert result.returncode == 1
     assert re.search(r"step-000040.pt holds a model of another shape: .*32.*, not .*64", result.stderr)
 
 
 def test_knows_nothing_of_raylaunch() -> None:
-    """The example imports torch and the standard library, and nothing else."""
+    """The example imports only torch and the standard library."""
     modules = set()
     for node in ast.walk(ast.parse(SCRIPT.read_text())):
         if isinstance(node, ast.Import):

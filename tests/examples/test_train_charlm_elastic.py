@@ -1,4 +1,4 @@
-"""The example that knows raylaunch: three lines are different, and a planned resize loses no step."""
+"""The elastic example differs in three lines, and loses no step in a planned resize."""
 
 import difflib
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from raylaunch.worker import page
-from raylaunch.worker.page import Page, slot
+from raylaunch.worker.heartbeats import shared_page
+from raylaunch.worker.heartbeats.shared_page import SharedPage, slot_offset
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "train_charlm_elastic.py"
@@ -24,7 +24,7 @@ ENV |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(EX
 
 
 def body(path: Path) -> list[str]:
-    """All but the docstring."""
+    """Return the lines of a script without its docstring."""
     return path.read_text("utf-8").split('"""\n\n', maxsplit=1)[1].splitlines()
 
 
@@ -33,7 +33,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a rank, and ends it at last if it is still there."""
+    """Return a function that starts a rank; the ranks that still run are killed at the end."""
     started = []
 
     def one(steps: int, **variables: str) -> subprocess.Popen[str]:
@@ -49,15 +49,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def node() -> Iterator[tuple[Page, str]]:
-    """A page as a node's agent keeps it for its workers, and what they are told of it."""
-    shared, fd = Page.create()
+def node() -> Iterator[tuple[SharedPage, str]]:
+    """Return a heartbeat page as an agent has it, and the variables that tell the workers of it."""
+    shared, fd = SharedPage.create()
     yield shared, f"/proc/{os.getpid()}/fd/{fd}"
     os.close(fd)
 
 
 def test_three_lines_are_different() -> None:
-    """One to import, one to ask, one to tell."""
+    """One imports, one calls `should_checkpoint`, one calls `checkpointed`."""
     lines = difflib.ndiff(body(EXAMPLES / "train_charlm.py"), body(SCRIPT))
     changed = [line for line in lines if line[0] in "+-" and line[2:].strip()]
     assert changed == [
@@ -68,22 +68,22 @@ def test_three_lines_are_different() -> None:
     ]
 
 
-def test_a_planned_resize_loses_no_step(node: tuple[Page, str], start: Start) -> None:
-    """Two ranks save the step they are told, and wait for their end; a world of one goes on with the next.
+def test_a_planned_resize_loses_no_step(node: tuple[SharedPage, str], start: Start) -> None:
+    """Two ranks save the step that is proposed and wait for SIGTERM; a single rank then continues with the next step.
 
-    By hand, under plain Python: what the launcher would say is written into the page.
+    The ranks run under plain Python; the test writes into the page what an agent would write.
     """
     shared, path = node
-    shared.begin(1, 2)
-    shared.numbers[page.ASK] = shared.numbers[page.SETTLED] = 7 + 1
+    shared.reset(1, 2)
+    shared.numbers[shared_page.PROPOSED_STEP] = shared.numbers[shared_page.COMMITTED_STEP] = 7 + 1
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     world |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "RAYLAUNCH_ATTEMPT": "1"}
     ranks = [start(10_000, **world, RANK=str(rank), RAYLAUNCH_PAGE=f"{path}:{rank}") for rank in (0, 1)]
-    while not all(shared.numbers[slot(rank) + page.WAITING] for rank in (0, 1)):
+    while not all(shared.numbers[slot_offset(rank) + shared_page.WAITING_FOR_STOP] for rank in (0, 1)):
         assert [rank.poll() for rank in ranks] == [None, None], ranks[0].communicate()[0]
         time.sleep(0.02)
-    assert [shared.numbers[slot(rank) + page.SAVED] for rank in (0, 1)] == [8, 8]
+    assert [shared.numbers[slot_offset(rank) + shared_page.SAVED_STEP] for rank in (0, 1)] == [8, 8]
     for rank in ranks:
         rank.terminate()
     outputs = [rank.communicate(timeout=250)[0] for rank in ranks]

@@ -37,7 +37,7 @@ def all_hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def hosts(all_hosts: Hosts) -> Iterator[Hosts]:
-    """Three hosts, all well, whatever the test before did to them; what it left behind on them fails the test."""
+    """Three healthy hosts, repaired after the test before. What a test leaves behind on them fails it."""
     make_whole(all_hosts)
     before = {host: leavings(all_hosts, host) for host in all_hosts.hosts}
     yield all_hosts
@@ -73,12 +73,12 @@ def make_whole(hosts: Hosts) -> None:
 
 
 def is_well(hosts: Hosts, host: Host) -> bool:
-    """It has a raylet; Ray itself takes up to a minute to notice that one has gone."""
+    """Return whether the host has a raylet. Ray itself takes up to a minute to notice that a raylet is gone."""
     return bool(hosts.processes(host, "raylet/raylet "))
 
 
 def leavings(hosts: Hosts, host: Host) -> set[str]:
-    """What a run may leave on a host beside processes: shared memory, sockets with a name, files below TMPDIR."""
+    """Return what a run may leave on a host besides processes: shared memory, named sockets, files below TMPDIR."""
     files = {str(path) for folder in (host.folder, hosts.folder) for path in (folder / "tmp").rglob("*")}
     sockets = {name for name in hosts.sockets(host) if not name.startswith(f"{host.folder}/session_")}  # not Ray's
     return {f"/dev/shm/{name}" for name in hosts.shared_memory(host)} | sockets | files
@@ -98,7 +98,7 @@ class Run:
     err: str = ""
 
     def signal(self, number: int) -> None:
-        """Send the driver one."""
+        """Send the driver a signal."""
         os.kill(self.driver, number)
 
     def wait(self, seconds: float = _END_SECONDS) -> Run:
@@ -108,23 +108,23 @@ class Run:
         return self
 
     def stop(self) -> Run:
-        """As a person does it."""
+        """Stop the run as a person does, by SIGINT."""
         self.signal(signal.SIGINT)
         return self.wait()
 
     def journal(self) -> list[dict[str, Any]]:
-        """The lines of events.jsonl, as far as they are written."""
+        """Return the lines of events.jsonl that are written so far."""
         found = list(self.folder.glob("runs/*/*/events.jsonl"))
         text = found[0].read_text() if found else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """All of a kind, in order."""
+        """Return all events of a kind, in order."""
         seen = [line.get("event") for line in self.journal()]
         return [event for event in seen if event and event["is"] == kind]
 
     def actions(self, kind: str) -> list[dict[str, Any]]:
-        """All orders of a kind, in order, each with the time `at` which it was given."""
+        """Return all actions of a kind, in order, each with the time `at` which it was decided."""
         found = []
         for line in self.journal()[1:]:
             at = (line["event"] or {"at": 0.0})["at"]
@@ -137,36 +137,36 @@ class Run:
         return json.loads(path.read_text())
 
     def nodes_on(self, host: Host) -> list[str]:
-        """Nodes of the run that ever were on the host, in order."""
+        """Return the nodes of the run that were ever on the host, in order."""
         return [event["node"] for event in self.events("NodeJoined") if event["address"] == host.address]
 
     def processes(self, host: Host, word: str = "") -> list[Process]:
-        """Those of the run: what carries its mark, and the agent."""
+        """Return the processes of the run: those with its mark, and the agent."""
         found = self.hosts.processes(host, word)
         return [each for each in found if each.environ.get(MARK) == self.mark or "ray::Agent" in each.command]
 
     def everywhere(self) -> list[Process]:
-        """The same on all hosts."""
+        """Return the processes of the run on all hosts."""
         return [process for host in self.hosts.hosts for process in self.processes(host)]
 
     def pids(self, attempt: int) -> list[int]:
-        """All workers of the attempt that the driver knows to be started, as their hosts know them."""
+        """Return the process ids, on their hosts, of all workers of the attempt that the driver knows to be started."""
         return [pid for event in self.events("WorkersStarted") if event["attempt"] == attempt for pid in event["pids"]]
 
     def workers(self, host: Host) -> list[Process]:
-        """The workers of any attempt that are alive there."""
+        """Return the workers of any attempt that are alive on the host."""
         nodes = self.nodes_on(host)
         pids = {pid for event in self.events("WorkersStarted") if event["node"] in nodes for pid in event["pids"]}
         return [each for each in self.processes(host) if each.inner in pids]
 
     def steps(self) -> list[Step]:
-        """What the workers of `STEPS` wrote down, in order of time."""
+        """Return the steps that the workers of `STEPS` recorded, in order of time."""
         lines = [line.split() for path in self.folder.glob("steps.*") for line in path.read_text().splitlines()]
         found = [Step(float(line[0]), *map(int, line[1:5]), line[5]) for line in lines if len(line) == 6]
         return sorted(found, key=lambda step: step.at)
 
     def wait_for(self, what: Callable[[], object], seconds: float = 120.0, name: str = "") -> None:
-        """Wait for it, as long as the run goes on."""
+        """Wait until the condition is true; fail if the run ends before."""
 
         def holds() -> object:
             if (there := what()) or self.entered.poll() is None:
@@ -181,7 +181,7 @@ class Run:
             raise pytest.fail.Exception(f"{error}; it did:\n{lines}") from None
 
     def wait_for_world(self, size: int, *, after: int = 0, seconds: float = 120.0) -> int:
-        """Until all ranks of a world of that size have done a step, in an attempt after that; which attempt it is."""
+        """Wait until all ranks of a world of that size did a step in an attempt after `after`; return that attempt."""
         found: list[int] = []
 
         def trains() -> object:
@@ -227,7 +227,7 @@ with open(f"steps.{attempt}.{rank}.{os.getpid()}", "w", buffering=1) as log:
             launch.checkpointed(step)
         step += 1
 """
-"""A script that trains, as it were, until the file `enough` is there; every step of every rank is written down."""
+"""A script that pretends to train until the file `enough` exists, and records every step of every rank."""
 
 
 @dataclass
@@ -245,7 +245,7 @@ class Launcher:
     def start(
         self, text: str = STEPS, *args: str, on: Host | None = None, around: dict[str, str] | None = None, **job: Any
     ) -> Run:
-        """Run the script, one worker on each of three nodes, with no restart to spend, unless told otherwise.
+        """Run the script with one worker on each of three nodes and no restarts, unless the arguments say otherwise.
 
         `on`: where the driver is, the head if not said; `around`: more of its environment.
         """
@@ -270,7 +270,7 @@ class Launcher:
 
 @pytest.fixture
 def launcher(tmp_path: Path, hosts: Hosts) -> Iterator[Launcher]:
-    """Every test ends with: no process of its runs on any host."""
+    """Check after each test that no process of its runs is left on any host."""
     found = Launcher(tmp_path, hosts)
     try:
         yield found
@@ -294,5 +294,5 @@ def launcher(tmp_path: Path, hosts: Hosts) -> Iterator[Launcher]:
 
 @pytest.fixture
 def now() -> Callable[[], float]:
-    """The clock of `Step.at`."""
+    """Return the time of the clock that `Step.at` uses."""
     return time.monotonic

@@ -23,13 +23,13 @@ from pathlib import Path
 
 RESOLVER = "127.0.0.53"
 ADDRESS = "10.9.9.1"
-"""This machine, as if another were to reach it."""
+"""This machine's address on the network of the hole."""
 _INSIDE = "RAYLAUNCH_TEST_HOLE"
 _APART = ["unshare", "--net", "--mount", "--propagation", "private"]
 
 
 def why_not() -> str:
-    """`""`, or why there can be none here."""
+    """Return why no hole can be made here; `""`: it can."""
     if os.geteuid() or not shutil.which("unshare") or not shutil.which("ip"):
         return "a network of its own needs root, util-linux and iproute2"
     tried = subprocess.run([*_APART, "true"], check=False, capture_output=True, text=True)
@@ -37,7 +37,7 @@ def why_not() -> str:
 
 
 class Resolver:
-    """Hears, and says nothing."""
+    """Receives DNS questions, and does not answer."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -51,7 +51,7 @@ class Resolver:
 
 
 def _name(question: bytes) -> str:
-    """The name in a question of the DNS: after 12 bytes, each of its parts with its length before it."""
+    """Return the name in a DNS question: labels after a header of 12 bytes, each with its length before it."""
     parts, at = [], 12
     while length := question[at]:
         parts.append(question[at + 1 : at + 1 + length].decode())
@@ -60,7 +60,7 @@ def _name(question: bytes) -> str:
 
 
 def main() -> int:
-    """In the hole this is run again, by itself."""
+    """Make the hole and run this module again in it."""
     if not os.environ.pop(_INSIDE, ""):
         command = [*_APART, sys.executable, "-m", "tests.hosts.hole", *sys.argv[1:]]
         return subprocess.run(command, check=False, env=os.environ | {_INSIDE: "1"}).returncode

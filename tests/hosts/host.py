@@ -19,7 +19,7 @@ from pathlib import Path
 
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--time")
 SLEPT = 86400
-"""Seconds for which its machine has slept, as it were: so far is CLOCK_BOOTTIME ahead of CLOCK_MONOTONIC there."""
+"""Seconds by which CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC on each host, as after a sleep of the machine."""
 _TOOLS = ("ip", "unshare", "nsenter", "mount")
 
 _FIRST_PROCESS = """
@@ -36,19 +36,19 @@ exec "$2" -ISc "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN
 
 @dataclass(eq=False, slots=True)
 class Host:
-    """One of them. `init` is the process id of its first process, as it is seen from outside."""
+    """One host. `init` is the process id of its first process, seen from outside."""
 
     number: int
     holder: subprocess.Popen[str]
     init: int
     folder: Path
     node_id: str = ""
-    """Ray's, of the raylet that was started last."""
+    """Ray's node id of the raylet that was started last."""
     cut: bool = False
     lost_on_the_way_to: list[str] = field(default_factory=list)
-    """Addresses that nothing gets to from here."""
+    """Addresses that the host cannot send to."""
     bad_link: subprocess.Popen[str] | None = None
-    """What its packets pass through, late or not at all."""
+    """The program that delays or drops the host's packets."""
 
     @property
     def name(self) -> str:
@@ -60,13 +60,13 @@ class Host:
 
     @property
     def link(self) -> str:
-        """Its end at the bridge."""
+        """The name of its network device at the bridge."""
         return f"to-{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """`pid` as it is seen from outside: it can be signalled, but the host itself knows it by another number."""
+    """A process on a host. `pid` is its id seen from outside, by which it can be signalled; the host has another one."""
 
     pid: int
     command: str
@@ -81,7 +81,7 @@ class Process:
 
     @property
     def inner(self) -> int:
-        """The number by which the host itself knows it."""
+        """The process id inside the host."""
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
                 if line.startswith("NSpid:"):
@@ -90,7 +90,7 @@ class Process:
 
 
 def why_not() -> str:
-    """Why there can be no hosts here; empty: there can."""
+    """Return why no hosts can be made here; `""`: they can."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -106,14 +106,14 @@ def why_not() -> str:
 
 
 def start_host(number: int, folder: Path, shared: Path) -> Host:
-    """Start its first process. `shared`: where files `hosts` and `resolv.conf` are, for all of them."""
+    """Start the first process of a host. `shared`: the folder of the files `hosts` and `resolv.conf` of all hosts."""
     first = ["sh", "-c", _FIRST_PROCESS, str(shared), f"host-{number}", sys.executable]
     holder = spawn(["unshare", *NAMESPACES, f"--boottime={SLEPT}", "--fork", "--kill-child", "--mount-proc", *first])
     return Host(number, holder, child(holder.pid), folder)
 
 
 def spawn(command: list[str]) -> subprocess.Popen[str]:
-    """Start it, and wait for its first line: that it is where it should be."""
+    """Start the process, and wait for its first line, which says that it is inside the host."""
     # `unshare` has something to say of the mask of signals whenever its child is killed.
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, text=True)
@@ -138,7 +138,7 @@ def parent(pid: int) -> int:
 
 
 def child(pid: int) -> int:
-    """The only one."""
+    """Return the only child of a process."""
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         for folder in Path("/proc").iterdir():

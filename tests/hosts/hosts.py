@@ -1,4 +1,4 @@
-"""A Ray cluster of several hosts on one machine, and all that may befall a host.
+"""A Ray cluster of several hosts on one machine, and the faults that can be inflicted on a host.
 
 The hosts hang on a bridge that lives in a network namespace of its own, so outside nothing is changed; and they end
 with us whatever happens to us, so nothing has to be found and cleaned up but a folder.
@@ -81,10 +81,10 @@ class Hosts:
         for host in self.hosts:
             self.wait_for(host)
 
-    # What can be done to a host.
+    # Faults.
 
     def add(self, *, wait: bool = True, resources: dict[str, float] | None = None) -> Host:
-        """Another host. `wait`: until Ray knows it."""
+        """Add a host. `wait`: wait until Ray knows it."""
         host = self._make_host()
         self._start_ray(host, resources or {})
         if wait:
@@ -92,17 +92,17 @@ class Hosts:
         return host
 
     def kill(self, host: Host) -> None:
-        """SIGKILL for all processes there at once. Their connections are closed, as the kernel does that."""
+        """Kill all processes on a host at once. The kernel closes their connections."""
         send({host.init}, signal.SIGKILL)
         host.holder.communicate()
 
     def power_off(self, host: Host) -> None:
-        """The same without a word to anybody: connections stay open at the other end."""
+        """Cut the network of a host, then kill all its processes: connections stay open at the other end."""
         self.cut(host)
         self.kill(host)
 
     def remove(self, host: Host) -> None:
-        """Kill it, and have it forgotten, by Ray too."""
+        """Kill a host, and have Ray forget it too."""
         self.quick(host)
         if host.holder.poll() is None:
             self.kill(host)
@@ -112,7 +112,7 @@ class Hosts:
         self.hosts.remove(host)
 
     def cut(self, host: Host, to: Host | None = None) -> None:
-        """Nothing gets to it or from it any more; nobody is told. `to`: only what it sends to that host is lost."""
+        """Drop all packets to and from a host, silently. `to`: drop only what it sends to that host."""
         if to is None:
             self._at_switch(f"ip link set {host.link} down")
             host.cut = True
@@ -121,7 +121,7 @@ class Hosts:
             host.lost_on_the_way_to.append(to.address)
 
     def heal(self, host: Host) -> None:
-        """The end of `cut`; of a host that is dead there is no more link."""
+        """Undo `cut`. A host that is dead has no link any more."""
         if host.holder.poll() is None:
             if host.cut:
                 self._at_switch(f"ip link set {host.link} up")
@@ -131,7 +131,7 @@ class Hosts:
         host.lost_on_the_way_to.clear()
 
     def slow(self, host: Host, milliseconds: int, *, jitter: int = 0, loss: float = 0.0) -> None:
-        """Each packet to or from the host takes as long, more or less, and of all of them such a part is lost."""
+        """Delay each packet to or from a host by about so many milliseconds, and drop a share of them."""
         self.quick(host)
         bad, good = f"bad-{host.number}", f"good-{host.number}"
         host.bad_link = spawn(
@@ -146,7 +146,7 @@ class Hosts:
         self._at_switch(f"ip link set aside-{host.number} up")
 
     def quick(self, host: Host) -> None:
-        """The end of `slow`."""
+        """Undo `slow`."""
         if host.bad_link is not None:
             host.bad_link.communicate()
             self._at_switch(f"ip link del aside-{host.number}")
@@ -155,40 +155,40 @@ class Hosts:
         host.bad_link = None
 
     def pause(self, host: Host) -> None:
-        """SIGSTOP for everything there; its kernel still answers, as far as kernels do that by themselves."""
+        """Stop all processes on a host by SIGSTOP. The kernel still answers, for example pings."""
         stopped: set[int] = set()
         while fresh := {process.pid for process in self.processes(host)} - stopped:
             send(fresh, signal.SIGSTOP)
             stopped |= fresh
 
     def resume(self, host: Host) -> None:
-        """The end of `pause`."""
+        """Undo `pause`."""
         pids = {process.pid for process in self.processes(host)}
         # `nsenter` stops itself when what it started stops.
         send(pids | {parent(pid) for pid in pids} & {command.pid for command in self._commands}, signal.SIGCONT)
 
     def drain(self, host: Host, deadline: float, why: str = "the machine will be taken away") -> None:
-        """Ray's drain notice, as an autoscaler gives it to a node that is about to be preempted."""
+        """Give Ray's drain notice, as an autoscaler does for a node that is about to be preempted."""
         self.ask("drain", host.node_id, deadline, why)
 
     def sigterm(self, host: Host) -> None:
-        """SIGTERM for `ray start --block`, as Kubernetes does it: Ray drains the node for 30 s, then ends it."""
+        """Send SIGTERM to `ray start --block`, as Kubernetes does: Ray drains the node for 30 s, then ends it."""
         send({process.pid for process in self.processes(host) if " start --block" in process.command})
 
     def kill_raylet(self, host: Host) -> None:
-        """Only the raylet itself."""
+        """Kill only the raylet."""
         send({process.pid for process in self.processes(host) if "raylet/raylet " in process.command}, 9)
 
     def restart_ray(self, host: Host) -> None:
-        """A raylet on a host that has lost its own; to Ray it is a node of another id."""
+        """Start a raylet on a host that lost its own. To Ray it is a new node."""
         gone, host.node_id = host.node_id, ""
         self._start_ray(host)
         self.wait_for(host, other_than=gone)
 
-    # What can be known of a host.
+    # Queries.
 
     def processes(self, host: Host, word: str = "") -> list[Process]:
-        """All there but the first, whose command line holds the word."""
+        """Return all processes but the first whose command line contains the word."""
         found = []
         space = pid_space(host.init)
         for folder in Path("/proc").iterdir():
@@ -200,28 +200,28 @@ class Hosts:
         return found if space else []
 
     def shared_memory(self, host: Host) -> set[str]:
-        """Names in its /dev/shm."""
+        """Return the names in the host's /dev/shm."""
         with contextlib.suppress(OSError):
             return set(os.listdir(f"/proc/{host.init}/root/dev/shm"))
         return set()
 
     def sockets(self, host: Host) -> set[str]:
-        """Unix sockets with a name there, those of the abstract kind (`@...`) too."""
+        """Return the named Unix sockets of the host, abstract ones (`@...`) too."""
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{host.init}/net/unix").read_text().splitlines()[1:]
             return {parts[7] for line in lines if len(parts := line.split()) > 7}
         return set()
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """Ray's table of nodes, by id: `address`, `alive`, `death`."""
+        """Return Ray's table of nodes: dicts with the keys `address`, `alive` and `death`, by node id."""
         return self.ask("nodes")
 
     def alive(self, host: Host) -> bool:
-        """What Ray thinks."""
+        """Return whether Ray counts the host as alive."""
         return bool(self.nodes().get(host.node_id, {}).get("alive"))
 
     def wait_for(self, host: Host, *, other_than: str = "") -> None:
-        """Until Ray knows the host."""
+        """Wait until Ray knows the host."""
         deadline = time.monotonic() + _UP_SECONDS
         while not host.node_id:
             for node_id, node in self.nodes().items():
@@ -233,7 +233,7 @@ class Hosts:
             time.sleep(0.05)
 
     def ask(self, question: str, *more: object) -> Any:
-        """Ask what Ray's head knows; see inspector.py."""
+        """Ask the inspector a question about Ray's state; see inspector.py."""
         assert self._inspector is not None
         assert self._inspector.stdin is not None
         assert self._inspector.stdout is not None
@@ -241,10 +241,10 @@ class Hosts:
         self._inspector.stdin.flush()
         return json.loads(self._inspector.stdout.readline())
 
-    # Processes there.
+    # Processes on a host.
 
     def env(self, **more: str) -> dict[str, str]:
-        """An environment in which the cluster lets a process in."""
+        """Return an environment in which a process may connect to the cluster."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         temp = {"TMPDIR": str(self.folder / "tmp")}
         return (
@@ -254,7 +254,7 @@ class Hosts:
     def popen(
         self, host: Host, command: list[str], *, cwd: Path | None = None, **options: Any
     ) -> subprocess.Popen[str]:
-        """Start a command there. The process is `nsenter`, which ends as its only child does: see `inside`."""
+        """Start a command on a host. The process is `nsenter`, which ends as its only child does: see `inside`."""
         entered = ["nsenter", f"--target={host.init}", *NAMESPACES, "--", "env", "-C", str(cwd or "/"), *command]
         (self.folder / "tmp").mkdir(exist_ok=True)
         process = subprocess.Popen(entered, text=True, **({"env": self.env()} | options))
@@ -262,7 +262,7 @@ class Hosts:
         return process
 
     def run_in(self, host: Host, command: list[str], **options: Any) -> str:
-        """Run a command there to its end; what it printed."""
+        """Run a command on a host; return its output."""
         process = self.popen(host, command, stdout=subprocess.PIPE, **options)
         out, _ = process.communicate(timeout=120)
         if process.returncode:
@@ -270,7 +270,7 @@ class Hosts:
         return out
 
     def close(self) -> None:
-        """End everything."""
+        """End all hosts and processes."""
         for host in self.hosts:
             self.quick(host)
             if host.holder.poll() is None:
@@ -329,12 +329,12 @@ class Hosts:
 
 
 def inside(entered: subprocess.Popen[Any]) -> int:
-    """The process id of what `Hosts.popen` started, as it is seen from outside."""
+    """Return the process id, seen from outside, of what `Hosts.popen` started."""
     return child(entered.pid)
 
 
 def _sweep() -> None:
-    """Folders of harnesses whose process was killed."""
+    """Return the folders of hosts whose test process was killed."""
     for folder in Path("/tmp").glob(f"{_PREFIX}*"):
         owner = re.fullmatch(rf"{_PREFIX}(\d+)-\w+", folder.name)
         if owner and not Path(f"/proc/{owner[1]}").exists():

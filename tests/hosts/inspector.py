@@ -1,4 +1,4 @@
-"""Answers questions on Ray's state, in the head's namespaces: a line of JSON for each. It is no driver of Ray's.
+"""Answers questions about Ray's state on the head's host: a line of JSON for each. It is not a driver of Ray's.
 
 It uses the private API, since the public one needs the dashboard or makes its user a driver.
 """
@@ -20,7 +20,7 @@ from ray.core.generated import autoscaler_pb2, gcs_service_pb2, gcs_service_pb2_
 
 
 def nodes() -> dict[str, Any]:
-    """All nodes that Ray ever knew."""
+    """Return all nodes that Ray ever knew, by id."""
     return {
         node["NodeID"]: {
             "address": node["NodeManagerAddress"],
@@ -32,7 +32,7 @@ def nodes() -> dict[str, Any]:
 
 
 def left() -> list[str]:
-    """Actors and placement groups that are not over."""
+    """Return the actors that are not dead and the placement groups that are not removed."""
     actors = [
         f"actor {actor['ActorClassName']} {actor['ActorID']} {actor['State']}"
         for actor in state.actor_table(None).values()
@@ -47,18 +47,18 @@ def left() -> list[str]:
 
 
 def draining() -> dict[str, int]:
-    """Deadlines in ms since 1970, by the node's id."""
+    """Return the deadlines of drains in milliseconds since 1970, by node id."""
     return state.get_draining_nodes()
 
 
 def drain(client: GcsClient, node_id: str, seconds: float, why: str) -> list[Any]:
-    """Ask for it; whether it was taken."""
+    """Drain a node; return whether Ray accepted that, and why not."""
     reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
     return list(client.drain_node(node_id, reason, why, int((time.time() + seconds) * 1000)))
 
 
 def bury(client: GcsClient, node_id: str) -> None:
-    """Say that a raylet has ended, as raylets do it themselves: else Ray finds out in half a minute or more."""
+    """Report the end of a raylet as raylets do themselves; Ray would otherwise notice after half a minute or more."""
     request = gcs_service_pb2.UnregisterNodeRequest(node_id=bytes.fromhex(node_id))
     with grpc.insecure_channel(os.environ["RAY_ADDRESS"]) as channel:
         gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel).UnregisterNode(
@@ -72,7 +72,7 @@ def bury(client: GcsClient, node_id: str) -> None:
 
 
 def connect(address: str) -> GcsClient:
-    """Wait for the head, and connect."""
+    """Wait for the head, and return a client of it."""
     host, port = address.rsplit(":", 1)
     deadline = time.monotonic() + 120
     while True:
@@ -84,7 +84,7 @@ def connect(address: str) -> GcsClient:
                 raise
             time.sleep(0.05)
     options = GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
-    state._initialize_global_state(options)
+    state._initialize_global_state(options)  # noqa: SLF001 - Ray has no public way
     state.node_table()
     return GcsClient(address=address)
 

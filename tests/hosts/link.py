@@ -1,4 +1,4 @@
-"""A bad link: a program that passes frames from one network device to another, late and not all of them.
+"""A bad link: a program that passes frames between two network devices, delays them and drops some.
 
 `link.py ONE OTHER MILLISECONDS JITTER LOSS`: it makes both devices, says so by an empty line, and takes them along when
 its stdin ends. Linux has `netem` for it, which not every kernel is built with.
@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 16
 
 
 def device(name: str) -> int:
-    """Make it. What is written to it arrives there, as from a cable; what is sent by it can be read."""
+    """Make a tap device. What is written to it arrives at the device; what the device sends can be read."""
     fd = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH", name.encode(), _TAP_WITHOUT_HEADER))
     return fd

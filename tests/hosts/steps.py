@@ -1,4 +1,4 @@
-"""What the steps that workers wrote down say of the worlds that trained."""
+"""Facts about the attempts of a run, derived from the steps that its workers recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.hosts.conftest import Run
 
 
 def began(run: Run, attempt: int) -> float:
-    """When all ranks of the attempt had done a step: before that, the first wait for the last in any real training."""
+    """Return when all ranks of the attempt had done a step: in real training the first ranks wait for the last."""
     first: dict[int, float] = {}
     for step in run.steps():
         if step.attempt == attempt:
@@ -17,18 +17,18 @@ def began(run: Run, attempt: int) -> float:
 
 
 def ended(run: Run, attempt: int) -> float:
-    """When the last step of any rank of the attempt was done."""
+    """Return when the last step of any rank of the attempt was done."""
     return max(step.at for step in run.steps() if step.attempt == attempt)
 
 
 def never_two_worlds(run: Run) -> bool:
-    """On no host was a step of an attempt done after the next one began."""
+    """Assert that no step of an attempt was done after the next attempt began, on any host."""
     attempts = sorted({step.attempt for step in run.steps()})
     return all(ended(run, one) < began(run, other) for one, other in pairwise(attempts))
 
 
 def lost_steps(run: Run) -> list[int]:
-    """Steps that were done in two attempts, or in none."""
+    """Return the steps that were done in two attempts, or in none."""
     attempts = sorted({step.attempt for step in run.steps()})
     done = [{step.number for step in run.steps() if step.attempt == attempt} for attempt in attempts]
     twice = {number for one, other in pairwise(done) for number in one & other}
@@ -37,6 +37,6 @@ def lost_steps(run: Run) -> list[int]:
 
 
 def hosts_by_rank(run: Run, attempt: int) -> list[str]:
-    """Where its ranks ran, in order."""
+    """Return the hosts of the attempt's ranks, in order."""
     found = {step.rank: step.host for step in run.steps() if step.attempt == attempt}
     return [found[rank] for rank in sorted(found)]

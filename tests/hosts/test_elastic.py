@@ -29,7 +29,7 @@ def test_a_host_that_comes_is_taken_in_and_leaves_again_when_it_is_drained_with_
 
 
 def test_notices_that_come_together_are_one_change_and_are_obeyed_before_the_deadline(launcher, hosts, now):
-    """One by way of Ray's API, one as Kubernetes gives it; the script knows nothing and is told by SIGTERM."""
+    """One drain by Ray's API, one as Kubernetes does it. The script does not cooperate and gets SIGTERM."""
     run = launcher.start(nnodes="1:3", node_timeout=100)
     first = run.wait_for_world(3)
     head, one, other = hosts.hosts

@@ -1,4 +1,4 @@
-"""The harness itself: what it says it does to hosts is what happens to them."""
+"""The hosts themselves: the faults that tests inflict do happen."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CALL = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(sys.arg
 
 
 def reaches(hosts, host, other):
-    """Whether a packet gets from one to the other and back: a closed port refuses."""
+    """Return whether packets get from one host to the other and back: then a closed port refuses."""
     return seconds_to(hosts, host, other) is not None
 
 
 def seconds_to(hosts, host, other):
-    """How long a packet takes to get there and back; None: it does not."""
+    """Return the round-trip time in seconds; None: packets are dropped."""
     command = [sys.executable, "-ISc", KNOCK, other.address]
     knock = hosts.popen(host, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     said, _ = knock.communicate(timeout=100)
@@ -69,7 +69,7 @@ def test_what_a_host_sends_to_another_is_lost_and_nothing_else(hosts):
 
 
 def heard(hosts, ear, callers):
-    """Of hosts that call another, one after the other, the first that is heard there."""
+    """Have hosts call another one in turn; return the first that is heard there."""
     hearing = hosts.popen(ear, [sys.executable, "-ISc", HEAR], stdout=subprocess.PIPE)
     assert hearing.stdout is not None
     hearing.stdout.readline()
@@ -92,7 +92,7 @@ def test_a_slow_host_is_reached_late_and_by_way_of_a_bad_link_not_at_all(hosts):
 
 
 def test_a_host_has_processes_a_name_and_shared_memory_of_its_own(hosts):
-    """And a machine that has slept, so no clock but CLOCK_BOOTTIME will do where sleep is to count."""
+    """And clocks as after a sleep, which only CLOCK_BOOTTIME counts."""
     _, one, other = hosts.hosts
     clocks = "from time import *; print(round(clock_gettime(CLOCK_BOOTTIME) - monotonic()))"
     assert int(hosts.run_in(one, [sys.executable, "-c", clocks])) >= SLEPT
@@ -118,7 +118,7 @@ def test_a_paused_host_stands_still_with_all_its_processes(hosts):
 
 
 def test_hosts_end_with_whoever_made_them(tmp_path):
-    """Also where it is killed; the folder is removed by the next to make some."""
+    """Even if the process is killed; then the next one that makes hosts removes the folder."""
     if reason := why_not():
         pytest.skip(reason)
     text = """

@@ -1,4 +1,4 @@
-"""Hosts that die, fall silent and come back: the others go on, no two worlds train, no restart is spent."""
+"""Hosts that die, fall silent and come back: the others go on, no two attempts train, no restart is spent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_world_goes_on_without_a_host_that_was_cut_off_which_stops_by_itself
 
 
 def test_nobody_is_lost_by_way_of_a_bad_link(launcher, hosts, now):
-    """Where packets are late, out of order and now and then lost. Nothing is done twice either: there is one attempt."""
+    """Packets are late, out of order and sometimes lost, and yet there is one attempt."""
     run = launcher.start(node_timeout=5)
     run.wait_for_world(3)
     hosts.slow(hosts[2], 200, jitter=100, loss=0.05)

@@ -1,4 +1,4 @@
-"""Where the DNS does not answer: nothing of a run may wait for it."""
+"""A DNS server that does not answer: no part of a run may wait for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASK = "import socket; socket.getnameinfo(('::ffff:127.0.0.1', 1), socket.NI_NUME
 
 
 def in_the_hole(*command: str, cwd: Path, **env: str) -> tuple[str, list[str]]:
-    """What it printed, and which names were asked for."""
+    """Run it; return its output and the names that were asked for."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MASTER_"))}
     ran = subprocess.run(
         [sys.executable, "-m", "tests.hosts.hole", *command],
@@ -41,7 +41,7 @@ def in_the_hole(*command: str, cwd: Path, **env: str) -> tuple[str, list[str]]:
 
 @pytest.mark.skipif(hole.why_not() != "", reason=hole.why_not())
 def test_workers_and_their_store_ask_nobody_for_names(tmp_path):
-    """Neither as they start nor as they start again. torch alone asks for the name of each address, 127.0.0.1 too."""
+    """Neither at the start nor at a restart. torch by itself would ask for the name of each address, 127.0.0.1 too."""
     _, asked = in_the_hole(sys.executable, "-c", ASK, cwd=tmp_path, RES_OPTIONS="timeout:1 attempts:1")
     assert asked == ["1.0.0.127.in-addr.arpa"]
     (tmp_path / "train.py").write_text(TRAIN)

@@ -1,4 +1,4 @@
-"""Whatever is killed: after each of these the fixtures find no process, actor, group, socket or file on any host.
+"""No orphans: whatever is killed, the fixtures find no process, actor, group, socket or file on any host.
 
 Of a driver whose workers simply run it is shown in tests/cluster.
 """
@@ -44,7 +44,7 @@ def test_a_driver_killed_while_workers_are_to_stop(launcher, hosts):
 
 
 def test_an_agent_whose_raylet_was_killed(launcher, hosts):
-    """The host itself is well: what ran there ends, and the others go on."""
+    """A raylet is killed on a healthy host: what ran there ends, and the others go on."""
     run = launcher.start(nnodes="2:3")
     first = run.wait_for_world(3)
     hosts.kill_raylet(hosts[2])
@@ -69,7 +69,7 @@ def test_a_driver_that_stood_still_finds_its_workers_ended_and_starts_others(lau
 
 
 def test_a_run_ends_when_the_head_does_not_answer_its_driver_any_more(launcher, hosts):
-    """Ray would end all of it some time. The host that is cut off from the driver ends its part though nobody told it."""
+    """A host that is cut off from the driver ends its part by itself. Ray would do so after minutes."""
     head, one, _ = hosts.hosts
     run = launcher.start(nnodes="2:3", node_timeout=3, on=one, around={"RAY_gcs_rpc_server_reconnect_timeout_s": "4"})
     run.wait_for_world(3)

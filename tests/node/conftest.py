@@ -1,5 +1,5 @@
 """The fixtures of the harness, for this folder."""
 
-from tests.node.harness import ears, either, mark, no_leaks, node, own, warm_forking, warm_spawning
+from tests.node.harness import either, mark, no_leaks, node, own_node, pipe, shared_forkserver_node, shared_spawn_node
 
-__all__ = ["ears", "either", "mark", "no_leaks", "node", "own", "warm_forking", "warm_spawning"]
+__all__ = ["either", "mark", "no_leaks", "node", "own_node", "pipe", "shared_forkserver_node", "shared_spawn_node"]

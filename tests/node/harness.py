@@ -1,6 +1,6 @@
-"""A node without Ray for tests: a supervisor, waits with deadlines, and a check that nothing is left after each test.
+"""A node without Ray for tests: a supervisor, waits with deadlines, and a check after each test that nothing is left.
 
-Every process of a test carries RAYLAUNCH_TEST_MARK in its environment, by which orphans are found wherever they are.
+Every process of a test has RAYLAUNCH_TEST_MARK in its environment, by which the check finds orphans.
 """
 
 from __future__ import annotations
@@ -22,26 +22,32 @@ from typing import Any
 
 import pytest
 
-from raylaunch.core.events import WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.core.failure import Failure
-from raylaunch.core.ranks import Member, Rendezvous, assign
-from raylaunch.node import proc, processes
-from raylaunch.node.messages import Ready, StoreOpen
-from raylaunch.node.settings import NodeSettings
-from raylaunch.node.supervisor import Event, Supervisor
+from raylaunch.cluster.driver.worker_events import worker_event
+from raylaunch.core.failures.failure import Failure
+from raylaunch.core.machine.events import WorkerEvent, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.newtypes import NodeTime, RunTime
+from raylaunch.core.placement.ranks import Member, Rendezvous, assign
+from raylaunch.node.linux import processes, procfs
+from raylaunch.node.protocol.messages import Ready, StoreOpened, WorkersForked
+from raylaunch.node.protocol.node_events import CheckpointAnswer, ProcessesExited, ProcessesStopped, SupervisorEvent
+from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.orders import LaunchWorkers, OpenStore, StopWorkers
+from raylaunch.node.supervisor.supervisor import Supervisor
 from tests import private_cluster
 from tests.private_cluster import MARK
 
 SECONDS = 100.0
-"""How long anything may take before a test calls it missing; nothing waits that long when all is well."""
+"""How long a test waits for anything before it fails. A test that passes never waits that long."""
 ADDRESS = "127.0.0.1"
 
-SAY = """
+Event = SupervisorEvent | WorkerEvent
+
+SCRIPT_PRELUDE = """
 import os as _os
 
 def say(*words):
-    with open(_os.environ["SAY"], "w") as ears:
-        ears.write(" ".join(map(str, words)) + "\\n")
+    with open(_os.environ["SAY"], "w") as pipe:
+        pipe.write(" ".join(map(str, words)) + "\\n")
 
 def own_port(rank):
     import socket
@@ -53,11 +59,11 @@ def own_port(rank):
         pass
     return open("port").read()
 """
-"""Put before a script: lets it tell the test something, and its ranks agree on a port that nobody else serves."""
+"""Code before each script: `say` writes a line to the test's `MessagePipe`; `own_port` is a free port, the same for all ranks."""
 
 
 def basic_env(mark: str) -> dict[str, str]:
-    """No locale and no thread counts on purpose: Python's and torch's own defaults must do."""
+    """Return a minimal environment. It sets no locale and no thread counts, so that the defaults are tested."""
     kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     env = {name: os.environ[name] for name in kept if name in os.environ}
     return env | {MARK: mark, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -65,7 +71,7 @@ def basic_env(mark: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run of workers ended, by rank."""
+    """How the workers of one attempt ended, by rank."""
 
     exit_codes: dict[int, int]
     failures: dict[int, Failure]
@@ -87,8 +93,8 @@ class Outcome:
         return (self.folders[rank] / "stderr.log").read_text(errors="surrogateescape")
 
 
-class Ears:
-    """A pipe with a name, into which the scripts of a test `say` things."""
+class MessagePipe:
+    """A named pipe (FIFO) into which the scripts of a test write lines with `say`."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -96,12 +102,12 @@ class Ears:
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._buffer = b""
 
-    def hear(self, count: int = 1, seconds: float = SECONDS) -> list[str]:
-        """The next so many lines."""
+    def read_lines(self, count: int = 1, seconds: float = SECONDS) -> list[str]:
+        """Return the next `count` lines; fail after so many seconds."""
         deadline = time.monotonic() + seconds
         while self._buffer.count(b"\n") < count:
             left = deadline - time.monotonic()
-            assert left > 0, f"heard only {self._buffer!r}"
+            assert left > 0, f"read only {self._buffer!r}"
             if select.select([self._fd], [], [], left)[0]:
                 self._buffer += os.read(self._fd, 65536)
         *lines, self._buffer = self._buffer.split(b"\n", count)
@@ -112,69 +118,69 @@ class Ears:
 
 
 class Node:
-    """A supervisor, with words for what tests do with it."""
+    """A supervisor, and methods for what tests do with it."""
 
     def __init__(self, start_method: str = "forkserver", **changes: Any) -> None:
         self.mark = uuid.uuid4().hex
-        settings = NodeSettings(
-            node="node-0",
-            address=ADDRESS,
+        template = WorkerTemplate(
             run_dir="/nonexistent",
-            run_id="tests",
-            max_restarts=3,
             kind="script",
             target="",
             args=(),
-            env=basic_env(self.mark),
-            cwd="/",
+            env={},
             backend=None,
             preload=("torch",),
             start_method=start_method,
         )
-        self.supervisor = Supervisor(replace(settings, **changes))
+        spec = {"node": "node-0", "address": ADDRESS, "env": basic_env(self.mark), "cwd": "/"}
+        spec |= {name: changes.pop(name) for name in list(changes) if name in spec}
+        self.supervisor = Supervisor(replace(template, **changes), **spec)
         self.attempt = 0
         self.folder = Path("/nonexistent")
-        self._unseen: list[Event] = []
-        self._basic_env = self.supervisor.settings.env
+        self.unseen: list[Event] = []
+        self._basic_env = self.supervisor.spec.env
 
     def start(self) -> Ready:
         self.supervisor.start()
         return self.wait(Ready)
 
-    def move_to(self, folder: Path, mark: str, ears: Ears) -> None:
-        """Have the next attempts run for another test."""
+    def use_for_test(self, folder: Path, mark: str, pipe: MessagePipe) -> None:
+        """Run the next attempts in this folder, with this mark, and with `say` writing to this pipe."""
         self.folder = folder
         self.mark = mark
-        env = self._basic_env | {MARK: mark, "SAY": str(ears.path)}
+        env = self._basic_env | {MARK: mark, "SAY": str(pipe.path)}
         self.set(run_dir=str(folder / "run"), cwd=str(folder), env=env)
 
     def set(self, **changes: Any) -> None:
-        self.supervisor.settings = replace(self.supervisor.settings, **changes)
+        """Change fields of the node's specification or of its template, for the next attempts."""
+        spec = self.supervisor.spec
+        of_node = {name: changes.pop(name) for name in list(changes) if hasattr(spec, name)}
+        self.supervisor.spec = replace(spec, template=replace(spec.template, **changes), **of_node)
 
     def script(self, text: str, name: str = "train.py") -> str:
-        """Write a script; its path."""
+        """Write a script; return its path."""
         path = self.folder / name
-        path.write_text(SAY + textwrap.dedent(text))
+        path.write_text(SCRIPT_PRELUDE + textwrap.dedent(text))
         return str(path)
 
     def launch(self, target: str, *args: Any, nproc: int = 1, port: int = 0, **changes: Any) -> int:
-        """Start the next attempt of this; its number."""
+        """Launch the next attempt; return its number."""
         self.attempt += 1
-        plain = {"kwargs": {}, "payload": b"", "pass_local_rank": False, "numa_binding": None}
-        self.set(**({"kind": "script", "target": target, "args": args} | plain | changes))
+        defaults = {"kwargs": {}, "payload": b"", "pass_local_rank": False, "numa_binding": None}
+        self.set(**({"kind": "script", "target": target, "args": args} | defaults | changes))
         part = assign(self.attempt, [Member(node="node-0", address=ADDRESS, nproc=nproc)])[0]
-        meeting = Rendezvous(
-            master_addr=self.supervisor.settings.address,
+        rendezvous = Rendezvous(
+            master_addr=self.supervisor.spec.address,
             master_port=port,
             run_id="tests",
             max_restarts=3,
             restart_count=self.attempt - 1,
         )
-        self.supervisor.launch(part, meeting)
+        self.supervisor.handle(LaunchWorkers(assignment=part, rendezvous=rendezvous))
         return self.attempt
 
     def run(self, target: str, *args: Any, nproc: int = 1, **changes: Any) -> Outcome:
-        """Start it, and wait until all of it has ended by itself."""
+        """Launch an attempt, and wait until all its workers have ended by themselves."""
         self.launch(target, *args, nproc=nproc, **changes)
         failures: dict[int, Failure] = {}
         while True:
@@ -193,57 +199,64 @@ class Node:
         )
 
     def rank_folder(self, rank: int = 0) -> Path:
-        settings = self.supervisor.settings
-        return Path(settings.folder(self.attempt, rank))
+        return Path(self.supervisor.spec.rank_dir(self.attempt, rank))
 
     def open_store(self) -> int:
-        """The port of a store for the next attempt."""
-        self.supervisor.open_store(self.attempt + 1)
-        word = self.wait(StoreOpen)
-        assert word.attempt == self.attempt + 1
-        assert word.port, word.why
-        return word.port
+        """Open the store of the next attempt; return its port."""
+        self.supervisor.handle(OpenStore(attempt=self.attempt + 1))
+        opened = self.wait(StoreOpened)
+        assert opened.attempt == self.attempt + 1
+        assert opened.port, opened.why
+        return opened.port
 
     def stop(self, grace: float = 0.0, attempt: int | None = None) -> WorkersStopped:
+        """Stop the attempt (the current one, if none is given), and return the event that it has stopped."""
         attempt = self.attempt if attempt is None else attempt
-        self.supervisor.stop(attempt, grace)
+        self.supervisor.handle(StopWorkers(attempt=attempt, grace=grace))
         return self.wait(WorkersStopped, lambda event: event.attempt == attempt)
 
     def wait(self, kind: type[Any], which: Callable[[Any], bool] = lambda _: True, seconds: float = SECONDS) -> Any:
-        """The next event of a kind; those before it are dropped, those after it kept."""
+        """Return the next event of this kind for which `which` is true. Earlier events are dropped, later ones kept."""
         deadline = time.monotonic() + seconds
         while True:
-            while self._unseen:
-                event = self._unseen.pop(0)
+            while self.unseen:
+                event = self.unseen.pop(0)
                 if isinstance(event, kind) and which(event):
                     return event
             left = deadline - time.monotonic()
             assert left > 0, f"no {kind.__name__} within {seconds} s"
             if select.select([self.supervisor.fileno()], [], [], left)[0]:
-                self._unseen.extend(self.supervisor.poll())
+                self.unseen.extend(map(as_core_event, self.supervisor.poll()))
 
-    def silence(self, seconds: float) -> list[Event]:
-        """What happens in the given time."""
+    def events_within(self, seconds: float) -> list[Event]:
+        """Return all events that come within so many seconds."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if select.select([self.supervisor.fileno()], [], [], left)[0]:
-                self._unseen.extend(self.supervisor.poll())
-        found, self._unseen = self._unseen, []
+                self.unseen.extend(map(as_core_event, self.supervisor.poll()))
+        found, self.unseen = self.unseen, []
         return found
 
     def children(self) -> set[int]:
-        """Processes that the fork server has: workers and stores, but not its reserve."""
-        return children_of(self.supervisor.server_pid) - {self.reserve()}
+        """Return the process ids of workers and stores: the children of the fork server without its hot standby."""
+        return children_of(self.supervisor.server_pid) - {self.hot_standby()}
 
-    def reserve(self) -> int:
-        """Process id of the fork server's; 0: there is none."""
-        return reserve_of(self.supervisor.server_pid)
+    def hot_standby(self) -> int:
+        """Return the process id of the fork server's hot standby; 0: it has none."""
+        return hot_standby_of(self.supervisor.server_pid)
 
-    def tidy(self) -> None:
-        """End the present attempt."""
+    def end_attempt(self) -> None:
+        """Stop the current attempt, if there is one, and forget its events."""
         if self.attempt:
             self.stop()
-        self._unseen.clear()
+        self.unseen.clear()
+
+
+def as_core_event(event: SupervisorEvent) -> Event:
+    """Return the core's event for this one, if it has one, as the driver does. Its times stay those of this machine."""
+    if isinstance(event, WorkersForked | ProcessesExited | ProcessesStopped | CheckpointAnswer):
+        return worker_event("node-0", event, RunTime(0.0), NodeTime(0.0))
+    return event
 
 
 def started(event: object) -> bool:
@@ -257,17 +270,17 @@ def children_of(pid: int) -> set[int]:
     return found
 
 
-def reserve_of(server: int) -> int:
-    """The one child of the fork server that leads a process group and no session; 0: there is none."""
+def hot_standby_of(server: int) -> int:
+    """Return the one child of the fork server that leads a process group but no session; 0: there is none."""
     for pid in children_of(server):
         with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(pid) == pid != os.getsid(pid) and proc.state(pid) not in ("Z", proc.GONE):
+            if os.getpgid(pid) == pid != os.getsid(pid) and procfs.process_state(pid) not in ("Z", procfs.GONE):
                 return pid
     return 0
 
 
 def marked(mark: str) -> dict[int, str]:
-    """All processes that carry the mark, wherever they are, with their command lines."""
+    """Return all processes with this mark, with their command lines."""
     found: dict[int, str] = {}
     for pid in private_cluster.marked(mark):
         with contextlib.suppress(OSError):
@@ -276,7 +289,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def until(check: Callable[[], Any], why: str, seconds: float = SECONDS) -> Any:
-    """Look again and again; for what sends no word."""
+    """Poll until `check` returns something true, and return that; fail with `why` after so many seconds."""
     deadline = time.monotonic() + seconds
     while not (found := check()):
         assert time.monotonic() < deadline, why
@@ -285,7 +298,7 @@ def until(check: Callable[[], Any], why: str, seconds: float = SECONDS) -> Any:
 
 
 def wait_gone(pid: int, seconds: float = SECONDS) -> None:
-    """Until the process is no more (a zombie counts as gone)."""
+    """Wait until the process has ended. A zombie counts as ended."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -297,12 +310,12 @@ def wait_gone(pid: int, seconds: float = SECONDS) -> None:
 
 
 def wait_stopped_by_signal(pid: int) -> None:
-    """Until SIGSTOP has taken hold of it."""
+    """Wait until SIGSTOP has stopped the process."""
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", f"{pid} is not stopped")
 
 
-def none_left(mark: str, seconds: float = SECONDS) -> None:
-    """Until no process carries the mark."""
+def wait_none_left(mark: str, seconds: float = SECONDS) -> None:
+    """Wait until no process has the mark."""
     until(lambda: not marked(mark), f"processes of mark {mark} are left", seconds)
 
 
@@ -314,8 +327,8 @@ def is_listening(port: int) -> bool:
     return True
 
 
-def plain(*command: str, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`python -u ...`, with its output in files, as a worker's is."""
+def run_python(*command: str, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `python -u` with its output in files, as a worker's is."""
     with (cwd / "plain.out").open("w+") as out, (cwd / "plain.err").open("w+") as err:
         done = subprocess.run(
             [sys.executable, "-u", *command],
@@ -341,12 +354,12 @@ def _open_fds() -> set[str]:
 
 
 def _shared_memory() -> set[str]:
-    """Ray's own things aside."""
+    """Return the names of shared memory, without Ray's own."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("plasma", "ray"))}
 
 
-def _nobodys(names: set[str]) -> set[str]:
-    """Shared memory that no process has: what is in use belongs to another test that runs beside this one."""
+def _unmapped(names: set[str]) -> set[str]:
+    """Return the names that no process has mapped. Mapped ones belong to tests that run at the same time."""
     used = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
@@ -362,29 +375,29 @@ def mark() -> str:
 
 @pytest.fixture(autouse=True)
 def no_leaks(mark: str) -> Iterator[None]:
-    """After every test: no new children, open files or shared memory, and no process with the test's mark."""
+    """Check after each test: no new children, open files or shared memory, and no process with its mark."""
     children, fds, memory = processes.children(), _open_fds(), _shared_memory()
     yield
-    none_left(mark)
+    wait_none_left(mark)
     until(lambda: processes.children() <= children, "children are left")
     assert _open_fds() - fds == set()
-    until(lambda: not _nobodys(_shared_memory() - memory), "shared memory is left")
+    until(lambda: not _unmapped(_shared_memory() - memory), "shared memory is left")
 
 
 @pytest.fixture
-def ears(tmp_path: Path) -> Iterator[Ears]:
-    ears = Ears(tmp_path / "ears")
-    yield ears
-    ears.close()
+def pipe(tmp_path: Path) -> Iterator[MessagePipe]:
+    pipe = MessagePipe(tmp_path / "pipe")
+    yield pipe
+    pipe.close()
 
 
 @contextlib.contextmanager
-def lent(node: Node, folder: Path, mark: str, ears: Ears) -> Iterator[Node]:
-    """A node that lives on after the test; whatever ran on it is ended and its fork server is as it was."""
-    node.move_to(folder, mark, ears)
+def shared_node(node: Node, folder: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """Use a node that lives on after the test: at the end, stop its attempt and wait for its processes."""
+    node.use_for_test(folder, mark, pipe)
     yield node
-    node.tidy()
-    stores = len(node.supervisor._owed.stores)
+    node.end_attempt()
+    stores = len(node.supervisor.pending.stores)
     until(lambda: len(node.children()) <= stores, "the fork server has children left")
 
 
@@ -396,51 +409,61 @@ def running(start_method: str = "forkserver", **changes: Any) -> Iterator[Node]:
         yield node
     finally:
         node.supervisor.close()
-        none_left(node.mark)
+        wait_none_left(node.mark)
 
 
 @pytest.fixture(scope="session")
-def warm_forking() -> Iterator[Node]:
+def shared_forkserver_node() -> Iterator[Node]:
     with running() as node:
         mark = node.mark
         yield node
-    none_left(mark)
+    wait_none_left(mark)
 
 
 @pytest.fixture(scope="session")
-def warm_spawning() -> Iterator[Node]:
+def shared_spawn_node() -> Iterator[Node]:
     with running("spawn") as node:
         mark = node.mark
         yield node
-    none_left(mark)
+    wait_none_left(mark)
 
 
 @pytest.fixture
-def node(warm_forking: Node, tmp_path: Path, mark: str, ears: Ears) -> Iterator[Node]:
-    """A warm node that forks, shared by tests that leave its fork server alive."""
-    with lent(warm_forking, tmp_path, mark, ears) as node:
+def node(shared_forkserver_node: Node, tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """A node with torch imported that forks its workers. Tests that leave its fork server alive share it."""
+    with shared_node(shared_forkserver_node, tmp_path, mark, pipe) as node:
         yield node
 
 
 @pytest.fixture(params=["forkserver", "spawn"])
 def either(
-    request: pytest.FixtureRequest, warm_forking: Node, warm_spawning: Node, tmp_path: Path, mark: str, ears: Ears
+    request: pytest.FixtureRequest,
+    shared_forkserver_node: Node,
+    shared_spawn_node: Node,
+    tmp_path: Path,
+    mark: str,
+    pipe: MessagePipe,
 ) -> Iterator[Node]:
-    """A warm node that forks, and one that starts fresh interpreters."""
-    with lent(warm_forking if request.param == "forkserver" else warm_spawning, tmp_path, mark, ears) as node:
+    """A shared node that forks its workers, and then one that starts a new interpreter for each."""
+    with shared_node(
+        shared_forkserver_node if request.param == "forkserver" else shared_spawn_node, tmp_path, mark, pipe
+    ) as node:
         yield node
 
 
 @pytest.fixture
-def own(request: pytest.FixtureRequest, tmp_path: Path, mark: str, ears: Ears) -> Iterator[Node]:
-    """A node of the test's own, for harm. It has no torch, which takes a second to import, unless the test gives it."""
+def own_node(request: pytest.FixtureRequest, tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """A node for this test alone, which may kill its processes.
+
+    Without torch, whose import takes a second, by default.
+    """
     node = Node(env=basic_env(mark), preload=getattr(request, "param", ()))
-    node.move_to(tmp_path, mark, ears)
+    node.use_for_test(tmp_path, mark, pipe)
     node.start()
     yield node
     node.supervisor.close()
 
 
-def send(pid: int, number: int = signal.SIGKILL) -> None:
+def send_signal(pid: int, number: int = signal.SIGKILL) -> None:
     assert pid > 1, "this would be a signal to ourselves, or to everybody"
     os.kill(pid, number)

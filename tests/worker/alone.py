@@ -1,6 +1,6 @@
-"""A worker without a node: its page, its files and its process, for tests that are all three's other side.
+"""Worker processes without a node: the test has the shared page, the files and the process.
 
-As a program, `alone.py SPEC_FD REPORT_FD STACKS_FD`, it is what a fork server is to a worker: torch first, then a fork.
+As a program, `alone.py SPEC_FD REPORT_FD STACKS_FD`, it does what a fork server does: it imports torch and forks.
 """
 
 import contextlib
@@ -11,50 +11,54 @@ import sys
 import textwrap
 import time
 
-from raylaunch.worker import boot, page
-from raylaunch.worker.spec import WorkerSpec
+from raylaunch.worker.heartbeats import shared_page
+from raylaunch.worker.runtime import boot, process_setup
+from raylaunch.worker.runtime.spec import WorkerSpec
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 ATTEMPT = 3
 SECONDS = 100.0
-FIELDS = ("MARKS", "MARKED_AT", "STEP", "ASKED", "SAVED", "WAITING", "BUSY", "OWNER")
+FIELDS = ("PROGRESS", "ALIVE_AT", "LAST_STEP", "POLLED_STEP", "SAVED_STEP", "WAITING_FOR_STOP", "BUSY", "OWNER_PID")
 
 
 class Shared:
-    """A page, as the agent has it."""
+    """The shared page, as the agent has it. `page["FIELD"]` is a field of the slot of local rank 0."""
 
     def __init__(self):
-        self.page, self.fd = page.Page.create()
-        self.page.begin(ATTEMPT, 2)
+        self.page, self.fd = shared_page.SharedPage.create()
+        self.page.reset(ATTEMPT, 2)
         self.numbers = self.page.numbers
 
     def env(self, local_rank=0):
-        return {page.VARIABLE: f"/proc/{os.getpid()}/fd/{self.fd}:{local_rank}", "RAYLAUNCH_ATTEMPT": str(ATTEMPT)}
+        return {
+            shared_page.PAGE_VARIABLE: f"/proc/{os.getpid()}/fd/{self.fd}:{local_rank}",
+            "RAYLAUNCH_ATTEMPT": str(ATTEMPT),
+        }
 
     def __getitem__(self, field, local_rank=0):
-        return self.numbers[page.slot(local_rank) + getattr(page, field)]
+        return self.numbers[shared_page.slot_offset(local_rank) + getattr(shared_page, field)]
 
     def slot(self, local_rank=0):
-        """Every field that is not 0, but for the time and the owner."""
-        found = {name: self.__getitem__(name, local_rank) for name in FIELDS if name not in ("MARKED_AT", "OWNER")}
+        """Return all fields of a slot that are not 0, except the time and the owner."""
+        found = {name: self.__getitem__(name, local_rank) for name in FIELDS if name not in ("ALIVE_AT", "OWNER_PID")}
         return {name: value for name, value in found.items() if value}
 
-    def ask(self, steps):
-        """As it is when the driver has settled it."""
-        self.numbers[page.SETTLED] = steps
-        self.numbers[page.ASK] = steps
+    def request_save(self, steps):
+        """Propose and commit a step to save after, as the agent does."""
+        self.numbers[shared_page.COMMITTED_STEP] = steps
+        self.numbers[shared_page.PROPOSED_STEP] = steps
 
     def propose(self, steps):
-        self.numbers[page.ASK] = steps
+        self.numbers[shared_page.PROPOSED_STEP] = steps
 
-    def settle(self):
-        self.numbers[page.SETTLED] = self.numbers[page.ASK]
+    def commit(self):
+        self.numbers[shared_page.COMMITTED_STEP] = self.numbers[shared_page.PROPOSED_STEP]
 
-    def end_lease(self):
-        self.numbers[page.LEASE] = 1
+    def expire_lease(self):
+        self.numbers[shared_page.LEASE_EXPIRES_AT] = 1
 
     def until(self, field, value, seconds=SECONDS):
-        """Wait for a worker to write it; there is no word of it otherwise."""
+        """Wait until a worker has written the value."""
         deadline = time.monotonic() + seconds
         while self[field] != value:
             assert time.monotonic() < deadline, f"{field} is {self[field]}, not {value}"
@@ -62,7 +66,7 @@ class Shared:
 
 
 class Run:
-    """A process, with its output in files."""
+    """A process with its output in files."""
 
     def __init__(self, folder, command, env, fds=()):
         self.out, self.err = folder / "out.log", folder / "err.log"
@@ -79,7 +83,7 @@ class Run:
         return self.process.wait(timeout=seconds)
 
     def printed(self):
-        """What it printed, once it has ended well."""
+        """Return the words that it printed, after exit code 0."""
         code = self.code()
         assert code == 0, (code, self.err.read_text())
         return self.out.read_text().split()
@@ -97,13 +101,13 @@ def environment(more):
 
 
 class Alone:
-    """Starts such processes, and ends those that are left."""
+    """Starts such processes, and kills those that are left at the end."""
 
     def __init__(self, folder):
         self.folder = folder
         self.shared = Shared()
         self._runs = []
-        self._fds = [self.shared.fd]
+        self.fds = [self.shared.fd]
 
     def script(self, text, name="train.py"):
         path = self.folder / name
@@ -111,13 +115,13 @@ class Alone:
         return str(path)
 
     def python(self, text, env=None, command=()):
-        """`python train.py` by hand, or by another command, in the environment of a worker."""
+        """Start `python train.py`, or another command, in the environment of a worker."""
         path = self.script(text)
         command = command or (sys.executable, "-u", path)
         return self._started(command, self.shared.env() if env is None else env)
 
     def worker(self, text, how="spawn"):
-        """A worker as a node starts it."""
+        """Start a worker as a node does."""
         spec = WorkerSpec(
             rank=0,
             local_rank=0,
@@ -139,7 +143,7 @@ class Alone:
     def _memory(self, name, content=b""):
         fd = os.memfd_create(name)
         os.write(fd, content)
-        self._fds.append(fd)
+        self.fds.append(fd)
         return fd
 
     def _started(self, command, env, fds=()):
@@ -150,12 +154,12 @@ class Alone:
     def close(self):
         for run in self._runs:
             run.end()
-        for fd in self._fds:
+        for fd in self.fds:
             os.close(fd)
 
 
 def until(check, seconds=SECONDS):
-    """For what nobody sends word of."""
+    """Wait until `check` returns something true, and return that."""
     deadline = time.monotonic() + seconds
     while not (found := check()):
         assert time.monotonic() < deadline
@@ -173,7 +177,7 @@ def main():
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        boot.become(spec, report, stacks, parent)
+        process_setup.set_up_process(spec, report, stacks, parent)
         return boot.run(spec, report, stacks)
     with contextlib.suppress(KeyboardInterrupt):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,11 +1,21 @@
-"""The fixtures of the harness, for this folder, and a worker without a node."""
+"""The fixtures of the node harness, and a worker without a node."""
 
 import pytest
 
-from tests.node.harness import ears, either, mark, no_leaks, node, own, warm_forking, warm_spawning
+from tests.node.harness import either, mark, no_leaks, node, own_node, pipe, shared_forkserver_node, shared_spawn_node
 from tests.worker.alone import Alone
 
-__all__ = ["alone_worker", "ears", "either", "mark", "no_leaks", "node", "own", "warm_forking", "warm_spawning"]
+__all__ = [
+    "alone_worker",
+    "either",
+    "mark",
+    "no_leaks",
+    "node",
+    "own_node",
+    "pipe",
+    "shared_forkserver_node",
+    "shared_spawn_node",
+]
 
 
 @pytest.fixture

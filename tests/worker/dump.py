@@ -63,7 +63,7 @@ dump = {
     "sys.path": sys.path,
     "sys.executable": [sys.executable, sys.prefix, sys.base_prefix],
     "sys.flags": repr(sys.flags),
-    "sys.warnoptions": [sys.warnoptions, sys._xoptions],
+    "sys.warnoptions": [sys.warnoptions, sys._xoptions],  # noqa: SLF001
     "sys.meta_path": [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
     "sys.path_hooks": len(sys.path_hooks),
     "sys hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, repr(sys.gettrace())],
@@ -113,6 +113,6 @@ dump = {
     "torch cuda": torch.cuda.is_initialized(),
     "torch threads": torch.get_num_threads(),
     "torch.distributed": [torch.distributed.is_initialized(), torch.distributed.is_torchelastic_launched()],
-    "exit handlers": atexit._ncallbacks(),
+    "exit handlers": atexit._ncallbacks(),  # noqa: SLF001
 }
 print(json.dumps(dump))

@@ -1,7 +1,7 @@
-"""A program: starts two checks at a time, on two forked ranks each, one of which was told to fail.
+"""A program that runs two self-checks at a time, each on two forked ranks, one of which is made to fail.
 
-One check has a rank that stops, in the other many things go wrong. Each leaves its rows and words in a folder of its
-own; the exit codes are printed.
+In one check a rank stops, in the other many operations fail. Each writes its rows and its output to a folder of its
+own. The program prints the exit codes.
 """
 
 import json
@@ -9,22 +9,23 @@ import os
 import signal
 import threading
 import traceback
+from functools import partial
 
 import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.fsdp
 
-from raylaunch.worker import boot
-from raylaunch.worker.selfcheck import bench, collectives, council, course, program, rendezvous, versions
+from raylaunch.worker.runtime import process_setup
+from raylaunch.worker.selfcheck import check_context, collectives, program, rendezvous, versions
 
-course._GRACE = 2.0
-council._MARGIN = 6.0
-collectives._BARRIER_LAG = 1.0
+program.CheckRunner = partial(program.CheckRunner, grace=2.0)
+program.Coordinator = partial(program.Coordinator, margin=6.0)
+collectives.BARRIER_DELAY = 1.0
 
 
 def first_time(function, act):
-    """Do `act` in place of the first call."""
+    """Call `act` in place of the first call of `function`."""
     calls = []
 
     def call(*args, **kwargs):
@@ -56,14 +57,14 @@ def stopping(really, *_):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def unsupported(*_, **__):  # what torch's own base class says
-    dist.group.WORLD._get_backend(torch.device("cpu"))._start_coalescing()
+def unsupported(*_, **__):  # raises what torch's base class of backends raises
+    dist.group.WORLD._get_backend(torch.device("cpu"))._start_coalescing()  # noqa: SLF001
 
 
 def wrong_in_many_ways(rank):
     dist.all_to_all_single = unsupported
     dist.barrier = lambda **_: None
-    rendezvous._reads = lambda *_, true=rendezvous._reads: rank == 0 and true(*_)
+    rendezvous.can_read = lambda *_, true=rendezvous.can_read: rank == 0 and true(*_)
     if rank == 1:
         rendezvous.init_tcp = raising
         dist.all_reduce = first_time(dist.all_reduce, wrong_value)
@@ -80,17 +81,17 @@ def one_stopped(rank):
         dist.reduce = first_time(dist.reduce, stopping)
 
 
-def started(sabotage):
-    """Two ranks, in a folder of the sabotage's name."""
+def start(sabotage):
+    """Fork two ranks in a folder with the name of the sabotage."""
     folder = sabotage.__name__
     os.mkdir(folder)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(bench.free_port()), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(check_context.free_port()), "WORLD_SIZE": "2"}
     parent = os.getpid()
-    return [os.fork() or become(rank, folder, sabotage, parent) for rank in range(2)]
+    return [os.fork() or run_rank(rank, folder, sabotage, parent) for rank in range(2)]
 
 
-def become(rank, folder, sabotage, parent):
-    boot.die_with_parent(parent)
+def run_rank(rank, folder, sabotage, parent):
+    process_setup.die_with_parent(parent)
     try:
         os.chdir(folder)
         for fd in (1, 2):
@@ -98,21 +99,21 @@ def become(rank, folder, sabotage, parent):
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         sabotage(rank)
         os._exit(program.main(["--timeout", "6", "--json", "rows.json", "--backends", "gloo"]))
-    except BaseException:  # such as a mistake in here
+    except BaseException:  # a mistake in this program
         traceback.print_exc()
         os._exit(99)
 
 
-def ended(pid):
+def exit_code(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def main():
-    wrong, stopped = started(wrong_in_many_ways), started(one_stopped)
-    codes = [ended(stopped[0])]
+    wrong, stopped = start(wrong_in_many_ways), start(one_stopped)
+    codes = [exit_code(stopped[0])]
     os.kill(stopped[1], signal.SIGKILL)
-    ended(stopped[1])
-    print(json.dumps([*codes, *map(ended, wrong)]))
+    exit_code(stopped[1])
+    print(json.dumps([*codes, *map(exit_code, wrong)]))
 
 
 if __name__ == "__main__":

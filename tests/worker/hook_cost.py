@@ -1,7 +1,7 @@
-"""A program: what watching costs a step of an optimizer.
+"""A program that measures what the optimizer hook and `should_checkpoint` cost.
 
-`python -m tests.worker.hook_cost` prints nanoseconds: a step that does nothing, a hook that does nothing, ours, and
-`should_checkpoint`. Exit code 1 where one of ours takes 5 microseconds or more.
+`python -m tests.worker.hook_cost` prints nanoseconds of a step that does nothing, a hook that does nothing, our hook,
+and `should_checkpoint`. The exit code is 1 if one of the last two takes 5 microseconds or more.
 """
 
 import json
@@ -12,15 +12,16 @@ from time import perf_counter_ns
 
 import torch
 
-from raylaunch.worker import attach, page, should_checkpoint
+from raylaunch.worker import should_checkpoint
+from raylaunch.worker.heartbeats import shared_page, slot_owner
 
 ROUNDS = 30
 STEPS = 2000
 GOAL_NS = 5000
 
 
-class Still(torch.optim.Optimizer):
-    """Its step does nothing, so that what remains is the cost of hooks."""
+class NoOpOptimizer(torch.optim.Optimizer):
+    """Its step does nothing, so that only the cost of hooks is measured."""
 
     def __init__(self):
         super().__init__([torch.nn.Parameter(torch.zeros(1))], {})
@@ -31,7 +32,7 @@ class Still(torch.optim.Optimizer):
 
 
 def nanoseconds(step):
-    """Of one, in the quietest round."""
+    """Return the time of one step in the fastest round."""
     found = []
     for _ in range(ROUNDS):
         began = perf_counter_ns()
@@ -42,18 +43,18 @@ def nanoseconds(step):
 
 
 def our_hook():
-    """Ours, on a page of its own with a lease that holds."""
-    shared, fd = page.Page.create()
-    shared.numbers[page.LEASE] = 1 << 62
-    os.environ[page.VARIABLE] = f"/proc/{os.getpid()}/fd/{fd}:0"
+    """Return our hook, with a page of its own and a lease that does not expire."""
+    shared, fd = shared_page.SharedPage.create()
+    shared.numbers[shared_page.LEASE_EXPIRES_AT] = 1 << 62
+    os.environ[shared_page.PAGE_VARIABLE] = f"/proc/{os.getpid()}/fd/{fd}:0"
     hooks = []
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook = hooks.append
-    attach.begin()
+    slot_owner.claim()
     return hooks[0]
 
 
 def main():
-    optimizer = Still()
+    optimizer = NoOpOptimizer()
     costs = {"step": optimizer.step}
     for name, hook in (("trivial_hook", lambda *_: None), ("our_hook", our_hook())):
         costs[name] = partial(hook, optimizer, (), {})

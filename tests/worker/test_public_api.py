@@ -1,4 +1,4 @@
-"""`raylaunch.worker`: what a script may say and ask, in a launch and outside of one."""
+"""`raylaunch.worker`, the API for scripts, in a launch and outside of one."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ import time
 import pytest
 
 from raylaunch import worker
-from raylaunch.worker import page
+from raylaunch.worker.heartbeats import shared_page
 from tests.worker.alone import ATTEMPT, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -24,10 +24,10 @@ with worker.section("validation"):
 """
 
 
-def look_alike(alone_worker, size, seals):
-    """A file with the page's name."""
+def fake_page(alone_worker, size, seals):
+    """Return the path of a memory file that has the page's name."""
     fd = os.memfd_create("raylaunch-page", os.MFD_ALLOW_SEALING)
-    alone_worker._fds.append(fd)
+    alone_worker.fds.append(fd)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return f"/proc/{os.getpid()}/fd/{fd}:900"
@@ -35,26 +35,27 @@ def look_alike(alone_worker, size, seals):
 
 @pytest.mark.parametrize("local_rank", ["", "0", "-1", "x", "1000", "99999999999"])
 @pytest.mark.parametrize("path", ["", "/proc/999999999/fd/3", "/etc/passwd", "/proc/self/fd/0", ":"])
-def test_outside_a_launch_all_of_it_is_harmless(monkeypatch, local_rank, path):
-    monkeypatch.setattr(worker.attach, "_watches", [])
-    monkeypatch.setenv(page.VARIABLE, f"{path}:{local_rank}" if path else "")
+def test_outside_a_launch_nothing_happens(monkeypatch, local_rank, path):
+    worker.slot_owner.release()
+    monkeypatch.setenv(shared_page.PAGE_VARIABLE, f"{path}:{local_rank}" if path else "")
     monkeypatch.delenv("RAYLAUNCH_ATTEMPT", raising=False)
     assert worker.should_checkpoint(0) is False
     worker.checkpointed(0)
     worker.heartbeat()
     with worker.section("validation"):
         pass
-    assert worker.attach._watches == [None]
+    assert worker.slot_owner.current_writer() is None
+    worker.slot_owner.release()
 
 
-@pytest.mark.parametrize(("size", "seals"), [(100, 0), (page._BYTES, fcntl.F_SEAL_WRITE)])
-def test_a_page_that_is_too_short_or_cannot_be_written_is_as_none(alone_worker, size, seals):
-    env = alone_worker.shared.env() | {page.VARIABLE: look_alike(alone_worker, size, seals)}
+@pytest.mark.parametrize(("size", "seals"), [(100, 0), (shared_page.PAGE_BYTES, fcntl.F_SEAL_WRITE)])
+def test_a_page_that_is_too_short_or_read_only_is_ignored(alone_worker, size, seals):
+    env = alone_worker.shared.env() | {shared_page.PAGE_VARIABLE: fake_page(alone_worker, size, seals)}
     assert alone_worker.python(ALL, env=env).printed() == ["False", "True"]
 
 
 @pytest.mark.parametrize("local_rank", [-1, 1000, 1 << 70])
-def test_a_worker_beyond_the_page_is_not_watched(alone_worker, local_rank):
+def test_a_local_rank_without_a_slot_is_ignored(alone_worker, local_rank):
     assert alone_worker.python(ALL, env=alone_worker.shared.env(local_rank)).printed() == ["False", "True"]
     assert alone_worker.shared.slot() == {}
 
@@ -65,7 +66,7 @@ def test_a_process_of_an_earlier_attempt_writes_nothing(alone_worker):
     assert alone_worker.shared.slot() == {}
 
 
-def test_importing_it_imports_nothing_of_weight(alone_worker):
+def test_importing_it_imports_no_large_module(alone_worker):
     heavy = ("torch", "ray", "omegaconf", "yaml", "cloudpickle", "numpy", "asyncio", "socket", "subprocess")
     text = f"import sys, raylaunch.worker; print(*(name for name in {heavy} if name in sys.modules))"
     assert alone_worker.python(text).printed() == []
@@ -107,35 +108,35 @@ def test_context_outside_of_one(monkeypatch):
 # Checkpoints.
 
 
-def test_nothing_is_asked_for(alone_worker):
+def test_no_checkpoint_is_requested(alone_worker):
     run = alone_worker.python("from raylaunch.worker import *\nprint(*(should_checkpoint(step) for step in range(3)))")
     assert run.printed() == ["False"] * 3
-    assert alone_worker.shared.slot() == {"MARKS": 3, "STEP": 3, "ASKED": 3}
+    assert alone_worker.shared.slot() == {"PROGRESS": 3, "LAST_STEP": 3, "POLLED_STEP": 3}
 
 
-def test_it_is_true_from_the_step_on_that_was_asked_for(alone_worker):
-    alone_worker.shared.ask(3)
+def test_should_checkpoint_is_true_from_the_committed_step_on(alone_worker):
+    alone_worker.shared.request_save(3)
     run = alone_worker.python("from raylaunch.worker import *\nprint(*(should_checkpoint(step) for step in range(5)))")
     assert run.printed() == ["False", "False", "True", "True", "True"]
-    assert alone_worker.shared.slot() == {"MARKS": 5, "STEP": 5, "ASKED": 5, "BUSY": 1}
+    assert alone_worker.shared.slot() == {"PROGRESS": 5, "LAST_STEP": 5, "POLLED_STEP": 5, "BUSY": 1}
 
 
-def test_at_a_step_that_is_proposed_it_waits_until_that_is_settled(alone_worker):
-    """And says no where it was put off to a later one, as some rank had passed it."""
+def test_at_a_proposed_step_it_waits_for_the_commit(alone_worker):
+    """It returns False if a later step is proposed instead, because some rank had passed this one."""
     shared = alone_worker.shared
     shared.propose(3)
     text = "from raylaunch.worker import *\nprint(*(should_checkpoint(step) for step in range(5)))"
     run = alone_worker.python(text)
-    shared.until("ASKED", 3)
+    shared.until("POLLED_STEP", 3)
     time.sleep(0.05)
-    assert (shared["ASKED"], shared["BUSY"]) == (3, 0)
+    assert (shared["POLLED_STEP"], shared["BUSY"]) == (3, 0)
     shared.propose(4)
-    shared.until("ASKED", 4)
-    shared.settle()
+    shared.until("POLLED_STEP", 4)
+    shared.commit()
     assert run.printed() == ["False", "False", "False", "True", "True"]
 
 
-PARKS = """
+WAITS = """
 import signal, sys, time
 from raylaunch import worker
 
@@ -150,143 +151,143 @@ print("end")
 
 
 @pytest.fixture
-def parked(alone_worker):
-    """Starts a script that is asked for step 4, and waits until it waits."""
+def waiting(alone_worker):
+    """Returns a function that starts a script, and returns when it has saved step 4 and waits for SIGTERM."""
 
     def start(before=""):
-        alone_worker.shared.ask(5)
-        run = alone_worker.python(PARKS.format(before=before))
-        alone_worker.shared.until("WAITING", 1)
+        alone_worker.shared.request_save(5)
+        run = alone_worker.python(WAITS.format(before=before))
+        alone_worker.shared.until("WAITING_FOR_STOP", 1)
         found = alone_worker.shared.slot()
-        assert (found["SAVED"], found["STEP"], found.get("BUSY", 0)) == (5, 5, 0)
+        assert (found["SAVED_STEP"], found["LAST_STEP"], found.get("BUSY", 0)) == (5, 5, 0)
         return run
 
     return start
 
 
-def test_a_worker_that_has_saved_waits_to_be_ended(parked):
-    run = parked()
+def test_a_worker_that_has_saved_waits_for_sigterm(waiting):
+    run = waiting()
     os.kill(run.pid, signal.SIGTERM)
     assert run.code() == -signal.SIGTERM
     assert run.out.read_text() == ""
 
 
-def test_a_handler_may_raise_out_of_it(parked, alone_worker):
-    run = parked("signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))")
+def test_an_exception_of_a_handler_is_raised(waiting, alone_worker):
+    run = waiting("signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))")
     os.kill(run.pid, signal.SIGTERM)
     assert run.code() == 7
     assert run.out.read_text() == ""
-    assert alone_worker.shared["WAITING"] == 0
+    assert alone_worker.shared["WAITING_FOR_STOP"] == 0
 
 
-def test_so_does_an_interrupt(parked):
-    run = parked()
+def test_sigint_raises_keyboard_interrupt(waiting):
+    run = waiting()
     os.kill(run.pid, signal.SIGINT)
     assert run.code() == -signal.SIGINT
     assert "KeyboardInterrupt" in run.err.read_text()
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
-def test_after_a_handler_that_returns_the_script_goes_on(parked, name):
-    """It has noted that it is to end; the handler is its own again."""
+def test_the_script_goes_on_after_a_handler_that_returns(waiting, name):
+    """The script's handler is installed again then."""
     handler = f"told = lambda *_: print('told')\nsignal.signal(signal.{name}, told)\n"
-    run = parked(handler + f"import atexit; atexit.register(lambda: print(signal.getsignal(signal.{name}) is told))")
+    run = waiting(handler + f"import atexit; atexit.register(lambda: print(signal.getsignal(signal.{name}) is told))")
     os.kill(run.pid, signal.Signals[name])
     assert run.printed() == ["told", "returned", "4", "end", "True"]
 
 
-def test_a_handler_that_sets_another_is_not_undone(parked):
+def test_a_handler_that_the_handler_installs_stays(waiting):
     handler = (
         "def told(*_): signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, told)\n"
         "import atexit; atexit.register(lambda: print(signal.getsignal(signal.SIGTERM).name))"
     )
-    run = parked(handler)
+    run = waiting(handler)
     os.kill(run.pid, signal.SIGTERM)
     assert run.printed() == ["returned", "4", "end", "SIG_IGN"]
 
 
-def test_other_signals_do_not_let_it_go_on(parked):
-    """Such as those of data loaders' children."""
-    run = parked("signal.signal(signal.SIGCHLD, lambda *_: print('child', flush=True))")
+def test_the_script_does_not_go_on_after_another_signal(waiting):
+    """One example is SIGCHLD of a data loader's process."""
+    run = waiting("signal.signal(signal.SIGCHLD, lambda *_: print('child', flush=True))")
     os.kill(run.pid, signal.SIGCHLD)
     os.kill(run.pid, signal.SIGTERM)
     assert run.code() == -signal.SIGTERM
     assert "returned" not in run.out.read_text()
 
 
-def test_in_another_thread_it_waits_too(alone_worker):
-    """Where no handler can be set."""
-    alone_worker.shared.ask(5)
+def test_checkpointed_waits_in_another_thread_too(alone_worker):
+    """No handler can be wrapped there."""
+    alone_worker.shared.request_save(5)
     run = alone_worker.python("""
         import os, signal, threading
         from raylaunch import worker
         signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
         threading.Thread(target=worker.checkpointed, args=(4,)).start()
     """)
-    alone_worker.shared.until("WAITING", 1)
+    alone_worker.shared.until("WAITING_FOR_STOP", 1)
     os.kill(run.pid, signal.SIGTERM)
     assert run.code() == 9
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(0)"])
-def test_a_script_that_saves_and_leaves_has_not_finished(alone_worker, end):
-    """Exit code 0 would say so, and be the end of the job."""
-    alone_worker.shared.ask(5)
+def test_a_script_that_saves_and_exits_waits_too(alone_worker, end):
+    """Exit code 0 would end the job."""
+    alone_worker.shared.request_save(5)
     run = alone_worker.worker(
         f"import sys\nfrom raylaunch import worker\nif worker.should_checkpoint(4):\n    {end or 'pass'}"
     )
-    alone_worker.shared.until("WAITING", 1)
-    assert alone_worker.shared["SAVED"] == 5
+    alone_worker.shared.until("WAITING_FOR_STOP", 1)
+    assert alone_worker.shared["SAVED_STEP"] == 5
     os.kill(run.pid, signal.SIGTERM)
     assert run.code() == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("worker.checkpointed(4)\nsys.exit(0)", 0)])
-def test_one_that_fails_or_was_told_to_end_does(alone_worker, end, code):
-    alone_worker.shared.ask(5)
+def test_a_script_that_fails_or_was_signalled_exits(alone_worker, end, code):
+    alone_worker.shared.request_save(5)
     text = "import signal, sys\nfrom raylaunch import worker\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
     run = alone_worker.worker(f"{text}worker.should_checkpoint(4)\n{end}")
     if code == 0:
-        alone_worker.shared.until("WAITING", 1)
+        alone_worker.shared.until("WAITING_FOR_STOP", 1)
         os.kill(run.pid, signal.SIGTERM)
     assert run.code() == code
 
 
-def test_a_wish_that_is_taken_back(parked, alone_worker):
-    run = parked()
-    alone_worker.shared.ask(0)
+def test_the_wait_ends_when_the_request_is_withdrawn(waiting, alone_worker):
+    run = waiting()
+    alone_worker.shared.request_save(0)
     assert run.printed() == ["returned", "4", "end"]
-    assert alone_worker.shared["WAITING"] == 0
+    assert alone_worker.shared["WAITING_FOR_STOP"] == 0
 
 
-def test_a_node_that_counts_as_lost_waits_no_more(parked, alone_worker):
-    run = parked()
-    alone_worker.shared.end_lease()
+def test_the_wait_ends_when_the_lease_expires(waiting, alone_worker):
+    run = waiting()
+    alone_worker.shared.expire_lease()
     assert run.code() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("call", ["should_checkpoint(0)", "heartbeat()", "checkpointed(0)", "section('x').__enter__()"])
-def test_a_node_that_counts_as_lost_ends_at_any_word(alone_worker, call):
-    alone_worker.shared.end_lease()
+def test_a_worker_dies_at_any_call_after_the_lease_expired(alone_worker, call):
+    alone_worker.shared.expire_lease()
     run = alone_worker.python(f"from raylaunch.worker import *\n{call}\nprint('on')")
     assert run.code() == -signal.SIGKILL
-    assert (alone_worker.shared["MARKS"], alone_worker.shared["ASKED"], run.out.read_text()) == (0, 0, "")
+    assert (alone_worker.shared["PROGRESS"], alone_worker.shared["POLLED_STEP"], run.out.read_text()) == (0, 0, "")
 
 
-def test_checkpoints_that_nobody_asked_for(alone_worker):
+def test_a_checkpoint_that_was_not_requested_is_recorded(alone_worker):
     run = alone_worker.python("from raylaunch.worker import *\ncheckpointed(9)\nprint('on')")
     assert run.printed() == ["on"]
-    assert alone_worker.shared.slot() == {"SAVED": 10}
+    assert alone_worker.shared.slot() == {"SAVED_STEP": 10}
 
 
-def test_an_earlier_checkpoint_than_the_one_asked_for(alone_worker):
-    alone_worker.shared.ask(11)
+def test_an_earlier_checkpoint_than_the_requested_one_does_not_wait(alone_worker):
+    alone_worker.shared.request_save(11)
     run = alone_worker.python("from raylaunch.worker import *\ncheckpointed(9)\nprint('on')")
     assert run.printed() == ["on"]
 
 
-def test_while_it_saves_it_is_busy_however_often_it_asks(alone_worker):
-    alone_worker.shared.ask(1)
+def test_a_worker_is_busy_once_while_it_saves(alone_worker):
+    alone_worker.shared.request_save(1)
     run = alone_worker.python("""
         from raylaunch.worker import *
         should_checkpoint(0), should_checkpoint(1)
@@ -295,21 +296,21 @@ def test_while_it_saves_it_is_busy_however_often_it_asks(alone_worker):
     assert alone_worker.shared["BUSY"] == 1
 
 
-def test_steps_that_go_backwards_do_no_harm(alone_worker):
+def test_steps_may_go_backwards(alone_worker):
     text = "from raylaunch.worker import *\nprint(*(should_checkpoint(step) for step in (5, 3, 1 << 61, 0)))"
     assert alone_worker.python(text).printed() == ["False"] * 4
-    assert alone_worker.shared.slot() == {"MARKS": 4, "STEP": 1, "ASKED": 1}
+    assert alone_worker.shared.slot() == {"PROGRESS": 4, "LAST_STEP": 1, "POLLED_STEP": 1}
 
 
 class Index:
-    """As NumPy's integers are."""
+    """An integer as NumPy has them."""
 
     def __index__(self):
         return 4
 
 
 @pytest.mark.parametrize("call", [worker.should_checkpoint, worker.checkpointed])
-def test_what_is_no_step(call):
+def test_arguments_that_are_no_step(call):
     for step in ("4", 4.0, None, True, [4]):
         with pytest.raises(TypeError, match="`step` is the number of the step that was just done"):
             call(step)
@@ -319,14 +320,14 @@ def test_what_is_no_step(call):
     assert not call(Index())
 
 
-# Signs of life.
+# Heartbeats and sections.
 
 
-def test_heartbeats_are_marks(alone_worker):
+def test_heartbeats_are_progress(alone_worker):
     run = alone_worker.python("from raylaunch.worker import *\nfor _ in range(5): heartbeat()")
     run.printed()
-    assert alone_worker.shared.slot() == {"MARKS": 5}
-    assert alone_worker.shared["MARKED_AT"] > 0
+    assert alone_worker.shared.slot() == {"PROGRESS": 5}
+    assert alone_worker.shared["ALIVE_AT"] > 0
 
 
 SECTIONS = """
@@ -355,7 +356,7 @@ now("0")
 
 
 def test_sections_are_counted(alone_worker):
-    """Nested ones, one that ends by an exception, and a function that is one."""
+    """Nested sections, one that ends by an exception, and a decorated function."""
     readable, writable = os.pipe()
     path = alone_worker.script(SECTIONS)
     run = alone_worker.python(
@@ -383,7 +384,7 @@ def test_a_section_without_its_name():
         worker.section(lambda: None)
 
 
-# Which process it is.
+# Which process owns the slot.
 
 
 def test_a_script_behind_a_shell(alone_worker):
@@ -392,11 +393,11 @@ def test_a_script_behind_a_shell(alone_worker):
         "from raylaunch import worker; worker.heartbeat()",
         command=("bash", "-c", f"true; {sys.executable} {path}; true"),
     ).printed()
-    assert alone_worker.shared.slot() == {"MARKS": 1}
+    assert alone_worker.shared.slot() == {"PROGRESS": 1}
 
 
-def test_one_program_after_the_other(alone_worker):
-    """The second one goes on where the first one ended, and is not in the section that the first one was killed in."""
+def test_one_program_after_another(alone_worker):
+    """The second goes on with the first one's count, and is not in the section in which the first was killed."""
     text = """
         import os, sys
         from raylaunch import worker
@@ -409,15 +410,15 @@ def test_one_program_after_the_other(alone_worker):
     program = f"{sys.executable} {alone_worker.script(text)}"
     run = alone_worker.python(text, command=("bash", "-c", f"{program} first; {program} second"))
     assert run.printed() == ["second"]
-    assert alone_worker.shared.slot() == {"MARKS": 2}
+    assert alone_worker.shared.slot() == {"PROGRESS": 2}
 
 
-def test_a_program_that_becomes_another_stays_the_worker(alone_worker):
+def test_a_program_still_owns_the_slot_after_exec(alone_worker):
     text = "import os, sys; from raylaunch import worker; worker.heartbeat()\nif len(sys.argv) < 3: os.execv(sys.executable, [sys.executable, *sys.argv, *'abc'])"
     run = alone_worker.python(text)
     run.printed()
-    assert alone_worker.shared["OWNER"] == run.pid
-    assert alone_worker.shared.slot() == {"MARKS": 2}
+    assert alone_worker.shared["OWNER_PID"] == run.pid
+    assert alone_worker.shared.slot() == {"PROGRESS": 2}
 
 
 CHILD = """
@@ -442,13 +443,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("first", ["worker.heartbeat()", "pass"])
-def test_children_write_nothing(alone_worker, first):
-    """Not even those that are there before their parent says a word."""
+def test_child_processes_write_nothing(alone_worker, first):
+    """Not even those that start before their parent uses the API."""
     assert alone_worker.python(CHILD.format(first=first)).printed() == ["done"]
-    assert alone_worker.shared.slot() == {"MARKS": 2 if first != "pass" else 1}
+    assert alone_worker.shared.slot() == {"PROGRESS": 2 if first != "pass" else 1}
 
 
-def test_a_program_that_uses_it_has_its_optimizer_watched_too(alone_worker):
+def test_the_optimizer_of_a_program_that_uses_the_api_is_counted(alone_worker):
     text = """
         from raylaunch import worker
         worker.heartbeat()
@@ -462,4 +463,4 @@ def test_a_program_that_uses_it_has_its_optimizer_watched_too(alone_worker):
         optimizer.step()
     """
     alone_worker.python(text).printed()
-    assert alone_worker.shared.slot() == {"MARKS": 5, "STEP": 103, "ASKED": 103}
+    assert alone_worker.shared.slot() == {"PROGRESS": 5, "LAST_STEP": 103, "POLLED_STEP": 103}

@@ -1,4 +1,7 @@
-"""The self-check: every worker of a job runs it in place of the job's script.
+"""The self-check: a program that every worker runs in place of the script (`raylaunch check`, or under torchrun).
 
-`python -m raylaunch.worker.selfcheck` under `raylaunch check`, or under torchrun.
+It tries each operation of torch.distributed between all ranks. Read `program` first: `runner` runs the checks in order
+(`rendezvous`, `collectives`, `models`) on a `check_context`, each one through `bounded_check`. The `coordinator` brings
+the outcomes of all ranks to rank 0 through the launch's store; `findings` turns them, and what `versions` read, into
+rows and a table.
 """

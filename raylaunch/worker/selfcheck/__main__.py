@@ -1,4 +1,4 @@
-"""`python -m raylaunch.worker.selfcheck`."""
+"""`python -m raylaunch.worker.selfcheck`: see `program`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The self-check's command: its options, its end, what it prints at last."""
+"""The self-check's command line, its output, and its exit code."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Never
 
-from raylaunch.core import checkup
-from raylaunch.worker.selfcheck.council import AbsentError, Council, SilentError
-from raylaunch.worker.selfcheck.course import FIRST_PATIENCE, Course
+from raylaunch.worker.selfcheck import findings
+from raylaunch.worker.selfcheck.coordinator import AbsentError, Coordinator, SilentError
 from raylaunch.worker.selfcheck.rendezvous import launch_store
+from raylaunch.worker.selfcheck.runner import FIRST_TIMEOUT, CheckRunner
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check; 0 where nothing is wrong, on all ranks alike."""
+    """Run the self-check, and return its exit code, which is the same on all ranks: 0 if nothing is wrong."""
     options = _parser().parse_args(argv)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return _error("RANK or WORLD_SIZE is not set: no launcher started this", "run it by `raylaunch check`", code=2)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    _import_all()
+    _import_torch()
     if rank == 0:
         print(f"waiting for all {size} ranks ..." if size > 1 else "one rank", file=sys.stderr, flush=True)
     try:
-        store = launch_store(rank, size, timedelta(seconds=max(options.timeout, FIRST_PATIENCE)))
+        store = launch_store(rank, size, timedelta(seconds=max(options.timeout, FIRST_TIMEOUT)))
     except Exception as error:  # noqa: BLE001
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         return _error(f"rank {rank} cannot use the store at {where}: {error}", "look for a firewall between the nodes")
-    course = Course(council=Council(store, rank, size), timeout=options.timeout)
+    runner = CheckRunner(coordinator=Coordinator(store, rank, size), timeout=options.timeout)
     try:
-        course.run(options.backends, options.file)
+        runner.run(options.backends, options.file)
     except AbsentError as absent:
-        course.note_absent(absent)
-        _show(course, options.json)
-        course.council.dissolve()
-        _cut(1)
+        runner.record_absent(absent)
+        report(runner, options.json)
+        runner.coordinator.wait_until_absent_are_reported()
+        _exit_now(1)
     except SilentError as silent:
         _error(f"rank {rank}: {silent}", "look at rank 0's output and at its node")
-        _cut(1)
-    code = course.agree_on(_show(course, options.json))
-    if course.has_leftovers:
-        _cut(code)
+        _exit_now(1)
+    code = runner.agree_on_exit_code(report(runner, options.json))
+    if runner.has_leftovers:
+        _exit_now(code)
     return code
 
 
-def _import_all() -> None:
-    """What the checks need, so that the time of none includes it; what torch will rename is no news here."""
+def _import_torch() -> None:
+    """Import what the checks need, so that no check's time includes it, and hide torch's FutureWarnings."""
     import torch._dynamo  # noqa: PLC0415
     import torch.distributed.device_mesh  # noqa: PLC0415
     import torch.distributed.fsdp  # noqa: F401, PLC0415
@@ -63,26 +63,26 @@ def _error(message: str, hint: str, *, code: int = 1) -> int:
     return code
 
 
-def _show(course: Course, path: str | None) -> int:
-    """The table, and the rows as JSON; the exit code. Only rank 0 has all rows."""
-    if course.council.rank == 0:
-        print(f"\n{checkup.table(course.rows)}", end="", flush=True)
+def report(runner: CheckRunner, path: str | None) -> int:
+    """Print the table, write the rows as JSON to `path`, and return the exit code. Only rank 0 prints and writes."""
+    if runner.coordinator.rank == 0:
+        print(f"\n{findings.table(runner.rows)}", end="", flush=True)
         try:
-            _write(course, path)
+            _write(runner, path)
         except OSError as error:
             return _error(f"cannot write `{path}`: {error.strerror}", "give `--json` a path that rank 0 can write")
-    return checkup.exit_code(course.rows)
+    return findings.exit_code(runner.rows)
 
 
-def _write(course: Course, path: str | None) -> None:
+def _write(runner: CheckRunner, path: str | None) -> None:
     if path:
         with open(path, "w", encoding="utf-8") as file:
-            json.dump([asdict(row) for row in course.rows], file, indent=2)
+            json.dump([asdict(row) for row in runner.rows], file, indent=2)
             file.write("\n")
 
 
-def _cut(code: int) -> Never:
-    """End at once: threads and groups that were given up may wait for what never comes."""
+def _exit_now(code: int) -> Never:
+    """Exit without waiting for threads and process groups that were abandoned."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

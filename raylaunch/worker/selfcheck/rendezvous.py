@@ -1,4 +1,4 @@
-"""The three ways into a process group: env://, tcp:// and file://."""
+"""The three ways to make a process group: `init_method` env://, tcp:// and file://."""
 
 from __future__ import annotations
 
@@ -12,79 +12,82 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from raylaunch.worker.selfcheck.bench import Bench, free_port
-from raylaunch.worker.selfcheck.council import Council
+from raylaunch.worker.selfcheck.check_context import CheckContext, free_port
+from raylaunch.worker.selfcheck.coordinator import Coordinator
 
 
 def launch_store(rank: int, size: int, timeout: timedelta) -> Any:
-    """The store that `init_process_group()` would use, at a place of our own in it."""
+    """Return the store that `init_process_group()` would use, with a prefix of the self-check."""
     import torch.distributed as dist  # noqa: PLC0415
 
     store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
     return dist.PrefixStore("selfcheck", store)
 
 
-def init_env(on: Bench) -> None:
-    """As most scripts do it. Once for each backend: two groups of one backend would meet the same keys."""
-    on.join(init_method="env://")
-    on.prove()
+def init_env(ctx: CheckContext) -> None:
+    """Make a group with env://, as most scripts do. Only once per backend: a second group would find the same keys."""
+    ctx.init_group(init_method="env://")
+    ctx.verify_group()
 
 
-def init_tcp(on: Bench, port: int) -> None:
-    """A second store, on a port that rank 0's node had free.
+def init_tcp(ctx: CheckContext, port: int) -> None:
+    """Make a group with tcp://, and so with a second store on a free port of rank 0's node.
 
-    Under torchrun torch would take it for one that torchrun serves, and wait for it in vain (pytorch#192113).
+    Under TORCHELASTIC_USE_AGENT_STORE torch would wait for a server that nobody starts (pytorch#192113).
     """
     host = os.environ["MASTER_ADDR"]
-    served = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    use_agent_store = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     try:
-        on.join(init_method=f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+        ctx.init_group(init_method=f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
     finally:
-        if served is not None:
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = served
-    on.prove()
+        if use_agent_store is not None:
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = use_agent_store
+    ctx.verify_group()
 
 
-def init_file(on: Bench, path: str) -> None:
-    """A file that all ranks see."""
-    on.join(init_method=f"file://{path}")
-    on.prove()
+def init_file(ctx: CheckContext, path: str) -> None:
+    """Make a group with file://; all ranks must see the file."""
+    ctx.init_group(init_method=f"file://{path}")
+    ctx.verify_group()
 
 
-def tell_port(council: Council, patience: float) -> int:
-    """A free port of rank 0's node."""
-    return int(council.decide(None, lambda _: free_port(), patience=patience))
+def free_port_of_rank_0(coordinator: Coordinator, timeout: float) -> int:
+    """Return, on all ranks, a free port of rank 0's node."""
+    return int(coordinator.decide(None, lambda _: free_port(), timeout=timeout))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """Where files for file:// may be, or why there is no such place."""
+class SharedPath:
+    """Where the files of file:// begin, or why there is no such place."""
 
     prefix: str = ""
     why_not: str = ""
 
 
-def find_shared(council: Council, given: str | None, patience: float) -> Shared:
-    """Where all ranks see what rank 0 writes: the place given, else its working folder, else its temporary one."""
+def find_shared_path(coordinator: Coordinator, given: str | None, timeout: float) -> SharedPath:
+    """Find a path at which all ranks see what rank 0 writes.
+
+    That is the given one, or else in the working folder or the temporary folder of rank 0.
+    """
     why_not = ""
-    for place in [given] if given else ["", tempfile.gettempdir()]:
-        told = council.decide(None, functools.partial(_leave_probe, place, given), patience=patience)
-        if "why" in told:
-            why_not = told["why"]
+    for folder in [given] if given else ["", tempfile.gettempdir()]:
+        result = coordinator.decide(None, functools.partial(_write_probe, folder, given), timeout=timeout)
+        if "why" in result:
+            why_not = result["why"]
             continue
-        read = _reads(told["prefix"], told["token"])
-        seen = council.decide(read, lambda words: all(words.values()), patience=patience)
-        if council.rank == 0:
-            _remove(f"{told['prefix']}.probe")
-        if seen:
-            return Shared(prefix=told["prefix"])
+        has_read = can_read(result["prefix"], result["token"])
+        is_shared = coordinator.decide(has_read, lambda values: all(values.values()), timeout=timeout)
+        if coordinator.rank == 0:
+            _remove(f"{result['prefix']}.probe")
+        if is_shared:
+            return SharedPath(prefix=result["prefix"])
         why_not = "the nodes share no file system; give a path on one with `--file`"
-    return Shared(why_not=why_not)
+    return SharedPath(why_not=why_not)
 
 
-def _leave_probe(place: str, given: str | None, _words: dict[int, None]) -> dict[str, str]:
+def _write_probe(folder: str, given: str | None, _values: dict[int, None]) -> dict[str, str]:
     token = secrets.token_hex(8)
-    prefix = os.path.abspath(given or os.path.join(place, f"raylaunch-check-{token}"))
+    prefix = os.path.abspath(given or os.path.join(folder, f"raylaunch-check-{token}"))
     try:
         with open(f"{prefix}.probe", "x", encoding="utf-8") as file:
             file.write(token)
@@ -93,7 +96,8 @@ def _leave_probe(place: str, given: str | None, _words: dict[int, None]) -> dict
     return {"prefix": prefix, "token": token}
 
 
-def _reads(prefix: str, token: str) -> bool:
+def can_read(prefix: str, token: str) -> bool:
+    """Return whether this rank sees the file that rank 0 wrote."""
     try:
         with open(f"{prefix}.probe", encoding="utf-8") as file:
             return file.read() == token
@@ -103,7 +107,10 @@ def _reads(prefix: str, token: str) -> bool:
 
 @contextlib.contextmanager
 def removed_after(path: str, *, by_this_rank: bool) -> Iterator[None]:
-    """Take the file away, whatever became of the group. One rank does it: the others may be in the next group."""
+    """Remove the file after the block, whatever happens in it.
+
+    Only one rank does so, because another one may be in the next group by then.
+    """
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What this rank's node is and has: read, never asked of another process."""
+"""Reads what this rank's node has: versions, variables, address, backends, GPU. No other process is asked."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import platform
 import re
 import socket
 
-from raylaunch.core.surroundings import Surroundings
+from raylaunch.worker.selfcheck.findings import RankEnvironment
 
-_STEERING = ("NCCL_", "GLOO_", "TORCH_NCCL_")
-_DRIVER = "/proc/driver/nvidia/version"
+_BACKEND_PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_")
+_NVIDIA_VERSION_FILE = "/proc/driver/nvidia/version"
 
 
-def surroundings() -> Surroundings:
-    """Where the rank that calls it runs."""
-    return Surroundings(
+def rank_environment() -> RankEnvironment:
+    """Return where this rank runs, and what is installed there."""
+    return RankEnvironment(
         node=int(os.environ.get("GROUP_RANK", "0")),
         host=socket.gethostname(),
         address=_own_address(),
         versions=versions(),
-        env={name: value for name, value in sorted(os.environ.items()) if name.startswith(_STEERING)},
+        env={name: value for name, value in sorted(os.environ.items()) if name.startswith(_BACKEND_PREFIXES)},
     )
 
 
 def versions() -> dict[str, str]:
-    """What is installed here; what is not there has no entry."""
+    """Return the versions of what is installed; what is missing has no entry."""
     import torch  # noqa: PLC0415
 
     found = {"python": platform.python_version(), "torch": torch.__version__, "CUDA": torch.version.cuda}
@@ -50,15 +50,15 @@ def _system() -> str:
 
 
 def _driver() -> str:
-    """The NVIDIA driver's version: the first number with dots in what the kernel says of it."""
-    with contextlib.suppress(OSError), open(_DRIVER, encoding="utf-8", errors="replace") as file:
+    """Return the NVIDIA driver's version: the first number with dots in its file in /proc."""
+    with contextlib.suppress(OSError), open(_NVIDIA_VERSION_FILE, encoding="utf-8", errors="replace") as file:
         number = re.search(r"\d+\.\d[\d.]*", file.readline())
         return number[0] if number else ""
     return ""
 
 
 def _own_address() -> str:
-    """The address that a packet to rank 0's node would bear; none is sent."""
+    """Return the source address of packets to rank 0's node (`connect` of a UDP socket sends none)."""
     with contextlib.suppress(OSError, ValueError):
         where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         for family, kind, _, _, address in socket.getaddrinfo(*where, type=socket.SOCK_DGRAM):
@@ -68,8 +68,8 @@ def _own_address() -> str:
     return "address unknown"
 
 
-def lacks() -> dict[str, str]:
-    """Why this rank cannot use a backend, for each that torch knows; empty where it can."""
+def backend_problems() -> dict[str, str]:
+    """Return why this rank cannot use a backend, for each backend that torch knows; `""` where it can."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -86,8 +86,8 @@ def lacks() -> dict[str, str]:
     return found
 
 
-def gpu() -> str:
-    """Which GPU this rank would use; empty where there is none."""
+def gpu_id() -> str:
+    """Return host and UUID of the GPU that this rank uses; `""` where there is none."""
     import torch  # noqa: PLC0415
 
     if not torch.cuda.is_available():

@@ -26,8 +26,8 @@ def ask(argv, env, only_parse):
         "nnodes": [config.min_nodes, config.max_nodes],
         "nproc_per_node": config.nproc_per_node,
         "shutdown_timeout": config.shutdown_timeout,
-        "redirects": str(config.logs_specs._redirects),
-        "tee": str(config.logs_specs._tee),
+        "redirects": str(config.logs_specs._redirects),  # noqa: SLF001 - torchrun shows it nowhere
+        "tee": str(config.logs_specs._tee),  # noqa: SLF001
     }
 
 

@@ -1,4 +1,4 @@
-"""The last rank fails under torch's `@record` while the others wait. Argument: `raise` or `exit`."""
+"""A script whose last rank fails under torch's `@record` while the others wait. Argument: `raise` or `exit`."""
 
 import os
 import subprocess

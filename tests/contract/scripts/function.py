@@ -1,4 +1,4 @@
-"""A function instead of a script, its results by rank. Argument: the launcher."""
+"""Run a function with a launcher and write its results by rank. Argument: the launcher."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A thousand lines on each stream, as fast as it goes."""
+"""Write a thousand lines to each stream, as fast as possible."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Waits to be lost; whoever is started when that has happened is done at once."""
+"""Wait until the agent is killed; workers of the next attempt end at once."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What a worker sees, without torch: its arguments, its environment, its folder."""
+"""Write a worker's arguments, environment and folder to a file, without torch."""
 
 import json
 import os

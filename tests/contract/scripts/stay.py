@@ -1,4 +1,4 @@
-"""Stays until a signal comes, with a child; says which signal came. `deaf`: ignores all that it can; `alone`: has none."""
+"""Wait with a child process for a signal, and write which came. `deaf`: ignore signals; `alone`: without a child."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a worker sees, and what it can do together with the others. Arguments: `env`, `tcp` and `rpc`, what to try."""
+"""Write what a worker sees and what the ranks can do together. Arguments: what to try, `env`, `tcp` and `rpc`."""
 
 import json
 import os

@@ -1,0 +1,77 @@
+"""The texts of `--help`, of the short usage and of the documentation's table of flags."""
+
+from __future__ import annotations
+
+from raylaunch.cli.args.flags import TABLE, Flag, Group
+
+USAGE = """\
+usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torchrun does
+       raylaunch [FLAGS] JOB.yaml [KEY=VALUE...]          run a job file
+       raylaunch check [FLAGS] [JOB.yaml [KEY=VALUE...]]  test that the cluster computes and communicates
+       raylaunch status [--end]                           show (or end) what `keep_warm` keeps on this machine
+"""
+
+_HEAD = """
+Run a PyTorch script on the nodes of a Ray cluster, or on this machine if no cluster is running. The flags are
+torchrun's. Each may be written with dashes or underscores (--nproc-per-node, --nproc_per_node), shortened to an
+unambiguous prefix (--nproc), and given as --flag VALUE or --flag=VALUE. Everything after the script is passed to the
+script. After a job file, flags and KEY=VALUE may be given in any order, and `-- ARGS` replaces the script's
+arguments. The command line overrides the job file. The job file overrides the environment, in which PET_<NAME> sets
+the default of a torchrun flag.
+"""
+
+_NOTES = {
+    Group.ACCEPTED: "flags of torchrun; a note says what happens instead",
+    Group.OURS: "not in torchrun",
+}
+
+_TAIL = """\
+Exit codes:
+  0         all workers finished
+  1         the job failed
+  2         the command line or the job file is wrong; nothing was started
+  3         the cluster cannot be reached, or did not provide the requested nodes in time
+  4         internal error: a bug in raylaunch
+  128 + n   stopped by signal n: 130 for SIGINT, 143 for SIGTERM
+
+Examples:
+  raylaunch --nnodes 1:4 --nproc-per-node 8 --max-restarts 3 train.py --lr 3e-4
+  raylaunch --standalone --nproc-per-node gpu -m package.train
+  raylaunch conf/job.yaml nproc_per_node=8 --max-restarts 5 -- --lr 3e-4
+  raylaunch --plan --nnodes 2 --nproc-per-node 8 train.py
+  raylaunch check --nnodes 2 --nproc-per-node 8
+"""
+
+_WIDTH = 32
+
+
+def full() -> str:
+    """Return the text of `--help`."""
+    parts = [USAGE, _HEAD]
+    for group in Group:
+        title = f"{group.value} ({_NOTES[group]})" if group in _NOTES else group.value
+        lines = [f"  {_signature(flag):{_WIDTH}} {flag.help}{_default(flag)}" for flag in TABLE[group]]
+        parts.append("\n" + "\n".join([f"{title}:", *lines]) + "\n")
+    return "".join([*parts, "\n", _TAIL])
+
+
+def table() -> str:
+    """Return the table of flags of the documentation, in Markdown."""
+    lines = ["| flag | default | meaning |", "|---|---|---|"]
+    for group in Group:
+        note = {Group.ACCEPTED: "accepted without effect: ", Group.OURS: "raylaunch only: "}.get(group, "")
+        for flag in TABLE[group]:
+            name = _signature(flag).strip().replace("|", "\\|")
+            text = flag.help.replace("|", "\\|")
+            default = f"`{flag.default}`" if flag.default and " " not in flag.default else flag.default
+            lines.append(f"| `{name}` | {default} | {note}{text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _signature(flag: Flag) -> str:
+    short = f"-{flag.short}, " if flag.short else ""
+    return f"{short}{flag.option} {flag.metavar}".rstrip()
+
+
+def _default(flag: Flag) -> str:
+    return f" [{flag.default}]" if flag.default else ""

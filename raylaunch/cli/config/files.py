@@ -1,0 +1,69 @@
+"""The files that a command line names: the job file, which is read here, and the script, which must exist."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+
+from raylaunch.cli.args.diagnostics import Finding, SourceSpan
+from raylaunch.cluster.local import local_machine
+from raylaunch.core.job.job import Job
+from raylaunch.errors import ConfigError
+
+
+def read_job_file(name: str) -> str:
+    """Return the text of a job file. Raises ConfigError if it cannot be read."""
+    path = Path(name)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        message, hint = f"`{name}` does not exist", _similar_file(path, path, "*.y*ml")
+    except UnicodeDecodeError:
+        message, hint = f"`{name}` is not UTF-8", ""
+    except OSError as error:
+        message, hint = f"`{name}` cannot be read: {str(error.strerror or error).lower()}", ""
+    raise ConfigError(f"error: {message}" + f"\n  = {hint}" * bool(hint))
+
+
+def script_findings(job: Job, span: SourceSpan, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what is wrong with the script's file, before anything is started.
+
+    A path that only other machines can check is not looked at: an absolute path on a cluster, or a working folder
+    that Ray downloads.
+    """
+    script = job.entrypoint.script
+    if script is None:
+        return
+    local = job.ray.address == "local" or (job.ray.address == "auto" and environ.get("RAY_ADDRESS") == "local")
+    local = local or local_machine.is_alone(job.ray, environ)
+    if Path(script).is_absolute() and not local:
+        return
+    folder = Path(job.ray.working_dir or ".")
+    if not folder.is_dir():
+        return  # an archive or a URL, which Ray unpacks on the nodes
+    path = folder / script
+    if not path.exists():
+        yield Finding(message=f"`{script}` does not exist", span=span, hint=_similar_file(path, Path(script)))
+    elif path.is_dir() and not (path / "__main__.py").is_file():
+        message = f"`{script}` is a folder without a `__main__.py`"
+        yield Finding(message=message, span=span, hint=_script_inside(path, script))
+    elif not os.access(path, os.R_OK):
+        yield Finding(message=f"`{script}` cannot be read: permission denied", span=span, hint=f"chmod +r {script}")
+    elif path.is_file() and zipfile.is_zipfile(path) and "__main__.py" not in zipfile.ZipFile(path).namelist():
+        yield Finding(message=f"`{script}` is an archive without a `__main__.py`", span=span)
+
+
+def _similar_file(path: Path, name: Path, pattern: str = "*") -> str:
+    """Return a hint at the file that was probably meant, "" for none. `name` is the missing path as it was given."""
+    if not path.parent.is_dir():
+        return f"there is no folder `{name.parent}`"
+    close = get_close_matches(path.name, [file.name for file in path.parent.glob(pattern)], n=1, cutoff=0.6)
+    return f"did you mean `{name.with_name(close[0])}`?" if close else ""
+
+
+def _script_inside(path: Path, script: str) -> str:
+    scripts = sorted(file.name for file in path.glob("*.py"))
+    return f"did you mean `{Path(script) / scripts[0]}`?" if len(scripts) == 1 else "name a file in it"

@@ -1,0 +1,329 @@
+"""Make a `Job` from a command line, a job file and the environment, or one error that marks every mistake."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from operator import eq
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
+
+from raylaunch.cli.args.diagnostics import Finding, Locator, SourceSpan, file_locator, render
+from raylaunch.cli.args.parser import CommandLine, GivenValue
+from raylaunch.cli.config import schema, type_errors
+from raylaunch.cli.config.files import read_job_file, script_findings
+from raylaunch.cli.config.flag_settings import FlagSetting, line_settings
+from raylaunch.cli.config.yaml12 import Yaml12Loader, escaped
+from raylaunch.core.job import secrets
+from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
+from raylaunch.core.job.redaction import Redactor
+from raylaunch.core.job.validation import problems
+from raylaunch.errors import ConfigError
+
+_NULL, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map", "seq"))
+_PLACEHOLDERS = {
+    "args": "local_rank",
+    "log_line_prefix_template": "local_rank|rank|role_name",
+    "env": "node_address|interface:[^{}]*",
+}
+"""By setting: the names in `${...}` that are filled in for each worker or node, and so are not references."""
+_EXAMPLE = "for example `entrypoint: {script: train.py}`"
+
+
+def load(line: CommandLine, environ: Mapping[str, str]) -> Job:
+    """Return the job that a command line, its job file and the environment describe.
+
+    Raises ConfigError, which names everything that is wrong.
+    """
+    reader = _JobReader(line.whole)
+    settings = line_settings(line, environ)
+    reader.findings += settings.findings
+    reader.add(settings.defaults)
+    if line.job_file is not None:
+        reader.add_file(read_job_file(line.job_file))
+    if settings.replaces_entrypoint:
+        reader.forget(("entrypoint",))
+    reader.add(settings.given)
+    job = reader.job(settings.args)
+    if not reader.findings:
+        reader.findings += script_findings(job, reader.span(("entrypoint", "script")), environ)
+    if reader.findings:
+        raise ConfigError(Redactor.of(job, environ).hide(render(reader.findings)))
+    return job
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """A setting, a section or an item of a list, as it was given."""
+
+    path: schema.Path
+    node: yaml.Node
+    key: SourceSpan
+    value: SourceSpan
+
+    @property
+    def is_container(self) -> bool:
+        """Whether it is a section or a list where one is expected; each item in it is an `_Input` of its own."""
+        kind = dict if isinstance(self.node, yaml.MappingNode) else list
+        return isinstance(self.node, yaml.CollectionNode) and kind is schema.container(self.path)
+
+    @property
+    def is_null(self) -> bool:
+        return self.node.tag == _NULL
+
+    @property
+    def config_key(self) -> str:
+        return schema.key_of(self.path)
+
+
+def _walk(node: yaml.Node, locate: Locator, path: schema.Path, key: SourceSpan) -> Iterator[_Input]:
+    """Yield a node and everything in it. An empty value, or a block of several lines, is marked at its key."""
+    is_block = isinstance(node, yaml.CollectionNode) and not node.flow_style
+    is_empty = isinstance(node, yaml.ScalarNode) and not node.value and node.style is None
+    given = _Input(path, node, key, key if is_block or is_empty else locate(node))
+    yield given
+    if given.is_container and isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            yield from _walk(value, locate, (*path, name.value), locate(name))
+    elif given.is_container:
+        for index, item in enumerate(node.value):
+            yield from _walk(item, locate, (*path, str(index)), locate(item))
+
+
+def _literal(value: str | list[str]) -> yaml.Node:
+    """Return the node of literal text: a number if it reads as one, but never a reference or null."""
+    if isinstance(value, list):
+        return yaml.SequenceNode(_SEQ, [_literal(item) for item in value], flow_style=True)
+    tag = Yaml12Loader("").resolve(yaml.ScalarNode, value, (True, False))  # type: ignore[no-untyped-call]
+    return yaml.ScalarNode(_STR if tag == _NULL else tag, escaped(value))
+
+
+def _set(config: Any, given: _Input, hint: Any) -> None:
+    """Set one value in the config; OmegaConf checks its type."""
+    value: Any
+    kind = schema.container(given.path)
+    if kind and (given.is_container or given.is_null):
+        if hint is NodeRule:
+            schema.add_rule(config, given.config_key)
+        if kind is dict:
+            return
+        value = []
+    elif hint in (str, str | None) and isinstance(given.node, yaml.ScalarNode) and not given.is_null:
+        value = given.node.value  # the text as written: `1.10` may be a version, and variables need `true`, not True
+        for name in _PLACEHOLDERS.keys() & given.path[-2:]:
+            value = re.sub(rf"(?<!\\)\$\{{(?:{_PLACEHOLDERS[name]})\}}", r"\\\g<0>", value)
+    elif given.path == ("event_log_handler",) and given.is_null:
+        value = "null"  # the name that torchrun gives to its default handler
+    else:
+        value = Yaml12Loader("").construct_object(given.node, deep=True)
+    if schema.container(given.path[:-1]) is list:
+        OmegaConf.typed_list([value], hint)  # arguments of a script must be text, though the schema allows any type
+        OmegaConf.select(config, given.config_key.rpartition(".")[0]).append(value)
+    else:
+        OmegaConf.update(config, given.config_key, value, merge=False)
+
+
+def _resolve(config: Any, given: _Input, _hint: Any) -> None:
+    """Read a value with its references replaced; raises if one is wrong or the value is missing."""
+    if not given.is_container:
+        value = OmegaConf.select(config, given.config_key, throw_on_missing=True)
+        if OmegaConf.is_config(value):
+            OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+
+
+def from_python(settings: Mapping[str, Any]) -> Job:
+    """Return the job of settings given in Python, where a section is a dataclass or a dict. Raises ConfigError."""
+    config = schema.defaults()
+    for path, value in _leaves((), settings):
+        try:
+            _update(config, path, value)
+        except ConfigAttributeError:
+            message, hint = type_errors.unknown_setting(path)
+            raise ConfigError(message, hint=hint) from None
+        except OmegaConfBaseException as error:
+            message, hint = type_errors.wrong_value(
+                error, path, schema.type_of(path, schema.SETTINGS), _as_node(path, value)
+            )
+            raise ConfigError(f"`{'.'.join(path)}`: {message}", hint=hint) from None
+    job = OmegaConf.to_object(config)
+    assert isinstance(job, Job)
+    found = problems(job)
+    if found:
+        raise ConfigError("; ".join(f"`{problem.key}`: {problem.message}" for problem in found), hint=found[0].hint)
+    return job
+
+
+def _leaves(path: schema.Path, value: Any) -> Iterator[tuple[schema.Path, Any]]:
+    """Yield the path and value of each setting in a section. A node rule is yielded before its settings."""
+    hint = schema.type_of(path, schema.SETTINGS)
+    inside = asdict(value) if isinstance(value, Entrypoint | NodeRule | RayOptions) else value
+    if isinstance(inside, Mapping) and schema.container(path) is dict:
+        if hint is NodeRule:
+            yield path, NodeRule()
+        for name, item in inside.items():
+            yield from _leaves((*path, str(name)), item)
+    else:
+        yield path, inside
+
+
+def _as_node(path: schema.Path, value: Any) -> yaml.Node:
+    """Return a value from Python as a YAML node, for an error message."""
+    if isinstance(value, Mapping):
+        return yaml.MappingNode(_MAP, [])
+    if isinstance(value, list | tuple) and schema.container(path) is not list:
+        return yaml.SequenceNode(_SEQ, [])
+    if value is None:
+        return yaml.ScalarNode(_NULL, "")
+    return yaml.ScalarNode(_STR, secrets.HIDDEN if secrets.is_secret(path[-1]) else str(value))
+
+
+def _update(config: Any, path: schema.Path, value: Any) -> None:
+    """Set a value from Python, where text is literal: `${x}` in it is not a reference."""
+    if isinstance(value, NodeRule):
+        schema.add_rule(config, schema.key_of(path))
+    else:
+        OmegaConf.update(config, schema.key_of(path), escaped(value), merge=isinstance(value, Mapping))
+
+
+class _JobReader:
+    """Collects the inputs from all sources and the findings about them, then makes the job."""
+
+    def __init__(self, whole: SourceSpan) -> None:
+        self.whole = whole
+        self.given: dict[schema.Path, _Input] = {}
+        self.findings: list[Finding] = []
+        self.types = dict(schema.SETTINGS)
+
+    def add_file(self, text: str) -> None:
+        """Add the settings of a job file with this text."""
+        locate = file_locator(self.whole.source, text)
+        node = self._parse(text, locate, ())
+        if isinstance(node, yaml.MappingNode):
+            self._add_node(node, locate)
+        elif node and node.tag != _NULL:
+            message, _ = type_errors.wrong_type(Job, node)
+            self.findings.append(Finding(message=message, span=locate(node), hint=_EXAMPLE, paths=((),)))
+
+    def add(self, values: Sequence[FlagSetting | GivenValue]) -> None:
+        """Add settings of flags and `key=value` arguments; later ones override earlier ones."""
+        for value in values:
+            if isinstance(value, GivenValue):
+                self._add_override(value.text, value.span, is_argument=value.flag is None)
+            else:
+                self._add_at(tuple(value.key.split(".")), _literal(value.value), value.span)
+
+    def forget(self, path: schema.Path) -> None:
+        """Drop a setting or a section, as if it had not been given."""
+        for known in [known for known in self.given if known[: len(path)] == path]:
+            del self.given[known]
+
+    def _add_override(self, text: str, span: SourceSpan, *, is_argument: bool) -> None:
+        """Add `a.b=value` like `{a: {b: value}}` in a job file. `is_argument`: it was given without `--set`."""
+        key, equals, value = text.partition("=")
+        path = schema.path_of(key)
+        if not equals or not all(path):
+            meant = schema.near_miss(key)
+            if equals:
+                message = f"`{secrets.cut(text)}` does not name a setting"
+            else:
+                message = f"`{key}` needs a value" if meant else f"`{key}` is not of the form `key=value`"
+            hint = f"write `{meant or 'key'}=value`"
+            hint += ", or put the script's arguments after `--`" * (not meant and is_argument)
+            self.findings.append(Finding(message=message, span=span, hint=hint, paths=(path,)))
+        elif node := self._parse(value, lambda _: span, path):
+            self._add_at(path, node, span)
+
+    def _add_at(self, path: schema.Path, node: yaml.Node, span: SourceSpan) -> None:
+        for name in reversed(path):
+            node = yaml.MappingNode(_MAP, [(yaml.ScalarNode(_STR, name), node)])
+        self._add_node(node, lambda _: span)
+
+    def _parse(self, text: str, locate: Locator, path: schema.Path) -> yaml.Node | None:
+        """Return the node of a YAML text; None, with a finding, if its syntax is wrong."""
+        try:
+            return Yaml12Loader(text).get_single_node() or yaml.ScalarNode(_NULL, "")
+        except yaml.YAMLError as error:
+            (message, hint), mark = type_errors.wrong_syntax(error)
+            span = locate(yaml.ScalarNode(_STR, "", mark, mark)) if mark or path else self.whole
+            if span.secret or secrets.is_secret(".".join(path)):
+                for quoted in re.findall("`(.+?)`", message):
+                    if quoted in text:
+                        message = message.replace(f"`{quoted}`", f"`{secrets.HIDDEN}`")
+            self.findings.append(Finding(message=message, span=span, hint=hint, paths=(path,)))
+            return None
+
+    def _add_node(self, node: yaml.Node, locate: Locator) -> None:
+        """Add a node and everything in it: sections are merged, other values are replaced."""
+        for given in _walk(node, locate, (), self.whole):
+            old = self.given.get(given.path)
+            if not (old and old.is_container and isinstance(old.node, yaml.MappingNode) and given.is_container):
+                self.forget(given.path)
+                self.given[given.path] = given
+
+    def job(self, args: list[str] | None) -> Job:
+        """Make the job of all correct inputs, with defaults for the rest, and collect what is wrong.
+
+        `args`: the entrypoint's arguments, unchanged; None takes those that were given.
+        """
+        if args is not None:
+            self.forget(("entrypoint", "args"))
+        function = self.given.get(("entrypoint", "function"))
+        if function is None or function.is_null:
+            self.types["entrypoint", "args"] = list[str]
+        config = schema.defaults()
+        correct = [given for given in self.given.values() if self._accepts(_set, config, given)]
+        correct = [given for given in correct if self._accepts(_resolve, config, given)]
+        if self.findings:
+            config = schema.defaults()
+            for given in correct:
+                _set(config, given, schema.type_of(given.path, self.types))
+        job = OmegaConf.to_object(config)
+        assert isinstance(job, Job)
+        if args is not None:
+            job = replace(job, entrypoint=replace(job.entrypoint, args=args))
+        self.findings += self._problems(job)
+        return job
+
+    def _accepts(self, step: Callable[[Any, _Input, Any], None], config: Any, given: _Input) -> bool:
+        """Apply a step to an input; False, with a finding, if the step refuses it."""
+        hint = schema.type_of(given.path, self.types)
+        span, meant = given.value, given.path
+        try:
+            step(config, given, hint)
+            return True
+        except ConfigAttributeError:
+            message, advice = type_errors.unknown_setting(given.path)
+            span, meant = given.key, tuple(schema.near_miss(".".join(given.path)).split("."))
+        except OmegaConfBaseException as error:
+            message, advice = type_errors.wrong_value(error, given.path, hint, given.node)
+        except yaml.YAMLError as error:
+            (message, advice), _ = type_errors.wrong_syntax(error)
+        except (KeyError, ValueError):
+            message, advice = f"`{given.node.value}` does not fit its tag", ""
+        self.findings.append(Finding(message=message, span=span, hint=advice, paths=(given.path, meant)))
+        return False
+
+    def _problems(self, job: Job) -> Iterator[Finding]:
+        """Yield what is wrong with values of the right types, except what follows from an earlier finding."""
+        known = [path for finding in self.findings for path in finding.paths]
+        for problem in problems(job):
+            paths = [schema.path_of(key) for key in (problem.key, problem.also) if key]
+            if any(all(map(eq, one, other)) for one in paths for other in known):
+                continue  # one path is the other, or a section that contains it
+            message, hint = problem.message, problem.hint
+            if problem.key == "entrypoint":
+                message, hint = message if self.given else "nothing to run: the file is empty", _EXAMPLE
+            span, related = self.span(paths[0]), self.span(paths[-1]) if problem.also else None
+            related = None if related is self.whole else related
+            if schema.type_of(paths[0], self.types) is NodeRule:
+                span = self.given[paths[0]].key  # the key is what is wrong
+            yield Finding(message=message, span=span, related=related, hint=hint)
+
+    def span(self, path: schema.Path) -> SourceSpan:
+        """Return the span of a value, or of the section that would contain it if it is not given."""
+        found = [self.given[path[:size]] for size in range(len(path), 0, -1) if path[:size] in self.given]
+        return found[0].value if found else self.whole

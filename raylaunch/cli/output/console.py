@@ -1,0 +1,196 @@
+"""The lines that a run prints. stdout belongs to the job; messages of raylaunch go to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+
+from raylaunch.cli.output.async_writer import AsyncWriter
+from raylaunch.cli.output.progress_line import ProgressLine
+from raylaunch.cluster.run import RunObserver
+from raylaunch.core.job.job import Job
+from raylaunch.core.job.redaction import Redactor
+from raylaunch.core.machine.actions import Action, Cordon, ForwardSignal, Launch, RequestCheckpoint, Stop, Uncordon
+from raylaunch.core.machine.events import (
+    ForwardRequested,
+    NodeDraining,
+    NodeGranted,
+    NodeJoined,
+    NodeLost,
+    Progressed,
+    WorkersHung,
+)
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.placement.plan import Plan
+from raylaunch.core.placement.ranks import assign
+from raylaunch.core.record.journal import JournalEntry
+from raylaunch.core.text import count
+from raylaunch.node.logs.tail import LogOutput
+
+_MAX_GROUPS = 8
+_NO_DEADLINE = 1e6
+"""Seconds. A node that is drained without a deadline gets one that is further away than this."""
+_CODES = {"dim": "2", "green": "32", "yellow": "33"}
+
+
+class Console:
+    """The observer that prints one line for each change in the run, the same on a terminal and on a pipe."""
+
+    def __init__(self) -> None:
+        self._colour = is_coloured(os.environ, is_terminal=sys.stderr is not None and sys.stderr.isatty())
+        self._writer = AsyncWriter(sys.stdout, sys.stderr)
+        self._phase = Phase.GATHERING
+        self._launched_at = 0.0
+        #: Ranks of this attempt by node.
+        self._ranks: dict[str, range] = {}
+        #: Ranks of this attempt whose output was shown.
+        self._shown_ranks: set[int] = set()
+        #: Reasons that were printed during this attempt; each is printed only once.
+        self._reasons: set[str] = set()
+        self._progress = ProgressLine()
+        #: Replaces secrets in raylaunch's messages.
+        self._redactor = Redactor()
+        #: Addresses of hosts by host id.
+        self._addresses: dict[str, str] = {}
+
+    def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
+        """Print the name of the run and what it requests. `run_dir` is "" if no logs are kept."""
+        self._writer.has_log_files = run_dir != ""
+        self._redactor = Redactor.of(job, os.environ)
+        seen = self._redactor.shown(job)
+        self.say(f"{seen.title}: {seen.entrypoint}")
+        self.say(f"requesting {plan.asked}; {f'logs in {run_dir}' if run_dir else 'no logs are kept'}")
+        if not plan.feasible:
+            self.say(f"waiting up to {job.placement_timeout:g} s for free resources", colour="yellow")
+            for line in plan.shortage.splitlines()[1:]:
+                self.say(f"  {line}", colour="yellow")
+
+    def decided(self, entry: JournalEntry, machine: Machine) -> None:
+        """Print what changed, and why."""
+        self._print_event(entry, machine)
+        whys = [action.why for action in entry.actions if isinstance(action, Launch)]
+        for action in entry.actions:
+            if not (isinstance(action, Cordon) and any(action.why in why for why in whys)):
+                self._print_action(action, machine)
+        if machine.phase is not self._phase:
+            self._phase = machine.phase
+            if machine.phase is Phase.RUNNING:
+                took = machine.now - self._launched_at
+                self.say(f"attempt {machine.attempt} runs: {machine.status} (started in {took:.2f} s)", colour="green")
+
+    def _print_event(self, entry: JournalEntry, machine: Machine) -> None:
+        match entry.event:
+            case NodeGranted() if not machine.attempt:
+                pass  # at the start all nodes are granted at once, and a line follows when each is ready
+            case NodeGranted() | NodeJoined() | NodeDraining():
+                self._print_node(entry.event)
+            case NodeLost() as event if event.node in machine.roster:
+                has_output = not self._shown_ranks.isdisjoint(self._ranks.get(event.node, ()))
+                note = "; the last lines of its workers may be missing here" if has_output else ""
+                lost = f"{event.node} was lost: {event.why}"
+                self._reasons.add(lost)
+                self.say(f"{lost}{note}", colour="yellow")
+            case WorkersHung() as event if entry.actions:
+                self._print_hang(event)
+            case Progressed() as event:
+                if line := self._progress.update(event):
+                    self.say(line)
+            case ForwardRequested(signal=signal) if not entry.actions:
+                self.say(f"{signal} is not forwarded: no workers are running", colour="yellow")
+
+    def _print_node(self, event: NodeGranted | NodeJoined | NodeDraining) -> None:
+        match event:
+            case NodeGranted(address=address):
+                self.say(f"{address}: resources are reserved, the agent is starting")
+            case NodeJoined(address=address):
+                self._addresses[event.host] = address
+                self.say(f"{event.node} ({address}) is ready for {count(event.nproc, 'worker')}")
+            case NodeDraining():
+                left = event.deadline - event.at
+                when = f" and ends in {max(0.0, left):.0f} s" if left < _NO_DEADLINE else ""
+                self.say(f"{event.node} is being drained{when}: {event.why}", colour="yellow")
+
+    def _print_hang(self, event: WorkersHung) -> None:
+        self.say("a worker hangs; this is what all workers are doing:", colour="yellow")
+        for group in event.groups[:_MAX_GROUPS]:
+            self.say(f"  {group}", colour="yellow")
+        if len(event.groups) > _MAX_GROUPS:
+            self.say(f"  ... {count(len(event.groups) - _MAX_GROUPS, 'more group')}", colour="yellow")
+
+    def _print_action(self, action: Action, machine: Machine) -> None:
+        match action:
+            case Launch(attempt=attempt, why=why):
+                self._launched_at = machine.now
+                members = [machine.nodes[node] for node in action.roster if node in machine.nodes]
+                self._ranks = {part.node: part.ranks for part in assign(attempt, members)}
+                self._shown_ranks.clear()
+                if attempt > 1 and why not in self._reasons:
+                    self.say(why, colour="yellow")
+                self._reasons.clear()
+            case Stop(why=why, grace=grace) if grace > 0 and why not in self._reasons:
+                self._reasons.add(why)
+                self.say(f"stopping the workers, within {grace:g} s: {why}", colour="yellow")
+            case RequestCheckpoint(why=why):
+                self._reasons.add(why)
+                self.say(f"requesting a checkpoint: {why}", colour="yellow")
+            case Cordon(why=why):
+                self.say(why, colour="yellow")
+            case Uncordon(host=host, why=why):
+                self.say(f"{self._addresses.get(host, host)} may be used again: {why}")
+            case ForwardSignal(signal=signal, nodes=nodes):
+                self.say(f"{signal} is forwarded to the workers on {count(len(nodes), 'node')}")
+            case _:
+                pass
+
+    def wrote(self, output: Iterable[LogOutput]) -> None:
+        """Write output of the workers, which the nodes have already filtered and prefixed."""
+        for part in output:
+            self._shown_ranks.add(part.rank)
+            self._writer.put(part.stream, part.data)
+
+    def said(self, text: str) -> None:
+        """Print a warning that no event or action stands for."""
+        self.say(text, colour="yellow")
+
+    def say(self, text: str, *, colour: str = "") -> None:
+        """Print one line of raylaunch, in order with the job's output."""
+        self._writer.say(f"{self._in('dim', 'raylaunch:')} {self._in(colour, self._redactor.hide(text))}\n".encode())
+
+    def line(self, text: str) -> None:
+        """Print a line for programs to stderr, without prefix or colour."""
+        self._writer.say(f"{text}\n".encode())
+
+    def _in(self, colour: str, text: str) -> str:
+        return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self._colour and colour else text
+
+    def report(self, text: str, *, ok: bool) -> None:
+        """Print the report: as lines of raylaunch if the run succeeded, else as a block."""
+        if ok:
+            for line in text.splitlines():
+                self.say(line, colour="green")
+        else:
+            self._writer.say(f"\n{text}".encode())
+
+    def close(self) -> None:
+        """Write what is queued."""
+        self._writer.close()
+
+
+def run_observer(job: Job, console: Console) -> RunObserver:
+    """Return the observer of a run: the console, behind the event log if the job asks for torchelastic's events."""
+    if job.event_log_handler != "console":
+        return console
+    from raylaunch.cli.output.event_log import EventLog  # noqa: PLC0415
+
+    return EventLog(console, console.line)
+
+
+def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
+    """Return whether to print colours: as NO_COLOR (no-color.org) or FORCE_COLOR say, else on a capable terminal."""
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return environ["FORCE_COLOR"] != "0"
+    return is_terminal and environ.get("TERM") != "dumb"

@@ -1,0 +1,52 @@
+"""The line about training progress: what a restart cost, and once a minute the step and the rate."""
+
+from __future__ import annotations
+
+from raylaunch.core.machine.events import Progressed
+from raylaunch.core.record.steps import StepHistory
+from raylaunch.core.text import count
+
+_INTERVAL_SECONDS = 59.0
+"""Minimum time between two lines of the same attempt. `Progressed` events come more often."""
+
+
+class ProgressLine:
+    """Makes lines from `Progressed` events. Keeps the steps of this attempt and of the last one that made steps."""
+
+    def __init__(self) -> None:
+        self._steps: StepHistory | None = None
+        self._previous: StepHistory | None = None
+        self._shown_at = 0.0
+
+    def update(self, event: Progressed) -> str:
+        """Return the line for an event, "" if nothing is to be shown."""
+        steps = self._steps
+        if steps is None or event.attempt != steps.first.attempt:
+            self._previous, self._steps = steps, StepHistory(first=event, last=event)
+            self._shown_at = event.at
+            return "" if self._previous is None else _resumed(self._steps, self._previous)
+        self._steps = StepHistory(first=steps.first, last=event)
+        if event.high is None or event.at - self._shown_at < _INTERVAL_SECONDS:
+            return ""
+        self._shown_at = event.at
+        return _status(event)
+
+
+def _resumed(steps: StepHistory, previous: StepHistory) -> str:
+    after = f"after {steps.pause_after(previous):.1f} s"
+    lost = steps.lost_after(previous)
+    if lost is None:
+        return f"training resumed {after}"
+    return f"training resumed at step {steps.first_step} {after}, {count(lost, 'step')} lost"
+
+
+def _status(event: Progressed) -> str:
+    behind = event.low is not None and event.high is not None and event.high - event.low > 1
+    slowest = f", slowest rank {event.slowest} at step {event.low}" if behind else ""
+    return f"step {event.high}, {_rate(event.rate)}{slowest}"
+
+
+def _rate(rate: float) -> str:
+    if rate <= 0:
+        return "no progress"
+    return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s per step"

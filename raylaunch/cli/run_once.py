@@ -1,0 +1,126 @@
+"""Run one job in this process, and turn its outcome or exception into an exit code and an error message."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
+
+if TYPE_CHECKING:
+    from raylaunch.core.job.job import Job
+
+# Imports are made where they are used, so that `--help` and error messages do not wait for Ray.
+
+_FULL_DISK = "a disk is full or has no free inodes: see `df -h` and `df -i`, also for /tmp and /dev/shm"
+_OS_ERROR_HINTS = {
+    errno.EMFILE: "allow more open files: `ulimit -n` shows the limit of a process",
+    errno.ENFILE: "allow more open files: `sysctl fs.file-max` shows the limit of the machine",
+    errno.EAGAIN: "allow more processes and threads: see `ulimit -u`, or `pids.max` of the container",
+    errno.ENOMEM: "more memory is needed: see `free -h`, or `memory.max` of the container",
+    errno.EFBIG: "allow larger files: `ulimit -f` shows the limit",
+    errno.ENOSPC: _FULL_DISK,
+    errno.EDQUOT: _FULL_DISK,
+}
+
+
+def run(job: Job, job_text: str, *, is_check: bool = False) -> int:
+    """Run the job, print what happens, and return the exit code. Raises as `run_job` does.
+
+    `job_text`: the job as YAML, without secrets, for the run folder. `is_check`: it is the self-check.
+    """
+    from raylaunch.cli.output.console import Console, run_observer  # noqa: PLC0415
+    from raylaunch.cli.output.report import is_failed_check, report, write_error_file  # noqa: PLC0415
+    from raylaunch.cluster.run import run_job  # noqa: PLC0415
+
+    console = Console()
+    try:
+        result = run_job(job, job_text, run_observer(job, console)).result
+        write_error_file(result, os.environ, console.said)
+        if not (is_check and is_failed_check(result)):
+            console.report(report(result), ok=result.ok)
+    finally:
+        console.close()
+    return result.exit_code
+
+
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Return the exit code of `work`. An exception is printed to stderr and turned into an exit code."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        say("stopped before anything was started")
+        return ExitCode.INTERRUPTED
+    except InterruptedByUserError as error:
+        say(error.message)
+        return error.exit_code
+    except RaylaunchError as error:
+        _print_error(error.message, error.hint or _os_error_hint(error.__cause__))
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001
+        if hint := _os_error_hint(error):
+            _print_error(f"the operating system refused what raylaunch needs: {error}", hint)
+            return ExitCode.UNAVAILABLE
+        from raylaunch.core.job.job import Job  # noqa: PLC0415
+        from raylaunch.core.job.redaction import Redactor  # noqa: PLC0415
+
+        print(Redactor.of(Job(), os.environ).hide(traceback.format_exc()), end="", file=sys.stderr)
+        print(f"\nerror: this is a bug in raylaunch {version()}; please report it", file=sys.stderr)
+        return ExitCode.INTERNAL
+
+
+def leave(code: int) -> int:
+    """Return the exit code; or exit with it at once if a connection to Ray could not be closed.
+
+    The interpreter's own exit would wait for that connection.
+    """
+    if _is_connection_abandoned():
+        for file in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError):  # the stream is closed, or its reader is gone
+                file.flush()
+        os._exit(code)
+    return code
+
+
+def _is_connection_abandoned() -> bool:
+    if "raylaunch.cluster.session.ray_session" not in sys.modules:  # without Ray: do not import it for this
+        return False
+    from raylaunch.cluster.session import ray_session  # noqa: PLC0415
+
+    return ray_session.is_abandoned()
+
+
+def version() -> str:
+    """Return the version of the installed raylaunch."""
+    from importlib import metadata  # noqa: PLC0415
+
+    return metadata.version("raylaunch")
+
+
+def say(text: str) -> None:
+    """Print one line of raylaunch to stderr, without a console."""
+    print(f"raylaunch: {text}", file=sys.stderr)
+
+
+def _print_error(message: str, hint: str) -> None:
+    print(message if message.startswith("error:") else f"error: {message}", file=sys.stderr)
+    if hint:
+        print("\n".join(["", *(f"hint: {line}" for line in hint.splitlines())]), file=sys.stderr)
+
+
+def _os_error_hint(error: BaseException | None) -> str:
+    """Return what to do if a limit of the operating system caused the error, else ""."""
+    if isinstance(error, MemoryError):
+        return _OS_ERROR_HINTS[errno.ENOMEM]
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):  # Python gives it no errno
+        return _OS_ERROR_HINTS[errno.EAGAIN]
+    if not isinstance(error, OSError):
+        return ""
+    if isinstance(error, FileNotFoundError) and str(error.filename).startswith("/proc/self/"):
+        return "/proc must be mounted, as on any Linux: raylaunch watches and ends processes through it"
+    return _OS_ERROR_HINTS.get(error.errno or 0, "")

@@ -1,0 +1,247 @@
+"""The agent of each node: passes orders to the node's supervisor and reports to the driver. It knows no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
+from raylaunch.cluster.agent.link import Link, LinkAddress
+from raylaunch.cluster.agent.log_shipper import LogShipper
+from raylaunch.cluster.agent.outbox import Outbox
+from raylaunch.core.job.job import NodeRule
+from raylaunch.core.job.node_rules import NodeAttributes, matching
+from raylaunch.core.job.outputs import OutputView
+from raylaunch.core.monitoring.heartbeat import Heartbeat
+from raylaunch.core.newtypes import NodeTime
+from raylaunch.core.placement.environment import base_env
+from raylaunch.core.record.run_layout import LAYOUTS
+from raylaunch.node.linux import interfaces, processes
+from raylaunch.node.logs.tail import LogOutput, log_sources
+from raylaunch.node.protocol.messages import Ready, WorkersForked
+from raylaunch.node.protocol.node_events import NodeEvent, ProcessesExited, ProcessesStopped
+from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTemplate
+from raylaunch.node.protocol.orders import LaunchWorkers, Order
+from raylaunch.node.supervisor.forkserver_client import ForkServerClient
+from raylaunch.node.supervisor.supervisor import Supervisor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSpec:
+    """What an agent is told at its start. `PER_RUN` and `PER_PROCESS` are explained in `node_spec`."""
+
+    template: WorkerTemplate = field(metadata=PER_RUN)
+    node: str = field(default="", metadata=PER_RUN)
+    """The node's name in the run. The fleet gives each agent its own."""
+    address: str | None = field(metadata=PER_RUN)
+    """Where the node's stores listen; None: at the node's own address, as its cluster knows it."""
+    nproc: int = field(metadata=PER_PROCESS)
+    """Workers of this agent. The fleet gives each agent its own number."""
+    rules: dict[str, NodeRule] = field(metadata=PER_PROCESS)
+    submitter_env: dict[str, str] = field(repr=False, metadata=PER_PROCESS)
+    """The environment of the process that submitted the run. Each agent makes its workers' of it and of its node's."""
+    cwd: str | None = field(metadata=PER_PROCESS)
+    """The submitter's working folder; None: the folder into which Ray unpacked its copy."""
+    ray_address: str = field(metadata=PER_PROCESS)
+    """Where scripts find Ray; `""`: there is none, and RAY_ADDRESS is not set."""
+    view: OutputView = field(metadata=PER_RUN)
+    """Which workers' output is sent to the driver."""
+    node_timeout: float = field(metadata=PER_RUN)
+    """Seconds without a call from the driver after which the node ends everything of the run. Infinity: never."""
+    anchor: LinkAddress | None = field(default=None, metadata=PER_RUN)
+    """Where the agent opens its link to the driver; None: nowhere."""
+    keep_warm: float = field(default=0.0, metadata=PER_RUN)
+    """Seconds that the agent stays idle after the run, for the next one; 0: it ends with the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """The machine that an agent runs on, as its cluster knows it."""
+
+    node_id: str
+    address: str
+    environ: Mapping[str, str]
+    """The environment of processes there, before anything of the job is added."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReady:
+    """The fork server takes orders: the node can join."""
+
+    node_id: str
+    address: str
+    nproc: int
+    ready: Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    """Everything an agent has to tell at one time. An empty report says that it is alive.
+
+    `sent_at` is the node's clock, by which the driver converts the times in events.
+    """
+
+    sent_at: NodeTime
+    events: list[AgentReady | NodeEvent] = field(default_factory=list)
+    output: list[LogOutput] = field(default_factory=list)
+    heartbeat: Heartbeat | None = None
+    """The progress of the node's workers."""
+
+
+class Agent:
+    """One node of a run. All methods must be called in one event loop, and return at once but `next_report`."""
+
+    def __init__(self, spec: AgentSpec, home: Home, client: ForkServerClient | None = None) -> None:
+        """Start the supervisor. Raises FileNotFoundError where the working folder does not exist on the node.
+
+        `client`: what the agent of an earlier run left, whose specification was equal in all `PER_PROCESS` fields.
+        """
+        self._node_id = home.node_id
+        address = spec.address or home.address
+        place = NodeAttributes(address=address, labels=home.labels, interfaces=interfaces.addresses())
+        env = base_env(
+            home.environ,
+            spec.submitter_env,
+            (spec.template.env, *(rule.env for rule in matching(spec.rules, place).values())),
+            place=place,
+            nproc=spec.nproc,
+            ray_address=spec.ray_address,
+        )
+        cwd = spec.cwd or os.getcwd()
+        if not os.path.isdir(cwd):
+            msg = f"the folder {cwd} does not exist on the node {address}"
+            raise FileNotFoundError(msg)
+        self._view = spec.view
+        self._nproc = spec.nproc
+        self._address = address
+        self._supervisor = Supervisor(spec.template, node=spec.node, address=address, env=env, cwd=cwd, client=client)
+        self._supervisor.start()
+        self._outbox: Outbox[AgentReady | NodeEvent] = Outbox()
+        #: Set when there is something to report.
+        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+        self._polls_supervisor = False
+        self._over = False
+        self._logs = LogShipper(self._outbox, self._wake_if_needed)
+        self._report_interval = report_interval(spec.node_timeout)
+        self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end_this_process)
+        self._lease.start()
+        self._link = Link(spec.anchor, spec.node, end_this_process) if spec.anchor is not None else None
+
+    async def next_report(self) -> AgentReport:
+        """Wait until there is something to report, for the report interval at most.
+
+        The driver always has one such call pending. Raises the error of an order that failed.
+        """
+        if self._over:
+            return AgentReport(sent_at=NodeTime(time.monotonic()))
+        self._lease.driver_called()
+        if not self._polls_supervisor:
+            self._polls_supervisor = True
+            asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._poll_supervisor)
+        try:
+            async with asyncio.timeout(self._report_interval):
+                await self._wake.wait()
+        except TimeoutError:
+            self._logs.read()  # some file systems do not notify of writes
+        if self._over:
+            return AgentReport(sent_at=NodeTime(time.monotonic()))
+        if self._error is not None:
+            raise self._error
+        self._wake.clear()
+        events, output = self._outbox.take(more_output=self._logs.behind)
+        self._logs.taken()
+        self._wake_if_needed()
+        heartbeat = self._supervisor.heartbeat()
+        if self._lease.expired:
+            await asyncio.Event().wait()  # this process is about to end: a report could be of workers the lease ended
+        self._lease.report_sent()
+        return AgentReport(sent_at=NodeTime(time.monotonic()), events=events, output=output, heartbeat=heartbeat)
+
+    def handle(self, order: Order) -> None:
+        """Carry out one order of the driver's. Must be called in the event loop's thread."""
+        self._supervisor.handle(order)
+        if isinstance(order, LaunchWorkers):
+            spec = self._supervisor.spec
+            layout = LAYOUTS[spec.template.layout]
+            self._logs.add(log_sources(self._view, order.assignment, layout, spec.run_dir, kept=spec.template.kept))
+
+    async def values(self) -> dict[int, bytes]:
+        """Return what functions returned, pickled, by rank."""
+        return self._supervisor.values()
+
+    async def become_idle(self, seconds: float) -> ForkServerClient | None:
+        """End all of the run but what the next one can use. None: nothing is left.
+
+        This process ends after so many seconds, unless `retire` is called before.
+        """
+        self._over = True
+        self._wake.set()
+        self._lease.agent_idle(seconds)
+        self._stop_polling()
+        client = await asyncio.get_running_loop().run_in_executor(None, self._supervisor.release_client)
+        if client is not None and self._link is not None:
+            self._link.release()
+        return client
+
+    def retire(self) -> None:
+        """Take note that another agent has taken over what this one left."""
+        self._lease.release()
+
+    async def close(self) -> None:
+        """End every process of the run on this node."""
+        self._lease.node_closing()
+        self._stop_polling()
+        await asyncio.get_running_loop().run_in_executor(None, self._supervisor.close)
+
+    def _stop_polling(self) -> None:
+        self._logs.close()
+        if self._polls_supervisor:
+            self._polls_supervisor = False
+            asyncio.get_running_loop().remove_reader(self._supervisor.fileno())
+
+    def fail(self, error: Exception) -> None:
+        """Have the next `next_report` raise this error, for a call whose caller does not wait for the result."""
+        self._error = error
+        self._wake.set()
+
+    def _poll_supervisor(self) -> None:
+        try:
+            events = self._supervisor.poll()
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
+            return
+        for event in events:
+            if isinstance(event, Ready):
+                self._outbox.put(self._agent_ready(event), last=False)
+                continue
+            ended = _ended(event)
+            if ended is not None:
+                self._logs.end(ended)
+            self._outbox.put(event, last=ended is not None and not isinstance(event, WorkersForked))
+        if any(isinstance(event, WorkersForked | ProcessesExited | ProcessesStopped) for event in events):
+            self._logs.read()  # a worker's last output is reported before its end
+        self._wake_if_needed()
+
+    def _agent_ready(self, ready: Ready) -> AgentReady:
+        processes.release_memory()  # from here on this process mostly waits
+        return AgentReady(node_id=self._node_id, address=self._address, nproc=self._nproc, ready=ready)
+
+    def _wake_if_needed(self) -> None:
+        if self._outbox.has_some(more_output=self._logs.behind):
+            self._wake.set()
+
+
+def _ended(event: NodeEvent) -> int | None:
+    """Return the attempt whose workers write nothing more after this event."""
+    match event:
+        case WorkersForked():
+            return event.attempt - 1  # its workers were gone before these were forked
+        case ProcessesStopped() | ProcessesExited(failures=()):
+            return event.attempt
+        case _:
+            return None

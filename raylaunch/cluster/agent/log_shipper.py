@@ -1,0 +1,97 @@
+"""Reads the logs of the agent's workers: ten times a second while they grow, and not at all while they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raylaunch.cluster.agent.outbox import Outbox
+from raylaunch.node.logs.tail import LogSource, LogTailer
+
+TAIL_SECONDS = 0.1
+MOST_PER_TURN = 4 * 1024 * 1024
+"""Bytes that are read at a time, before other tasks of the event loop, such as a restart, get their turn."""
+
+
+class LogShipper:
+    """Puts what the logs have into the outbox. While that is full nothing is read; workers never wait for it."""
+
+    def __init__(self, outbox: Outbox[Any], tell: Callable[[], None]) -> None:
+        """`tell` is called whenever something was put into the outbox."""
+        self.tailer = LogTailer()
+        self._outbox = outbox
+        self._tell = tell
+        self._task: asyncio.Task[None] | None = None
+        #: Set when the logs may have grown.
+        self._news = asyncio.Event()
+        #: Set when the outbox has room again.
+        self._room = asyncio.Event()
+
+    def add(self, sources: Sequence[LogSource]) -> None:
+        """Follow these files too."""
+        self.tailer.add(sources)
+        self._news.set()
+        if sources and self._task is None:
+            loop = asyncio.get_running_loop()
+            if (growth := self.tailer.inotify.fileno()) >= 0:
+                loop.add_reader(growth, self._grown)
+            self._task = loop.create_task(self._follow())
+
+    def end(self, attempt: int) -> None:
+        """Take note that nothing more of this attempt will be written. `behind` is true until all of it is read."""
+        self.tailer.end_attempt(attempt)
+        self._news.set()
+
+    @property
+    def behind(self) -> bool:
+        """Whether output that belongs before the end of an attempt is unread."""
+        return self.tailer.has_backlog
+
+    def taken(self) -> None:
+        """Take note that something was taken out of the outbox."""
+        if not self._outbox.full:
+            self._room.set()
+
+    def read(self) -> None:
+        """Read once, without waiting."""
+        self._outbox.put_output(self.tailer.read(MOST_PER_TURN))
+        self._tell()
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._task is not None:
+            self._task.cancel()
+            if (growth := self.tailer.inotify.fileno()) >= 0:
+                asyncio.get_running_loop().remove_reader(growth)
+        self.tailer.close()
+
+    def _grown(self) -> None:
+        self.tailer.inotify.drain()
+        self._news.set()
+
+    async def _follow(self) -> None:
+        while True:
+            self._news.clear()
+            if self._outbox.full:
+                self._room.clear()
+                await self._room.wait()
+            pause = self._turn()
+            if pause == 0:
+                await asyncio.sleep(0)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._news.wait()
+
+    def _turn(self) -> float | None:
+        """Read, and return the seconds to wait for changes before the next turn; None: without a limit."""
+        self.read()
+        if self.tailer.has_backlog or self.tailer.bytes_read >= MOST_PER_TURN:
+            return 0
+        if not self.tailer.bytes_read and self.tailer.watch():
+            self.read()
+            if not self.tailer.bytes_read:
+                return self.tailer.poll_interval
+        return TAIL_SECONDS

@@ -1,0 +1,297 @@
+"""The driver: the shell around the core's machine. It takes events, has the machine decide, acts, and records both."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from raylaunch.cluster import fleet_api as fleets
+from raylaunch.cluster.agent.agent import AgentReady
+from raylaunch.cluster.agent.link import LinkDown
+from raylaunch.cluster.driver.executor import Executor
+from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
+from raylaunch.cluster.driver.observer import Observer, RunRecord
+from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
+from raylaunch.cluster.driver.worker_events import worker_event
+from raylaunch.cluster.fleet_api import AgentLost, Fleet, FleetFailed, HostDraining, ReportReceived, SlotGranted
+from raylaunch.core.job.job import Job
+from raylaunch.core.machine.actions import Action, Finish, ReportUnsaved
+from raylaunch.core.machine.events import (
+    Event,
+    ForwardRequested,
+    NodeDraining,
+    NodeGranted,
+    NodeJoined,
+    NodeLost,
+    StopRequested,
+    Tick,
+    WorkersStarted,
+)
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.monitoring.progress import ProgressTracker
+from raylaunch.core.newtypes import RunTime
+from raylaunch.core.record.journal import JournalEntry
+from raylaunch.errors import ClusterError
+from raylaunch.node.linux import processes
+from raylaunch.node.protocol.messages import ManifestChanged, StoreOpened, WorkersForked
+from raylaunch.node.protocol.node_events import (
+    CheckpointAnswer,
+    NodeEvent,
+    ProcessesExited,
+    ProcessesStopped,
+    StacksDumped,
+    StepProposed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _SignalReceived:
+    signal: str
+
+
+Item = fleets.Item | LinkDown | _SignalReceived
+
+
+class Driver:
+    """One run. Whatever changes the machine comes through the inbox, or with time.
+
+    `run` is called in one thread; `signalled` and the fleet's reports may come from any.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        run_id: str,
+        fleet: Fleet,
+        journal: RunRecord,
+        observer: Observer,
+        began: float,
+        links: AgentLinks | None = None,
+    ) -> None:
+        """`began`: the time.monotonic() of the run's beginning, from which times in events are counted."""
+        self.machine = Machine(job)
+        self._fleet = fleet
+        self._journal = journal
+        self._observer = observer
+        self._began = began
+        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self.nodes = NodeRegistry(job.node_timeout, links)
+        self._monitor = ProgressMonitor(_progress(job), fleet, self._write_stacks, observer.said)
+        self._executor = Executor(self.machine, run_id, fleet, self._monitor, self.nodes.give_up)
+        self._draining: dict[str, HostDraining] = {}
+        #: What was shown to the user once and need not be shown again for other nodes or attempts.
+        self._shown_warnings: set[str] = set()
+
+    def signalled(self, signal: str) -> None:
+        """Take a signal by name. Any thread and any signal handler may call this: the signal is only enqueued."""
+        self._inbox.put(_SignalReceived(signal))
+
+    def run(self) -> Finish:
+        """Run until the machine is done. The caller closes the fleet.
+
+        Raises ClusterError if the run cannot go on: no torch on a node, `master_port` in use, the head lost.
+        """
+        self._record([(None, self._perform(self.machine.start()))])
+        self.nodes.start(self._inbox.put)
+        self._fleet.start(self._tell)
+        processes.release_memory()  # the agents take seconds to start, and afterwards this process mostly waits
+        while self.machine.phase is not Phase.DONE:
+            for item in self._next_items():
+                for event in self._events(item):
+                    self._step(event)
+            for event in self._due_events():
+                self._step(event)
+        assert self._executor.finish is not None, "a machine that is done has said Finish"
+        return self._executor.finish
+
+    def _tell(self, item: fleets.Item) -> None:
+        """Enqueue an item of the fleet, in its thread, so that a node counts as heard of while the driver is busy."""
+        if isinstance(item, ReportReceived):
+            self.nodes.heard(item.node, item.at)
+        self._inbox.put(item)
+
+    def _now(self) -> RunTime:
+        return self._run_time(time.monotonic())
+
+    def _run_time(self, at: float) -> RunTime:
+        """Convert a time.monotonic() of this process."""
+        return RunTime(at - self._began)
+
+    def _next_items(self) -> Iterator[Item]:
+        """Yield all items that wait, or the first one to arrive; none if something is due before.
+
+        All of them, since this process may have stood still: no deadline is enforced before what arrived in time is
+        handled.
+        """
+        times = [self._run_time(self.nodes.next_check), self._executor.wake_at]
+        if self._is_training():
+            times.append(self._monitor.next_check)
+        nearest = min(times)
+        with contextlib.suppress(queue.Empty):
+            yield self._inbox.get(timeout=None if nearest == float("inf") else max(0.0, nearest - self._now()))
+            for _ in range(self._inbox.qsize()):
+                if self.machine.phase is Phase.DONE:
+                    return
+                yield self._inbox.get_nowait()
+
+    def _step(self, event: Event) -> None:
+        """Have the machine handle an event. Act first, then record: no restart waits for the disk."""
+        before = self._monitor.progress(event.at) if self.machine.needs_progress(event) else ()
+        self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
+
+    def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
+        self._executor.perform(actions, self._now())
+        return tuple(actions)
+
+    def _record(self, steps: Iterable[tuple[Event | None, tuple[Action, ...]]]) -> None:
+        for event, actions in steps:
+            entry = JournalEntry(event=event, actions=actions)
+            self._journal.append(entry)
+            self._observer.decided(entry, self.machine)
+            if any(isinstance(action, ReportUnsaved) for action in actions) and (text := self._executor.unsaved()):
+                self._observer.said(text)
+
+    def _write_stacks(self, attempt: int, text: str) -> None:
+        if where := self._journal.write_stacks(attempt, text):
+            self._observer.said(f"what all workers were doing is in {where}")
+
+    # What is due.
+
+    def _due_events(self) -> Iterator[Event]:
+        if self.machine.phase is Phase.DONE:
+            return
+        for gone in self.nodes.silent(time.monotonic()):
+            yield from self._node_lost(gone)
+        now = self._now()
+        if now >= self._executor.wake_at:
+            self._executor.wake_at = float("inf")
+            yield Tick(at=now)
+        if self._is_training():
+            yield from self._monitor.due_events(now)
+
+    def _is_training(self) -> bool:
+        """Return whether workers make steps, so that their progress is followed."""
+        return self.machine.phase in (Phase.RUNNING, Phase.SAVING)
+
+    # From the fleet's reports to events.
+
+    def _events(self, item: Item) -> Iterator[Event]:
+        match item:
+            case _SignalReceived():
+                asked = ForwardRequested if item.signal in self.machine.job.signals_to_forward else StopRequested
+                yield asked(at=self._now(), signal=item.signal)
+            case HostDraining():
+                yield from self._host_draining(item)
+            case FleetFailed():
+                raise item.error
+            case _ if self.nodes.is_lost(item.node):
+                return  # a report that was on its way when the node was given up
+            case SlotGranted():
+                yield NodeGranted(at=self._now(), node=item.node, address=item.address)
+            case AgentLost():
+                if not self.nodes.must_be_proved(item):
+                    yield from self._node_lost(item)
+            case LinkDown():
+                yield from self._node_lost(self.nodes.link_down(item.node))
+            case ReportReceived():
+                yield from self._report(item)
+
+    def _node_lost(self, gone: AgentLost) -> Iterator[Event]:
+        self.nodes.give_up(gone.node)
+        yield NodeLost(at=self._now(), node=gone.node, why=gone.why)
+        if self.machine.phase is not Phase.DONE:
+            self._fleet.replace(gone)
+
+    def _host_draining(self, item: HostDraining) -> Iterator[Event]:
+        self._draining[item.host] = item
+        if item.ours:
+            self._observer.said("the host that this command runs on is being drained: with it the run ends")
+        for node in self.nodes.on_host(item.host):
+            yield self._node_draining(node, item)
+
+    def _node_draining(self, node: str, item: HostDraining) -> NodeDraining:
+        return NodeDraining(at=self._now(), node=node, deadline=self._run_time(item.deadline), why=item.why)
+
+    def _report(self, item: ReportReceived) -> Iterator[Event]:
+        if item.report.output:
+            self._observer.wrote(item.report.output)
+        if item.report.heartbeat is not None:
+            self._monitor.heartbeat(item.report.heartbeat, self._now())
+        for event in item.report.events:
+            yield from self._node_event(item, event)
+
+    def _node_event(self, item: ReportReceived, event: AgentReady | NodeEvent) -> Iterator[Event]:
+        match event:
+            case AgentReady():
+                yield from self._came_up(item, event)
+            case StoreOpened():
+                yield from self._store_opened(item.node, event)
+            case WorkersForked() | ProcessesExited() | ProcessesStopped() | CheckpointAnswer():
+                core_event = worker_event(item.node, event, self._now(), item.report.sent_at)
+                if isinstance(core_event, WorkersStarted):
+                    self._monitor.started(core_event)
+                yield core_event
+            case StacksDumped():
+                self._monitor.stacks(event)
+            case StepProposed():
+                self._executor.proposed(event)
+            case ManifestChanged():
+                self._warn_once(event.why)
+
+    def _warn_once(self, text: str) -> None:
+        if text and text not in self._shown_warnings:
+            self._shown_warnings.add(text)
+            self._observer.said(text)
+
+    def _came_up(self, item: ReportReceived, up: AgentReady) -> Iterator[Event]:
+        node = item.node
+        for why in up.ready.why:
+            self._observer.said(f"{node}: {why}")
+        if not up.ready.torch and node in self.machine.nodes:
+            yield from self._reject(node, "no worker can be started there any more")
+            return
+        if not up.ready.torch:
+            msg = f"no worker can be started on {up.address}, since torch cannot be imported there"
+            raise ClusterError(msg, hint="; ".join(up.ready.why))
+        if node in self.machine.nodes:
+            return  # only its fork server was started anew
+        if not self._fleet.joined(node, up.node_id):
+            self.nodes.give_up(node)
+            yield NodeLost(at=self._now(), node=node, why="it is not needed")
+            return
+        self.nodes.came_up(node, up.node_id, item.at)
+        yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc, host=up.node_id)
+        if up.node_id in self._draining:
+            yield self._node_draining(node, self._draining[up.node_id])
+
+    def _reject(self, node: str, why: str) -> Iterator[Event]:
+        """Give up a node that is alive but of no use."""
+        self.nodes.give_up(node)
+        yield NodeLost(at=self._now(), node=node, why=why)
+        self._fleet.release(node)
+
+    def _store_opened(self, node: str, word: StoreOpened) -> Iterator[Event]:
+        if word.port == 0 and self.machine.job.master_port:
+            raise _port_in_use(node, word, self.machine.job.master_port)
+        if word.port == 0:
+            yield from self._reject(node, f"cannot open a store: {word.why}")
+            return
+        self._warn_once(word.why)
+        self._executor.store_open(node, word)
+
+
+def _progress(job: Job) -> ProgressTracker:
+    auto = job.hang_timeout == "auto"
+    seconds = None if isinstance(job.hang_timeout, str) else float(job.hang_timeout)
+    return ProgressTracker(seconds, auto)
+
+
+def _port_in_use(node: str, word: StoreOpened, port: int) -> ClusterError:
+    return ClusterError(
+        f"port {port} of {node} ({word.address}) cannot be used as `master_port`: {word.why}",
+        hint="set another port, or none: then a free one is found",
+    )

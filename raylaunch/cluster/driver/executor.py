@@ -1,0 +1,155 @@
+"""Carries out the machine's actions: which order goes to which node, and each attempt's store before its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
+from raylaunch.cluster.driver.sync_point import SyncPoint
+from raylaunch.cluster.fleet_api import Fleet
+from raylaunch.core.machine.actions import (
+    Action,
+    Cordon,
+    Finish,
+    ForwardSignal,
+    Launch,
+    Release,
+    ReportUnsaved,
+    RequestCheckpoint,
+    SetTimer,
+    Stop,
+    Uncordon,
+)
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.newtypes import RunTime
+from raylaunch.core.placement.ranks import Rendezvous, assign
+from raylaunch.node.protocol.messages import StoreOpened
+from raylaunch.node.protocol.node_events import StepProposed
+from raylaunch.node.protocol.orders import LaunchWorkers, OpenStore, SignalWorkers, StopWorkers
+
+
+class Executor:
+    """Turns actions into orders to nodes and calls of the fleet. No method waits."""
+
+    def __init__(
+        self, machine: Machine, run_id: str, fleet: Fleet, watch: ProgressMonitor, give_up: Callable[[str], None]
+    ) -> None:
+        """`give_up` is called with the name of each node that counts as lost from then on."""
+        self._machine = machine
+        self._run_id = run_id
+        self._fleet = fleet
+        self._watch = watch
+        self._give_up = give_up
+        #: When the machine's timer is due, in seconds since the run began; infinity: it is not set.
+        self.wake_at = float("inf")
+        self.finish: Finish | None = None
+        #: Stores by node and attempt; None: ordered, but not open yet.
+        self._stores: dict[tuple[str, int], StoreOpened | None] = {}
+        #: A launch that waits for its store.
+        self._unsent: Launch | None = None
+        self._proposal: SyncPoint | None = None
+
+    def perform(self, actions: list[Action], now: RunTime) -> None:
+        """Carry out these actions in order."""
+        launched = {node for action in actions if isinstance(action, Launch) for node in action.roster}
+        for action in actions:
+            match action:
+                case Launch():
+                    self._launch(action)
+                case Stop() if action.grace == 0:
+                    # Nodes that get a Launch too kill the attempt before anyway: one message, not two.
+                    self._to_workers(action, set(action.nodes) - launched, now)
+                case Stop() | RequestCheckpoint() | ForwardSignal():
+                    self._to_workers(action, action.nodes, now)
+                case Release() | Cordon() | Uncordon():
+                    self._to_hosts(action)
+                case SetTimer():
+                    self.wake_at = action.at
+                case Finish():
+                    self.finish = action
+                case ReportUnsaved():
+                    pass  # the driver says it, after what the observer says of this step
+
+    def _to_workers(self, action: Stop | RequestCheckpoint | ForwardSignal, nodes: Iterable[str], now: RunTime) -> None:
+        match action:
+            case Stop():
+                for node in nodes:
+                    self._fleet.send(
+                        node, StopWorkers(attempt=action.attempt, grace=action.grace, signal=action.signal)
+                    )
+            case RequestCheckpoint():
+                self._proposal = SyncPoint(self._fleet, action.attempt, nodes, self._watch.step_ahead(now))
+            case ForwardSignal():
+                for node in nodes:
+                    self._fleet.send(node, SignalWorkers(attempt=action.attempt, signal=action.signal))
+
+    def _to_hosts(self, action: Release | Cordon | Uncordon) -> None:
+        match action:
+            case Release():
+                self._give_up(action.node)
+                self._fleet.release(action.node)
+            case Cordon():
+                self._fleet.cordon(action.host)
+            case Uncordon():
+                self._fleet.uncordon(action.host)
+
+    def unsaved(self) -> str:
+        """Return which ranks had not saved when the time for a checkpoint was over, for a person; `""`: none."""
+        return self._watch.unsaved(self._proposal.step) if self._proposal is not None else ""
+
+    def proposed(self, word: StepProposed) -> None:
+        """Take note that a node's workers know of the step that was proposed to them."""
+        if self._proposal is not None:
+            self._proposal.answered(word)
+
+    def store_open(self, node: str, word: StoreOpened) -> None:
+        """Take note that a store is open, and send the launch that waits for it."""
+        self._stores[node, word.attempt] = word
+        if self._unsent is not None and self._needs(self._unsent) == (node, word.attempt):
+            self._send(self._unsent, word)
+
+    def _needs(self, launch: Launch) -> tuple[str, int]:
+        """Return node and attempt of the store that a launch needs: the first node has it."""
+        return launch.roster[0], launch.attempt
+
+    def _launch(self, launch: Launch) -> None:
+        """Send the launch, at once if its store is open, else when it is."""
+        store = self._stores.get(self._needs(launch))
+        if store is not None:
+            self._send(launch, store)
+        else:
+            self._unsent = launch
+            self._order_store(*self._needs(launch))
+
+    def _order_store(self, node: str, attempt: int) -> None:
+        """Order a store, once only: a second one for the attempt would close the first."""
+        if (node, attempt) not in self._stores:
+            self._stores[node, attempt] = None
+            self._fleet.send(node, OpenStore(attempt=attempt))
+
+    def _send(self, launch: Launch, store: StoreOpened) -> None:
+        """Send one message to each node. Then open the next attempt's store, before it is needed.
+
+        Where all attempts use the same port, the next store can be opened only when this one is not needed any more.
+        """
+        self._unsent = None
+        members = [self._machine.nodes[node] for node in launch.roster if node in self._machine.nodes]
+        if len(members) < len(launch.roster):
+            return  # one was lost meanwhile: the machine knows that, and decides anew
+        meeting = Rendezvous(
+            master_addr=store.address or members[0].address,
+            master_port=store.port,
+            run_id=self._run_id,
+            max_restarts=self._machine.job.max_restarts,
+            restart_count=self._machine.restarts,
+            role=self._machine.job.role,
+            signals_to_handle=tuple(self._machine.job.signals_to_handle),
+            virtual_local_rank=self._machine.job.virtual_local_rank,
+        )
+        parts = assign(launch.attempt, members)
+        for part in parts:
+            self._fleet.send(part.node, LaunchWorkers(assignment=part, rendezvous=meeting))
+        self._watch.begin(parts)
+        self._stores = {key: other for key, other in self._stores.items() if key[1] > launch.attempt}
+        if not self._machine.job.master_port:
+            self._order_store(launch.roster[0], launch.attempt + 1)

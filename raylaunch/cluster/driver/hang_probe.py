@@ -1,0 +1,68 @@
+"""A probe of a suspected hang: the stacks of all workers, collected before any worker is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from raylaunch.core.failures.stacks import Stack, report
+from raylaunch.core.machine.events import WorkersHung
+from raylaunch.core.monitoring.hang_cause import hung
+from raylaunch.core.monitoring.hang_detector import SuspectedHang
+from raylaunch.core.monitoring.hang_policy import LOOK_SECONDS, LOOKS, StackSample
+from raylaunch.core.newtypes import RunTime
+from raylaunch.core.placement.ranks import Assignment
+from raylaunch.node.protocol.node_events import StacksDumped
+from raylaunch.node.protocol.orders import DumpStacks, Order
+
+_ANSWER_SECONDS = 1.5
+"""How long nodes have to answer. A node that does not is left out of the report."""
+
+
+class HangProbe:
+    """One sample of all workers' stacks if that is enough, else several. Times are seconds since the run began."""
+
+    def __init__(self, hang: SuspectedHang, parts: Sequence[Assignment], send: Callable[[str, Order], None]) -> None:
+        """`send` sends an order to a node."""
+        self._send = send
+        self._parts = parts
+        self.attempt = parts[0].attempt
+        self.hang = hang
+        self.samples: list[StackSample] = []
+
+    def sample(self, now: float) -> None:
+        """Ask all nodes for a sample."""
+        self._began = now
+        self._missing = {part.node for part in self._parts}
+        self._stacks: list[Stack] = []
+        for part in self._parts:
+            self._send(part.node, DumpStacks(attempt=self.attempt))
+
+    def answered(self, answer: StacksDumped) -> None:
+        """Take a node's part of the sample."""
+        if answer.attempt == self.attempt and answer.node in self._missing:
+            self._missing.remove(answer.node)
+            self._stacks.extend(answer.stacks)
+
+    @property
+    def next_check(self) -> float:
+        """When to call `sampled`: all nodes have answered, or had the time to."""
+        if self._missing:
+            return self._began + _ANSWER_SECONDS
+        return 0.0 if self.hang.is_sure else self._began + LOOK_SECONDS
+
+    def sampled(self, hang: SuspectedHang, now: float) -> bool:
+        """Keep the sample. Return True if another one is needed, which is then begun. `hang`: its present state."""
+        self.hang = hang
+        self.samples.append(StackSample(at=self._began, stacks=tuple(self._stacks)))
+        if hang.is_sure or len(self.samples) == LOOKS:
+            return False
+        self.sample(now)
+        return True
+
+    def result(self, now: RunTime, pids: Mapping[str, tuple[int, ...]]) -> WorkersHung:
+        """Return the hang with its cause, as far as the last sample tells. `pids`: by node."""
+        return hung(self.hang, now, self._parts, pids, self._stacks)
+
+    def report(self, hung: WorkersHung) -> str:
+        """Return the stacks of the last sample as text for a person."""
+        return report(self._stacks, hung.groups)

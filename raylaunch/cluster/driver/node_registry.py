@@ -1,0 +1,139 @@
+"""The registry of a run's nodes: which exist, where, when each was last heard of, and which are lost for good.
+
+A node that is lost must not have workers that go on training. Three things prove that it has none: its link is down,
+so its agent's process is gone; nothing was heard of it for as long as its lease may last; or Ray reports it dead. Ray's
+report alone proves nothing if the link is still up: Ray also reports it when only the raylet died, or a connection.
+Then the agent is told to end, and one of the other two proofs is awaited.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from raylaunch.cluster.agent.lease import report_interval
+from raylaunch.cluster.agent.link import LinkDown
+from raylaunch.cluster.fleet_api import AgentLost
+
+_NEVER = float("inf")
+
+
+class AgentLinks(Protocol):
+    """The links to the agents; see `cluster/agent/link.py`."""
+
+    def start(self, tell: Callable[[LinkDown], None]) -> None:
+        """Begin to listen. `tell` is called in a thread of the links for each link that is down."""
+
+    def is_up(self, node: str) -> bool:
+        """Return whether the link is up, so that the agent's process is known to be alive."""
+
+    def shut_down(self, node: str) -> None:
+        """Close the driver's end, which makes the agent end its node."""
+
+
+class _State(enum.Enum):
+    STARTING = enum.auto()
+    UP = enum.auto()
+    LOST = enum.auto()
+
+
+@dataclass(slots=True)
+class _Node:
+    state: _State = _State.STARTING
+    host: str = ""
+    heard_at: float = -_NEVER
+    reported: AgentLost | None = None
+    """Ray's report that the node is gone, which is not proved yet."""
+
+
+class NodeRegistry:
+    """All nodes of a run, by name. A lost node's name is never used again.
+
+    Only the driver's thread may call it, except for `heard` and `last_heard`. Times are time.monotonic(), in seconds.
+    """
+
+    def __init__(self, node_timeout: float, links: AgentLinks | None) -> None:
+        self._timeout = node_timeout
+        self._links = links
+        self._nodes: dict[str, _Node] = {}
+        #: No node can be overdue before this time. A report makes a node overdue later, so this stays a lower bound.
+        self._next_check = _NEVER
+        self._no_check_before = 0.0
+
+    def start(self, tell: Callable[[LinkDown], None]) -> None:
+        """Start the links, if there are any. `tell` is called in a thread of theirs."""
+        if self._links is not None:
+            self._links.start(tell)
+
+    def heard(self, node: str, at: float) -> None:
+        """Record that a report of the node arrived. Any thread may call this, so that a busy driver misses none."""
+        self._nodes.setdefault(node, _Node()).heard_at = at
+
+    def last_heard(self, node: str) -> float:
+        """Return when the node was last heard of; minus infinity: never. Any thread may call this."""
+        found = self._nodes.get(node)
+        return -_NEVER if found is None else found.heard_at
+
+    def came_up(self, node: str, host: str, at: float) -> None:
+        """Record that a node is up on a host (Ray's node id). From now on it must be heard of."""
+        found = self._nodes.setdefault(node, _Node())
+        found.state, found.host = _State.UP, host
+        found.heard_at = max(found.heard_at, at)
+        self._next_check = min(self._next_check, found.heard_at + self._timeout)
+
+    def is_lost(self, node: str) -> bool:
+        """Return whether the node was given up. Whatever still arrives of it must be ignored."""
+        return node in self._nodes and self._nodes[node].state is _State.LOST
+
+    def on_host(self, host: str) -> list[str]:
+        """Return the nodes that are up on a host."""
+        return [name for name, node in self._up() if node.host == host]
+
+    def must_be_proved(self, gone: AgentLost) -> bool:
+        """Take Ray's report that a node is gone. True: its link is still up, so end the agent and wait for a proof."""
+        node = self._nodes.get(gone.node)
+        if node is None or node.state is not _State.UP or self._links is None or not self._links.is_up(gone.node):
+            return False
+        node.reported = gone
+        self._links.shut_down(gone.node)
+        return True
+
+    def link_down(self, node: str) -> AgentLost:
+        """Return the loss of a node whose link is down, with Ray's reason if it reported one."""
+        found = self._nodes.get(node)
+        return (found and found.reported) or AgentLost(node=node, why="its agent died")
+
+    @property
+    def next_check(self) -> float:
+        """When to call `silent`; infinity: no node is up."""
+        return self._next_check
+
+    def silent(self, now: float) -> list[AgentLost]:
+        """Return the nodes that were silent for `node_timeout`.
+
+        If this process itself stood still, the reports of all nodes may wait to be read, so none is returned until
+        they had the time of one report.
+        """
+        if now < self._next_check:
+            return []
+        overdue_at = {name: node.heard_at + self._timeout for name, node in self._up()}
+        self._next_check = max(self._no_check_before, min(overdue_at.values(), default=_NEVER))
+        if now - self._next_check > report_interval(self._timeout):
+            self._next_check = self._no_check_before = now + report_interval(self._timeout)
+        if now < self._next_check:
+            return []
+        self._next_check = now  # the caller gives these up; the next call finds who is next
+        why = f"nothing was heard of it for {self._timeout:g} s"
+        overdue = sorted(name for name, at in overdue_at.items() if now >= at)
+        return [AgentLost(node=name, why=why, silent=True) for name in overdue]
+
+    def give_up(self, node: str) -> None:
+        """Count a node as lost for good. If its agent is alive after all, it is told to end."""
+        self._nodes.setdefault(node, _Node()).state = _State.LOST
+        if self._links is not None:
+            self._links.shut_down(node)
+
+    def _up(self) -> Iterator[tuple[str, _Node]]:
+        return ((name, node) for name, node in [*self._nodes.items()] if node.state is _State.UP)

@@ -1,0 +1,155 @@
+"""Follows an attempt by its workers' heartbeats: reports how far it is, and finds out whether it hangs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from raylaunch.cluster.driver.hang_probe import HangProbe
+from raylaunch.cluster.fleet_api import Fleet
+from raylaunch.core.machine.events import Event, Progressed, WorkersHung, WorkersStarted
+from raylaunch.core.monitoring.checkpoint_step import checkpoints, propose_step, unsaved
+from raylaunch.core.monitoring.hang_policy import activities, describe, max_silence, snooze_seconds
+from raylaunch.core.monitoring.heartbeat import Heartbeat
+from raylaunch.core.monitoring.progress import ProgressTracker
+from raylaunch.core.newtypes import RunTime
+from raylaunch.core.placement.ranks import Assignment
+from raylaunch.node.protocol.node_events import StacksDumped
+
+_REPORT_SECONDS = 60.0
+_EXAMINE_SECONDS = 0.25
+"""How often the workers are examined at most: the heartbeats of a thousand nodes are examined together."""
+_NEVER = float("inf")
+
+
+class ProgressMonitor:
+    """Progress and hangs of the present attempt. Times are seconds since the run began."""
+
+    def __init__(
+        self,
+        progress: ProgressTracker,
+        fleet: Fleet,
+        write_stacks: Callable[[int, str], None],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`write_stacks` keeps the stacks of a hung attempt. `say` tells a person of a long stall that is no hang."""
+        self._progress = progress
+        self._fleet = fleet
+        self._write_stacks = write_stacks
+        self._say = say
+        #: How often an attempt was ended at this place in the code, though it may only have been slow there.
+        self._ended_at: Counter[str] = Counter()
+        self._parts: Sequence[Assignment] = ()
+        self._attempt = 0
+        self._begin()
+
+    def begin(self, parts: Sequence[Assignment]) -> None:
+        """Begin with the attempt that these assignments are of; forget the one before."""
+        self._parts = parts
+        self._attempt = parts[0].attempt
+        self._progress.begin(self._attempt, range(parts[0].world_size))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pids: dict[str, tuple[int, ...]] = {}
+        self._reported: Progressed | None = None
+        self._report_at = _NEVER
+        self._examined_at = -_NEVER
+        self._examine_at = _NEVER
+        self._probe: HangProbe | None = None
+        self._hung = False
+
+    def step_ahead(self, now: RunTime) -> int:
+        """Return a step a little ahead of all workers, at which they can save."""
+        return propose_step(self._progress.world, now)
+
+    def unsaved(self, step: int) -> str:
+        """Return which workers did not save at the agreed step, for a person; `""`: all did, or none ever does."""
+        return unsaved(step, checkpoints(self._progress.world))
+
+    def started(self, word: WorkersStarted) -> None:
+        """A node started its workers."""
+        if word.attempt == self._attempt:
+            self._pids[word.node] = word.pids
+
+    def heartbeat(self, heartbeat: Heartbeat, now: RunTime) -> None:
+        """Take the heartbeats of a node's workers."""
+        self._progress.update(heartbeat, now)
+        # To examine all workers takes time, so do it for the first steps, which are reported, and when one may hang.
+        due = now if self._reported is None else self._progress.hangs.due
+        self._examine_at = min(self._examine_at, max(now, due, self._examined_at + _EXAMINE_SECONDS))
+
+    def stacks(self, word: StacksDumped) -> None:
+        """Take a node's stacks, if a probe is waiting for them."""
+        if self._probe is not None:
+            self._probe.answered(word)
+
+    @property
+    def next_check(self) -> float:
+        """When to call `due_events`."""
+        return min(self._examine_at, self._report_at) if self._probe is None else self._probe.next_check
+
+    def due_events(self, now: RunTime) -> Iterator[Event]:
+        """Yield the events that are due. A suspected hang is reported when all nodes have answered its probe."""
+        if now < self.next_check:
+            return
+        if self._probe is not None:
+            yield from self._continue_probe(self._probe, now)
+            return
+        if self._reported is None or now >= self._report_at:
+            yield from self.progress(now)
+        self._examine(now)
+
+    def progress(self, now: RunTime) -> Iterator[Progressed]:
+        """Yield how far the attempt is, unless that was reported before."""
+        found = self._progress.reporter.report(now)
+        if self._report_at < _NEVER:
+            self._report_at = now + _REPORT_SECONDS
+        if found is not None and (self._reported is None or _news(found, self._reported)):
+            self._reported = found
+            self._report_at = now + _REPORT_SECONDS
+            yield found
+
+    def _examine(self, now: RunTime) -> None:
+        self._examined_at = now
+        hang = None if self._hung else self._progress.hangs.check(now)
+        if hang is not None:
+            self._probe = HangProbe(hang, self._parts, self._fleet.send)
+            self._probe.sample(now)
+        self._schedule(now)
+
+    def _schedule(self, now: RunTime) -> None:
+        next_check = None if self._hung else self._progress.hangs.next_check(now)
+        self._examine_at = _NEVER if next_check is None else next_check
+
+    def _continue_probe(self, probe: HangProbe, now: RunTime) -> Iterator[Event]:
+        hang = self._progress.hangs.check(now)
+        if hang is not None and probe.sampled(hang, now):
+            return
+        self._probe = None
+        if hang is not None:
+            hung = probe.result(now, self._pids)
+            if hang.is_sure or not self._snoozes(probe, hung):
+                self._hung = True
+                yield hung
+                self._write_stacks(hung.attempt, probe.report(hung))  # the next attempt is on its way by now
+                return
+        self._schedule(now)
+
+    def _snoozes(self, probe: HangProbe, hung: WorkersHung) -> bool:
+        """Give the workers more time if their stacks show that they may only be slow. Return whether they got it."""
+        hang, place = probe.hang, hung.groups[0].place
+        doing = activities(probe.samples, (worker.rank for worker in hang.workers))
+        most = max_silence(hang, doing, self._ended_at[place])
+        more = snooze_seconds(hang, most)
+        if not more:
+            self._ended_at[place] += 1
+            return False
+        if not (hang.others_progress or hang.is_young):
+            self._say(describe(hang, doing, hung.groups, most))
+        self._progress.hangs.snooze(hang, more)
+        return True
+
+
+def _news(found: Progressed, reported: Progressed) -> bool:
+    return (found.marks, found.saved) != (reported.marks, reported.saved)

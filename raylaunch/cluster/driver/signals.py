@@ -1,0 +1,103 @@
+"""Signals to the driver: before the run starts they interrupt it; afterwards they become events of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+from raylaunch.core.job.job import Job
+from raylaunch.errors import InterruptedByUserError, signal_exit_code
+
+
+class Signals:
+    """The handlers of the signals that a job names. They do nothing if the run is not in the main thread."""
+
+    def __init__(self, job: Job) -> None:
+        self._forwarded = {signal.Signals[name] for name in job.signals_to_forward}
+        # Like torchrun, ignore names that this system does not know.
+        stops = {signal.Signals[name] for name in job.signals_to_handle if name in signal.Signals.__members__}
+        #: A signal that was ignored when the program began stays ignored: `nohup` means it.
+        self._before: dict[signal.Signals, Any] = {
+            number: handler
+            for number in stops | self._forwarded
+            if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+        }
+        self._is_main = threading.current_thread() is threading.main_thread()
+        self._listener: _SignalListener | None = None
+
+    def go_to(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the name of each signal from now on, instead of interrupting.
+
+        Installs the handlers again, in case a library replaced them. `tell` is called in a thread.
+        """
+        if self._is_main:
+            self._listener = _SignalListener(self._before.keys(), tell)
+            self.install()
+
+    def install(self) -> None:
+        """Install the handlers."""
+        if self._is_main:
+            for number in self._before:
+                signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Restore the handlers that were installed before."""
+        if not self._is_main:
+            return
+        for number, handler in self._before.items():
+            if handler is not None:  # None: C code installed it, and Python cannot restore it
+                signal.signal(number, handler)
+        if self._listener is not None:
+            self._listener.close()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._listener is None and number not in self._forwarded:
+            error = InterruptedByUserError(f"stopped by {signal.Signals(number).name} before anything was started")
+            error.exit_code = signal_exit_code(number)
+            raise error
+
+
+class _SignalListener:
+    """Receives signals in a thread of its own, by `signal.set_wakeup_fd`.
+
+    Python runs a handler when the main thread next executes bytecode. A signal that arrives just before that thread
+    blocks, or that the kernel delivers to one of Ray's threads, would wait for the next event, perhaps for ever.
+    """
+
+    def __init__(self, numbers: Iterable[signal.Signals], tell: Callable[[str], None]) -> None:
+        self._numbers = frozenset(numbers)
+        self._tell = tell
+        self._readable, self._writable = os.pipe()
+        os.set_blocking(self._writable, False)
+        self._before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="raylaunch-signals")
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while numbers := os.read(self._readable, 64):
+            for number in numbers:
+                if number in self._numbers:
+                    self._tell(signal.Signals(number).name)
+        os.close(self._readable)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._before)
+        os.close(self._writable)
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def handled(job: Job) -> Iterator[Signals]:
+    """Handle the job's signals for the time of a run."""
+    signals = Signals(job)
+    signals.install()
+    try:
+        yield signals
+    finally:
+        signals.restore()

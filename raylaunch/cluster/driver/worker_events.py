@@ -1,0 +1,63 @@
+"""Core events made of node events: the node is named, and times of its clock become times of the run.
+
+Only this module converts a `NodeTime` into a `RunTime`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from raylaunch.core.failures.failure import Failure
+from raylaunch.core.machine.events import (
+    WorkerEvent,
+    WorkersCheckpointed,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
+from raylaunch.core.newtypes import NodeTime, RunTime
+from raylaunch.node.protocol.messages import WorkersForked
+from raylaunch.node.protocol.node_events import CheckpointAnswer, ProcessesExited, ProcessesStopped, ProcessFailure
+
+
+def worker_event(
+    node: str,
+    event: WorkersForked | ProcessesExited | ProcessesStopped | CheckpointAnswer,
+    now: RunTime,
+    sent_at: NodeTime,
+) -> WorkerEvent:
+    """Return the core's event. `sent_at` is when the node sent its report, which counts as `now`.
+
+    Times of death are therefore late by what the report took to arrive.
+    """
+    match event:
+        case WorkersForked():
+            return WorkersStarted(at=now, attempt=event.attempt, node=node, pids=event.pids, turnover=event.turnover)
+        case CheckpointAnswer():
+            return WorkersCheckpointed(at=now, attempt=event.attempt, node=node, step=event.step)
+        case ProcessesExited() | ProcessesStopped():
+            kind = WorkersExited if isinstance(event, ProcessesExited) else WorkersStopped
+            failures = tuple(_failures(node, event.failures, now - sent_at))
+            return kind(at=now, attempt=event.attempt, node=node, failures=failures)
+
+
+def _failures(node: str, failures: Iterable[ProcessFailure], offset: float) -> Iterable[Failure]:
+    for failure in failures:
+        yield Failure(
+            attempt=failure.attempt,
+            node=node,
+            rank=failure.rank,
+            local_rank=failure.local_rank,
+            pid=failure.pid,
+            at=RunTime(failure.at + offset),
+            exit_code=failure.exit_code,
+            error=failure.error,
+            evidence=failure.evidence,
+            stopped=failure.stopped,
+            stdout=failure.stdout,
+            stderr=failure.stderr,
+            tail=failure.tail,
+            host=failure.host,
+            error_file=failure.error_file,
+            spoilt=failure.spoilt,
+        )

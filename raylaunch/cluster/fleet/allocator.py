@@ -1,0 +1,326 @@
+"""The allocator: which slots a run requests, where its agents start, and which slots it releases. No Ray and no clock.
+
+It works as a Kubernetes controller does. Whenever something is observed (a grant, a node that came up or was lost, a
+host that is drained), it compares the nodes that are wanted with the slots that exist and requests the difference.
+
+Slots are of two sorts. Those of the gang were reserved as a whole and stay as long as any of them is needed, since Ray
+cannot shrink a placement group; every other slot has a placement group of its own. When a node is lost, an agent is
+started in its slot again. If each node is to have a host of its own (`spread`), another slot is requested as well,
+elsewhere, and the first agent to come up is used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from raylaunch.cluster.fleet.backoff import Backoff
+from raylaunch.cluster.fleet.requests import (
+    AnnounceNode,
+    ReleaseSlot,
+    Request,
+    ReserveGang,
+    ReserveSlot,
+    StartAgent,
+    StopAgent,
+)
+from raylaunch.cluster.fleet.slot_table import Slot, SlotTable
+from raylaunch.core.placement.packing import Bundle
+
+_NOT_NEEDED = "it is not needed any more"
+_UNUSABLE = "its host is to be left"
+_OCCUPIED = "its host has an agent already"
+
+_CUT_OFF_SECONDS = 70.0
+"""How long Ray may think that a host which was cut off is alive, and place agents there that nobody can reach."""
+
+
+@dataclass(slots=True)
+class _Hosts:
+    """Hosts on which nothing new is wanted."""
+
+    draining: frozenset[str] = frozenset()
+    cordoned: frozenset[str] = frozenset()
+    cut_off: dict[str, float] = field(default_factory=dict)
+    """Hosts of silent nodes, with the time until which Ray may not know of it."""
+
+    @property
+    def unusable(self) -> frozenset[str]:
+        """Hosts whose nodes are to be replaced."""
+        return self.draining | self.cordoned
+
+
+class Allocator:
+    """The slots of one run. Each call may leave requests, which `take_requests` returns. Not thread-safe.
+
+    `now`, everywhere: seconds of a monotonic clock.
+    """
+
+    def __init__(self, bundles: Sequence[Bundle], gang: int, *, spread: bool) -> None:
+        """`bundles`: one for each wanted node. The first `gang` of them are reserved together, all or nothing.
+
+        `spread`: each node is to have a host of its own.
+        """
+        #: The bundles that differ. A kind of node is its index here.
+        self._bundles = tuple(dict.fromkeys(bundles))
+        kinds = [self._bundles.index(bundle) for bundle in bundles]
+        self._desired = Counter(kinds)
+        self._spread = spread
+        self._slots = SlotTable()
+        for kind in kinds[:gang]:
+            self._slots.add(kind, in_gang=True)
+        #: Until the gang is granted nothing else is requested: a single slot might take a host that the gang needs.
+        self._is_gang_granted = False
+        self._hosts = _Hosts()
+        #: Shared by all slots that were requested with an equal set: a thousand sets of a thousand hosts are too big.
+        self._latest_avoid: frozenset[str] = frozenset()
+        self._backoff = Backoff()
+        self._requests: list[Request] = []
+
+    # What was observed.
+
+    def start(self, now: float) -> None:
+        """Request the gang."""
+        self._requests.append(ReserveGang({slot.number: self._bundles[slot.kind] for slot in self._slots}))
+        self._reconcile(now)
+
+    def granted(self, hosts: Mapping[int, str], now: float) -> None:
+        """Slots were granted. `hosts`: by slot."""
+        nodes_on = Counter(slot.host for slot in self._slots.with_nodes() if slot.number not in hosts)
+        for number, host in hosts.items():
+            slot = self._slots.get(number)
+            if slot is None:
+                continue
+            self._is_gang_granted = True
+            if slot.is_up:
+                continue
+            slot.host = host
+            if not slot.node:
+                continue
+            if self._is_unwanted(slot) or (self._spread and nodes_on[host]):
+                self._clear(slot, _OCCUPIED)
+            else:
+                nodes_on[host] += 1
+                slot.granted_at = now
+                self._requests.append(AnnounceNode(slot.node, host))
+        self._reconcile(now)
+
+    def moved(self, hosts: Mapping[int, str], now: float) -> None:
+        """Ray may have moved slots of the gang away from hosts that died. `hosts`: where they are, by slot."""
+        for number, host in hosts.items():
+            slot = self._slots.get(number)
+            if slot is not None and not slot.is_up and host and host != slot.host:
+                slot.host, slot.retry_at = host, now
+        self._reconcile(now)
+
+    def joined(self, node: str, host: str, now: float) -> bool:
+        """Record that the agent of a node came up on a host. Return False if the node is not wanted."""
+        slot = self._slots.of(node)
+        if slot is None:
+            return False
+        slot.host = host
+        if slot.granted_at < inf:
+            self._backoff.started(now - slot.granted_at)
+        is_wanted = not self._is_unwanted(slot) and self._missing()[slot.kind] > 0
+        if is_wanted:
+            self._slots.mark_up(slot, now)
+            self._backoff.came_up()
+            self._hosts.cut_off.pop(host, None)
+        else:
+            self._clear(slot, _OCCUPIED)
+        self._reconcile(now)
+        return is_wanted
+
+    def lost(self, node: str, now: float, *, silent: bool = False) -> float:
+        """Record that a node is gone or given up. Return the seconds until an agent is started in its slot again.
+
+        `silent`: nothing was heard of it, so its host may be cut off.
+        """
+        slot = self._slots.of(node)
+        if slot is None:
+            return 0.0
+        lived = None if slot.up_since is None else now - slot.up_since
+        pause = self._backoff.died(slot.host or f"slot {slot.number}", lived, silent=silent)
+        if silent and slot.host:
+            self._hosts.cut_off[slot.host] = now + _CUT_OFF_SECONDS
+        self._slots.vacate(slot)
+        slot.retry_at = now + pause
+        self._requests.append(StopAgent(node, ""))
+        self._reconcile(now)
+        return pause
+
+    def draining(self, hosts: Iterable[str], now: float) -> None:
+        """These hosts are being drained, and no others."""
+        self._hosts.draining = frozenset(hosts)
+        self._reconcile(now)
+
+    def cordon(self, host: str, now: float) -> None:
+        """Request no more nodes on this host. A node that is up there stays, and another one is requested too."""
+        self._hosts.cordoned |= {host}
+        self._reconcile(now)
+
+    def uncordon(self, host: str, now: float) -> None:
+        """Allow nodes on this host again."""
+        self._hosts.cordoned -= {host}
+        self._reconcile(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due by now."""
+        self._reconcile(now)
+
+    # What the fleet asks.
+
+    def take_requests(self) -> list[Request]:
+        """Return the requests that were not returned before, in the order in which they must be carried out."""
+        requests, self._requests = self._requests, []
+        return requests
+
+    def next_tick(self, now: float) -> float | None:
+        """Return when to call `tick` if nothing is observed before; None: never."""
+        retries = [slot.retry_at for slot in self._slots if slot.failed and not slot.node]
+        slow = [self._slow_at(slot) for slot in self._slots if slot.node and not slot.is_up and not slot.failed]
+        times = (*retries, *slow, *self._hosts.cut_off.values())
+        return min((at for at in times if now < at < inf), default=None)
+
+    @property
+    def up_count(self) -> int:
+        """How many nodes are up, on whichever hosts."""
+        return self._slots.up_of.total()
+
+    @property
+    def cannot_start(self) -> bool:
+        """Whether several agents died and none ever came up."""
+        return self._backoff.cannot_start
+
+    def is_up(self, node: str) -> bool:
+        """Whether a node is up."""
+        slot = self._slots.of(node)
+        return slot is not None and slot.is_up
+
+    def is_on_usable_host(self, node: str) -> bool:
+        """Whether a node is up on a host that is neither drained nor cordoned."""
+        slot = self._slots.of(node)
+        return slot is not None and slot.is_up and slot.host not in self._hosts.unusable
+
+    def host_of(self, node: str) -> str:
+        """Return the host of a node; `""`: not known."""
+        slot = self._slots.of(node)
+        return "" if slot is None else slot.host
+
+    def may_gang_have_moved(self) -> bool:
+        """Whether slots of the gang may be on other hosts than they were, so that `moved` should be called."""
+        return any(slot.in_gang and slot.failed for slot in self._slots)
+
+    # Desired, observed, and the difference.
+
+    def _reconcile(self, now: float) -> None:
+        self._forget_unusable(now)
+        missing = self._missing()
+        for kind in self._desired:
+            self._reconcile_kind(kind, missing[kind], now)
+        self._renew_outdated()
+        self._release_gang()
+
+    def _forget_unusable(self, now: float) -> None:
+        """Give up agents that start where no node is wanted, and do not count on those that are slow."""
+        self._hosts.cut_off = {host: until for host, until in self._hosts.cut_off.items() if until > now}
+        for slot in self._slots:
+            if slot.is_up:
+                continue
+            if (slot.node or not slot.in_gang) and self._is_unwanted(slot):
+                self._clear(slot, _OCCUPIED if self._is_occupied(slot) else _UNUSABLE)
+            slot.failed |= self._slow_at(slot) <= now
+
+    def _missing(self) -> Counter[int]:
+        """Return how many nodes of each kind are wanted and not up on a usable host."""
+        unusable = self._hosts.unusable
+        if not unusable:
+            return self._desired - self._slots.up_of
+        return self._desired - Counter(slot.kind for slot in self._slots if slot.is_up and slot.host not in unusable)
+
+    def _reconcile_kind(self, kind: int, missing: int, now: float) -> None:
+        """Have as many slots pending as nodes of this kind are missing; failed slots come on top of that."""
+        pending = [slot for slot in self._slots if slot.kind == kind and not slot.is_up]
+        for slot in pending:
+            if missing == 0 and slot.failed:
+                self._clear(slot, _NOT_NEEDED)
+            elif not slot.node and slot.retry_at <= now and not self._is_unwanted(slot):
+                self._start_agent(slot)
+        hopeful = [slot for slot in pending if slot in self._slots and self._is_hopeful(slot)]
+        if self._is_gang_granted:
+            for _ in range(missing - len(hopeful)):
+                self._request_slot(kind)
+        surplus = [slot for slot in hopeful if not slot.in_gang]
+        surplus.sort(key=lambda slot: (slot.host != "", -slot.number))
+        for slot in surplus[: max(0, len(hopeful) - missing)]:
+            self._clear(slot, _NOT_NEEDED)
+
+    def _renew_outdated(self) -> None:
+        """Request slots anew that avoid a host which need not be avoided any more, or do not avoid a cordoned one."""
+        is_outdated: dict[tuple[int, frozenset[str]], bool] = {}  # many slots avoid the same hosts
+        for slot in self._slots:
+            if slot.in_gang or slot.host:
+                continue
+            key = slot.kind, slot.avoid
+            if key not in is_outdated:
+                avoid = self._hosts_to_avoid(slot.kind)
+                is_outdated[key] = bool(slot.avoid - avoid or self._hosts.cordoned - slot.avoid)
+            if is_outdated[key]:
+                self._clear(slot, _NOT_NEEDED)
+                self._request_slot(slot.kind)
+
+    def _release_gang(self) -> None:
+        """Release the gang once no slot of it is needed: it would hold hosts, and Ray would replace them."""
+        gang = [slot for slot in self._slots if slot.in_gang]
+        if self._is_gang_granted and not any(slot.node for slot in gang) and not self._missing():
+            for slot in gang:
+                self._release(slot)
+
+    def _is_hopeful(self, slot: Slot) -> bool:
+        """Whether to count on the slot. Where an agent was lost, its host may be gone."""
+        return not self._is_unwanted(slot) and not (slot.failed and self._spread and slot.host)
+
+    def _is_unwanted(self, slot: Slot) -> bool:
+        """Whether no node is wanted on the slot's host."""
+        return slot.host in self._hosts.unusable or self._is_occupied(slot)
+
+    def _is_occupied(self, slot: Slot) -> bool:
+        return self._spread and self._slots.up_on[slot.host] > slot.is_up
+
+    def _hosts_to_avoid(self, kind: int) -> frozenset[str]:
+        """Return the hosts that a slot requested now is to be kept off."""
+        avoid = self._hosts.cordoned.union(self._bundles[kind].avoid)
+        if self._spread:
+            avoid = avoid.union(self._hosts.cut_off, (slot.host for slot in self._slots if slot.host))
+        return avoid
+
+    def _slow_at(self, slot: Slot) -> float:
+        return slot.granted_at + self._backoff.slow_after
+
+    # Changes of slots, each with its requests.
+
+    def _request_slot(self, kind: int) -> None:
+        avoid = self._hosts_to_avoid(kind)
+        if avoid != self._latest_avoid:
+            self._latest_avoid = avoid
+        slot = self._slots.add(kind, avoid=self._latest_avoid)
+        self._requests.append(ReserveSlot(slot.number, self._bundles[kind], slot.avoid))
+        self._start_agent(slot)
+
+    def _start_agent(self, slot: Slot) -> None:
+        self._slots.occupy(slot)
+        self._requests.append(StartAgent(slot.number, slot.node, self._bundles[slot.kind]))
+
+    def _clear(self, slot: Slot, why: str) -> None:
+        """Stop the slot's agent; release the slot unless it is one of the gang, which Ray cannot shrink."""
+        if slot.node:
+            self._requests.append(StopAgent(slot.node, why if slot.granted_at < inf else ""))
+        self._slots.vacate(slot)
+        if not slot.in_gang:
+            self._release(slot)
+
+    def _release(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        self._requests.append(ReleaseSlot(slot.number))

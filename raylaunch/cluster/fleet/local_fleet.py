@@ -1,0 +1,276 @@
+"""The fleet of agents in the driver's own process, for a run on one machine without Ray.
+
+One thread runs all agents. Their fork servers are processes, which end when this process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home
+from raylaunch.cluster.fleet import agent_pool
+from raylaunch.cluster.fleet.agent_pool import AgentPool, Key, PooledAgent
+from raylaunch.cluster.fleet.fleet_base import FleetBase
+from raylaunch.cluster.fleet.requests import (
+    AnnounceNode,
+    ReleaseSlot,
+    Request,
+    ReserveGang,
+    ReserveSlot,
+    StartAgent,
+    StopAgent,
+)
+from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted, Tell
+from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.local.gpus import Gpus
+from raylaunch.cluster.local.slots import LocalSlots
+from raylaunch.core.placement.plan import Plan
+from raylaunch.core.text import count
+from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.orders import Order
+from raylaunch.node.supervisor.forkserver_client import ForkServerClient
+
+_CLOSE_SECONDS = 20.0
+"""A little more than an agent takes to kill processes that ignore signals."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalAgent:
+    agent: Agent
+    #: Calls `next_report` again and again.
+    reports: asyncio.Task[None]
+    #: Later agents with an equal key may use its fork server.
+    key: Key
+
+
+class LocalFleet(FleetBase):
+    """Everything but what the driver waits for happens in the thread."""
+
+    def __init__(
+        self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], gpus: Gpus, pool: AgentPool | None = None
+    ) -> None:
+        """`say` takes a line for a person, in the thread that calls the fleet. `pool`: fork servers of earlier runs."""
+        super().__init__(plan, spec, say)
+        self._room = LocalSlots(gpus)
+        self._pool = pool
+        self._agents: dict[str, _LocalAgent] = {}
+        #: Agents that start as soon as their slots are granted, by slot.
+        self._waiting: dict[int, StartAgent] = {}
+        self._to_do: asyncio.Queue[Request] = asyncio.Queue()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="raylaunch-agents")
+
+    def start(self, tell: Tell) -> None:
+        """Start the thread, and at once all agents for which this machine has resources."""
+        self._tell = tell
+        self._loop.set_exception_handler(lambda _, context: self._failed(context["message"]))
+        self._thread.start()
+        self._decide(self._allocator.start)
+        self._in_thread(self._work())
+
+    # What is asked of the thread.
+
+    def _put(self, request: Request) -> None:
+        self._loop.call_soon_threadsafe(self._to_do.put_nowait, request)
+
+    def send(self, node: str, order: Order) -> None:
+        """Have the thread hand the order to the agent."""
+        self._loop.call_soon_threadsafe(self._handle, node, order)
+
+    def _handle(self, node: str, order: Order) -> None:
+        local = self._agents.get(node)
+        if local is None:
+            return
+        try:
+            local.agent.handle(order)
+        except Exception as error:  # noqa: BLE001
+            self._gone(node, error)
+
+    def _in_thread(self, work: Coroutine[Any, Any, None]) -> None:
+        self._loop.call_soon_threadsafe(self._loop.create_task, work)
+
+    # What is heard.
+
+    async def _report_loop(self, node: str, agent: Agent) -> None:
+        try:
+            while True:
+                report = await agent.next_report()
+                self._tell(ReportReceived(node=node, report=report, at=time.monotonic()))
+        except Exception as error:  # noqa: BLE001
+            self._gone(node, error)
+
+    def _gone(self, node: str, error: BaseException) -> None:
+        self._tell(AgentLost(node=node, why=f"{type(error).__name__}: {error}", error=error))
+
+    def _failed(self, why: str) -> None:
+        """Report an error that is no single agent's: none of them can go on."""
+        self._tell(FleetFailed(error=ClusterError(f"the agents on this machine cannot go on: {why}")))
+
+    # Which nodes there are.
+
+    def release(self, node: str) -> None:
+        """End the agent and what it started, and start another in its slot."""
+        pause = self._decide(partial(self._allocator.lost, node))
+        if pause:
+            self._say(f"{node} is given up: the next agent is started in {count(pause, 'second')}")
+
+    def replace(self, gone: AgentLost) -> None:
+        """Raise ClusterError: an agent that fails in this process would fail again."""
+        if gone.error is not None:
+            fails = "cannot go on" if self._allocator.is_up(gone.node) else "cannot start"
+            raise ClusterError(f"the agent of {gone.node} {fails}: {gone.why}") from gone.error
+
+    # What is done about it, in the thread.
+
+    async def _work(self) -> None:
+        try:
+            await self._do_all()
+        except Exception as error:  # noqa: BLE001
+            self._failed(f"{type(error).__name__}: {error}")
+
+    async def _do_all(self) -> None:
+        while True:
+            wake = self._wake(now := time.monotonic())
+            try:
+                async with asyncio.timeout(None if wake is None else max(0.0, wake - now)):
+                    request = await self._to_do.get()
+            except TimeoutError:
+                self._decide(self._allocator.tick)
+            else:
+                await self._do(request)
+
+    async def _do(self, request: Request) -> None:
+        match request:
+            case ReserveGang():
+                for slot, bundle in request.bundles.items():
+                    self._room.request(slot, bundle)
+                await self._grant()
+            case ReserveSlot():
+                if local_machine.NODE_ID not in request.avoid:
+                    self._room.request(request.slot, request.bundle)
+                    await self._grant()
+            case StartAgent():
+                self._waiting[request.slot] = request
+                await self._start_agent(request.slot)
+            case AnnounceNode():
+                self._tell(SlotGranted(node=request.node, host=request.host, address=local_machine.LOOPBACK))
+            case StopAgent():
+                await self._end(request)
+            case ReleaseSlot():
+                self._waiting.pop(request.slot, None)
+                self._room.release(request.slot)
+                await self._grant()
+
+    async def _grant(self) -> None:
+        granted = self._room.grant()
+        if granted:
+            self._decide(partial(self._allocator.granted, dict.fromkeys(granted, local_machine.NODE_ID)))
+        for slot in granted:
+            await self._start_agent(slot)
+
+    async def _start_agent(self, slot: int) -> None:
+        """Start the agent of a slot, if the slot is granted and has one that waits."""
+        if not self._room.is_granted(slot) or slot not in self._waiting:
+            return
+        request = self._waiting.pop(slot)
+        spec = self._spec_for(request)
+        environ = {**os.environ, **self._room.environ(slot)}
+        home = Home(node_id=local_machine.NODE_ID, address=local_machine.LOOPBACK, environ=environ)
+        key = {**agent_pool.key_of(spec), "environ": agent_pool.without_terminal(environ)}
+        client = await self._pooled_client(key)
+        try:
+            agent = Agent(spec, home, client)
+        except Exception as error:  # noqa: BLE001
+            self._gone(request.node, error)
+            if client is not None:
+                await asyncio.to_thread(client.close)
+        else:
+            self._agents[request.node] = _LocalAgent(
+                agent, self._loop.create_task(self._report_loop(request.node, agent)), key
+            )
+
+    async def _pooled_client(self, key: Key) -> ForkServerClient | None:
+        """Take a fork server of an earlier run with this key out of the pool, if it can be activated."""
+        client: ForkServerClient | None = (
+            self._pool.take(local_machine.NODE_ID, key) if self._pool is not None else None
+        )
+        if client is None or await asyncio.to_thread(client.activate):
+            return client
+        await asyncio.to_thread(client.close)
+        return None
+
+    async def _end(self, request: StopAgent) -> None:
+        """End an agent. Its slot and GPUs are free only when everything that it started is gone."""
+        self._waiting = {slot: one for slot, one in self._waiting.items() if one.node != request.node}
+        if request.why:
+            self._tell(AgentLost(node=request.node, why=request.why))
+        local = self._agents.pop(request.node, None)
+        if local is not None:
+            await _ended(local)
+
+    # The end.
+
+    def values(self, nodes: Iterable[str], last_heard: Callable[[str], float]) -> dict[int, bytes]:
+        """Collect the results of the last attempt."""
+        del last_heard  # an agent in this process cannot fall silent
+        return asyncio.run_coroutine_threadsafe(self._values([*nodes]), self._loop).result()
+
+    async def _values(self, nodes: list[str]) -> dict[int, bytes]:
+        parts = [await self._agents[node].agent.values() for node in nodes if node in self._agents]
+        return {rank: value for part in parts for rank, value in part.items()}
+
+    def make_idle(self) -> None:
+        """End the agents and put their fork servers into the pool, where `keep_warm` is set."""
+        if self._pool is not None:
+            resting = asyncio.run_coroutine_threadsafe(self._make_idle(), self._loop).result()
+            self._pool.put(resting, self._spec.keep_warm)
+
+    async def _make_idle(self) -> list[PooledAgent]:
+        agents = [self._agents.pop(node) for node in [*self._agents] if self._allocator.is_up(node)]
+        for local in agents:
+            local.reports.cancel()
+        left = await asyncio.gather(*(local.agent.become_idle(self._spec.keep_warm) for local in agents))
+        return [
+            PooledAgent(
+                name="",
+                handle=client,
+                key=local.key,
+                host=local_machine.NODE_ID,
+                address=local_machine.LOOPBACK,
+                nproc=local.key["nproc"],
+                pid=client.pid,
+                memory=client.memory(),
+            )
+            for local, client in zip(agents, left, strict=True)
+            if client is not None
+        ]
+
+    def close(self) -> None:
+        """Have each agent end its processes, and wait for that, for seconds at most."""
+        if self._thread.ident is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_CLOSE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _close(self) -> None:
+        agents, self._agents = [*self._agents.values()], {}
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.gather(*map(_ended, agents), return_exceptions=True)
+
+
+async def _ended(local: _LocalAgent) -> None:
+    local.reports.cancel()
+    await local.agent.close()

@@ -1,0 +1,330 @@
+"""The fleet of agents that are Ray actors: does with Ray what the allocator requests."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import AuthenticationError, RayError
+
+from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster.agent.ray_actor import actor_class, close, kill
+from raylaunch.cluster.fleet import agent_pool
+from raylaunch.cluster.fleet.agent_pool import AgentPool
+from raylaunch.cluster.fleet.agent_reuse import AgentReuse
+from raylaunch.cluster.fleet.fleet_base import FleetBase
+from raylaunch.cluster.fleet.requests import (
+    AnnounceNode,
+    ReleaseSlot,
+    Request,
+    ReserveGang,
+    ReserveSlot,
+    StartAgent,
+    StopAgent,
+)
+from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted, Tell
+from raylaunch.cluster.ray_api import actor_errors, drain_monitor
+from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
+from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
+from raylaunch.core.placement.plan import Plan
+from raylaunch.core.text import count
+from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.orders import Order
+
+_JOIN_SECONDS = 2.0
+_ASK_SECONDS = 60.0
+"""For how long a request to Ray is repeated while the head does not answer."""
+VALUES_SECONDS = 60.0
+"""For how long a node may report nothing while its results are fetched."""
+LOOK_SECONDS = 1.0
+
+
+class RayFleet(FleetBase):
+    """One call of `next_report` is always pending at each agent, so whatever happens is pushed to the driver.
+
+    Requests to Ray are made in a thread of the fleet's, in order, because Ray may block.
+    """
+
+    def __init__(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], pool: AgentPool | None = None) -> None:
+        """`say` takes a line for a person, in the thread that calls the fleet. `pool`: idle agents between runs."""
+        super().__init__(plan, spec, say)
+        self._plan = plan
+        self._reservation = PlacementGroups(spread=plan.spread)
+        self.actor_class = actor_class()
+        #: Actor handles of all and only the agents that were started and are neither lost nor released.
+        self._actors: dict[str, Any] = {}
+        self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._pool = pool
+        self._warmth: AgentReuse | None = None
+        if pool is not None:
+            self._warmth = AgentReuse(pool, self._reservation.options, self._start, self._take, self._to_do)
+        #: Slots that have a host, or had one.
+        self._placed: set[int] = set()
+        self._addresses: dict[str, str] = {}
+        #: The host of this process.
+        self._here = ""
+        self._thread = threading.Thread(target=self._work, daemon=True, name="raylaunch-fleet")
+        self._notices = drain_monitor.DrainNotices()
+        self._drains = drain_monitor.DrainMonitor(self._drained)
+        self._head = GcsMonitor(self._head_answers, lambda error: self._tell(FleetFailed(error=error)))
+
+    def start(self, tell: Tell) -> None:
+        """Reserve the gang; each agent starts as soon as its slot is granted. Raises ClusterError where Ray refuses."""
+        self._tell = tell
+        self._here = ray.get_runtime_context().get_node_id()
+        if self._pool is not None:
+            self._pool.retain(
+                agent_pool.key_of(replace(self._spec, nproc=bundle.nproc)) for bundle in self._plan.bundles
+            )
+        self._decide(self._allocator.start)
+        try:
+            for _ in range(self._to_do.qsize()):
+                self._to_do.get()()  # here, so that whoever asked hears what is wrong with it
+        except RayError as error:
+            raise ClusterError(f"no nodes can be asked for: {actor_errors.summary(error)}") from error
+        self._thread.start()
+        self._drains.start()
+        self._head.start()
+
+    # Orders.
+
+    def send(self, node: str, order: Order) -> None:
+        """Send one message to the actor. Nothing comes back: `next_report` raises what goes wrong there."""
+        actor = self._actors.get(node)
+        if actor is not None:
+            actor.handle.remote(pickle.dumps(order))
+
+    # What is heard.
+
+    def _listen(self, node: str) -> None:
+        actor = self._actors.get(node)
+        if actor is None:
+            return
+
+        def heard(future: Any) -> None:
+            error = future.exception()
+            if error is not None:
+                self._gone(node, error)
+                return
+            self._tell(ReportReceived(node=node, at=time.monotonic(), report=pickle.loads(future.result())))  # noqa: S301
+            self._listen(node)
+
+        actor.next_report.remote().future().add_done_callback(heard)
+
+    def _gone(self, node: str, error: BaseException) -> None:
+        if node in self._actors:
+            self._tell(AgentLost(node=node, why=actor_errors.summary(error), error=error))
+
+    def _drained(self, found: Mapping[str, int]) -> None:
+        for notice in self._notices.new(found):
+            self._tell(replace(notice, ours=notice.host == self._here))
+        self._to_do.put(partial(self._decide, partial(self._allocator.draining, found)))
+
+    # Which nodes there are.
+
+    def release(self, node: str) -> None:
+        """Kill the agent, whose fork server then kills its workers, and reserve another slot."""
+        self._lose(node)
+
+    def replace(self, gone: AgentLost) -> None:
+        """Start another agent in the slot; where agents are spread, reserve another slot too."""
+        never_came_up = gone.node in self._actors and not self._allocator.is_up(gone.node)
+        host = self._allocator.host_of(gone.node)
+        pause = self._lose(gone.node, silent=gone.silent)
+        if never_came_up and self._is_hopeless(gone):
+            raise _cannot_start(gone)
+        if pause:
+            where = f"on the host {host[:8]}" if host else "at its place"
+            self._say(f"agents die one after the other {where}: the next is started in {count(pause, 'second')}")
+
+    def _is_hopeless(self, gone: AgentLost) -> bool:
+        """Return whether another agent would be lost too. A failure on one host of several need not repeat."""
+        if actor_errors.is_raised_by_init(gone.error):
+            return self._allocator.up_count < self._plan.min_nodes
+        return self._allocator.cannot_start
+
+    def _lose(self, node: str, *, silent: bool = False) -> float:
+        return self._decide(partial(self._allocator.lost, node, silent=silent))
+
+    # What is done about it, in the thread.
+
+    def _put(self, request: Request) -> None:
+        self._to_do.put(partial(self._do, request))
+
+    def _work(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._work_once()
+        except Exception as error:  # noqa: BLE001
+            why = f"{type(error).__name__}: {error}"
+            self._tell(FleetFailed(error=ClusterError(f"no more nodes can be asked for: {why}")))
+
+    def _work_once(self) -> None:
+        now = time.monotonic()
+        if self._warmth is not None:
+            self._warmth.check_deadlines(now)
+        wake = self._wake(now)
+        wait = min(LOOK_SECONDS, LOOK_SECONDS if wake is None else max(0.0, wake - now))
+        try:
+            do = self._to_do.get(timeout=wait)
+        except queue.Empty:
+            self._decide(self._allocator.tick)
+        else:
+            self._retry(do)
+
+    def _retry(self, do: Callable[[], None]) -> None:
+        """Repeat a request while the head does not answer. If the head is gone for good, `GcsMonitor` reports that."""
+        until = time.monotonic() + _ASK_SECONDS
+        while not self._closed.is_set():
+            try:
+                return do()
+            except AuthenticationError:  # of a head that was started anew: nothing more is to be had of it
+                self._closed.wait()
+            except (RayError, RuntimeError):
+                if time.monotonic() >= until:
+                    raise
+                self._closed.wait(LOOK_SECONDS)
+        return None
+
+    def _head_answers(self) -> None:
+        self._drains.check()
+        with self._lock:
+            astray = self._allocator.may_gang_have_moved()
+        if astray:
+            self._to_do.put(self._find_moved_gang)
+
+    def _find_moved_gang(self) -> None:
+        with contextlib.suppress(RayError, RuntimeError):  # the head does not answer; it is asked again
+            self._decide(partial(self._allocator.moved, self._reservation.gang_hosts()))
+
+    def _do(self, request: Request) -> None:
+        match request:
+            case ReserveGang():
+                self._reservation.reserve_gang(request.bundles)
+                self._watch(next(iter(request.bundles)))
+            case ReserveSlot():
+                self._reservation.reserve(request.slot, request.bundle, request.avoid)
+                self._watch(request.slot)
+            case StartAgent():
+                self._start_agent(request)
+            case AnnounceNode():
+                self._tell(SlotGranted(node=request.node, host=request.host, address=self._address(request.host)))
+            case StopAgent():
+                self._end(request)
+            case ReleaseSlot():
+                self._reservation.release(request.slot)
+
+    def _watch(self, slot: int) -> None:
+        self._reservation.when_granted(slot, lambda: self._to_do.put(partial(self._granted, slot)))
+
+    def _granted(self, slot: int) -> None:
+        hosts = self._reservation.hosts(slot)
+        self._placed.update(hosts)
+        self._decide(partial(self._allocator.granted, hosts))
+        if self._warmth is not None:  # after what follows of the grant: some may not be wanted there
+            self._to_do.put(partial(self._warmth.granted, hosts, self._address))
+
+    def _start_agent(self, request: StartAgent) -> None:
+        spec = self._spec_for(request)
+        if self._warmth is not None and request.slot not in self._placed:
+            self._warmth.start_when_granted(request, spec)
+        else:
+            self._start(request, spec, self._reservation.options(request.slot, request.bundle))
+
+    def _start(self, request: StartAgent, spec: AgentSpec, options: Mapping[str, Any]) -> None:
+        try:
+            actor = self.actor_class.options(**options).remote(spec)
+        except (RayError, RuntimeError) as error:
+            self._tell(AgentLost(node=request.node, why=actor_errors.summary(error), error=error))
+        else:
+            self._take(request.node, actor)
+
+    def _take(self, node: str, actor: Any) -> None:
+        self._actors[node] = actor
+        self._listen(node)
+
+    def _address(self, host: str) -> str:
+        if self._spec.address:
+            return self._spec.address
+        if host not in self._addresses:
+            self._addresses = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes()}
+        return self._addresses.get(host, "")
+
+    def _end(self, request: StopAgent) -> None:
+        if self._warmth is not None:
+            self._warmth.stopped(request.node)
+        actor = self._actors.pop(request.node, None)
+        if actor is not None:
+            with contextlib.suppress(Exception):  # dead already
+                ray.kill(actor)
+        if request.why:
+            self._tell(AgentLost(node=request.node, why=request.why))
+
+    # The end.
+
+    def values(self, nodes: Iterable[str], last_heard: Callable[[str], float]) -> dict[int, bytes]:
+        """Collect the results of the last attempt, however long they take, from nodes that go on reporting."""
+        asked = {self._actors[node].values.remote(): node for node in nodes if node in self._actors}
+        self._await(asked, last_heard)
+        try:
+            parts = ray.get([*asked])
+        except RayError as error:
+            msg = f"the results could not be fetched from the nodes: {actor_errors.summary(error)}"
+            raise ClusterError(msg) from error
+        return {rank: value for part in parts for rank, value in part.items()}
+
+    def _await(self, asked: Mapping[Any, str], last_heard: Callable[[str], float]) -> None:
+        """Wait for all answers. Ray reports a host that was cut off only after a minute, or ten."""
+        began, missing = time.monotonic(), [*asked]
+        while missing:
+            _, missing = ray.wait(missing, num_returns=len(missing), timeout=LOOK_SECONDS)
+            for node in [asked[ref] for ref in missing]:
+                silent = time.monotonic() - max(began, last_heard(node))
+                if silent >= VALUES_SECONDS:
+                    why = f"nothing was heard of it for {silent:.0f} s"
+                    raise ClusterError(f"the results of {node} could not be fetched: {why}")
+
+    def make_idle(self) -> None:
+        """Put agents into the pool, where `keep_warm` is set: those that are alive, on hosts that are not draining."""
+        if self._warmth is None:
+            return
+        self._stop_thread()
+        staying = [
+            node for node in self._actors if self._allocator.is_on_usable_host(node) and self._warmth.can_be_idle(node)
+        ]
+        self._warmth.make_idle({node: self._actors.pop(node) for node in staying}, self._spec.keep_warm)
+
+    def close(self) -> None:
+        """Have each agent end its processes, for seconds at most; then kill it and return what was reserved."""
+        self._stop_thread()
+        if self._warmth is not None:
+            self._warmth.close()
+        actors, self._actors = dict(self._actors), {}
+        close([actor for node, actor in actors.items() if self._allocator.is_up(node)])
+        kill(list(actors.values()), then=self._reservation.cancel)
+
+    def _stop_thread(self) -> None:
+        self._head.close()
+        self._drains.close()
+        self._closed.set()
+        self._to_do.put(lambda: None)
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+
+def _cannot_start(gone: AgentLost) -> ClusterError:
+    if "No module named 'raylaunch'" in str(gone.error):
+        return ClusterError(
+            "raylaunch is not installed on the nodes of the cluster",
+            hint="install it there, or name it in the `pip` of the job's runtime environment",
+        )
+    return ClusterError(f"the agent of {gone.node} cannot start: {gone.why}")

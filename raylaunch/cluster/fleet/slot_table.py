@@ -1,0 +1,101 @@
+"""The slots of a run: which exist, on which hosts, and which agent runs in each. It decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slot:
+    """A reservation of one bundle of resources, with at most one agent. Times are the caller's clock, in seconds."""
+
+    number: int
+    kind: int
+    """Which bundle; the caller's number for it."""
+    in_gang: bool
+    """Reserved as part of the gang, which Ray grants and releases as a whole."""
+    avoid: frozenset[str] = frozenset()
+    """Hosts that were excluded when the slot was requested."""
+    host: str = ""
+    """Where the slot is, or was when last seen; `""`: not known."""
+    node: str = ""
+    """The node whose agent runs or starts here; `""`: none."""
+    granted_at: float = inf
+    """When the grant was announced for the present agent."""
+    up_since: float | None = None
+    """When the present agent came up; None: there is none, or it is starting."""
+    failed: bool = False
+    """An agent was lost here or is slow to start. It may still come up, but a replacement is requested as well."""
+    retry_at: float = 0.0
+    """No agent is started here before this time."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the agent here is a node of the run."""
+        return self.up_since is not None
+
+
+class SlotTable:
+    """All slots, by number and by node, with counts of the nodes that are up."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, Slot] = {}
+        self._by_node: dict[str, Slot] = {}
+        self._slots_made = 0
+        self._nodes_made = 0
+        self.up_on: Counter[str] = Counter()
+        """Nodes that are up, by host."""
+        self.up_of: Counter[int] = Counter()
+        """Nodes that are up, by kind."""
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Iterate over a copy in the order of numbers, so that slots may be added and removed meanwhile."""
+        return iter([*self._slots.values()])
+
+    def __contains__(self, slot: Slot) -> bool:
+        return slot.number in self._slots
+
+    def get(self, number: int) -> Slot | None:
+        """Return the slot with this number, if there is one."""
+        return self._slots.get(number)
+
+    def of(self, node: str) -> Slot | None:
+        """Return the slot of a node, if it has one."""
+        return self._by_node.get(node)
+
+    def with_nodes(self) -> Iterator[Slot]:
+        """Iterate over the slots in which an agent runs or starts."""
+        return iter(self._by_node.values())
+
+    def add(self, kind: int, *, in_gang: bool = False, avoid: frozenset[str] = frozenset()) -> Slot:
+        """Add an empty slot with a number of its own."""
+        self._slots_made += 1
+        slot = self._slots[self._slots_made] = Slot(number=self._slots_made, kind=kind, in_gang=in_gang, avoid=avoid)
+        return slot
+
+    def remove(self, slot: Slot) -> None:
+        """Remove an empty slot."""
+        del self._slots[slot.number]
+
+    def occupy(self, slot: Slot) -> None:
+        """Give an empty slot a node with a name that no node had before."""
+        self._nodes_made += 1
+        slot.node = f"node-{self._nodes_made}"
+        self._by_node[slot.node] = slot
+
+    def mark_up(self, slot: Slot, now: float) -> None:
+        """Record that the agent in the slot came up on the slot's host."""
+        slot.up_since, slot.failed = now, False
+        self.up_on[slot.host] += 1
+        self.up_of[slot.kind] += 1
+
+    def vacate(self, slot: Slot) -> None:
+        """Record that no agent is in the slot any more. The slot counts as failed until one comes up in it."""
+        self._by_node.pop(slot.node, None)
+        if slot.is_up:
+            self.up_on[slot.host] -= 1
+            self.up_of[slot.kind] -= 1
+        slot.node, slot.granted_at, slot.up_since, slot.failed = "", inf, None, True

@@ -1,0 +1,96 @@
+"""The driver's interface to the agents of a run: the calls it makes (`Fleet`), and what it is told (`Item`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.orders import Order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotGranted:
+    """A slot was granted on a host (Ray's node id), and an agent starts: `AgentReady` or `AgentLost` follows."""
+
+    node: str
+    host: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportReceived:
+    """An agent's report arrived, at this time.monotonic() of the driver's process."""
+
+    node: str
+    report: AgentReport
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLost:
+    """An agent is lost. `silent`: the driver concluded that itself, since no report came for too long."""
+
+    node: str
+    why: str
+    error: BaseException | None = None
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostDraining:
+    """A host (Ray's node id) will be removed at `deadline`, in time.monotonic() seconds of the driver's process."""
+
+    host: str
+    deadline: float
+    why: str
+    ours: bool = False
+    """The driver runs on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFailed:
+    """The fleet cannot go on, and so the run ends."""
+
+    error: ClusterError
+
+
+Item = SlotGranted | ReportReceived | AgentLost | HostDraining | FleetFailed
+Tell = Callable[[Item], None]
+"""Takes an item. It is called from several threads, and must not block."""
+
+
+class Fleet(Protocol):
+    """All agents of a run. No method waits for a host; what comes of a call is told by the `tell` given to `start`."""
+
+    def start(self, tell: Tell) -> None:
+        """Reserve slots for all bundles of the plan, and start agents there. Slots that are lost are reserved anew."""
+
+    def send(self, node: str, order: Order) -> None:
+        """Send an order to a node's agent, without waiting. Does nothing where the node has no agent any more."""
+
+    def joined(self, node: str, node_id: str) -> bool:
+        """Take note that an agent is ready on this Ray node. False: it is not needed there, and was ended."""
+
+    def release(self, node: str) -> None:
+        """End a node's agent, and reserve another slot."""
+
+    def replace(self, gone: AgentLost) -> None:
+        """Reserve another slot for an agent that is lost. Raises ClusterError where a new one would be lost too."""
+
+    def cordon(self, host: str) -> None:
+        """Reserve nothing more on this host. An agent that is ready there stays, and another is started elsewhere."""
+
+    def uncordon(self, host: str) -> None:
+        """Allow reservations on the host again."""
+
+    def values(self, nodes: Iterable[str], last_heard: Callable[[str], float]) -> dict[int, bytes]:
+        """Return what functions returned on these nodes, by rank. `last_heard`: when, in time.monotonic()."""
+
+    def make_idle(self) -> None:
+        """The run is over: put agents into the pool for the next one, where `keep_warm` is set."""
+
+    def close(self) -> None:
+        """End all agents that are not in the pool, with their processes."""

@@ -1,0 +1,70 @@
+"""The GPUs of this machine that this process may use. Ray is imported only for those that are not NVIDIA's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+_NVML = "libnvidia-ml.so.1"
+_CUDA = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """GPUs by their ids for `variable`, the environment variable that says which GPUs a process may use."""
+
+    variable: str
+    ids: tuple[str, ...]
+
+
+def visible() -> Gpus:
+    """Return the GPUs as Ray counts them: those of the machine, but no more than the environment names."""
+    found = nvidia_gpus()
+    if not found and has_other_accelerators():
+        return _by_ray()
+    return Gpus(_CUDA, _allowed(found, os.environ.get(_CUDA)))
+
+
+def share(gpus: Gpus, mine: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the environment of processes that may use only the GPUs `mine`; empty if `mine` is all of them or none."""
+    return {gpus.variable: ",".join(mine)} if 0 < len(mine) < len(gpus.ids) else {}
+
+
+def _allowed(count: int, named: str | None) -> tuple[str, ...]:
+    if named is None:
+        return tuple(map(str, range(count)))
+    names = [] if named in ("", "NoDevFiles") else named.split(",")
+    return tuple(names[:count])
+
+
+def nvidia_gpus() -> int:
+    """Return the number of NVIDIA GPUs by NVML, which asks the driver and touches no GPU."""
+    try:
+        nvml = ctypes.CDLL(_NVML)
+    except OSError:
+        return 0
+    count = ctypes.c_uint()
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    try:
+        return count.value if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
+    finally:
+        nvml.nvmlShutdown()
+
+
+def has_other_accelerators() -> bool:
+    """Return whether there may be GPUs of AMD, Intel or MetaX, which Ray knows how to count."""
+    return os.path.exists("/dev/kfd") or any(find_spec(module) is not None for module in ("dpctl", "pymxsml"))
+
+
+def _by_ray() -> Gpus:
+    from ray._private.accelerators import get_accelerator_manager_for_resource  # noqa: PLC0415
+
+    manager = get_accelerator_manager_for_resource("GPU")
+    count = manager.get_current_node_num_accelerators()
+    named = manager.get_current_process_visible_accelerator_ids()
+    ids = map(str, range(count)) if named is None else named[:count]
+    return Gpus(manager.get_visible_accelerator_ids_env_var() or _CUDA, tuple(ids))

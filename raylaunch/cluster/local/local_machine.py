@@ -1,0 +1,50 @@
+"""The machine itself as the only node of a run: without Ray, or with a Ray that this process starts."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from raylaunch.cluster.local import gpus
+from raylaunch.core.job.job import Job, RayOptions
+from raylaunch.core.placement.packing import NodeFacts
+
+LOOPBACK = "127.0.0.1"
+"""The node's address if there is only one: no other machine needs to reach its store, and none should."""
+NODE_ID = "local"
+"""The id of the only node of a run without Ray."""
+
+NONE = "none"
+"""The `ray.address` of a run without Ray."""
+LOCAL = "local"
+"""The `ray.address` of a run for which this process starts Ray."""
+
+
+def is_alone(options: RayOptions, environ: Mapping[str, str]) -> bool:
+    """Return whether there is no cluster to connect to, as far as can be told without importing Ray, which is slow."""
+    if options.address != "auto":
+        return options.address == NONE
+    uses_ray = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    return environ.get("RAY_ADDRESS", "") in ("", "auto") and not uses_ray and not _left_by_ray_start(environ).exists()
+
+
+def _left_by_ray_start(environ: Mapping[str, str]) -> Path:
+    """Return the file in which `ray start` leaves the cluster's address; see Ray's `get_ray_address_file`."""
+    return Path(environ.get("RAY_TMPDIR", environ.get("TMPDIR", "/tmp")), "ray", "ray_current_cluster")  # noqa: S108
+
+
+def facts(job: Job) -> NodeFacts:
+    """Return this machine's resources for the job. All count as free, since nothing is known of other users."""
+    logical, found = float(cpus(job)), float(len(gpus.visible().ids))
+    return NodeFacts(node_id=NODE_ID, address=LOOPBACK, cpus=logical, gpus=found, free_cpus=logical, free_gpus=found)
+
+
+def cpus(job: Job) -> int:
+    """Return the logical CPUs of this machine: as many as it has, or as the job wants if that is more."""
+    each = [int(job.nproc_per_node) if str(job.nproc_per_node).isdecimal() else 1]
+    each += [rule.nproc_per_node for rule in job.nodes.values() if rule.nproc_per_node is not None]
+    workers = (job.max_nodes + job.spares) * max(each) if job.nprocs is None else job.nprocs
+    return max(os.cpu_count() or 1, math.ceil(workers * job.cpus_per_worker))

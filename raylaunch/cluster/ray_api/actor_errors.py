@@ -1,0 +1,29 @@
+"""Ray's errors about actors in one line each: why an agent is gone."""
+
+from __future__ import annotations
+
+from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, OutOfMemoryError, RayActorError
+
+_OF_THE_CONSTRUCTOR = "creation task"
+_NODE_DIED = "its node has died"
+"""Texts in Ray's messages."""
+
+
+def is_raised_by_init(error: BaseException | None) -> bool:
+    """Return whether the actor's `__init__` raised the error, so that another one on the same host would fail too."""
+    return isinstance(error, RayActorError) and _OF_THE_CONSTRUCTOR in str(error)
+
+
+def summary(error: BaseException) -> str:
+    """Return why an agent is gone, in one line for a person."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(error, OutOfMemoryError):
+        return "Ray ended its agent, since the memory of its host ran out"
+    if isinstance(error, NodeDiedError) or (isinstance(error, ActorDiedError) and _NODE_DIED in text):
+        return "its host was taken away" if getattr(error, "preempted", False) else "its host died"
+    if isinstance(error, ActorUnavailableError):
+        return "the connection to its agent broke off"
+    if isinstance(error, RayActorError) and lines and not is_raised_by_init(error):
+        return "its agent died"
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,117 @@
+"""A monitor of the Ray cluster's head (its GCS), which ends a run in good order before Ray ends it in disorder.
+
+Ray ends each of its processes, ours too, a minute after the head stopped answering, and at once if a head that was
+started anew answers instead. If the head counts this machine as dead, Ray ends all that was started from here and
+starts nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from ray._private import worker as ray_worker
+from ray.exceptions import AuthenticationError
+
+from raylaunch.errors import ClusterError
+
+_PERIOD_SECONDS = 1.0
+_ANSWER_SECONDS = 2
+_RAY_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_RAY_TIMEOUT_DEFAULT_SECONDS = 60.0
+_TIMEOUT_SHARE = 0.5
+"""Of Ray's timeout: it takes some seconds to notice that the head is gone, and some to end a run."""
+
+
+def is_same_head(seconds: int) -> bool:
+    """Return whether the head that answers is the one this process connected to.
+
+    Raises an exception of Ray's if none answers within so many seconds.
+    """
+    client = ray_worker.global_worker.gcs_client
+    try:
+        found = client.internal_kv_get(b"session_name", namespace=b"session", timeout=seconds)
+    except AuthenticationError:  # it does not know the cluster that the client names
+        return False
+    return bytes(found or b"").decode() == str(ray_worker._global_node.session_name)  # noqa: SLF001
+
+
+def is_this_machine_alive(seconds: int) -> bool:
+    """Return whether the head counts this machine as alive. Raises as `is_same_head`."""
+    worker = ray_worker.global_worker
+    return all(worker.gcs_client.check_alive([worker.current_node_id], timeout=seconds))
+
+
+def head_timeout() -> float:
+    """Return the seconds without an answer of the head after which a run ends: half of what Ray itself waits."""
+    try:
+        return float(os.environ[_RAY_TIMEOUT]) * _TIMEOUT_SHARE
+    except (KeyError, ValueError):
+        return _RAY_TIMEOUT_DEFAULT_SECONDS * _TIMEOUT_SHARE
+
+
+class GcsMonitor:
+    """Asks the head once a second, in a thread of its own, until `close`."""
+
+    def __init__(self, on_answer: Callable[[], None], on_lost: Callable[[ClusterError], None]) -> None:
+        """`on_answer` is called when the head answered, so that it is safe to ask it more right now.
+
+        `on_lost` is called at most once, when the run has to end. Both are called in the monitor's thread.
+        """
+        self._on_answer = on_answer
+        self._on_lost = on_lost
+        self._closed = threading.Event()
+        self._unanswered_since: float | None = None
+
+    def start(self) -> None:
+        """Start the thread, which asks for the first time at once."""
+        threading.Thread(target=self.run, daemon=True, name="raylaunch-head").start()
+
+    def close(self) -> None:
+        """Stop asking. Does not wait for the thread."""
+        self._closed.set()
+
+    def run(self) -> None:
+        """Ask until `close`, or until the run has to end."""
+        while not self._closed.is_set():
+            if error := self.check():
+                self._on_lost(error)
+                return
+            self._closed.wait(_PERIOD_SECONDS)
+
+    def check(self) -> ClusterError | None:
+        """Ask once. Return why the run has to end; None: it can go on."""
+        try:
+            is_same = is_same_head(_ANSWER_SECONDS)
+            is_alive = is_same and is_this_machine_alive(_ANSWER_SECONDS)
+        except Exception:  # noqa: BLE001
+            now = time.monotonic()
+            # Counted from the end of the first failed question, in which this process itself may have stood still.
+            if self._unanswered_since is None:
+                self._unanswered_since = now
+            if now - self._unanswered_since < head_timeout():
+                return None
+            return _head_lost(f"it does not answer for {head_timeout():g} s")
+        self._unanswered_since = None
+        if not is_same:
+            return _head_lost("it was started anew, and knows nothing of what ran before")
+        if not is_alive:
+            return _machine_dead()
+        self._on_answer()
+        return None
+
+
+def _head_lost(why: str) -> ClusterError:
+    return ClusterError(
+        f"the head of the Ray cluster is gone: {why}",
+        hint="without it Ray ends all that runs there; start the run again when it is back, from its last checkpoint",
+    )
+
+
+def _machine_dead() -> ClusterError:
+    return ClusterError(
+        "Ray on this machine is gone, and with it all that was started from here",
+        hint="`raylet.out` in Ray's folder for logs may say why; start the run again, from its last checkpoint",
+    )

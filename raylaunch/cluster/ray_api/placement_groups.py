@@ -1,0 +1,96 @@
+"""Placement groups for the agents: one for the gang, which Ray grants all or nothing, and one for each further slot.
+
+An autoscaler sees a pending group as demand. Ray's second autoscaler also sees which hosts a group excludes; the first
+one takes the group to fit wherever resources are free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raylaunch.core.placement.packing import Bundle
+
+_ALMOST_NOTHING = {"CPU": 0.001}
+"""For agents that need no resources: Ray has no empty bundles."""
+
+_NODE_ID = "ray.io/node-id"
+"""The label that Ray gives each node."""
+
+
+class PlacementGroups:
+    """All placement groups of a run, by the numbers of the slots in them. `cancel` removes them all."""
+
+    def __init__(self, *, spread: bool) -> None:
+        self._strategy = "STRICT_SPREAD" if spread else "PACK"
+        #: By slot: its group, and the index of its bundle there.
+        self._groups: dict[int, tuple[PlacementGroup, int]] = {}
+        self._first_of_gang = 0
+
+    def reserve_gang(self, bundles: Mapping[int, Bundle]) -> None:
+        """Request one group for these slots. `bundles`: by slot."""
+        self._reserve({slot: (bundle, frozenset(bundle.avoid)) for slot, bundle in bundles.items()})
+        self._first_of_gang = next(iter(bundles))
+
+    def reserve(self, slot: int, bundle: Bundle, avoid: frozenset[str]) -> None:
+        """Request a group for one slot, on none of the hosts in `avoid` (Ray's node ids)."""
+        self._reserve({slot: (bundle, avoid)})
+
+    def _reserve(self, slots: Mapping[int, tuple[Bundle, frozenset[str]]]) -> None:
+        """Request a group, unless the slots have one: a call that failed for want of an answer may be repeated.
+
+        Hosts are excluded, not named, so that a host that is added later can be used as well.
+        """
+        if slots.keys() <= self._groups.keys():
+            return
+        selectors = [{_NODE_ID: f"!in({','.join(sorted(avoid))})"} if avoid else {} for _, avoid in slots.values()]
+        group = placement_group(
+            [bundle.resources or dict(_ALMOST_NOTHING) for bundle, _ in slots.values()],
+            strategy=self._strategy if len(slots) > 1 else "PACK",
+            bundle_label_selector=selectors if any(selectors) else None,
+        )
+        self._groups.update({slot: (group, index) for index, slot in enumerate(slots)})
+
+    def options(self, slot: int, bundle: Bundle) -> dict[str, Any]:
+        """Return the options for an actor that runs in the slot's bundle."""
+        group, index = self._groups[slot]
+        return {
+            "num_cpus": bundle.cpus,
+            "num_gpus": bundle.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+        }
+
+    def when_granted(self, slot: int, call: Callable[[], None]) -> None:
+        """Call once, in a thread of Ray's, when the slot's group is granted; never, if it is released before."""
+        group, _ = self._groups[slot]
+        group.ready().future().add_done_callback(lambda future: None if future.exception() else call())
+
+    def hosts(self, slot: int) -> dict[int, str]:
+        """Return the hosts of all slots of the slot's group; `""`: Ray is moving it. Empty if the slot was released."""
+        if slot not in self._groups:
+            return {}
+        group, _ = self._groups[slot]
+        found: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
+        return {other: found.get(index, "") for other, (its, index) in self._groups.items() if its == group}
+
+    def gang_hosts(self) -> dict[int, str]:
+        """Return the hosts of the gang's slots: Ray moves those of a host that died."""
+        return self.hosts(self._first_of_gang)
+
+    def release(self, slot: int) -> None:
+        """Remove the slot's group, granted or pending, and with it all slots in it."""
+        if slot in self._groups:
+            group, _ = self._groups[slot]
+            remove_placement_group(group)
+            self._groups = {other: its for other, its in self._groups.items() if its[0] != group}
+
+    def cancel(self) -> None:
+        """Remove all groups, granted or pending."""
+        for group in {group for group, _ in self._groups.values()}:
+            with contextlib.suppress(Exception):  # the cluster itself may be gone
+                remove_placement_group(group)
+        self._groups.clear()

@@ -1,0 +1,332 @@
+"""The session of a run with Ray: a connection to a running cluster, or to a Ray started for the run."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray._private import services
+from ray._private import worker as ray_worker
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+
+from raylaunch.cluster.agent import ray_actor
+from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster.agent.link import LinkServer
+from raylaunch.cluster.fleet.agent_pool import AgentPool
+from raylaunch.cluster.fleet.ray_fleet import RayFleet
+from raylaunch.cluster.fleet_api import Fleet
+from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.ray_api import gcs_monitor, inventory
+from raylaunch.cluster.session.session_base import Session
+from raylaunch.cluster.session.shared_connection import SharedConnection
+from raylaunch.core.job.job import Job, RayOptions
+from raylaunch.core.placement.packing import NodeFacts
+from raylaunch.core.placement.plan import Plan
+from raylaunch.errors import ClusterError
+
+_PROBE_SECONDS = 5.0
+_SHUTDOWN_SECONDS = 8.0
+_DEFAULT_PORT = 6379
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024
+"""The least that Ray accepts; only a few messages go through the object store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySession(Session):
+    """A connection to Ray. `local`: this process started Ray, which ends with it."""
+
+    job_id: str
+    """Ray's id for this process, as long as it is connected."""
+    ours: bool = True
+    """False: the program connected before the run, and disconnects itself."""
+
+    def nodes(self, job: Job) -> tuple[NodeFacts, ...]:
+        """Return the nodes of the cluster."""
+        del job
+        return inventory.nodes(local=self.local)
+
+    def links(self) -> LinkServer | None:
+        """Return a link server; None if this machine cannot listen at its address in Ray."""
+        try:
+            return LinkServer(local_machine.LOOPBACK if self.local else ray.util.get_node_ip_address())
+        except OSError:
+            return None
+
+    def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> Fleet:
+        """Return agents that are Ray actors."""
+        if not spec.keep_warm:
+            AGENTS.close()
+        return RayFleet(plan, spec, say, AGENTS if spec.keep_warm else None)
+
+
+@contextlib.contextmanager
+def connected(job: Job, address: str) -> Iterator[RaySession]:
+    """Connect to a cluster, or start a Ray if the address is `local_machine.LOCAL`.
+
+    Disconnect after the run, or later, as soon as no idle agent is left. A connection that the program made itself is
+    used and left open. Raises ClusterError within seconds.
+    """
+    options = (address, job.ray, local_machine.cpus(job) if address == local_machine.LOCAL else 0)
+    if not (_connection.serves(options) and _is_alive(_connection.made)):
+        AGENTS.close()
+    try:
+        with _connection.used(options, lambda: _connect(job, address)) as session:
+            yield session
+    finally:
+        AGENTS.close_if_empty()
+
+
+def _connect(job: Job, address: str) -> RaySession:
+    if ray.is_initialized():
+        return _existing(job.ray)
+    try:
+        return _start_local(job) if address == local_machine.LOCAL else _join(address, job.ray)
+    except ClusterError:
+        ray.shutdown()
+        raise
+
+
+def _disconnect(session: RaySession) -> None:
+    if not session.ours or not _is_connected(session):
+        return
+    if session.local or _is_alive(session):
+        ray.shutdown()
+        return
+    # Ray waits for a head that does not answer, for minutes if its machine is gone. There is no need to wait with it:
+    # all that matters in the cluster ends with this process.
+    thread = threading.Thread(target=ray.shutdown, daemon=True, name="raylaunch-shutdown")
+    thread.start()
+    thread.join(_SHUTDOWN_SECONDS)
+    if thread.is_alive():
+        atexit.unregister(ray_worker.shutdown)
+        _left_behind.append(session)
+
+
+def _end_agents(agents: Sequence[Any]) -> None:
+    """End agents. If the connection that started them is closed, they have ended already."""
+    if agents and _is_connected(_connection.made):
+        ray_actor.close(agents)
+        ray_actor.kill(agents)
+
+
+def _is_connected(session: RaySession | None) -> bool:
+    """Return whether this process's connection to Ray is still the session's."""
+    return session is not None and ray.is_initialized() and ray.get_runtime_context().get_job_id() == session.job_id
+
+
+def _is_alive(session: RaySession | None) -> bool:
+    """Return whether the session's connection is open and the head answers."""
+    if not _is_connected(session):
+        return False
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    with contextlib.suppress(Exception):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS).close()  # Ray would retry
+        return gcs_monitor.is_same_head(int(_PROBE_SECONDS))
+    return False
+
+
+_connection: SharedConnection[RaySession] = SharedConnection(_disconnect)
+_left_behind: list[RaySession] = []
+
+AGENTS = AgentPool(_end_agents, _connection.end)
+"""Agents that are idle between runs of this process."""
+
+
+def is_abandoned() -> bool:
+    """Return whether a connection could not be closed. Its threads crash when the interpreter ends as usual."""
+    return bool(_left_behind)
+
+
+def kept_at() -> str:
+    """Return the address of the cluster that a run or idle agents are connected to; `""`: there is none."""
+    return _connection.made.address if _connection.made is not None else ""
+
+
+def is_kept() -> bool:
+    """Return whether the cluster, if there is one, answers and is the same: Ray ends processes that meet another."""
+    made = _connection.made
+    if made is None or made.local:
+        return True
+    try:
+        _probe(made.address)
+        return _session_name(made.address) == str(ray_worker._global_node.session_name)  # noqa: SLF001
+    except Exception:  # noqa: BLE001
+        return False
+
+
+def _session_name(address: str) -> str:
+    """Return the name of the Ray session at an address, by which Ray tells clusters apart."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    with _silenced():
+        client = GcsClient(address=address)
+        found = client.internal_kv_get(b"session_name", namespace=b"session", timeout=int(_PROBE_SECONDS))
+    return bytes(found or b"").decode()
+
+
+def _quiet() -> None:
+    """Keep Ray from printing to stdout that its workers died: stdout is the job's, and the driver reports deaths."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    if hasattr(ray_worker, "print_to_stdstream"):
+        ray_worker.print_to_stdstream = lambda *_, **__: None
+
+
+def find(options: RayOptions) -> str:
+    """Return the address to connect to, `local_machine.LOCAL` or `local_machine.NONE`. Raises ClusterError.
+
+    A Ray that another process started for itself with `ray.init()` does not count: it ends with that process.
+    """
+    _quiet()
+    if options.address not in ("auto", local_machine.LOCAL):
+        _probe(options.address)
+        return options.address
+    named = local_machine.LOCAL if options.address == local_machine.LOCAL else os.environ.get("RAY_ADDRESS", "")
+    if named not in ("", "auto"):
+        if named != local_machine.LOCAL:
+            _probe(named)
+        return named
+    return _running() or (local_machine.LOCAL if ray.is_initialized() else local_machine.NONE)
+
+
+def _running() -> str | None:
+    """Return the address of a cluster that this machine is part of; None: there is none."""
+    running = _running_here()
+    if running is None:
+        return None
+    # As `ray.init(address="auto")` does; an address that was named gets no token unless RAY_AUTH_MODE says so.
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    try:
+        metadata = _probe(running)
+    except ClusterError:
+        return None  # the cluster is gone, or does not admit this user
+    return None if metadata.get("ray_init_cluster") else running
+
+
+def _running_here() -> str | None:
+    """Return the address that `ray start` left on this machine, found as `ray.init(address="auto")` does."""
+    with contextlib.suppress(Exception):
+        return str(found) if (found := services.find_bootstrap_address(None)) else None
+    return None
+
+
+def _probe(address: str) -> dict[str, Any]:
+    """Return the head's metadata, or raise ClusterError within seconds. Ray itself would try for 20 to 120 seconds."""
+    if address.startswith("ray://"):
+        msg = f"`{address}` is an address for Ray Client, which raylaunch does not use"
+        raise ClusterError(msg, hint="run on a node of the cluster, or with `ray job submit`")
+    host, _, port = address.rpartition(":") if ":" in address else (address, ":", str(_DEFAULT_PORT))
+    if not host or not port.isdecimal():
+        msg = f"`{address}` is not a Ray address: `host:port`, `auto` or `local` is expected"
+        raise ClusterError(msg)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS).close()
+    except OSError as error:
+        msg = f"no Ray cluster at {address}: {error.strerror or error}"
+        raise ClusterError(msg, hint="`ray status` on the head node tells whether it is up") from None
+    return _ask_head(address)
+
+
+def _ask_head(address: str) -> dict[str, Any]:
+    """Return the head's metadata. Asked in a thread, since Ray's client waits half a minute for what is not Ray."""
+    answer: list[dict[str, Any] | Exception] = []
+
+    def ask() -> None:
+        try:
+            from ray._raylet import GcsClient  # type: ignore[attr-defined]  # noqa: PLC0415
+
+            with _silenced():
+                found = GcsClient(address=address).internal_kv_get(
+                    b"CLUSTER_METADATA", namespace=b"cluster", timeout=int(_PROBE_SECONDS)
+                )
+            answer.append(json.loads(found or b"{}"))
+        except Exception as error:  # noqa: BLE001
+            answer.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True, name="raylaunch-probe")
+    thread.start()
+    thread.join(_PROBE_SECONDS)
+    if not answer:
+        msg = f"the server at {address} does not answer as a Ray head node does"
+        raise ClusterError(msg, hint="check the port: Ray's own is 6379 unless it was started with another")
+    if isinstance(answer[0], ray.exceptions.AuthenticationError):
+        msg = f"the Ray cluster at {address} refused our token"
+        hint = "give its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, with RAY_AUTH_MODE=token"
+        raise ClusterError(msg, hint=hint)
+    if isinstance(answer[0], Exception):
+        msg = f"the Ray cluster at {address} cannot be used: {answer[0]}"
+        raise ClusterError(msg)
+    return answer[0]
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep Ray's C++ code from writing warnings to stderr; what matters is in the exception."""
+    before = os.environ.get("RAY_BACKEND_LOG_LEVEL")
+    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["RAY_BACKEND_LOG_LEVEL"]
+        else:
+            os.environ["RAY_BACKEND_LOG_LEVEL"] = before
+
+
+def _existing(options: RayOptions) -> RaySession:
+    """Return a session for the connection that the program made before the run."""
+    address = ray.get_runtime_context().gcs_address
+    if options.address not in ("auto", address):
+        msg = f"this process is connected to another Ray cluster, at {address}"
+        raise ClusterError(msg, hint="omit `ray.address` to use it, or call `ray.shutdown()` before")
+    if options.working_dir:
+        msg = "`ray.working_dir` needs a connection of its own, and this process is connected to Ray already"
+        raise ClusterError(msg, hint="give `ray.init()` the `working_dir`, or call `ray.shutdown()` before")
+    return _session(address, local=False, ours=False)
+
+
+def _session(address: str, *, local: bool, ours: bool = True) -> RaySession:
+    context = ray.get_runtime_context()
+    return RaySession(
+        address=address,
+        local=local,
+        brings_files=bool(context.runtime_env.get("working_dir")),
+        job_id=context.get_job_id(),
+        ours=ours,
+    )
+
+
+def _join(address: str, options: RayOptions) -> RaySession:
+    runtime_env = {"working_dir": options.working_dir} if options.working_dir else None
+    try:
+        context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        msg = f"cannot use the Ray cluster at {address}: {error}"
+        raise ClusterError(msg) from error
+    return _session(str(context.address_info["gcs_address"]), local=False)
+
+
+def _start_local(job: Job) -> RaySession:
+    """Start a Ray for this job alone, with as many logical CPUs as the job wants."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    try:
+        context = ray.init(
+            address="local",
+            num_cpus=local_machine.cpus(job),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+    except Exception as error:  # Ray has nothing narrower for a start that takes too long
+        msg = f"cannot start Ray on this machine: {error}"
+        raise ClusterError(msg, hint="Ray needs room in /tmp and in /dev/shm") from error
+    return _session(str(context.address_info["gcs_address"]), local=True)

@@ -1,0 +1,40 @@
+"""The interface of a session: what a run needs of the cluster, or of the single machine, where it takes place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster.agent.link import LinkServer
+from raylaunch.cluster.fleet_api import Fleet
+from raylaunch.core.job.job import Job
+from raylaunch.core.placement.packing import NodeFacts
+from raylaunch.core.placement.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session(ABC):
+    """A connection to the place of a run: a Ray cluster (`RaySession`) or this machine without Ray (`LocalSession`)."""
+
+    address: str
+    """The address by which scripts find Ray; `""`: there is none."""
+    local: bool
+    """This machine is the only node, and the run has it for itself."""
+    brings_files: bool
+    """Ray copies the working folder to the nodes (`ray job submit --working-dir`, or `ray.working_dir`)."""
+    in_process: bool = False
+    """Agents run in this process, and end with it."""
+
+    @abstractmethod
+    def nodes(self, job: Job) -> tuple[NodeFacts, ...]:
+        """Return the nodes, with their resources that are free right now."""
+
+    @abstractmethod
+    def links(self) -> LinkServer | None:
+        """Return a new server for the agents' links to this process; None: they need none, or it cannot listen."""
+
+    @abstractmethod
+    def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> Fleet:
+        """Return the agents of a run, none of which is started yet. `say` takes a line for a person."""

@@ -1,0 +1,228 @@
+"""Failures of workers: which one is the root cause, which followed from it, and whether a restart can help."""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from raylaunch.core.newtypes import RunTime
+
+SAME_FAILURE_LIMIT = 3
+SAME_FAILURE_WINDOW = 60.0
+"""After so many equal failures within so many seconds a restart is taken to be useless."""
+
+UNKNOWN_TYPE = "error"
+"""The type of an error whose error file has only a message."""
+
+_HOPELESS_TYPES = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
+
+_COLLATERAL = re.compile(
+    r"connection (reset|closed|refused)|broken pipe|closed by (peer|remote)|socket (closed|timeout)"
+    r"|gloo.*(timed out|timeout|connectFullMesh)|(nccl|watchdog).*(abort|timeout|timed out|remote)"
+    r"|recvValue failed|sendBytes failed|failed to recv|wait timeout after|DistBackendError|DistNetworkError"
+    r"|DistStoreError",
+    re.IGNORECASE,
+)
+"""Errors of a healthy rank that lost a peer. They are never the root cause while another failure is known."""
+
+_OWN = re.compile(r"address already in use|EADDRINUSE|Duplicate GPU|ncclInvalid(Usage|Argument)", re.IGNORECASE)
+"""Errors of the same types that are the fault of the rank itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerError:
+    """An exception that ended a worker, as the boot code or `@record` reported it."""
+
+    type: str
+    message: str
+    traceback: str
+    hopeless: bool = False
+    """The script could not start: no such file, a syntax error, a missing module."""
+    from_file: bool = False
+    """Only the error file tells of the exception: the worker may have caught it and gone on."""
+    timestamp: int = 0
+    """When it was reported, in seconds since the epoch on the worker's clock; 0 if unknown."""
+    written: str = ""
+    """The error file as JSON, if it holds more than these fields or has another form; else empty."""
+
+    @property
+    def text(self) -> str:
+        """`type: message`, or the message alone if the type is unknown."""
+        return self.message if self.type == UNKNOWN_TYPE else f"{self.type}: {self.message}"
+
+    @property
+    def place(self) -> str:
+        """`file:line` of the innermost frame; "" if the traceback has none."""
+        frames = re.findall(r'^\s*File "(.*?)", line (\d+)', self.traceback, re.MULTILINE)
+        return ":".join(frames[-1]) if frames else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One worker that was killed, exited with a code other than 0, or hung."""
+
+    attempt: int
+    node: str
+    rank: int
+    local_rank: int
+    pid: int
+    at: RunTime
+    """When it died, or gave its last sign of life if it hung."""
+    exit_code: int
+    """As in `subprocess`: -9 means killed by SIGKILL."""
+    error: WorkerError | None = None
+    evidence: str = ""
+    """What else is known, such as a kill by the kernel's OOM killer."""
+    stopped: bool = False
+    """raylaunch ended the worker, so it is not a cause."""
+    stdout: str = ""
+    stderr: str = ""
+    """Paths of its log files on the node."""
+    tail: str = ""
+    """The last lines of its stderr."""
+    host: str = ""
+    """The host name of the node, as the node itself reports it."""
+    error_file: str = ""
+    """Path of the error file on the node; "" if there is none."""
+    spoilt: str = ""
+    """Why the error file cannot be read; "" if it can."""
+    hung: str = ""
+    """If the worker was alive but made no steps: for how long, and at which place."""
+    hung_at: str = ""
+    """The `file:line` where it hung, if known."""
+    waited: bool = False
+    """It hung in a collective, like every rank that waits for another."""
+
+    @property
+    def signal(self) -> str:
+        """The name of the signal that killed it, such as `SIGKILL`; "" if it exited."""
+        return _name_of(-self.exit_code) if self.exit_code < 0 else ""
+
+    @property
+    def shell_signal(self) -> str:
+        """The signal that killed the command of a shell, which exits with 128 plus the signal's number; else ""."""
+        name = _name_of(self.exit_code - 128)
+        return name if name in signals.Signals.__members__ else ""
+
+    @property
+    def exception(self) -> WorkerError | None:
+        """The exception that ended the worker. Not one in an error file if a signal killed the worker later."""
+        outlived = self.error is not None and self.error.from_file and self.exit_code < 0
+        return None if outlived or self.hung else self.error
+
+    @property
+    def what(self) -> str:
+        """What happened, as a predicate of the rank: `raised ValueError: loss is NaN`."""
+        if self.hung:
+            return f"hung: {self.hung}"
+        if self.exception is not None:
+            then = f", then was killed by {self.signal}" if self.signal else ""
+            return _raised(self.exception) + then
+        if self.exit_code < 0:
+            before = f"; its error file says that it {_raised(self.error)}" if self.error is not None else ""
+            return f"was killed by {self.signal}{_in_brackets(self.evidence)}{before}"
+        known = (f"as a shell says of {self.shell_signal}" if self.shell_signal else "", self.evidence)
+        return f"exited with code {self.exit_code}{_in_brackets(*known)}"
+
+    @property
+    def is_collateral(self) -> bool:
+        """Whether it looks like the error of a healthy worker that lost a peer."""
+        if self.exception is not None:
+            return bool(_COLLATERAL.search(self.exception.text)) and not _OWN.search(self.exception.text)
+        if self.hung:
+            return self.waited
+        return self.exit_code == -signals.SIGABRT and bool(_COLLATERAL.search(self.tail))
+
+    @property
+    def signature(self) -> str:
+        """A text that is equal for failures of the same kind at the same place; numbers in messages do not count.
+
+        It is "" for a kill by a signal, which says nothing of where the program was.
+        """
+        error = self.exception
+        if self.hung:
+            return f"hung at {self.hung_at}" if self.hung_at else ""
+        if error is not None:
+            return f"{error.type} at {error.place}" if error.place else _blank(self.what)
+        return f"rank {self.rank} exited with code {self.exit_code}" if self.exit_code > 0 else ""
+
+    @property
+    def kind(self) -> str:
+        """A text that is equal for failures of the same kind on any rank. Kills by the same signal are of one kind."""
+        if self.exception is None and not self.hung:
+            return self.signal or f"exited with code {self.exit_code}"
+        return self.signature
+
+
+def root_cause(failures: Iterable[Failure]) -> Failure | None:
+    """Return the first failure, but a collateral one only if there is no other, and never one that raylaunch caused."""
+    own = [failure for failure in failures if not failure.stopped]
+    return min(own, key=lambda failure: (failure.is_collateral, failure.at, failure.rank), default=None)
+
+
+def alike(failures: Iterable[Failure], cause: Failure) -> tuple[int, ...]:
+    """Return the other ranks that failed in the same way as the root cause, such as for a missing module."""
+    return tuple(sorted(failure.rank for failure in failures if _is_like(failure, cause)))
+
+
+def consequences(failures: Iterable[Failure], cause: Failure) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the failures that followed from the root cause: (what happened, ranks), the most frequent first."""
+    groups: dict[str, list[Failure]] = {}
+    for failure in failures:
+        if _is_same(failure, cause) or _is_like(failure, cause):
+            continue
+        how = failure.signal or f"exit code {failure.exit_code}"
+        what = f"stopped by raylaunch ({how})" if failure.stopped else _blank(failure.what)
+        groups.setdefault(what, []).append(failure)
+    found = [
+        (what if members[0].stopped else members[0].what, tuple(sorted(member.rank for member in members)))
+        for what, members in groups.items()
+    ]
+    return sorted(found, key=lambda group: (-len(group[1]), group[1]))
+
+
+def _is_same(failure: Failure, cause: Failure) -> bool:
+    return (failure.rank, failure.node) == (cause.rank, cause.node)
+
+
+def _is_like(failure: Failure, cause: Failure) -> bool:
+    return not failure.stopped and not _is_same(failure, cause) and _blank(failure.what) == _blank(cause.what)
+
+
+def why_hopeless(cause: Failure, earlier: Sequence[tuple[float, str]], now: float) -> str:
+    """Return why a restart cannot help, or "". `earlier` has (at, signature) of the earlier root causes."""
+    if cause.exception is not None and cause.exception.hopeless:
+        return "a restart cannot mend that"
+    if cause.exception is not None and cause.exception.type in _HOPELESS_TYPES:
+        return f"a restart cannot mend {cause.exception.type}"
+    recent = [signature for at, signature in earlier if now - at <= SAME_FAILURE_WINDOW]
+    same = [signature for signature in recent[-(SAME_FAILURE_LIMIT - 1) :] if signature == cause.signature]
+    if cause.signature and len(same) == SAME_FAILURE_LIMIT - 1 and not cause.is_collateral:
+        return f"the same failure {SAME_FAILURE_LIMIT} times within {SAME_FAILURE_WINDOW:.0f} s"
+    return ""
+
+
+def _raised(error: WorkerError) -> str:
+    first_line = error.message.strip().split("\n", 1)[0]
+    if error.hopeless:
+        return f"could not begin: {first_line}"
+    return f"raised {error.type}: {first_line}" if first_line else f"raised {error.type}"
+
+
+def _in_brackets(*known: str) -> str:
+    text = "; ".join(part for part in known if part)
+    return f" ({text})" if text else ""
+
+
+def _name_of(signal: int) -> str:
+    try:
+        return signals.Signals(signal).name
+    except ValueError:
+        return f"signal {signal}"
+
+
+def _blank(text: str) -> str:
+    """Replace the numbers in a text, so that `port 41234` and `port 41235` are equal."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", text)

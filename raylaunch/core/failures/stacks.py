@@ -1,0 +1,195 @@
+"""The stacks of workers, parsed from the output of faulthandler, and grouped by the place in the script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from raylaunch.core.text import count, spans
+
+STOPPED = "stopped by a signal"
+IN_THE_KERNEL = "in the kernel, where nothing interrupts it"
+RUNNING_ON = "running, and did not answer"
+NO_ANSWER = "did not answer"
+CHILD_STOPPED = "a process it started is stopped by a signal"
+
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_CUT = "..."
+"""What faulthandler writes instead of the threads beyond the hundredth."""
+
+_OWN = re.compile(r"(^|/)raylaunch/(worker|node)/(?!selfcheck/)(\w+/)*\w+\.py$|^<frozen (runpy|importlib)")
+_LIBRARY = re.compile(r"/lib(64)?/python\d[\d.]*/|/(site|dist)-packages/|^<")
+_WRAPPER = re.compile(r"^_[^_]|^_$|^wrapper|^inner|^decorate|^<")
+"""Functions between a line of the script and the function that it meant to call."""
+
+_BACKWARD = re.compile(r"/torch/autograd/\S+ in _engine_run_backward$")
+_WAITS_FOR_OTHERS = re.compile(rf"/torch/distributed/\S+ in |{_BACKWARD.pattern}|/torch/cuda/\S+ in synchronize$")
+"""Innermost frames of workers that probably wait for another: in a collective, also one within `backward`."""
+_IN_COLLECTIVE = re.compile(r"/torch/distributed/(distributed_c10d|rendezvous|utils)\.py:")
+"""Innermost frames of workers that only wait for others, even if waiting takes CPU."""
+_DATA_LOADER = "/torch/utils/data/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceUsage:
+    """The resources that a worker has used since it started."""
+
+    cpu: float = 0.0
+    """CPU seconds of the worker process."""
+    cpu_of_others: float = 0.0
+    """CPU seconds of all processes that it started."""
+    bytes: int = 0
+    """Bytes read and written by all of them."""
+    wakes: int = 0
+    """Voluntary context switches of its main thread: how often it waited for something and went on."""
+
+    def __sub__(self, before: ResourceUsage) -> ResourceUsage:
+        return ResourceUsage(
+            cpu=self.cpu - before.cpu,
+            cpu_of_others=self.cpu_of_others - before.cpu_of_others,
+            bytes=self.bytes - before.bytes,
+            wakes=self.wakes - before.wakes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The stack of one worker, and what the node knows of the process."""
+
+    rank: int
+    state: str
+    """The process state as in /proc: `R` running, `S` sleeping, `T` stopped, `D` uninterruptible, ..."""
+    text: str
+    """What faulthandler wrote; "" if the process did not answer."""
+    effort: ResourceUsage = ResourceUsage()
+    child_stopped: bool = False
+    """Whether a process that it started is stopped."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped the process."""
+        return self.state in ("T", "t")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackGroup:
+    """Workers whose main threads were at the same place."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...]
+    """`file:line in function` of the main thread, innermost first."""
+    note: str = ""
+    """What else is known, such as that the process was stopped by a signal or did not answer; or ""."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether they probably wait for other ranks."""
+        return bool(self.frames) and bool(_WAITS_FOR_OTHERS.search(self.frames[0]))
+
+    @property
+    def in_collective(self) -> bool:
+        """Whether they only wait for other ranks."""
+        return bool(self.frames) and bool(_IN_COLLECTIVE.search(self.frames[0]))
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether they are in `backward`: computing, or waiting for other ranks."""
+        return bool(self.frames) and bool(_BACKWARD.search(self.frames[0]))
+
+    @property
+    def loads_data(self) -> bool:
+        """Whether they wait for a data loader."""
+        return any(_DATA_LOADER in frame for frame in self.frames)
+
+    @property
+    def place(self) -> str:
+        """`file:line` of the script, else of the innermost frame; "" without frames."""
+        return self.frames[self._script()].rpartition(" in ")[0] if self.frames else ""
+
+    @property
+    def doing(self) -> str:
+        """What they do, for a person: `at train.py:33 in fetch`, `in all_reduce (train.py:41)`, or the note."""
+        if not self.frames:
+            return self.note
+        script = self._script()
+        place, _, function = self.frames[script].rpartition(" in ")
+        called = [frame.rpartition(" in ")[2] for frame in reversed(self.frames[:script])]
+        inner = next((name for name in called if not _WRAPPER.search(name)), called[-1] if called else "")
+        short = place.rpartition("/")[2]
+        where = f"in {inner} ({short})" if inner else f"at {short} in {function}"
+        return f"{where}, {self.note}" if self.note else where
+
+    def _script(self) -> int:
+        """Return the index of the innermost frame that is not in a library; 0 if all are."""
+        return next((at for at, frame in enumerate(self.frames) if not _LIBRARY.search(frame)), 0)
+
+    def __str__(self) -> str:
+        waits = (" waits" if len(self.ranks) == 1 else " wait") if self.waits else ""
+        comma = "," if self.frames == () else ""
+        return f"{count(len(self.ranks), 'rank')}{waits}{comma} {self.doing}: {spans(self.ranks)}"
+
+
+def grouped(stacks: Iterable[Stack], ranks: Iterable[int]) -> list[StackGroup]:
+    """Group stacks by frames and note. Ranks in `ranks` without a stack did not answer."""
+    members: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    heard = {stack.rank: stack for stack in stacks}
+    for rank in sorted({*heard, *ranks}):
+        stack = heard.get(rank)
+        frames = main_thread(stack.text) if stack else ()
+        note = _note(stack, answered=bool(frames))
+        members.setdefault((frames, note), []).append(rank)
+    return [StackGroup(ranks=tuple(own), frames=frames, note=note) for (frames, note), own in members.items()]
+
+
+def _note(stack: Stack | None, *, answered: bool) -> str:
+    if stack is None:
+        return NO_ANSWER
+    if stack.is_stopped:
+        return STOPPED
+    if answered:
+        return CHILD_STOPPED if stack.child_stopped else ""
+    return {"D": IN_THE_KERNEL, "R": RUNNING_ON}.get(stack.state, NO_ANSWER)
+
+
+def main_thread(text: str) -> tuple[str, ...]:
+    """Return the frames of the main thread, innermost first, without those of raylaunch that called the script.
+
+    faulthandler writes the oldest thread last: that is the main thread. With more than a hundred threads it omits the
+    oldest; then take the thread that got the signal, which usually is the main thread.
+    """
+    threads: list[tuple[bool, list[str]]] = []
+    cut = False
+    for line in text.splitlines():
+        if head := _THREAD.match(line):
+            threads.append((head[1] == "Current thread", []))
+        elif threads and (frame := _FRAME.match(line)):
+            threads[-1][1].append(f"{frame[1]}:{frame[2]} in {frame[3]}")
+        cut = cut or line == _CUT
+    if not threads:
+        return ()
+    frames = next((own for current, own in threads if current), []) if cut else threads[-1][1]
+    last = len(frames)
+    while last and _OWN.search(frames[last - 1].rpartition(" in ")[0].rpartition(":")[0]):
+        last -= 1
+    return tuple(frames[:last] or frames)
+
+
+def report(stacks: Iterable[Stack], groups: Iterable[StackGroup]) -> str:
+    """Return the text of a stack report: the groups with their frames, then all threads of each worker."""
+    return "\n".join([*_summary(groups), *_in_full(stacks)]) + "\n"
+
+
+def _summary(groups: Iterable[StackGroup]) -> Iterator[str]:
+    for group in groups:
+        yield str(group)
+        yield from (f"    {frame}" for frame in group.frames)
+        yield ""
+
+
+def _in_full(stacks: Iterable[Stack]) -> Iterator[str]:
+    for stack in sorted(stacks, key=lambda stack: stack.rank):
+        yield f"--- rank {stack.rank}, state {stack.state}"
+        yield stack.text.rstrip() or NO_ANSWER
+        yield ""

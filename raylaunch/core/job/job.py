@@ -1,0 +1,244 @@
+"""The schema of a job. Job files, overrides on the command line and the Python API all use these dataclasses.
+
+If torchrun has a flag for a setting, the key is that flag with underscores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
+"""Modules that a DDP script needs. `DistributedDataParallel()` imports `torch._dynamo`, which takes seconds."""
+
+DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
+PLACEMENTS = ("auto", "spread", "pack")
+START_METHODS = ("forkserver", "spawn")
+NPROC_WORDS = ("auto", "cpu", "gpu")
+LOG_LAYOUTS = ("raylaunch", "torchrun")
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+EVENT_LOG_HANDLERS = ("null", "console")
+HANG_WORDS = ("auto", "off")
+AUTO_PRELOAD = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrypoint:
+    """The program of each worker: exactly one of script, module, function and command."""
+
+    script: str | None = None
+    """A Python file, as in `torchrun train.py`."""
+    module: str | None = None
+    """A module, as in `torchrun -m train`."""
+    function: str | None = None
+    """`package.module:function`. raylaunch calls `init_process_group` before the function, and destroys the group after
+    it."""
+    command: str | None = None
+    """A program on the PATH, as in `torchrun --no-python`."""
+    args: list[Any] = field(default_factory=list)
+    """Arguments. As under torchrun, `${local_rank}` in them is replaced by each worker's local rank."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments, for a function only."""
+    pass_local_rank: bool = False
+    """Whether to put `--local-rank=N` before the arguments, as `torch.distributed.launch` did without `--use-env`."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the first of the four that is set; "" if none is."""
+        return next((kind for kind in ENTRYPOINT_KINDS if getattr(self, kind) is not None), "")
+
+    @property
+    def target(self) -> str:
+        """The value of the script, module, function or command."""
+        return str(getattr(self, self.kind)) if self.kind else ""
+
+    def __str__(self) -> str:
+        return " ".join([self.target, *map(str, self.args)])
+
+
+ENTRYPOINT_KINDS = ("script", "module", "function", "command")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRule:
+    """What is different on the nodes that a key of `nodes` matches."""
+
+    nproc_per_node: int | None = None
+    """Workers on these nodes; 0: do not use these nodes. Default: the same as on all other nodes."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables on these nodes, in addition to the job's `env`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """Where the cluster is."""
+
+    address: str = "auto"
+    """`host:port`: the cluster there. `none`: this machine alone, without Ray. `local`: this machine, with a Ray that
+    this process starts. `auto`: RAY_ADDRESS, else a cluster that runs on this machine, else `none`."""
+    working_dir: str | None = None
+    """A folder that Ray copies to every node, where the workers then run; for nodes that share no file system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training job. All times are in seconds."""
+
+    entrypoint: Entrypoint = field(default_factory=Entrypoint)
+    """What every worker runs."""
+    name: str | None = None
+    """Names the run folder. Default: the name of the entry point."""
+    run_id: str | None = None
+    """TORCHELASTIC_RUN_ID, and the last part of the run folder. Default: the time of the start."""
+    nnodes: int | str = 1
+    """The number of nodes: `N`, or `MIN:MAX`. With a range, the job starts when MAX nodes are ready, or `last_call`
+    seconds after MIN nodes are. It restarts on the nodes that are there whenever one joins or leaves."""
+    nproc_per_node: int | str = 1
+    """Workers on each node: a number, `gpu` (one for each GPU), `cpu` (one for each CPU), or `auto` (`gpu` on nodes
+    with GPUs, else `cpu`)."""
+    nprocs: int | None = None
+    """Workers in all, as many on each node as fit there. Replaces `nproc_per_node`."""
+    nodes: dict[str, NodeRule] = field(default_factory=dict)
+    """What differs on some nodes. Keys are an address (`10.0.0.7`, `10.0.0.*`), a subnet of one of the node's
+    interfaces (`10.1.0.0/16`) or a Ray label (`label:zone=a`). If several keys match a node, later ones override
+    earlier ones."""
+    gpus_per_worker: int | str = "auto"
+    """GPUs that Ray reserves for each worker: a number, or `auto` (1 if the nodes have enough GPUs, else 0)."""
+    cpus_per_worker: float = 1.0
+    """CPUs that Ray reserves for each worker."""
+    placement: str = "auto"
+    """`spread`: each agent is on a Ray node of its own. `pack`: agents may share a Ray node. `auto`: `pack` if there is
+    only one machine, else `spread`."""
+    max_restarts: int = 0
+    """How many worker failures the whole job survives. Nodes that are lost do not count."""
+    start_method: str = "forkserver"
+    """`forkserver`: workers are forked from a process that has imported torch. `spawn`: each worker is a fresh
+    interpreter."""
+    preload: list[str] | str = "auto"
+    """Modules that the fork server imports before it forks; with an empty list, each worker imports torch itself.
+    `auto`: torch and what DDP needs of it and, for restarts, the installed modules that the script was seen to
+    import."""
+    backend: str | None = None
+    """The backend of the process group that a function gets; `none`: it gets no process group. Default: nccl if the
+    workers have GPUs, else gloo."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the workers."""
+    role: str = "default"
+    """ROLE_NAME of the workers. It is part of the prefix of their lines."""
+    master_addr: str | None = None
+    """MASTER_ADDR of the workers: an address or a host name of the node that has rank 0. A value that is neither is
+    ignored, with a message. Default: that node's address."""
+    master_port: int = 0
+    """MASTER_PORT of the workers, the same for all attempts; 0: a free port, another one for each attempt."""
+    virtual_local_rank: bool = False
+    """Whether LOCAL_RANK is 0 for every worker and CUDA_VISIBLE_DEVICES names its own device only."""
+    numa_binding: str | None = None
+    """Bind each worker to CPUs near its GPU: `node`, `socket`, `exclusive` or `core-complex`."""
+    show: str = "0"
+    """The ranks whose output is shown on the terminal: `0`, `0,3`, `all` or `none`. `raw` shows all ranks without a
+    prefix, as torchrun does. The output of every rank is also written to files."""
+    tee: int | str = 0
+    """Streams whose lines are shown with a prefix: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, as in
+    `0:3,1:2`."""
+    redirects: int | str = 0
+    """Streams that are not shown, unless `tee` names them. Values are those of `tee`."""
+    local_ranks_filter: str = ""
+    """Local ranks whose output is shown, as in `0,1`; empty: all. The other filters apply too."""
+    duplicate_stdout_filters: list[str] = field(default_factory=list)
+    """Lines of stdout that contain one of these texts are also written to `filtered_stdout.log` of the attempt."""
+    duplicate_stderr_filters: list[str] = field(default_factory=list)
+    """The same for stderr and `filtered_stderr.log`."""
+    log_line_prefix_template: str | None = None
+    """The prefix of lines that `tee` shows, with `${role_name}`, `${local_rank}` and `${rank}`. Default:
+    `[${role_name}${local_rank}]:`."""
+    log_dir: str = "runs"
+    """The folder in which run folders are created; `/dev/null`: no files are kept."""
+    log_layout: str = "raylaunch"
+    """`raylaunch`: `<log_dir>/<name>/<run_id>/attempt-N/rank-R/`. `torchrun`: torchrun's names,
+    `<log_dir>/<run_id>_<random>/attempt_<N-1>/<R>/`."""
+    logs_specs: str = "default"
+    """torchrun's name for a class that decides where files go. Only `default` is possible."""
+    event_log_handler: str = "null"
+    """`console`: write torchelastic's events to stderr. `null`: do not."""
+    signals_to_handle: list[str] = field(default_factory=lambda: list(DEFAULT_SIGNALS))
+    """Signals to the driver that end the run. The workers get the same signal. A signal that is ignored when raylaunch
+    starts, as under `nohup`, stays ignored."""
+    signals_to_forward: list[str] = field(default_factory=list)
+    """Signals to the driver that all workers get, while the run continues. A worker that has not installed a handler
+    yet gets the signal when it has, 10 s later at most."""
+    placement_timeout: float = 300.0
+    """How long the first start waits for the cluster to provide the nodes."""
+    join_timeout: float = 600.0
+    """How long the job waits for nodes when fewer than MIN are left."""
+    multiple_of: int = 1
+    """WORLD_SIZE is always a multiple of this number. Nodes beyond the last multiple wait."""
+    spares: int = 0
+    """Nodes beyond MAX that are kept ready, and replace lost nodes at once."""
+    exclude_after: int = 3
+    """A host that caused this many failures within an hour, or was lost this often, is not used for a while, unless the
+    job has too few nodes without it. 0: never."""
+    node_timeout: float = 5.0
+    """A node from which nothing is heard for this long counts as lost. It ends its workers by itself within the same
+    time. At least 1."""
+    hang_timeout: int | float | str = "auto"
+    """If a worker completes no step for this long, the stacks of all ranks are written and the workers restarted.
+    `auto`: after 300 s or longer, raylaunch examines what the ranks do, and decides. `off`: never."""
+    last_call: float = 5.0
+    """With `MIN:MAX`: how long to wait for more nodes once MIN nodes are ready, or once a node has joined."""
+    start_timeout: float = 120.0
+    """How long a node may take to start its workers. After that, it is given up."""
+    shutdown_timeout: float = 30.0
+    """The time between SIGTERM and SIGKILL for workers."""
+    keep_warm: float = 0.0
+    """How long the agents, with everything they have imported, stay for the next run of the same Python process or,
+    with the command, of the same user, whose driver stays too. 0: they end with the run. Has no effect if workers have
+    GPUs of a Ray cluster."""
+    ray: RayOptions = field(default_factory=RayOptions)
+    """Where the cluster is."""
+
+    @property
+    def min_nodes(self) -> int:
+        """MIN of `nnodes`. Raise ValueError if it is malformed."""
+        return node_range(self.nnodes)[0]
+
+    @property
+    def max_nodes(self) -> int:
+        """MAX of `nnodes`. Raise ValueError if it is malformed."""
+        return node_range(self.nnodes)[1]
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """The modules that are imported before the first start."""
+        return DEFAULT_PRELOAD if isinstance(self.preload, str) else tuple(self.preload)
+
+    @property
+    def title(self) -> str:
+        """The job's name, or its entry point's."""
+        if self.name is not None:
+            return self.name
+        last = self.entrypoint.target.replace(":", "/").replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+        return last.removesuffix(".py") or "job"
+
+
+def node_range(nnodes: int | str) -> tuple[int, int]:
+    """Return (MIN, MAX): `2` is `(2, 2)`, `"1:4"` is `(1, 4)`. Raise ValueError for anything else."""
+    text = str(nnodes)
+    low, colon, high = text.partition(":")
+    if not low.strip().isdecimal() or (colon and not high.strip().isdecimal()):
+        msg = f"`{text}` is neither N nor MIN:MAX"
+        raise ValueError(msg)
+    return int(low), int(high) if colon else int(low)
+
+
+def shown_ranks(show: str) -> frozenset[int] | None:
+    """Return the ranks that `show` names; None means all. Raise ValueError if it is malformed."""
+    if show in ("all", "raw"):
+        return None
+    if show == "none":
+        return frozenset()
+    parts = [part.strip() for part in show.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        msg = f"`{show}` is not `all`, `raw`, `none` or a list of ranks like `0,3`"
+        raise ValueError(msg)
+    return frozenset(int(part) for part in parts)

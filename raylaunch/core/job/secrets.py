@@ -1,0 +1,60 @@
+"""Recognise secrets in variables, arguments and lines of text by the names that go with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+HIDDEN = "***"
+"""The replacement for a secret."""
+
+_WORDS = ("token", "key", "secret", "password")
+_SETTING = re.compile(rf"""[\w.-]*(?:{"|".join(_WORDS)})[\w.-]*["']?\s*(?:=|:(?=\s|$))\s*""", re.IGNORECASE)
+_NO_VALUE = re.compile(r"""\?\?\?|\$\{[^{}]*\}|\$\w+""")
+"""Values that are missing (OmegaConf's `???`), and references to others."""
+
+
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable of this name holds a secret."""
+    return any(word in variable.lower() for word in _WORDS)
+
+
+def is_secret_argument(name: str) -> bool:
+    """Whether an argument of this name holds a secret: `--api-key` does, `--tokenizer` and `--max-tokens` do not."""
+    return any(part.endswith(_WORDS) for part in re.split(r"[\W_]+", name.lower()))
+
+
+def shown_arguments(arguments: Sequence[Any]) -> list[Any]:
+    """Return a redacted copy of arguments: `--api-key=***`, and `--api-key ***`."""
+    return [name + HIDDEN if secret else name for name, secret in split(arguments)]
+
+
+def secret_at(line: str) -> int | None:
+    """Return the index at which a secret begins in a line of a job file or a `key=value`; None if it has none.
+
+    The index may be the end of the line: then the secret is on the lines that follow.
+    """
+    found = _SETTING.search(line)
+    return found.end() if found and not _NO_VALUE.fullmatch(line[found.end() :].strip()) else None
+
+
+def cut(line: str) -> str:
+    """Return a line with its secret replaced."""
+    at = secret_at(line)
+    return line if at is None or not line[at:] else line[:at] + HIDDEN
+
+
+def split(arguments: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    """Yield (the part that may be shown, the secret after it or "") of each argument."""
+    awaited = False  # whether the argument before was the name of a secret, without its value
+    for word in arguments:
+        name, equals, value = word.partition("=") if isinstance(word, str) else ("", "", "")
+        is_flag = name.startswith("-")
+        if awaited and not is_flag:
+            yield "", str(word)
+        elif value and is_secret_argument(name):
+            yield f"{name}=", value
+        else:
+            yield word, ""
+        awaited = is_flag and not equals and is_secret_argument(name)

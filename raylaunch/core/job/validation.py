@@ -1,0 +1,280 @@
+"""Validation: the problems of a job whose values have the right types."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from raylaunch.core.job import node_rules, outputs
+from raylaunch.core.job.job import (
+    AUTO_PRELOAD,
+    ENTRYPOINT_KINDS,
+    EVENT_LOG_HANDLERS,
+    HANG_WORDS,
+    LOG_LAYOUTS,
+    NPROC_WORDS,
+    NUMA_BINDINGS,
+    PLACEMENTS,
+    START_METHODS,
+    Entrypoint,
+    Job,
+    NodeRule,
+    node_range,
+    shown_ranks,
+)
+from raylaunch.core.job.secrets import HIDDEN, is_secret
+from raylaunch.core.text import count
+
+_MAX_PORT = 65535
+_NODE_TIMEOUTS = (1, 86400)
+"""The least and the greatest `node_timeout`. A busy host may be silent for almost a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One problem of a job: its key, such as `entrypoint.script`, what is wrong, and what to do."""
+
+    key: str
+    message: str
+    hint: str = ""
+    also: str = ""
+    """A second key that is part of the problem."""
+
+
+def problems(job: Job) -> list[Problem]:
+    """Return all problems of a job."""
+    return [
+        *_entrypoint_problems(job.entrypoint),
+        *_size_problems(job),
+        *_rule_problems(job.nodes),
+        *_word_problems(job),
+        *_output_problems(job),
+        *_signal_problems(job),
+        *_number_problems(job),
+        *_elastic_problems(job),
+        *_name_problems(job),
+    ]
+
+
+def warnings(job: Job) -> list[str]:
+    """Return what is odd about a job that can run."""
+    return [
+        f"`{name}` is no signal that this system knows; it is left out of signals_to_handle"
+        for name in job.signals_to_handle
+        if name not in signal.Signals.__members__
+    ]
+
+
+def _entrypoint_problems(entrypoint: Entrypoint) -> list[Problem]:
+    given = [kind for kind in ENTRYPOINT_KINDS if getattr(entrypoint, kind) is not None]
+    kinds = ", ".join(ENTRYPOINT_KINDS[:-1]) + " or " + ENTRYPOINT_KINDS[-1]
+    if not given:
+        return [Problem(key="entrypoint", message=f"nothing to run: give a {kinds}")]
+    if len(given) > 1:
+        message = f"both `{given[0]}` and `{given[1]}` are given, but one of {kinds} is expected"
+        return [Problem(key=f"entrypoint.{given[1]}", message=message, also=f"entrypoint.{given[0]}")]
+    found = []
+    kind, target = given[0], str(getattr(entrypoint, given[0]))
+    if not target.strip():
+        found.append(Problem(key=f"entrypoint.{kind}", message=f"`{kind}` is empty"))
+    if kind == "function" and (target.count(":") != 1 or not all(target.split(":"))):
+        message = f"`{target}` is not of the form `package.module:function`"
+        found.append(Problem(key="entrypoint.function", message=message))
+    if kind == "function" and entrypoint.pass_local_rank:
+        message, hint = "a function takes no `--local-rank`", "LOCAL_RANK is in its environment"
+        found.append(Problem(key="entrypoint.pass_local_rank", message=message, hint=hint))
+    if entrypoint.kwargs and kind != "function":
+        message = f"a {kind} takes no keyword arguments"
+        found.append(Problem(key="entrypoint.kwargs", message=message, hint="use `args`"))
+    return found
+
+
+def _size_problems(job: Job) -> Iterator[Problem]:
+    try:
+        low, high = node_range(job.nnodes)
+    except ValueError as error:
+        yield Problem(key="nnodes", message=str(error), hint="for example `2` or `1:4`")
+    else:
+        if low < 1:
+            yield Problem(key="nnodes", message="at least one node is needed")
+        elif low > high:
+            message = f"the minimum ({low}) is larger than the maximum ({high})"
+            yield Problem(key="nnodes", message=message, hint=f"did you mean `{high}:{low}`?")
+    if not _is_count(job.nproc_per_node, least=1) and job.nproc_per_node not in NPROC_WORDS:
+        message = f"`{job.nproc_per_node}` is neither a number of workers nor one of {', '.join(NPROC_WORDS)}"
+        hint = _near_miss(str(job.nproc_per_node), NPROC_WORDS) or "for example `8`, or `gpu` for one on each GPU"
+        yield Problem(key="nproc_per_node", message=message, hint=hint)
+    if job.nprocs is not None and job.nprocs < 1:
+        yield Problem(key="nprocs", message="at least one worker is needed")
+    if not _is_count(job.gpus_per_worker, least=0) and job.gpus_per_worker != "auto":
+        message = f"`{job.gpus_per_worker}` is neither a number of GPUs nor auto"
+        yield Problem(key="gpus_per_worker", message=message)
+
+
+def _is_count(value: int | str, *, least: int) -> bool:
+    return str(value).isdecimal() and int(value) >= least
+
+
+def _near_miss(word: str, words: Sequence[str], cutoff: float = 0.6) -> str:
+    close = get_close_matches(word, words, n=1, cutoff=cutoff)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def _rule_problems(nodes: dict[str, NodeRule]) -> Iterator[Problem]:
+    for which, rule in nodes.items():
+        key = f"nodes.{which}"
+        if wrong := node_rules.problem(which):
+            yield Problem(key=key, message=wrong, hint="for example `10.0.0.7`, `10.1.0.0/16` or `label:zone=a`")
+        if rule.nproc_per_node is not None and rule.nproc_per_node < 0:
+            message = f"{rule.nproc_per_node} is less than 0"
+            yield Problem(key=f"{key}.nproc_per_node", message=message, hint="0 excludes such nodes")
+        yield from _variable_problems(f"{key}.env", rule.env)
+
+
+def _variable_problems(key: str, env: dict[str, str]) -> Iterator[Problem]:
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name:
+            yield Problem(key=f"{key}.{name}", message=f"`{name}` cannot name an environment variable")
+        elif "\0" in value:
+            yield Problem(key=f"{key}.{name}", message="an environment variable cannot hold a zero byte")
+        elif value == HIDDEN and is_secret(name):
+            message = f"`{HIDDEN}` stands for a secret that was not written down"
+            yield Problem(
+                key=f"{key}.{name}", message=message, hint=f"set {name} again, or omit it and set it in the environment"
+            )
+
+
+def _word_problems(job: Job) -> Iterator[Problem]:
+    for key, words in (
+        ("placement", PLACEMENTS),
+        ("start_method", START_METHODS),
+        ("log_layout", LOG_LAYOUTS),
+        ("event_log_handler", EVENT_LOG_HANDLERS),
+        ("numa_binding", NUMA_BINDINGS),
+    ):
+        value = getattr(job, key)
+        if value is not None and value not in words:
+            message = f"`{value}` is not one of {', '.join(words)}"
+            yield Problem(key=key, message=message, hint=_near_miss(value, words))
+    if job.logs_specs != "default":
+        message = f"`{job.logs_specs}` is not `default`, the only one here: raylaunch decides itself where files go"
+        hint = "`tee`, `redirects`, `local_ranks_filter`, `show` and `log_dir` say what is shown, and where files are"
+        yield Problem(key="logs_specs", message=message, hint=hint)
+    for key in ("role", "log_dir", "master_addr"):
+        value = getattr(job, key)
+        if value is not None and not value.strip():
+            yield Problem(key=key, message=f"`{key}` is empty")
+
+
+def _output_problems(job: Job) -> Iterator[Problem]:
+    for key, read in (
+        ("show", shown_ranks),
+        ("redirects", outputs.mask),
+        ("tee", outputs.mask),
+        ("local_ranks_filter", outputs.local_ranks),
+    ):
+        try:
+            read(getattr(job, key))
+        except ValueError as error:
+            yield Problem(key=key, message=str(error))
+
+
+def _signal_problems(job: Job) -> Iterator[Problem]:
+    known = signal.Signals.__members__
+    for key in ("signals_to_handle", "signals_to_forward"):
+        for index, name in enumerate(getattr(job, key)):
+            where = f"{key}.{index}"
+            if name in ("SIGKILL", "SIGSTOP"):
+                yield Problem(key=where, message=f"no program can handle {name}", hint="omit it")
+            elif key == "signals_to_forward" and name not in known:
+                full = f"SIG{name.strip().upper().removeprefix('SIG')}"
+                hint = f"did you mean `{full}`?" if full in known else _near_miss(full, list(known), cutoff=0.8)
+                yield Problem(key=where, message=f"`{name}` is not a signal", hint=hint)
+            elif key == "signals_to_forward" and name in job.signals_to_handle:
+                yield Problem(
+                    key=where,
+                    message=f"{name} cannot both end the run and be passed on while it runs",
+                    hint="name it in one of signals_to_handle and signals_to_forward",
+                    also=f"signals_to_handle.{job.signals_to_handle.index(name)}",
+                )
+
+
+def _number_problems(job: Job) -> Iterator[Problem]:
+    for key in ("placement_timeout", "join_timeout", "start_timeout"):
+        value = getattr(job, key)
+        if not value > 0:
+            yield Problem(key=key, message=f"{value:g} seconds is no time: more than 0 is expected")
+    for key in (
+        *("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker", "spares", "exclude_after"),
+        "keep_warm",
+    ):
+        value = getattr(job, key)
+        if math.isnan(value):
+            yield Problem(key=key, message="nan is not a number")
+        elif value < 0:
+            yield Problem(key=key, message=f"{value:g} is less than 0", hint="0 or more is expected")
+    if math.isinf(job.cpus_per_worker):
+        yield Problem(key="cpus_per_worker", message=f"{job.cpus_per_worker:g} is more than any node has")
+    if math.isinf(job.keep_warm):
+        yield Problem(key="keep_warm", message="inf seconds never end", hint="a day is 86400")
+    if not 0 <= job.master_port <= _MAX_PORT:
+        message = f"{job.master_port} is not a port: 0 (a free one) to {_MAX_PORT} is expected"
+        yield Problem(key="master_port", message=message)
+
+
+def _elastic_problems(job: Job) -> Iterator[Problem]:
+    if job.multiple_of < 1:
+        yield Problem(key="multiple_of", message=f"{job.multiple_of} is less than 1", hint="1 allows every world size")
+    elif sizes := _no_multiple(job):
+        message = f"no world size is a multiple of {job.multiple_of}: {sizes}"
+        yield Problem(key="multiple_of", message=message, also="nnodes" if job.nprocs is None else "nprocs")
+    least, most = _NODE_TIMEOUTS
+    if not least <= job.node_timeout <= most:
+        message = f"{job.node_timeout:g} seconds is out of range: {least} to {most} is expected"
+        yield Problem(key="node_timeout", message=message)
+    if isinstance(job.hang_timeout, str) and job.hang_timeout not in HANG_WORDS:
+        message = f"`{job.hang_timeout}` is neither a number of seconds nor one of {', '.join(HANG_WORDS)}"
+        close = "omit the quotes" if _is_count(job.hang_timeout, least=1) else ""
+        close = close or _near_miss(job.hang_timeout.lower(), HANG_WORDS)
+        hint = close or "for example `600`; `off` stands for never"
+        yield Problem(key="hang_timeout", message=message, hint=hint)
+    elif not isinstance(job.hang_timeout, str) and not job.hang_timeout > 0:
+        message = f"{job.hang_timeout:g} seconds is no time: more than 0 is expected"
+        yield Problem(key="hang_timeout", message=message, hint="`off` stands for never")
+
+
+def _no_multiple(job: Job) -> str:
+    """Return the possible world sizes if none is a multiple of `multiple_of`, else "". "" too if they are not known."""
+    if job.nprocs is not None:
+        return f"`nprocs` is {job.nprocs}" if job.nprocs % job.multiple_of else ""
+    is_known = _is_count(job.nproc_per_node, least=1) and all(
+        rule.nproc_per_node is None for rule in job.nodes.values()
+    )
+    try:
+        low, high = node_range(job.nnodes)
+    except ValueError:
+        return ""
+    if not is_known or not 1 <= low <= high:
+        return ""
+    each = int(job.nproc_per_node)
+    nodes = job.multiple_of // math.gcd(job.multiple_of, each)  # the number of nodes must be a multiple of this
+    if high // nodes * nodes >= low:
+        return ""
+    return (
+        f"{job.nnodes} x {each} workers" if low == high else f"{low} to {high} nodes with {count(each, 'worker')} each"
+    )
+
+
+def _name_problems(job: Job) -> Iterator[Problem]:
+    for key in ("name", "run_id"):
+        value = getattr(job, key)
+        if value is not None and (not value.strip() or "/" in value or "\0" in value or value in (".", "..")):
+            yield Problem(key=key, message=f"`{value}` cannot name a folder")
+    yield from _variable_problems("env", job.env)
+    if isinstance(job.preload, str) and job.preload != AUTO_PRELOAD:
+        message = f"`{job.preload}` is neither a list of modules nor {AUTO_PRELOAD}"
+        hint = _near_miss(job.preload.lower(), (AUTO_PRELOAD,)) or f"for example `[{job.preload or 'torch'}]`"
+        yield Problem(key="preload", message=message, hint=hint)

@@ -1,0 +1,168 @@
+"""The events that the machine handles, in the past tense. `at` is stamped by the driver when it learns of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raylaunch.core.failures.failure import Failure
+from raylaunch.core.failures.stacks import StackGroup
+from raylaunch.core.newtypes import NodeTime, RunTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGranted:
+    """The cluster gave resources for a node. Its agent is starting; the node will join or be lost."""
+
+    at: RunTime
+    node: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """The agent of a node is ready to start workers. The name of a lost node is not used again."""
+
+    at: RunTime
+    node: str
+    address: str
+    nproc: int
+    host: str = ""
+    """The id of the host (of the Ray node), the same for all agents that run there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """A node is gone and will not answer again."""
+
+    at: RunTime
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDraining:
+    """A node will be taken away at `deadline`. It still runs, but must not be part of another attempt."""
+
+    at: RunTime
+    node: str
+    deadline: RunTime
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartTimings:
+    """When a node did the parts of a restart, on its own clock."""
+
+    ordered: NodeTime
+    """The fork server received the order."""
+    ended: NodeTime
+    """All processes of earlier attempts were gone."""
+    forked: NodeTime
+    """All workers were forked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStarted:
+    """All workers of a node were started. `pids` are their process ids by local rank."""
+
+    at: RunTime
+    attempt: int
+    node: str
+    pids: tuple[int, ...] = ()
+    turnover: RestartTimings | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersExited:
+    """Workers ended by themselves: some failed or, without `failures`, all of the node ended with exit code 0."""
+
+    at: RunTime
+    attempt: int
+    node: str
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStopped:
+    """All processes of the attempt on a node are gone. `failures` are those that were not reported before."""
+
+    at: RunTime
+    attempt: int
+    node: str
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersCheckpointed:
+    """All workers of a node have saved at this step after `RequestCheckpoint`, and wait for the signal.
+
+    `step` is None if some of them do not call `should_checkpoint`: only a signal can reach them.
+    """
+
+    at: RunTime
+    attempt: int
+    node: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersHung:
+    """Workers hang. `failures` are of those that the others wait for, as far as their stacks tell."""
+
+    at: RunTime
+    attempt: int
+    failures: tuple[Failure, ...]
+    groups: tuple[StackGroup, ...] = ()
+    """What all workers were doing, the suspects first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """How far an attempt is: reported after the first step of all workers, before the attempt ends, and at times.
+
+    Steps are the numbers of the script, or else of its optimizer; None if there are none.
+    """
+
+    at: RunTime
+    attempt: int
+    marks: int
+    """The marks (steps and heartbeats) of the worker that is furthest ahead, in this attempt."""
+    low: int | None
+    high: int | None
+    """The last steps of the worker that is furthest behind, and of the one furthest ahead; see `ProgressReporter`."""
+    marked: RunTime
+    """When the last step was done; in the first report of an attempt, when all workers had done the first."""
+    saved: int | None = None
+    """The last step that all workers reported as saved."""
+    slowest: int = 0
+    """The rank that is furthest behind."""
+    rate: float = 0.0
+    """Marks per second during the last seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """The driver got a signal that ends the run (`signals_to_handle`)."""
+
+    at: RunTime
+    signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardRequested:
+    """The driver got a signal that is passed on to the workers (`signals_to_forward`)."""
+
+    at: RunTime
+    signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """The time of the latest `SetTimer` has come."""
+
+    at: RunTime
+
+
+NodeEvent = NodeGranted | NodeJoined | NodeLost | NodeDraining
+WorkerEvent = WorkersStarted | WorkersExited | WorkersStopped | WorkersCheckpointed
+Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | StopRequested | ForwardRequested | Tick

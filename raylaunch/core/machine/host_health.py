@@ -1,0 +1,114 @@
+"""Memory of failures: hosts that fail often are excluded, and scripts that crash in a loop are restarted later."""
+
+from __future__ import annotations
+
+from raylaunch.core.failures.failure import Failure
+
+FIRST_EXCLUSION = 60.0
+MAX_EXCLUSION = 3600.0
+"""Seconds for which a host is excluded: the first time, doubled each further time; and at most."""
+FAILURE_WINDOW = 3600.0
+"""Seconds after which the failure of a host does not count any more."""
+NEEDED_EXCLUSION = 15.0
+"""Seconds for which a host is excluded without which there are too few nodes: time for a replacement."""
+
+QUICK_END = 10.0
+"""An attempt that fails within so many seconds, without a step, is part of a crash loop."""
+_FREE_CRASHES = 2
+_LONGEST_DELAY = 60.0
+
+_OUTSIDE_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
+
+def came_from_outside(failure: Failure) -> bool:
+    """Whether somebody killed the worker, as a host that shuts down does. The OOM killer does not count."""
+    return failure.signal in _OUTSIDE_SIGNALS and not failure.evidence and not failure.hung
+
+
+class HostHealth:
+    """The failures of each host since it was last excluded, and the hosts that are excluded now."""
+
+    def __init__(self, exclude_after: int, *, needed_exclusion: float = NEEDED_EXCLUSION) -> None:
+        self._limit = exclude_after
+        self._needed_exclusion = needed_exclusion
+        #: (time, kind) of failures by host.
+        self._failures: dict[str, list[tuple[float, str]]] = {}
+        #: By kind of failure and host, when it last occurred. A failure of several hosts is no host's fault.
+        self._seen: dict[str, dict[str, float]] = {}
+        self._times_excluded: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+
+    def blame(self, host: str, now: float, kind: str = "") -> bool:
+        """Count a failure; return whether the host has too many. `kind` is `Failure.kind`, "" for a lost node."""
+        if not host:
+            return False
+        if kind:
+            others = {other: at for other, at in self._seen.get(kind, {}).items() if now - at < FAILURE_WINDOW}
+            self._seen[kind] = others | {host: now}
+        recent = [(at, what) for at, what in self._failures.get(host, ()) if now - at < FAILURE_WINDOW]
+        self._failures[host] = [*recent, (now, kind)]
+        return self._is_own(kind) and self._is_bad(host)
+
+    def _is_own(self, kind: str) -> bool:
+        return not kind or len(self._seen[kind]) == 1
+
+    def _is_bad(self, host: str) -> bool:
+        return 0 < self._limit <= sum(self._is_own(kind) for _, kind in self._failures[host])
+
+    @property
+    def doubtful(self) -> frozenset[str]:
+        """Hosts that have too many failures and are not excluded: they are chosen last."""
+        return frozenset(host for host in self._failures if self._is_bad(host))
+
+    def exclude(self, host: str, now: float, *, needed: bool) -> float:
+        """Exclude a host and return for how many seconds. `needed`: there are too few nodes without it."""
+        times = self._times_excluded[host] = self._times_excluded.get(host, 0) + 1
+        seconds = self._needed_exclusion if needed else min(FIRST_EXCLUSION * 2 ** (times - 1), MAX_EXCLUSION)
+        self._until[host] = now + seconds
+        self._failures.pop(host, None)
+        return seconds
+
+    def shorten_exclusions(self, now: float) -> None:
+        """End exclusions sooner, because there are too few nodes."""
+        latest = now + self._needed_exclusion
+        self._until = {host: min(until, latest) for host, until in self._until.items()}
+
+    def end_exclusions(self, now: float) -> list[str]:
+        """Return the hosts whose exclusion is over now. They are not excluded any more."""
+        found = [host for host, until in self._until.items() if until <= now]
+        for host in found:
+            del self._until[host]
+        return found
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """The hosts that are excluded now."""
+        return tuple(self._until)
+
+    @property
+    def next_end(self) -> float | None:
+        """When the next exclusion ends; None without exclusions."""
+        return min(self._until.values(), default=None)
+
+
+class CrashLoopBackoff:
+    """Delays restarts of a script that fails soon and without a step again and again, as Kubernetes does."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def progressed(self) -> None:
+        """Note that workers made a step: the next failure is not part of a crash loop."""
+        self._count = 0
+
+    def delay(self, cause: Failure, seconds: float) -> float:
+        """Return how long to wait before the next attempt. `seconds` is how long the failed one lasted.
+
+        A kill from outside and a collateral failure are not the script's fault.
+        """
+        if seconds >= QUICK_END or came_from_outside(cause) or cause.is_collateral:
+            self._count = 0
+            return 0.0
+        self._count += 1
+        beyond = self._count - _FREE_CRASHES - 1
+        return min(2.0**beyond, _LONGEST_DELAY) if beyond >= 0 else 0.0

@@ -1,0 +1,346 @@
+"""The decisions of a run: events in, actions out."""
+
+from __future__ import annotations
+
+import signal as signals
+from typing import assert_never
+
+from raylaunch.core.failures.failure import Failure, root_cause
+from raylaunch.core.machine.actions import Action, Finish, Release, Stop, Uncordon
+from raylaunch.core.machine.events import (
+    Event,
+    ForwardRequested,
+    NodeDraining,
+    NodeEvent,
+    NodeGranted,
+    NodeJoined,
+    NodeLost,
+    Progressed,
+    StopRequested,
+    Tick,
+    WorkerEvent,
+    WorkersCheckpointed,
+    WorkersExited,
+    WorkersHung,
+    WorkersStarted,
+    WorkersStopped,
+)
+from raylaunch.core.machine.host_health import came_from_outside
+from raylaunch.core.machine.state import Done, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
+from raylaunch.core.machine.transitions import STOP_MARGIN, PhaseTransitions
+from raylaunch.core.placement.ranks import Member
+from raylaunch.errors import ExitCode, signal_exit_code
+
+MAX_HANG_GRACE = 5.0
+"""Seconds of grace at most for the workers of a world that hangs, before the run ends."""
+
+
+class Machine(PhaseTransitions):
+    """The state machine of one run. It is pure: no clock, no I/O, and the same events give the same actions."""
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event and return the actions that follow from it, in order.
+
+        Events must come in the order in which they happened. An event of another attempt, or of a node that is not a
+        member, changes nothing.
+        """
+        self.now = max(self.now, event.at)
+        if isinstance(self.state, Done) or self._is_stale(event):
+            return []
+        match event:
+            case NodeGranted() | NodeJoined() | NodeLost() | NodeDraining():
+                return self._nodes_changed(event)
+            case StopRequested():
+                return self._stop_requested(event)
+            case ForwardRequested():
+                return self._forward_requested(event)
+            case Tick():
+                return self._tick()
+            case Progressed():
+                self.crashes.progressed()
+                return []
+            case _:
+                return self._workers_changed(event)
+
+    def _is_stale(self, event: Event) -> bool:
+        """Whether the event is of another attempt or of a node that was given up. Nothing else checks this."""
+        match event:
+            case WorkersHung() | Progressed():
+                return event.attempt != self.world.attempt
+            case NodeLost() | NodeDraining():
+                return event.node not in self.nodes
+            case _ if isinstance(event, WorkerEvent):
+                past = isinstance(self.state, Gathering) or event.attempt != self.world.attempt
+                return past or event.node not in self.nodes or event.node not in self.world.nodes
+            case _:
+                return False
+
+    # Nodes
+
+    def _nodes_changed(self, event: NodeEvent) -> list[Action]:
+        match event:
+            case NodeGranted():
+                return []
+            case NodeJoined():
+                return self._node_joined(event)
+            case NodeLost():
+                return self._node_lost(event.node, event.why)
+            case NodeDraining():
+                return self._node_draining(event)
+            case _:
+                assert_never(event)
+
+    def _node_joined(self, event: NodeJoined) -> list[Action]:
+        if event.host in self.health.excluded:
+            return [Release(node=event.node, why="its host is left out at present")]
+        self.members.add(Member(node=event.node, address=event.address, nproc=event.nproc, host=event.host))
+        match self.state:
+            case Gathering() as gathering:
+                return self._gather(gathering, f"{event.node} joined")
+            case Starting() | Running() as state:
+                return self._plan_resize(state, event.node)
+            case _:
+                return []
+
+    def _plan_resize(self, state: Starting | Running, joined: str) -> list[Action]:
+        """Take in a node that joined: now if no other has to be waited for, else at last call."""
+        resize = state.resize
+        complete = len(self.members) >= self.job.max_nodes or resize.evacuate_at is not None
+        if (resize.last_call is None or complete) and not self._could_improve(resize):
+            return []
+        if isinstance(state, Running) and complete:
+            return self._resize(f"{joined} joined")
+        if resize.last_call is None or complete:
+            resize.last_call = self.now + (0.0 if complete else self.job.last_call)
+        return self._set_timer(f"{joined} joined; more may come")
+
+    def _could_improve(self, resize: ResizeTimes) -> bool:
+        """Whether the members allow a better world. A world that has begun to finish is not disturbed for it."""
+        if self.world.finishing:
+            return False
+        if resize.evacuate_at is not None:
+            return self.members.enough
+        if len(self.world.roster) >= self.job.max_nodes:
+            return False
+        return sum(member.nproc for member in self.members.choose(self.world.roster)) > self.world.size
+
+    def _node_lost(self, node: str, why: str) -> list[Action]:
+        unfinished = len(self.world.unfinished)
+        member = self._remove_node(node)
+        pardoned = self.budget.pardon(member, self.now)
+        cordon, clause = self._blame_host_of(member)
+        took_part = len(self.world.unfinished) < unfinished
+        what = f"{node} was lost: {why}{clause}"
+        return [*cordon, *self._go_on_without_lost(what, took_part=took_part, pardoned=pardoned)]
+
+    def _go_on_without_lost(self, what: str, *, took_part: bool, pardoned: bool) -> list[Action]:
+        """Go on after nodes were lost. `pardoned`: the loss explains earlier failures of workers."""
+        match self.state:
+            case Gathering() as gathering:
+                return self._gather(gathering, what)
+            case Stopping() as stopping:
+                if pardoned and stopping.ending is not None and stopping.ending.exit_code == ExitCode.JOB_FAILED:
+                    stopping.status, stopping.ending = what, None
+                return self._go_on_if_all_stopped(stopping)
+            case _ if not took_part:
+                return self._set_timer("more nodes may come")
+            case Saving():
+                return self._stop(what, grace=0.0)
+            case _:
+                return self._restart(what)
+
+    def _node_draining(self, event: NodeDraining) -> list[Action]:
+        self.members.drain(event.node)
+        why = f"{event.node} is being drained: {event.why}"
+        if isinstance(self.state, Gathering):
+            return [*self._release_drained(), *self._gather(self.state, why)]
+        released = self._release_drained(kept=self.world.nodes)
+        return [*released, *self._world_drained(event, why)] if event.node in self.world.unfinished else released
+
+    def _world_drained(self, event: NodeDraining, why: str) -> list[Action]:
+        """Plan to leave a node of the world before its deadline."""
+        known = self.world.drain_deadline
+        deadline = self.world.drain_deadline = event.deadline if known is None else min(event.deadline, known)
+        match self.state:
+            case Saving() as saving:
+                saving.deadline = min(saving.deadline, self.now + self._seconds_to_save())
+                return self._set_timer("all workers must have saved by then")
+            case Running() if self.members.enough:
+                return self._resize(why)
+            case Starting() if self.members.enough:
+                return self._stop_with_grace(why)
+            case Starting() | Running() as state:
+                state.status = f"{why}; the workers go on until another node comes, or the time is short"
+                state.resize.evacuate_at = deadline - 2 * self.job.shutdown_timeout - STOP_MARGIN
+                self.health.shorten_exclusions(self.now)
+                return self._set_timer(state.status)
+            case _:
+                return []
+
+    # Workers
+
+    def _workers_changed(self, event: WorkerEvent | WorkersHung) -> list[Action]:
+        match event:
+            case WorkersStarted():
+                return self._workers_started(event)
+            case WorkersExited():
+                return self._workers_exited(event)
+            case WorkersStopped():
+                return self._workers_stopped(event)
+            case WorkersCheckpointed():
+                return self._workers_checkpointed(event)
+            case WorkersHung():
+                return self._workers_hung(event)
+            case _:
+                assert_never(event)
+
+    def _workers_started(self, event: WorkersStarted) -> list[Action]:
+        if not isinstance(self.state, Starting):
+            return []
+        self.state.awaited.discard(event.node)
+        return self._run_if_all_started(self.state)
+
+    def _workers_exited(self, event: WorkersExited) -> list[Action]:
+        self.world.failures.extend(event.failures)
+        if isinstance(self.state, Stopping):
+            return []
+        if event.failures:
+            return self._workers_failed(root_cause(event.failures) or event.failures[0])
+        self.world.finishing = True
+        self.world.unfinished.discard(event.node)
+        if not self.world.unfinished:
+            return self._all_finished()
+        match self.state:
+            case Starting() as starting:
+                starting.awaited.discard(event.node)
+                return self._run_if_all_started(starting)
+            case Saving() as saving:
+                saving.awaited.discard(event.node)
+                return self._stop_if_all_saved(saving)
+            case _:
+                return []
+
+    def _all_finished(self) -> list[Action]:
+        size = self.world.size
+        return self._finish(ExitCode.OK, "the worker finished" if size == 1 else f"all {size} workers finished")
+
+    def _workers_hung(self, event: WorkersHung) -> list[Action]:
+        cause = root_cause(event.failures)
+        if cause is None or not isinstance(self.state, Running | Saving):
+            return []
+        self.world.failures.extend(event.failures)
+        return self._workers_failed(cause)
+
+    def _workers_failed(self, cause: Failure) -> list[Action]:
+        what = f"rank {cause.rank} on {cause.node} {cause.what}"
+        if isinstance(self.state, Saving):  # another world was to follow in any case
+            return self._stop(what, grace=0.0)
+        if drained := self._drained_node_that_explains(cause):
+            return self._restart(f"{what}; {drained} is being drained")
+        delay = self.crashes.delay(cause, self.now - self.world.launched_at)
+        host = "" if cause.is_collateral or cause.node not in self.nodes else self.nodes[cause.node].host
+        bad = self.health.blame(host, self.now, cause.kind)
+        needed = bad and not self.members.enough_without(host)
+        if refused := self.budget.spend(cause, self.now, self.world.nodes, elsewhere=bad and not needed):
+            return self._end_run_for(cause, f"{what}; {refused}")
+        cordon, clause = self._cordon_host(cause.node, host, needed=needed) if bad else ([], "")
+        if delay:
+            clause += f"; after {delay:g} s, since it crashes again and again"
+        backoff_until = self.now + delay if delay else None
+        return [*cordon, *self._restart(f"{what}; {self.budget}{clause}", backoff_until=backoff_until)]
+
+    def _end_run_for(self, cause: Failure, why: str) -> list[Action]:
+        # Workers that hang do not react to a signal; those that wait for them may.
+        grace = min(self.job.shutdown_timeout, MAX_HANG_GRACE) if cause.hung else self.job.shutdown_timeout
+        return self._stop(why, grace=grace, ending=Finish(exit_code=ExitCode.JOB_FAILED, why=why))
+
+    def _drained_node_that_explains(self, cause: Failure) -> str:
+        """Return a drained node of the world that took its workers along, if that explains the failure; else ""."""
+        suspects = self.world.roster if cause.is_collateral else (cause.node,) if came_from_outside(cause) else ()
+        return next((node for node in suspects if node in self.nodes and self.nodes[node].draining), "")
+
+    def _workers_stopped(self, event: WorkersStopped) -> list[Action]:
+        self.world.failures.extend(event.failures)
+        if not isinstance(self.state, Stopping):
+            return []
+        self.state.awaited.discard(event.node)
+        return self._go_on_if_all_stopped(self.state)
+
+    def _workers_checkpointed(self, event: WorkersCheckpointed) -> list[Action]:
+        if not isinstance(self.state, Saving):
+            return []
+        if event.step is None:  # only a signal reaches such a script
+            return self._stop_unsaved(self.state, f"workers of {event.node} do not call `should_checkpoint`")
+        self.state.awaited.discard(event.node)
+        return self._stop_if_all_saved(self.state)
+
+    # People
+
+    def _stop_requested(self, event: StopRequested) -> list[Action]:
+        code = signal_exit_code(signals.Signals[event.signal])
+        ending = Finish(exit_code=code, why=f"stopped by {event.signal}")
+        match self.state:
+            case Gathering():
+                return self._finish(ending.exit_code, ending.why)
+            case Stopping(ending=None) as stopping:
+                stopping.ending = ending
+                return []
+            case Stopping(ending=Finish() as first):
+                why = f"{event.signal} again"
+                stop = Stop(attempt=self.world.attempt, nodes=self._present_nodes(), grace=0.0, why=why)
+                return [stop, *self._finish(first.exit_code, first.why)]
+            case _:
+                why = f"{event.signal} received"
+                return self._stop(why, grace=self.job.shutdown_timeout, ending=ending, signal=event.signal)
+
+    def _forward_requested(self, event: ForwardRequested) -> list[Action]:
+        held = self.world.held_signals
+        if isinstance(self.state, Running):
+            return [self._forward(event.signal)]
+        if isinstance(self.state, Starting) and event.signal not in held:
+            held.append(event.signal)  # some workers may run already, and the sender may have seen them
+        return []
+
+    # Time
+
+    def _tick(self) -> list[Action]:
+        self._timer_at = None
+        uncordoned = [Uncordon(host=host, why="its time is over") for host in self.health.end_exclusions(self.now)]
+        return [*uncordoned, *self._do_what_is_due()]
+
+    def _do_what_is_due(self) -> list[Action]:
+        match self.state:
+            case Running(resize=resize) if self._is_due(resize.evacuate_at):
+                return self._resize("the time of a drained node is short")
+            case Running(resize=resize) if self._is_due(resize.last_call):
+                resize.last_call = None
+                if self._could_improve(resize):
+                    return self._resize("nodes joined")
+            case Gathering() as gathering if self._is_due(gathering.deadline):
+                return self._gathered_too_long(gathering)
+            case Gathering() as gathering:
+                return self._gather(gathering, gathering.why)
+            case Starting() | Saving() | Stopping() as state if self._is_due(state.deadline):
+                return self._deadline_passed(state)
+        return self._set_timer("the time has not come")
+
+    def _deadline_passed(self, state: Starting | Saving | Stopping) -> list[Action]:
+        match state:
+            case Starting():
+                releases, why = self._release_unresponsive(state, "did not start its workers in time")
+                return [*releases, *self._restart(why)]
+            case Saving():
+                return self._stop_unsaved(state, f"{', '.join(sorted(state.awaited))} did not save in time")
+            case Stopping():
+                releases, _ = self._release_unresponsive(state, "did not stop its workers in time")
+                return [*releases, *self._go_on_if_all_stopped(state)]
+            case _:
+                assert_never(state)
+
+    def _gathered_too_long(self, state: Gathering) -> list[Action]:
+        have, want = len(self.members), self.job.min_nodes
+        if self.members.enough:  # the deadline came before the last call
+            return self._launch(f"{state.status}; no more time to wait")
+        waited = self.job.placement_timeout if self.world.attempt == 0 else self.job.join_timeout
+        which = "" if have < want else f", and no world size that is a multiple of {self.job.multiple_of},"
+        return self._finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes{which} after {waited:g} s")

@@ -1,0 +1,176 @@
+"""The state of one run: a dataclass for each phase, with the data that only this phase needs, and the world it runs.
+
+Like the controller states of Ray Train v2: a field that a phase does not need does not exist in that phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from raylaunch.core.failures.failure import Failure
+from raylaunch.core.machine.actions import Finish
+
+
+class Phase(StrEnum):
+    """The phase of a run. Restarting, resizing and draining are reasons to stop a world, not phases."""
+
+    GATHERING = "gathering"
+    """No world: waiting until there are enough nodes for one."""
+    STARTING = "starting"
+    """The nodes of the world are starting its workers."""
+    RUNNING = "running"
+    """All workers of the world were started."""
+    SAVING = "saving"
+    """The workers were asked to write a checkpoint before the world is resized. They have got no signal yet."""
+    STOPPING = "stopping"
+    """The workers were told to end; then comes another attempt, or the end of the run."""
+    DONE = "done"
+    """The run is over. Nothing changes any more."""
+
+
+TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
+    Phase.GATHERING: frozenset({Phase.STARTING, Phase.DONE}),
+    Phase.STARTING: frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.DONE}),
+    Phase.RUNNING: frozenset({Phase.STARTING, Phase.SAVING, Phase.STOPPING, Phase.DONE}),
+    Phase.SAVING: frozenset({Phase.STOPPING, Phase.DONE}),
+    Phase.STOPPING: frozenset({Phase.STARTING, Phase.GATHERING, Phase.DONE}),
+    Phase.DONE: frozenset(),
+}
+"""The phases that may follow each phase. STARTING follows STARTING when a world breaks before it runs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """The workers of one attempt (torchelastic: the worker group) and the nodes that run them.
+
+    It stays until the next attempt is launched, also while the run is stopping or gathering.
+    """
+
+    attempt: int = 0
+    """1, 2, 3, ...; 0 before the first launch."""
+    roster: tuple[str, ...] = ()
+    """The nodes in rank order. All and only these run workers of the attempt."""
+    size: int = 0
+    """The number of workers: WORLD_SIZE."""
+    launched_at: float = 0.0
+    unfinished: set[str] = field(default_factory=set)
+    """Nodes of the roster that are still members and whose workers have not all ended with exit code 0."""
+    finishing: bool = False
+    """Whether all workers of some node have ended with exit code 0: the script is coming to its end."""
+    failures: list[Failure] = field(default_factory=list)
+    drain_deadline: float | None = None
+    """The earliest time at which a node of the world will be taken away."""
+    held_signals: list[str] = field(default_factory=list)
+    """Signals to forward as soon as all workers are started. Those that were not forwarded pass to the next world."""
+    nodes: frozenset[str] = field(init=False)
+    """The roster as a set."""
+
+    def __post_init__(self) -> None:
+        self.nodes = frozenset(self.roster)
+        self.unfinished = set(self.roster)
+
+    @property
+    def running_nodes(self) -> tuple[str, ...]:
+        """The unfinished nodes in rank order."""
+        return tuple(node for node in self.roster if node in self.unfinished)
+
+
+@dataclass(slots=True)
+class ResizeTimes:
+    """When a world that is starting or running has to be replaced by one of other nodes. None: not planned."""
+
+    last_call: float | None = None
+    """When nodes that joined are taken in: until then more of them may come (torchelastic: last_call_timeout)."""
+    evacuate_at: float | None = None
+    """When the world must leave its drained nodes, though there are too few nodes for another world yet."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Gathering:
+    """GATHERING: waits for nodes until the deadline."""
+
+    phase: ClassVar[Phase] = Phase.GATHERING
+    status: str
+    deadline: float
+    why: str = ""
+    """Why the last world ended; empty before the first attempt."""
+    last_call: float | None = None
+    """When the run starts with fewer than MAX nodes. None: there are fewer than MIN."""
+    backoff_until: float | None = None
+    """No attempt before this time, because the script crashes in a loop."""
+
+    @property
+    def timers(self) -> tuple[float | None, ...]:
+        """The times at which the machine needs a `Tick` in this phase."""
+        return self.deadline, self.last_call, self.backoff_until
+
+
+@dataclass(slots=True, kw_only=True)
+class AwaitingNodes:
+    """A phase that ends when all awaited nodes have answered. Nodes that miss the deadline are given up."""
+
+    status: str
+    deadline: float
+    awaited: set[str]
+    """Nodes of the roster that have not answered yet."""
+
+    @property
+    def timers(self) -> tuple[float | None, ...]:
+        """The times at which the machine needs a `Tick` in this phase."""
+        return (self.deadline,)
+
+
+@dataclass(slots=True, kw_only=True)
+class Starting(AwaitingNodes):
+    """STARTING: awaits `WorkersStarted`."""
+
+    phase: ClassVar[Phase] = Phase.STARTING
+    resize: ResizeTimes = field(default_factory=ResizeTimes)
+    """Takes effect when the world runs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """RUNNING: all workers were started. There is no deadline."""
+
+    phase: ClassVar[Phase] = Phase.RUNNING
+    status: str
+    resize: ResizeTimes
+
+    @property
+    def timers(self) -> tuple[float | None, ...]:
+        """The times at which the machine needs a `Tick` in this phase."""
+        return self.resize.last_call, self.resize.evacuate_at
+
+
+@dataclass(slots=True, kw_only=True)
+class Saving(AwaitingNodes):
+    """SAVING: awaits `WorkersCheckpointed`. After the deadline the workers are stopped whether they saved or not."""
+
+    phase: ClassVar[Phase] = Phase.SAVING
+
+
+@dataclass(slots=True, kw_only=True)
+class Stopping(AwaitingNodes):
+    """STOPPING: awaits `WorkersStopped`."""
+
+    phase: ClassVar[Phase] = Phase.STOPPING
+    ending: Finish | None = None
+    """The end of the run that follows. None: another attempt."""
+    backoff_until: float | None = None
+    """As in `Gathering`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Done:
+    """DONE: the status says why."""
+
+    phase: ClassVar[Phase] = Phase.DONE
+    status: str
+    timers: ClassVar[tuple[float | None, ...]] = ()
+
+
+State = Gathering | Starting | Running | Saving | Stopping | Done

@@ -1,0 +1,343 @@
+"""The transitions between the phases of a run, each with the actions that belong to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from raylaunch.core.job.job import Job
+from raylaunch.core.machine.actions import (
+    Action,
+    Cordon,
+    Finish,
+    ForwardSignal,
+    Launch,
+    Release,
+    ReportUnsaved,
+    RequestCheckpoint,
+    SetTimer,
+    Stop,
+)
+from raylaunch.core.machine.events import (
+    Event,
+    NodeDraining,
+    NodeLost,
+    StopRequested,
+    Tick,
+    WorkersCheckpointed,
+    WorkersExited,
+    WorkersHung,
+    WorkersStopped,
+)
+from raylaunch.core.machine.host_health import NEEDED_EXCLUSION, CrashLoopBackoff, HostHealth
+from raylaunch.core.machine.membership import Membership
+from raylaunch.core.machine.restart_budget import RestartBudget
+from raylaunch.core.machine.state import (
+    TRANSITIONS,
+    AwaitingNodes,
+    Done,
+    Gathering,
+    Phase,
+    Running,
+    Saving,
+    Starting,
+    State,
+    Stopping,
+    World,
+)
+from raylaunch.core.placement.ranks import Member
+from raylaunch.core.text import count
+
+MAX_SAVING_SECONDS = 600.0
+"""The longest SAVING phase: all workers have to come to one step and save, and steps and checkpoints may be large."""
+STOP_MARGIN = 10.0
+"""Seconds that a node has, beyond the grace, to report that its workers are gone."""
+
+
+class PhaseTransitions:
+    """The state of one run and its transitions. `Machine` decides which transition an event leads to.
+
+    Each transition changes the state and returns the actions that go with the change.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.now = 0.0
+        #: The present phase and its data.
+        self.state: State = Gathering(status="waiting for nodes", deadline=job.placement_timeout)
+        #: The present attempt, or the last one while there is none.
+        self.world = World()
+        self.members = Membership(job)
+        self.budget = RestartBudget(job.max_restarts)
+        self.health = HostHealth(job.exclude_after, needed_exclusion=min(NEEDED_EXCLUSION, job.join_timeout / 2))
+        self.crashes = CrashLoopBackoff()
+        #: The time of the latest `SetTimer` that has not fired.
+        self._timer_at: float | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """The present phase."""
+        return self.state.phase
+
+    @property
+    def status(self) -> str:
+        """What the run is doing and why, for a person."""
+        return self.state.status
+
+    @property
+    def attempt(self) -> int:
+        """The number of the present or last attempt; 0 before the first."""
+        return self.world.attempt
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """The nodes of the present or last attempt, in rank order."""
+        return self.world.roster
+
+    @property
+    def nodes(self) -> dict[str, Member]:
+        """All nodes that joined and were neither lost nor released, by name."""
+        return self.members.nodes
+
+    @property
+    def restarts(self) -> int:
+        """The number of restarts spent on failures of workers."""
+        return self.budget.spent
+
+    def start(self) -> list[Action]:
+        """Return the first actions, before any event: the run begins to wait for nodes."""
+        return self._set_timer("the cluster must give the nodes by then")
+
+    def needs_progress(self, event: Event) -> bool:
+        """Whether a last `Progressed` should be handled before this event, since the event may end the world.
+
+        It is True for each event by which a world ends that may have made steps since the latest `Progressed`. It is
+        rarely True for others, because a caller looks through all workers for a `Progressed`.
+        """
+        match self.state, event:
+            case Stopping() as stopping, WorkersStopped():  # it may have made steps as long as its grace lasted
+                return stopping.awaited <= {event.node}
+            case Saving() as saving, WorkersExited(failures=()) | WorkersCheckpointed(step=int()):
+                return saving.awaited <= {event.node}
+            case Running(), WorkersExited(failures=()):
+                return self.world.unfinished <= {event.node}
+            case Saving(), WorkersCheckpointed():
+                return True
+            case Running() | Saving(), _:
+                return isinstance(event, WorkersExited | WorkersHung | NodeLost | NodeDraining | StopRequested | Tick)
+            case _:
+                return False
+
+    def _enter(self, state: State) -> None:
+        assert state.phase in TRANSITIONS[self.phase], f"{state.phase} cannot follow {self.phase}"
+        self.state = state
+
+    # GATHERING -> STARTING
+
+    def _gather(self, state: Gathering, why: str) -> list[Action]:
+        """Launch if there are enough nodes, else update the status, which says what is missing."""
+        have, low, high = len(self.members), self.job.min_nodes, self.job.max_nodes
+        enough = self.members.enough
+        state.status = f"{have} of {_span(low, high)} nodes"
+        if have >= low and not enough:
+            state.status += f", but no world size that is a multiple of {self.job.multiple_of}"
+        if state.backoff_until is not None and self.now < state.backoff_until:
+            return self._set_timer(state.status)
+        state.backoff_until = None
+        if enough and (have >= high or self._is_due(state.last_call)):
+            return self._launch(f"{state.status}; {why if have >= high else 'last call is over'}")
+        if not enough:
+            state.last_call = None
+            self.health.shorten_exclusions(self.now)
+        elif state.last_call is None:
+            state.last_call = self.now + self.job.last_call
+        return self._set_timer(state.status)
+
+    def _launch(self, why: str) -> list[Action]:
+        chosen = self.members.choose(self.world.roster, last=self.health.doubtful)
+        self.world = World(
+            attempt=self.world.attempt + 1,
+            roster=tuple(member.node for member in chosen),
+            size=sum(member.nproc for member in chosen),
+            launched_at=self.now,
+            held_signals=self.world.held_signals,
+        )
+        status = f"starting {self._workers_and_nodes}"
+        self._enter(Starting(status=status, deadline=self.now + self.job.start_timeout, awaited=set(self.world.roster)))
+        launch = Launch(attempt=self.world.attempt, roster=self.world.roster, why=why)
+        return [launch, *self._release_drained(), *self._set_timer("all workers must be started by then")]
+
+    @property
+    def _workers_and_nodes(self) -> str:
+        return f"{count(self.world.size, 'worker')} on {count(len(self.world.roster), 'node')}"
+
+    def _release_drained(self, kept: Collection[str] = ()) -> list[Action]:
+        """Release the drained nodes except `kept`. The run needs them no more, and whoever drains them waits."""
+        drained = [node for node, member in self.nodes.items() if member.draining and node not in kept]
+        for node in drained:
+            self.members.remove(node)
+        return [Release(node=node, why="it is being drained") for node in drained]
+
+    # STARTING -> RUNNING
+
+    def _run_if_all_started(self, state: Starting) -> list[Action]:
+        if state.awaited:
+            return []
+        self._enter(Running(status=self._workers_and_nodes, resize=state.resize))
+        held, self.world.held_signals = self.world.held_signals, []
+        return [*map(self._forward, held), *self._set_timer("more nodes may come")]
+
+    def _forward(self, signal: str) -> Action:
+        nodes = self.world.running_nodes
+        return ForwardSignal(attempt=self.world.attempt, nodes=nodes, signal=signal, why=f"{signal} received")
+
+    # RUNNING -> SAVING -> STOPPING
+
+    def _resize(self, why: str) -> list[Action]:
+        """Replace a healthy world by another: all its workers save at one step first."""
+        nodes = self.world.running_nodes
+        self._enter(Saving(status=why, deadline=self.now + self._seconds_to_save(), awaited=set(nodes)))
+        request = RequestCheckpoint(attempt=self.world.attempt, nodes=nodes, why=why)
+        return [request, *self._set_timer("all workers must have saved by then")]
+
+    def _seconds_to_save(self) -> float:
+        """The length of SAVING. When a node is drained, the signal and its grace need time too; half is for saving."""
+        left = self._seconds_until_drained()
+        longest = max(MAX_SAVING_SECONDS, self.job.shutdown_timeout)
+        return min(longest, max(left / 2, left - self.job.shutdown_timeout))
+
+    def _seconds_until_drained(self) -> float:
+        deadline = self.world.drain_deadline
+        return math.inf if deadline is None else max(0.0, deadline - self.now - 1.0)
+
+    def _stop_if_all_saved(self, state: Saving) -> list[Action]:
+        return [] if state.awaited else self._stop_with_grace(state.status)
+
+    def _stop_with_grace(self, why: str) -> list[Action]:
+        """End a healthy world. The grace ends before a drained node is taken away."""
+        return self._stop(why, grace=min(self.job.shutdown_timeout, self._seconds_until_drained()))
+
+    def _stop_unsaved(self, state: Saving, why: str) -> list[Action]:
+        """Stop waiting for checkpoints. `why`: what some workers did not do."""
+        return [ReportUnsaved(attempt=self.world.attempt, why=why), *self._stop_with_grace(state.status)]
+
+    # Any phase with a world -> STOPPING, or STARTING at once
+
+    def _restart(self, why: str, *, backoff_until: float | None = None) -> list[Action]:
+        """End a broken world without grace, and launch the next at once if there are nodes for it."""
+        if backoff_until is not None or not self.members.enough:
+            return self._stop(why, grace=0.0, backoff_until=backoff_until)
+        stop = Stop(attempt=self.world.attempt, nodes=self._present_nodes(), grace=0.0, why=why)
+        return [stop, *self._launch(why)]
+
+    def _stop(
+        self,
+        why: str,
+        *,
+        grace: float,
+        ending: Finish | None = None,
+        signal: str = "SIGTERM",
+        backoff_until: float | None = None,
+    ) -> list[Action]:
+        """End the world and wait until it is gone; then comes the ending, or another attempt."""
+        nodes = self._present_nodes()
+        stopping = Stopping(
+            status=why,
+            deadline=self.now + grace + STOP_MARGIN,
+            awaited=set(nodes),
+            ending=ending,
+            backoff_until=backoff_until,
+        )
+        self._enter(stopping)
+        stop = Stop(attempt=self.world.attempt, nodes=nodes, grace=grace, why=why, signal=signal)
+        if not nodes:
+            return [stop, *self._go_on_if_all_stopped(stopping)]
+        return [stop, *self._set_timer("all workers must be gone by then")]
+
+    # STOPPING -> DONE, STARTING or GATHERING
+
+    def _go_on_if_all_stopped(self, state: Stopping) -> list[Action]:
+        if state.awaited:
+            return []
+        if state.ending is not None:
+            return self._finish(state.ending.exit_code, state.ending.why)
+        if state.backoff_until is None and self.members.enough:
+            return self._launch(state.status)
+        gathering = Gathering(
+            status=state.status,
+            deadline=self.now + self.job.join_timeout,
+            why=state.status,
+            last_call=state.backoff_until,
+            backoff_until=state.backoff_until,
+        )
+        self._enter(gathering)
+        return [*self._release_drained(), *self._gather(gathering, gathering.why)]
+
+    def _finish(self, exit_code: int, why: str) -> list[Action]:
+        self._enter(Done(status=why))
+        return [Finish(exit_code=exit_code, why=why)]
+
+    # Time
+
+    def _set_timer(self, why: str) -> list[Action]:
+        """Ask for a `Tick` at the earliest time that matters, unless that was done already."""
+        times = (*self.state.timers, self.health.next_end)
+        nearest = min((at for at in times if at is not None), default=None)
+        if nearest is None or nearest == self._timer_at:
+            return []
+        self._timer_at = nearest
+        return [SetTimer(at=max(nearest, self.now), why=why)]
+
+    def _is_due(self, at: float | None) -> bool:
+        return at is not None and self.now >= at
+
+    # Nodes that are given up
+
+    def _remove_node(self, node: str) -> Member:
+        """Remove a node from the members, and stop waiting for it."""
+        if isinstance(self.state, AwaitingNodes):
+            self.state.awaited.discard(node)
+        self.world.unfinished.discard(node)
+        return self.members.remove(node)
+
+    def _cordon_host(self, node: str, host: str, *, needed: bool) -> tuple[list[Action], str]:
+        """Exclude the host of this node, which failed too often. Return the actions and a clause that says so.
+
+        `needed`: there are too few nodes without this host.
+        """
+        nodes = self.members.on_host(host)
+        for each in nodes:
+            self._remove_node(each)
+        seconds = self.health.exclude(host, self.now, needed=needed)
+        but = ", unless no other comes" if needed else ""
+        why = f"{node} is left out for {seconds:g} s after {count(self.job.exclude_after, 'failure')}{but}"
+        return [Cordon(host=host, why=why), *(Release(node=each, why=why) for each in nodes)], f"; {why}"
+
+    def _blame_host_of(self, gone: Member) -> tuple[list[Action], str]:
+        """Count the loss of a node as a failure of its host. A host that is needed is not excluded for it."""
+        if gone.draining or gone.host in self.health.excluded:
+            return [], ""
+        bad = self.health.blame(gone.host, self.now)
+        if not bad or not self.members.enough_without(gone.host):
+            return [], ""
+        return self._cordon_host(gone.node, gone.host, needed=False)
+
+    def _release_unresponsive(self, state: AwaitingNodes, why: str) -> tuple[list[Action], str]:
+        """Give up all awaited nodes. Return the actions and a sentence that says so."""
+        actions: list[Action] = []
+        unresponsive = sorted(state.awaited)
+        what = f"{', '.join(unresponsive)} {why}"
+        for member in [self._remove_node(node) for node in unresponsive]:
+            cordon, clause = self._blame_host_of(member)
+            actions += [Release(node=member.node, why=why), *cordon]
+            what += clause
+        return actions, what
+
+    def _present_nodes(self) -> tuple[str, ...]:
+        """The nodes of the world that are still members, in rank order."""
+        nodes = self.nodes
+        return tuple(node for node in self.world.roster if node in nodes)
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,54 @@
+"""The step at which all workers save before a resize, and which of them had not saved when the time was over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from raylaunch.core.monitoring.rank_progress import WorldProgress
+from raylaunch.core.text import spans
+
+_ORDER_SECONDS = 0.1
+_SPARE_STEPS = 2
+"""How far ahead of the fastest worker the step is: the time that a message takes, and a reserve."""
+
+Checkpoints = Mapping[int, tuple[int | None, int | None]]
+"""By rank: the last step for which the script called `should_checkpoint`, and the last that it said is saved."""
+
+
+def propose_step(world: WorldProgress, now: float) -> int:
+    """Return a step that no worker has come to when it hears of it, and that all soon will."""
+    ahead = (
+        worker.count + worker.max_counts_per_second() * (max(0.0, now - worker.seen_at) + _ORDER_SECONDS)
+        for worker in world.alive()
+    )
+    return math.ceil(max(ahead, default=0.0)) + _SPARE_STEPS
+
+
+def checkpoints(world: WorldProgress) -> Checkpoints:
+    """Return what `unsaved` needs to know of the workers."""
+    return {rank: (worker.latest.asked, worker.latest.saved) for rank, worker in world.workers.items()}
+
+
+def unsaved(step: int, known: Checkpoints) -> str:
+    """Say which ranks have not saved at this step, for a person; "" if all have, or none calls `should_checkpoint`."""
+    asked = {rank: last for rank, (last, _) in known.items() if last is not None}
+    before = [rank for rank, last in asked.items() if last < step]
+    writing = [rank for rank in asked if rank not in before and (known[rank][1] or -1) < step]
+    if not asked:
+        return ""
+    if len(asked) < len(known):
+        silent = _ranks([rank for rank in known if rank not in asked])
+        why = f"{silent} never asked `should_checkpoint`, which is for every rank, after each step"
+    elif before:
+        last = min(asked[rank] for rank in before)
+        why = f"{_ranks([rank for rank in before if asked[rank] == last])} asked last after step {last}"
+    elif writing:
+        why = f"{_ranks(writing)} had not said `checkpointed`"
+    else:
+        return ""
+    return f"not all workers saved at step {step}: {why}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"

@@ -1,0 +1,36 @@
+"""Heartbeats: what a node reports of its workers each second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProgress:
+    """The progress of one worker in the present attempt, as the shared page of its node shows it."""
+
+    rank: int
+    marks: int
+    """The number of optimizer steps and `heartbeat()` calls in this attempt."""
+    age: float
+    """Seconds since the last sign of life; meaningless without one."""
+    step: int | None = None
+    """The number of the last step by the script's own count; None if unknown."""
+    asked: int | None = None
+    """The last step for which the script called `should_checkpoint`; None if it never did."""
+    saved: int | None = None
+    """The last step that the script reported as saved."""
+    busy: bool = False
+    """Whether it is in a `section`, in which no signs of life are expected."""
+    first_age: float | None = None
+    """Seconds since the first mark of the attempt; None if only the last is known."""
+    first_step: int | None = None
+    """The number of the first step of the attempt; None if only the last is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """All workers of a node that are alive at one time."""
+
+    attempt: int
+    marks: tuple[WorkerProgress, ...]

@@ -1,0 +1,35 @@
+"""The progress of the present attempt: hands heartbeats to what observes, judges and reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from raylaunch.core.monitoring.hang_detector import HangDetector, HangLimits
+from raylaunch.core.monitoring.heartbeat import Heartbeat
+from raylaunch.core.monitoring.progress_report import ProgressReporter
+from raylaunch.core.monitoring.rank_progress import WorldProgress
+
+
+class ProgressTracker:
+    """Follows one attempt after the other. All times are on one clock; only reports need it to be the run's."""
+
+    def __init__(self, hang_timeout: float | None, auto: bool) -> None:
+        """See `HangLimits.of`."""
+        self._limits = HangLimits.of(hang_timeout, auto=auto)
+        #: Whether all workers of an earlier attempt have called `should_checkpoint`.
+        self._calls_should_checkpoint = False
+        self.world = WorldProgress(0, ())
+        self.begin(0, ())
+
+    def begin(self, attempt: int, ranks: Iterable[int]) -> None:
+        """Follow another attempt."""
+        workers = self.world.workers.values()
+        self._calls_should_checkpoint |= bool(workers) and all(each.latest.asked is not None for each in workers)
+        self.world = WorldProgress(attempt, ranks)
+        self.hangs = HangDetector(self.world, self._limits)
+        self.reporter = ProgressReporter(self.world, awaits_counts=self._calls_should_checkpoint)
+
+    def update(self, heartbeat: Heartbeat, at: float) -> None:
+        """Take over what a node said, at the time when it was received."""
+        for worker in self.world.update(heartbeat, at):
+            self.hangs.expect(worker)

@@ -1,0 +1,78 @@
+"""Reports of how far an attempt is: `Progressed` events, made of what heartbeats tell."""
+
+from __future__ import annotations
+
+from raylaunch.core.machine.events import Progressed
+from raylaunch.core.monitoring.rank_progress import RATE_WINDOW, STALE, RankProgress, WorldProgress
+from raylaunch.core.newtypes import RunTime
+
+
+class ProgressReporter:
+    """Makes the reports of one attempt."""
+
+    def __init__(self, world: WorldProgress, *, awaits_counts: bool = False) -> None:
+        """`awaits_counts`: the script numbers its steps in `should_checkpoint`.
+
+        Those numbers may differ from the optimizer's. So the first report waits until each worker has called it.
+        """
+        self._world = world
+        self._awaits_counts = awaits_counts
+        self._is_first = True
+
+    def report(self, at: RunTime) -> Progressed | None:
+        """Return None until all workers have made a step, or one has for a while and others make none.
+
+        In the first report `low` is the first step and `marked` the time when all had done it; in later reports both
+        are of the last step. `at` is on the clock of the heartbeats' times, and it is the time of the event.
+        """
+        world = self._world
+        if not world.started or (self._is_incomplete() and at - world.first_at < RATE_WINDOW):
+            return None
+        started = [worker for worker in world.workers.values() if worker.marks]
+        going = [worker for worker in started if world.is_alive(worker)] or started
+        slowest = min(going, key=lambda worker: (self._extrapolated(worker, worker.marks), worker.rank))
+        high = max((worker.latest.step for worker in started if worker.latest.step is not None), default=None)
+        is_first, self._is_first = self._is_first, False
+        return Progressed(
+            at=at,
+            attempt=world.attempt,
+            marks=max(worker.marks for worker in started),
+            low=_first_step(started) if is_first else self._lowest(going, high),
+            high=high,
+            marked=RunTime(max(worker.first_at if is_first else worker.marked_at for worker in started)),
+            saved=min((worker.latest.saved for worker in started if worker.latest.saved is not None), default=None),
+            slowest=slowest.rank,
+            rate=max(going, key=_place).rate(world.seen_at),
+        )
+
+    def _is_incomplete(self) -> bool:
+        """Whether the first report would leave workers out that are expected to make steps."""
+        workers = self._world.workers
+        if self._world.started < len(workers):
+            return True
+        uncounted = self._awaits_counts and self._is_first
+        return uncounted and any(worker.latest.asked is None for worker in workers.values())
+
+    def _lowest(self, going: list[RankProgress], high: int | None) -> int | None:
+        if high is None:
+            return None
+        steps = [(worker, worker.latest.step) for worker in going]
+        return min([high, *(int(self._extrapolated(worker, step)) for worker, step in steps if step is not None)])
+
+    def _extrapolated(self, worker: RankProgress, steps: int) -> float:
+        """The steps of a worker when the latest heartbeat of any node came: nodes report at different times."""
+        seen_at = self._world.seen_at
+        return steps + worker.rate(seen_at) * min(seen_at - worker.seen_at, STALE)
+
+
+def _place(worker: RankProgress) -> tuple[int, int]:
+    return worker.marks, -worker.rank
+
+
+def _first_step(started: list[RankProgress]) -> int | None:
+    """The number of the first step. If no worker tells it, each mark counts as one step back from the latest."""
+    told = [worker.latest.first_step for worker in started if worker.latest.first_step is not None]
+    if told:
+        return min(told)
+    firsts = [worker.latest.step - (worker.marks - 1) for worker in started if worker.latest.step is not None]
+    return max(0, *firsts) if firsts else None

@@ -1,0 +1,165 @@
+"""The plan of a job: which nodes would run which ranks now, and why other nodes are skipped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from raylaunch.core.job import node_rules
+from raylaunch.core.job.job import Job
+from raylaunch.core.placement.packing import Bundle, NodeFacts, Packing, by_address, by_node, by_total, why_not
+from raylaunch.core.text import count
+
+NOT_NEEDED = "not needed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One node of the world, and its ranks."""
+
+    node_id: str
+    address: str
+    node_rank: int
+    ranks: tuple[int, ...]
+    rules: tuple[str, ...] = ()
+    """Keys of `nodes` that match the node. The driver cannot tell for subnets of other interfaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpareNode:
+    """A spare node: it has an agent and no ranks."""
+
+    node_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedNode:
+    """A node that takes no agent, or no more agents, and why."""
+
+    node_id: str
+    address: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to reserve in the cluster, and what it has room for now."""
+
+    min_nodes: int
+    max_nodes: int
+    bundles: tuple[Bundle, ...]
+    """MAX bundles, the first MIN of which are reserved together as a gang; then those of the spare nodes."""
+    spread: bool
+    seats: tuple[NodePlan, ...]
+    spares: tuple[SpareNode, ...]
+    skipped: tuple[SkippedNode, ...]
+    assumed: tuple[str, ...]
+    """The settings that the job left open, and the values assumed for them."""
+    warnings: tuple[str, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the cluster could start the job now."""
+        return len(self.seats) >= self.min_nodes
+
+    @property
+    def workers(self) -> int:
+        """The number of workers that would start now."""
+        return sum(len(seat.ranks) for seat in self.seats)
+
+    @property
+    def asked(self) -> str:
+        """The requested nodes as text, such as `2 nodes with 8 workers each (8 GPUs per node)`."""
+        low, high = self.min_nodes, self.max_nodes
+        kinds = Counter((bundle.nproc, bundle.amounts) for bundle in self.bundles[:high])
+        place = ", on different Ray nodes" if self.spread and high > 1 else ""
+        if spares := len(self.bundles) - high:
+            place += f", and {count(spares, 'spare node')}"
+        if len(kinds) == 1:
+            ((nproc, amounts),) = kinds
+            nodes = count(high, "node") if low == high else f"{low} to {high} nodes"
+            return nodes + _each(high, nproc, amounts) + place
+        some = "" if low == high else f"{low} to {high} of these nodes: "
+        groups = (count(number, "node") + _each(number, *kind) for kind, number in kinds.items())
+        return some + " and ".join(groups) + place
+
+    @property
+    def shortage(self) -> str:
+        """What is requested, what there is room for, and what each skipped node has free."""
+        lines = [f"requested: {self.asked}", f"room for: {len(self.seats)} of {self.min_nodes} nodes"]
+        lines += [f"{node.address}: {node.why}" for node in self.skipped]
+        if not self.skipped and not self.seats:
+            lines.append("the cluster has no nodes")
+        return "\n".join(lines)
+
+
+def _each(nodes: int, nproc: int, amounts: str) -> str:
+    each, per_node = ("", "") if nodes == 1 else (" each", " per node")
+    return f" with {count(nproc, 'worker')}{each} ({amounts}{per_node})"
+
+
+def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
+    """Plan a job on these nodes. `local`: there is only this machine, with or without Ray.
+
+    Raise ValueError for `nproc_per_node: gpu` if no node of the cluster has a GPU.
+    """
+    spread = job.placement == "spread" or (job.placement == "auto" and not local)
+    if job.nprocs is None:
+        packing = by_node(job, nodes, spread=spread)
+    else:
+        packing = by_total(job, nodes, job.nprocs, spread=spread, local=local)
+    assumed = packing.assumed
+    if job.placement == "auto":
+        assumed += (f"placement: {'spread' if spread else 'pack'} ({'a cluster' if spread else 'one machine'})",)
+    return Plan(
+        min_nodes=packing.min_nodes,
+        max_nodes=len(packing.bundles) - job.spares,
+        bundles=packing.bundles,
+        spread=spread,
+        seats=tuple(_seats(job, packing)),
+        spares=tuple(SpareNode(node_id=node.node_id, address=node.address) for node, _ in packing.spare),
+        skipped=tuple(_skipped(nodes, packing, spread=spread)),
+        assumed=assumed,
+        warnings=tuple(_warnings(job, nodes)),
+    )
+
+
+def settled(job: Job, plan: Plan) -> Job:
+    """Return the job with the number of nodes that `nprocs` takes.
+
+    If agents share hosts, hosts are not excluded for failures: that would take out healthy agents too.
+    """
+    if job.nprocs is not None:
+        job = replace(job, nnodes=plan.max_nodes)
+    return job if plan.spread else replace(job, exclude_after=0)
+
+
+def _seats(job: Job, packing: Packing) -> Iterator[NodePlan]:
+    base = 0
+    for node_rank, (node, bundle) in enumerate(packing.seated):
+        yield NodePlan(
+            node_id=node.node_id,
+            address=node.address,
+            node_rank=node_rank,
+            ranks=tuple(range(base, base + bundle.nproc)),
+            rules=tuple(node_rules.matching(job.nodes, node.place)),
+        )
+        base += bundle.nproc
+
+
+def _skipped(nodes: Sequence[NodeFacts], packing: Packing, *, spread: bool) -> Iterator[SkippedNode]:
+    held_by = (*packing.seated, *packing.spare)
+    wanting = len(held_by) < len(packing.bundles)
+    for node in sorted(nodes, key=by_address):
+        held = [bundle for host, bundle in held_by if host is node]
+        if not held or (wanting and not spread):
+            why = why_not(node, held, packing.missing[node.node_id]) if wanting else NOT_NEEDED
+            yield SkippedNode(node_id=node.node_id, address=node.address, why=why)
+
+
+def _warnings(job: Job, nodes: Sequence[NodeFacts]) -> Iterator[str]:
+    if nodes:
+        for key in node_rules.unmatched(job.nodes, [node.place for node in nodes]):
+            yield f"`nodes`: `{key}` matches no node of the cluster"

@@ -1,0 +1,129 @@
+"""The journal of a run: each event with the actions that followed. Replaying the events gives the same actions.
+
+`events.jsonl` is JSON lines. The first is `{"job": ..., "began": ..., "clock": ...}`, the second
+`{"event": null, "actions": [...]}` with the actions before any event, and each further line
+`{"event": {...}, "actions": [...]}`, in the order in which the machine handled the events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_args
+
+from raylaunch.core.failures.failure import Failure, WorkerError
+from raylaunch.core.failures.stacks import StackGroup
+from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
+from raylaunch.core.machine.actions import Action
+from raylaunch.core.machine.events import Event, RestartTimings
+from raylaunch.core.machine.machine import Machine
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *get_args(Action),
+        *get_args(Event),
+        *(RestartTimings, Failure, WorkerError, StackGroup, Job, Entrypoint, NodeRule, RayOptions),
+    )
+}
+
+_FORMER_NAMES = {
+    "AskCheckpoint": "RequestCheckpoint",
+    "Forward": "ForwardSignal",
+    "ForwardAsked": "ForwardRequested",
+    "Readmit": "Uncordon",
+    "Shun": "Cordon",
+    "StopAsked": "StopRequested",
+    "Turnover": "RestartTimings",
+    "WakeAt": "SetTimer",
+}
+"""Names that classes have in journals of raylaunch 0.1. Such journals still replay."""
+
+_KINDS |= {former: _KINDS[name] for former, name in _FORMER_NAMES.items()}
+
+_KIND = "is"
+"""The key that names the class. No field has this name: `type` is one of `WorkerError`."""
+
+_AS_WRITTEN = frozenset(
+    (
+        *("args", "kwargs", "env", "preload", "signals_to_handle", "signals_to_forward"),
+        *("duplicate_stdout_filters", "duplicate_stderr_filters"),
+    )
+)
+"""Fields of a job with lists and dicts of the user, which may look like encoded objects of raylaunch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEntry:
+    """An event and the actions that followed. `event` is None for the actions before any event."""
+
+    event: Event | None
+    actions: tuple[Action, ...]
+
+
+def header(job: Job, began: str, clock: float = 0.0) -> str:
+    """Return the first line.
+
+    `began` is the time that `at` counts from (ISO 8601), `clock` the driver's `time.monotonic()` at that time.
+    """
+    return json.dumps({"job": encode(job), "began": began, "clock": clock})
+
+
+def line(entry: JournalEntry) -> str:
+    """Return an entry as a line of JSON, without newline."""
+    return json.dumps({"event": encode(entry.event), "actions": encode(entry.actions)})
+
+
+def read(lines: Iterable[str]) -> tuple[Job, list[JournalEntry]]:
+    """Return the job and the entries. Omit a last line that was cut off by a full disk or a kill.
+
+    Raise ValueError if it is no journal.
+    """
+    rows = list(_rows(lines))
+    if not rows or "job" not in rows[0]:
+        msg = "not an event log: the first line names no job"
+        raise ValueError(msg)
+    entries = [JournalEntry(event=decode(row["event"]), actions=decode(row["actions"])) for row in rows[1:]]
+    return decode(rows[0]["job"]), entries
+
+
+def _rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for text in lines:
+        try:
+            yield json.loads(text)
+        except json.JSONDecodeError:
+            return
+
+
+def replay(job: Job, events: Iterable[Event]) -> list[JournalEntry]:
+    """Return what a new machine does with these events."""
+    machine = Machine(job)
+    entries = [JournalEntry(event=None, actions=tuple(machine.start()))]
+    entries.extend(JournalEntry(event=event, actions=tuple(machine.handle(event))) for event in events)
+    return entries
+
+
+def encode(value: Any) -> Any:
+    """Return a value as JSON has it: dataclasses as objects with their class name, tuples as lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        body = {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+        return {_KIND: type(value).__name__, **body}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, dict):
+        return {name: encode(item) for name, item in value.items()}
+    return value
+
+
+def decode(value: Any) -> Any:
+    """Return the value that `encode` was given. Lists become tuples, except values of the user in a job."""
+    if isinstance(value, dict) and value.get(_KIND) in _KINDS:
+        kind = _KINDS[value[_KIND]]
+        body = {name: item for name, item in value.items() if name != _KIND}
+        return kind(**{name: item if name in _AS_WRITTEN else decode(item) for name, item in body.items()})
+    if isinstance(value, list):
+        return tuple(decode(item) for item in value)
+    if isinstance(value, dict):
+        return {name: decode(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,65 @@
+"""The files of a run folder.
+
+::
+
+    <log_dir>/<name>/<run id>/
+        job.yaml        the job as it ran, defaults filled in
+        plan.json       which nodes were to run which ranks
+        events.jsonl    the journal (see `raylaunch.core.record.journal`)
+        result.json     the result (see `raylaunch.core.record.result`)
+        attempt-N/rank-R/{stdout.log, stderr.log, error.json}
+        attempt-N/stacks.txt    what its workers were doing when they hung
+        attempt-N/{filtered_stdout.log, filtered_stderr.log}    if filters are set
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+
+JOB = "job.yaml"
+PLAN = "plan.json"
+EVENTS = "events.jsonl"
+RESULT = "result.json"
+STDOUT = "stdout.log"
+STDERR = "stderr.log"
+ERROR = "error.json"
+STACKS = "stacks.txt"
+
+LOGS = {"stdout": STDOUT, "stderr": STDERR}
+FILTERED = {"stdout": "filtered_stdout.log", "stderr": "filtered_stderr.log"}
+
+NOWHERE = "/dev/null"
+"""The `log_dir` that keeps no files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLayout:
+    """The names of folders. Each attempt has its own, so logs of earlier attempts are not overwritten."""
+
+    run: str
+    attempt: str
+    rank: str
+
+    def run_dir(self, *, title: str, run_id: str, random: str) -> PurePath:
+        """Return the folder of the run, relative to `log_dir`."""
+        return PurePath(self.run.format(title=title, run_id=run_id, random=random))
+
+    def attempt_dir(self, run_dir: str, attempt: int) -> PurePath:
+        """Return the folder of an attempt."""
+        return PurePath(run_dir) / self.attempt.format(attempt=attempt, index=attempt - 1)
+
+    def rank_dir(self, run_dir: str, attempt: int, rank: int) -> PurePath:
+        """Return the folder of one worker."""
+        return self.attempt_dir(run_dir, attempt) / self.rank.format(rank=rank)
+
+
+LAYOUTS = {
+    "raylaunch": RunLayout(run="{title}/{run_id}", attempt="attempt-{attempt}", rank="rank-{rank}"),
+    "torchrun": RunLayout(run="{run_id}_{random}", attempt="attempt_{index}", rank="{rank}"),
+}
+"""By the `log_layout` of a job.
+
+torchrun names the folder of a worker by its local rank. raylaunch uses the rank, which is the same on one node: several
+nodes may write to one folder, where local ranks would collide.
+"""

@@ -1,0 +1,125 @@
+"""The hot standby: a fork of the fork server that waits, with all its imports, to take its place when it dies.
+
+Each standby has its own socket to the supervisor. When the fork server is dead, its orphans become the subreaper's
+children. The subreaper kills all of them but the standby and then promotes it: it writes a byte into a pipe, whose end
+of file means that the subreaper is gone. It knows the standby by its process group, since no other process in the
+subreaper's session leads one.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from raylaunch.node.linux import processes, scratch
+from raylaunch.node.linux.fork import fork
+from raylaunch.node.protocol import messages, wire
+from raylaunch.node.protocol.import_manifest import ImportManifest
+from raylaunch.worker.runtime import process_setup
+
+_MOST_LOSSES = 10
+"""Standbys that one fork server may lose. What kills one after the other would kill the next one too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyLink:
+    """What the first fork server is given, and passes on to each standby."""
+
+    subreaper: int
+    """Its process id."""
+    promotion: int
+    """The pipe from which a standby reads a byte when it is promoted."""
+    started_at: float
+    """The time.time() before anything was imported."""
+    folders: Sequence[str]
+    """Folders that are removed at the end, by whoever of fork server and subreaper is alive then."""
+
+    def become_active(self) -> None:
+        """Begin to serve: get SIGTERM when the subreaper dies, and become the parent of orphans."""
+        processes.signal_on_parent_death(signal.SIGTERM, self.subreaper)
+        processes.become_subreaper()
+
+    def finish(self) -> None:
+        """Clean up after everything of this fork server has ended."""
+        for folder in self.folders:
+            scratch.remove(folder)
+        if os.getppid() == self.subreaper:
+            os.kill(self.subreaper, signal.SIGCONT)  # if it was stopped, it goes on and ends
+
+
+class HotStandby:
+    """The fork server's view of its standby: none, or one."""
+
+    def __init__(self, *, wanted: bool, send: Callable[[messages.ForkServerEvent, int], None]) -> None:
+        self.pid = 0
+        #: What it has imported beyond what the fork server has.
+        self.imported: ImportManifest | None = None
+        self._send = send
+        self._losses_left = _MOST_LOSSES if wanted else 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is to be one."""
+        return self._losses_left > 0
+
+    def fork(self, run: Callable[[socket.socket], int]) -> None:
+        """Fork a standby that does this with its end of its socket to the supervisor. A failure counts as a loss."""
+        try:
+            ours, supervisors = wire.pair()
+            pid = fork(partial(_run, run, ours, supervisors))
+        except OSError:
+            self._losses_left -= 1
+            return
+        ours.close()
+        self.adopt(pid, supervisors.detach())
+
+    def adopt(self, pid: int, line: int, imported: ImportManifest | None = None) -> None:
+        """Make this child the standby, in the place of the one before.
+
+        `line` is the supervisor's end of its socket, which is sent to the supervisor and closed here.
+        """
+        before, self.pid, self.imported = self.pid, pid, imported
+        try:
+            os.setpgid(pid, pid)
+            self._send(messages.StandbyReady(), line)
+        except OSError:
+            pass  # the child is gone and will be reaped, or the supervisor is gone and `serve` finds out
+        finally:
+            os.close(line)
+        if before:
+            processes.kill_with_group(before)
+
+    def reaped(self, pids: Collection[int]) -> None:
+        """Take note that these processes have ended."""
+        if self.pid in pids:
+            self.pid, self.imported = 0, None
+            self._losses_left -= 1
+
+    def kill(self) -> None:
+        """Kill the standby, if there is one."""
+        if self.pid:
+            processes.kill_with_group(self.pid)
+        self.pid, self.imported = 0, None
+
+
+def _run(run: Callable[[socket.socket], int], ours: socket.socket, supervisors: socket.socket) -> int:
+    supervisors.close()
+    return run(ours)
+
+
+def wait_for_promotion(link: StandbyLink, line: socket.socket) -> bool:
+    """In the standby: wait until it is promoted. False: the supervisor or the subreaper is gone."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    process_setup.close_other_fds(line.fileno(), link.promotion)
+    poll = select.poll()
+    poll.register(line, 0)  # its end alone: the supervisor may write before the promotion has come
+    poll.register(link.promotion, select.POLLIN)
+    happened = dict(poll.poll())
+    return line.fileno() not in happened and os.read(link.promotion, 1) != b""

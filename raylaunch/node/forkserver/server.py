@@ -1,0 +1,328 @@
+"""The fork server: the parent of all workers of a node, a Python that has imported torch and forks.
+
+The subreaper starts it by fork and exec, never by a fork of a Ray worker. It runs no threads, touches no CUDA and
+checks both about itself; where it is not safe to fork, each worker gets a fresh interpreter. When its supervisor is
+gone or the node's lease has expired, it kills everything that it started and exits.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from raylaunch.core.machine.events import RestartTimings
+from raylaunch.core.newtypes import NodeTime
+from raylaunch.node.forkserver import file_timer, store
+from raylaunch.node.forkserver.file_timer import FileTimer
+from raylaunch.node.forkserver.hot_standby import HotStandby, StandbyLink, wait_for_promotion
+from raylaunch.node.forkserver.store_table import StoreTable
+from raylaunch.node.forkserver.worker_group import WorkerGroup, exec_boot
+from raylaunch.node.linux.fork import fork, run_at_bottom
+from raylaunch.node.linux.processes import CLEANUP_SECONDS
+from raylaunch.node.preload import staleness
+from raylaunch.node.preload.controller import PreloadController
+from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
+from raylaunch.node.preload.initial import import_preloads
+from raylaunch.node.preload.zygote import Zygote
+from raylaunch.node.protocol import lease_page, messages, wire
+from raylaunch.node.protocol.import_manifest import ImportManifest
+from raylaunch.node.protocol.orders import DumpStacks, SignalWorkers, StopWorkers
+from raylaunch.worker.heartbeats.shared_page import SharedPage
+from raylaunch.worker.runtime import boot, entry, process_setup
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingLaunch:
+    """An attempt that starts as soon as nothing of the attempts before it is alive."""
+
+    order: messages.StartWorkers
+    ordered: NodeTime
+
+
+class ForkServer:
+    """Carries out the supervisor's orders one at a time, and reports what becomes of the processes."""
+
+    def __init__(
+        self,
+        link: StandbyLink,
+        control: socket.socket,
+        initialize: messages.Initialize,
+        ready: messages.Ready,
+        imported: ImportManifest | None,
+    ) -> None:
+        """`control`: the socket to the supervisor. `ready`: what to tell it when serving begins.
+
+        `imported`: modules of a script that this process has imported before it began to serve, as a standby may
+        have. With them it cannot serve another script.
+        """
+        self.link = link
+        self.control = control
+        self.page = SharedPage.open(initialize.page)
+        self.ready = ready
+        self.imported = imported
+        forks = ready.start_method == "forkserver"
+        self.stores = StoreTable(self._run_store)
+        self.timer = FileTimer(file_timer.file_of(os.environ))
+        self.preloader = PreloadController(replace(initialize, learn=initialize.learn and forks), self._send, imported)
+        self.standby = HotStandby(wanted=forks, send=self._send)
+        self.workers = WorkerGroup(self._send, other_children=self._other_children)
+        self._launch: _PendingLaunch | None = None
+        #: `ResetDone` is to be sent when nothing of the run is alive any more.
+        self._resetting = False
+        self._terminated = False
+
+    def _other_children(self) -> set[int]:
+        """Process ids of children that are no workers."""
+        return {self.timer.pid, self.standby.pid, self.preloader.zygote.pid, *self.stores.pids()}
+
+    def _send(self, event: messages.ForkServerEvent, fd: int | None = None) -> None:
+        wire.send(self.control, event, fd=fd)
+
+    def serve(self) -> int:
+        """Serve until the supervisor is gone or the lease has expired: both raise EOFError or OSError.
+
+        Never returns. In each forked child `BecomeChild` is raised from here.
+        """
+        self.timer.start(self._run_timer)
+        self._renew_standby()
+        self._send(self.ready)
+        wake, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._terminate)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            selector.register(self.preloader.zygote, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select(self._timeout())}
+                if wake in ready:
+                    os.read(wake, 4096)
+                self._turn(has_order=self.control in ready)
+
+    def _timeout(self) -> float | None:
+        """Seconds until something is due that no file descriptor tells of.
+
+        A lease that was renewed meanwhile costs one turn that finds nothing to do.
+        """
+        due = (self.workers.until_deadline(), lease_page.seconds_left(self.page), self.preloader.seconds_until_poll())
+        return min((max(0.0, seconds) for seconds in due if seconds is not None), default=None)
+
+    def _terminate(self, number: int, _frame: object) -> None:
+        """Handle SIGTERM, from a person or because the subreaper died: exit in the next turn.
+
+        SIGHUP comes where this process was stopped when the subreaper died: the kernel has woken it (see `subreaper`).
+        """
+        self._terminated = True
+        if os.getpid() != self.ready.pid:  # a worker that has not reset its handlers yet
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _turn(self, *, has_order: bool) -> None:
+        if self._terminated or lease_page.has_expired(self.page):
+            raise EOFError
+        self.standby.reaped(self.workers.reap())
+        self._renew_standby()
+        if has_order:
+            order, _ = wire.receive(self.control)
+            self._handle(order)
+        self.workers.advance()
+        zygote_line = self.preloader.poll()
+        if zygote_line is not None:
+            self._fork_zygote(zygote_line)
+        if self._launch is not None and not self.preloader.delays_start and self.workers.is_gone():
+            self._start(self._launch)
+        if self._resetting and self.workers.is_gone():
+            self._finish_reset()
+
+    def _handle(self, order: messages.ForkServerOrder) -> None:
+        match order:
+            case messages.StartWorkers():
+                self._launch = _PendingLaunch(order, NodeTime(time.monotonic()))
+                self.workers.kill()
+            case StopWorkers():
+                self._stop(order)
+            case SignalWorkers():
+                self.workers.signal(order.attempt, signal.Signals[order.signal])
+            case messages.StartStore():
+                self._start_store(order)
+            case DumpStacks():
+                self.workers.dump_stacks(order.attempt)
+            case messages.ReadPage():
+                pass  # each turn reads the lease
+            case messages.Reset():
+                self._reset()
+            case messages.Activate():
+                self._activate()
+            case messages.Initialize():
+                raise AssertionError(order)
+
+    # The workers.
+
+    def _stop(self, order: StopWorkers) -> None:
+        if self._launch is not None and self._launch.order.attempt == order.attempt:
+            self._launch = None
+        self.workers.stop(order.attempt, order.grace, signal.Signals[order.signal])
+
+    def _start(self, launch: _PendingLaunch) -> None:
+        self._launch, ended = None, NodeTime(time.monotonic())
+        order = launch.order
+        self.stores.close_before(order.attempt)
+        self.workers.begin(order.attempt)
+        self.page.reset(order.attempt, len(order.workers))
+        imports = self.preloader.begin_attempt(order.workers)
+        files = [(wire.memory_file("raylaunch-report"), wire.memory_file("raylaunch-stacks")) for _ in order.workers]
+        forked = self.preloader.fork_workers(order.workers, [(*own, imports) for own in files])
+        for index, (spec, own) in enumerate(zip(order.workers, files, strict=True)):
+            pid = forked.pids[index] if forked is not None else fork(partial(self._run_worker, spec, *own, imports))
+            self.workers.add(pid, spec, *own)
+        if forked is not None:
+            forked.start()
+        timings = RestartTimings(ordered=launch.ordered, ended=ended, forked=NodeTime(time.monotonic()))
+        self._send(messages.WorkersForked(attempt=order.attempt, pids=self.workers.pids(), turnover=timings))
+
+    def _run_worker(self, spec: WorkerSpec, report: int, stacks: int, imports: int) -> int:
+        self._detach()
+        spawns = self.ready.start_method == "spawn" and spec.kind != "command"
+        return boot.set_up_and_run(spec, report, stacks, imports, os.getppid(), exec_boot if spawns else boot.run)
+
+    def _detach(self) -> None:
+        """In a child: let no object close a file descriptor later, which may be another file's by then."""
+        self.control.detach()
+        self.preloader.zygote.close_in_child()
+
+    # Another run.
+
+    def _reset(self) -> None:
+        if self.imported is not None:
+            raise EOFError  # of no use for another script
+        self._launch, self._resetting = None, True
+        self.stores.close_all()
+        self.workers.kill()
+
+    def _finish_reset(self) -> None:
+        self._resetting = False
+        if self.standby.imported is not None:
+            self.standby.kill()
+        self.workers.begin(0)
+        self.page.reset(0, 0)
+        self._send(messages.ResetDone(pid=self.ready.pid))
+
+    def _activate(self) -> None:
+        if staleness.changed_since(self.link.started_at):
+            raise EOFError  # an imported file has changed
+        self._send(self.ready)
+
+    # Its standby.
+
+    def _renew_standby(self) -> None:
+        """Fork a standby where there is none, or replace it by one that has imported more."""
+        known = self.preloader.forkable if self.workers.attempt else None
+        if not self.standby.is_wanted or (self.standby.pid and known in (None, self.standby.imported)):
+            return
+        found = self.preloader.fork_standby() if known is not None else None
+        if found is not None:
+            self.standby.adopt(*found, known)
+        elif not self.standby.pid:
+            self.standby.fork(partial(self._run_standby, imported=self.imported))
+
+    def _run_standby(self, line: socket.socket, imported: ImportManifest | None) -> int:
+        self._detach()
+        if not wait_for_promotion(self.link, line) or why_fork_is_unsafe():
+            os._exit(0)  # without the exit handlers of imported modules
+        self.link.become_active()
+        return _serve(self.link, line, lambda _: replace(self.ready, pid=os.getpid()), imported)
+
+    # Other children.
+
+    def _fork_zygote(self, line: socket.socket) -> None:
+        self.preloader.zygote.pid = fork(partial(self._run_zygote, line))
+        line.close()
+
+    def _run_zygote(self, line: socket.socket) -> int:
+        server = self._become_helper(line.fileno(), self.link.promotion)
+        return Zygote(line, server, self._run_standby).serve()
+
+    def _start_store(self, order: messages.StartStore) -> None:
+        if order.fixed:
+            self._vacate_port(order.attempt)
+        self._send(self.stores.open(order))
+
+    def _vacate_port(self, attempt: int) -> None:
+        """Kill earlier attempts, and wait until their stores have left the port."""
+        if self._launch is not None and self._launch.order.attempt < attempt:
+            self._launch = None
+        if self.workers.attempt < attempt:
+            self.workers.kill()
+        self.stores.vacate(attempt)
+
+    def _become_helper(self, *fds: int) -> int:
+        """In a child that is no worker: keep only these files, and die with the fork server. Returns its process id."""
+        self._detach()
+        parent = os.getppid()
+        process_setup.die_with_parent(parent)
+        process_setup.close_other_fds(*fds)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return parent
+
+    def _run_store(self, address: str, port: int, listening: int) -> int:
+        parent = self._become_helper(listening)
+        if self.ready.start_method == "spawn":
+            os.set_inheritable(listening, True)
+            os.execv(sys.executable, [sys.executable, store.__file__, str(parent), address, str(port), str(listening)])
+        store.serve(address, port, listening)
+        return 0
+
+    def _run_timer(self) -> int:
+        parent = self._become_helper()
+        if self.ready.start_method == "spawn":
+            os.execv(sys.executable, [sys.executable, file_timer.__file__, str(parent), self.timer.path])
+        file_timer.serve(self.timer.path)
+        return 0
+
+    def end(self) -> None:
+        """Kill every process that was started here, and what those started. Waits for that, for seconds at most."""
+        self.stores.close_all()
+        self.timer.kill()
+        self.preloader.zygote.kill()
+        self.standby.kill()
+        self.workers.kill()
+        self.workers.wait_until_gone(CLEANUP_SECONDS)
+
+
+def _serve(
+    link: StandbyLink,
+    control: socket.socket,
+    prepare: Callable[[messages.Initialize], messages.Ready],
+    imported: ImportManifest | None = None,
+) -> int:
+    """Be a fork server from its first message to its end. `prepare` imports what `Initialize` names."""
+    server = None
+    try:
+        initialize, _ = wire.receive(control)
+        server = ForkServer(link, control, initialize, prepare(initialize), imported)
+        server.serve()
+    except (EOFError, ConnectionError):
+        pass  # the supervisor is gone
+    except OSError as error:
+        print(f"raylaunch: a fork server cannot go on: {error}", file=sys.stderr, flush=True)  # noqa: T201
+    if server is not None:
+        server.end()
+    link.finish()
+    return 0
+
+
+def main(link: StandbyLink, control_fd: int) -> int:
+    """Serve until the supervisor is gone. Returns the exit code, in each forked child that child's."""
+    entry.demote_bootstrap_path()
+    return run_at_bottom(partial(_serve, link, socket.socket(fileno=control_fd), import_preloads))

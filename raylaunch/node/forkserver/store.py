@@ -1,0 +1,101 @@
+"""The TCPStore process of one attempt, where its workers rendezvous.
+
+Its socket listens before the process is forked. So its port is known at once, and a client that connects before
+TCPStore runs waits in the backlog instead of being refused.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 4)[0]]
+
+import errno
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass
+
+from raylaunch.node.linux import dns, interfaces, processes
+
+_BACKLOG = 4096
+_LEAVING_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAddress:
+    """Where a store listens, what workers are told as MASTER_ADDR, and why that is not what the job asks for."""
+
+    told: str
+    listens: str
+    why: str = ""
+
+
+def meeting_place(own: str, wanted: str, *, several_nodes: bool) -> StoreAddress:
+    """Return the job's `master_addr` (`wanted`) if this node has it and others reach it there, else the node's own.
+
+    Where there are several nodes, workers are told an IP address even if the job gives a name: on another node the name
+    may resolve to something else, or to nothing.
+    """
+    if not wanted:
+        return StoreAddress(told=own, listens=own)
+    found = interfaces.resolve(wanted)
+    ours = [address for address in found if interfaces.is_local(address)]
+    reachable = not several_nodes or interfaces.is_loopback(own)
+    usable = [address for address in ours if reachable or not interfaces.is_loopback(address)]
+    if usable:
+        return StoreAddress(told=usable[0] if several_nodes else wanted, listens=usable[0])
+    why = "means nothing there" if not found else "is not an address of that node"
+    why = "means another machine on each node" if ours else why
+    return StoreAddress(
+        told=own,
+        listens=own,
+        why=f"MASTER_ADDR is {own}, the address of the node with rank 0: `master_addr: {wanted}` {why}",
+    )
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at this address only: TCPStore has no authentication. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+
+
+def listen_soon(address: str, port: int) -> socket.socket:
+    """Like `listen`, but wait for a port that the store of another agent on this machine may be about to leave."""
+    deadline = time.monotonic() + _LEAVING_SECONDS
+    while True:
+        try:
+            return listen(address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(_LEAVING_SECONDS / 100)
+
+
+def serve(address: str, port: int, listening_fd: int) -> None:
+    """Serve until killed. `TCPStore` takes the socket over (`master_listen_fd`, torch >= 2.1).
+
+    Where torch is not imported yet, its import waits for the first client, since there may never be one.
+    """
+    if "torch" not in sys.modules:
+        select.select([listening_fd], [], [])
+
+        dns.disable_reverse_lookups()
+    from torch.distributed import TCPStore  # noqa: PLC0415
+
+    store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening_fd)
+    while store.port:
+        signal.pause()
+
+
+def main() -> None:
+    """The program of a store that could not be forked: `store.py PARENT ADDRESS PORT FD`."""
+    parent, address, port, fd = sys.argv[1:]
+    processes.signal_on_parent_death(signal.SIGKILL, int(parent))
+    serve(address, int(port), int(fd))
+
+
+if __name__ == "__main__":
+    main()

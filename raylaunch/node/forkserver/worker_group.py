@@ -1,0 +1,209 @@
+"""The processes of one attempt on one node, from the fork until none of them is left.
+
+Each worker leads a session. What it starts is in its process group. What leaves that group becomes a child of the fork
+server when its parent dies, because the fork server is a subreaper (prctl(2), PR_SET_CHILD_SUBREAPER).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from raylaunch.core.newtypes import NodeTime
+from raylaunch.node.forkserver.deferred_signals import DeferredSignals
+from raylaunch.node.linux import processes, procfs
+from raylaunch.node.protocol import messages, wire
+from raylaunch.worker.runtime import boot
+from raylaunch.worker.runtime.spec import WorkerSpec
+from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
+
+_POLL_SECONDS = 0.02
+"""Seconds between two checks while killed processes are still there: not all of them are children of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerProcess:
+    spec: WorkerSpec
+    report: int
+    stacks: int
+
+
+class WorkerGroup:
+    """All processes of the present attempt."""
+
+    def __init__(
+        self,
+        send: Callable[[messages.ForkServerEvent, int | None], None],
+        other_children: Callable[[], Collection[int]],
+    ) -> None:
+        """`send` sends an event to the supervisor, with a file descriptor or None.
+
+        `other_children` returns the process ids of the fork server's children that are no workers.
+        """
+        self._send = send
+        self._other_children = other_children
+        self.attempt = 0
+        self._alive: dict[int, _WorkerProcess] = {}
+        #: Process groups that may still have members. A group's number is not reused while it has any.
+        self._groups: set[int] = set()
+        self._stopping = False
+        self._killing = False
+        self._reports_gone = False
+        self._kill_at: float | None = None
+        self._deferred = DeferredSignals()
+
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt without workers. No process of the one before may be left."""
+        self.attempt = attempt
+        self._stopping = self._killing = self._reports_gone = False
+        self._kill_at = None
+        self._deferred = DeferredSignals()
+
+    def add(self, pid: int, spec: WorkerSpec, report: int, stacks: int) -> None:
+        """Add a worker that was forked. The files for its report and its stacks are closed when it has ended."""
+        self._alive[pid] = _WorkerProcess(spec, report, stacks)
+        self._groups.add(pid)
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of live workers, in the order of their local ranks."""
+        return tuple(sorted(self._alive, key=lambda pid: self._alive[pid].spec.local_rank))
+
+    def stop(self, attempt: int, grace: float, number: int = signal.SIGTERM) -> None:
+        """Send the signal; `advance` sends SIGKILL after `grace` seconds. Leads to `WorkersGone` in any case."""
+        if attempt != self.attempt:
+            self._send(messages.WorkersGone(attempt=attempt), None)
+            return
+        self._stopping = self._reports_gone = True
+        kill_at = time.monotonic() + grace
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        if grace > 0 and not self._killing:
+            for pid in self._alive:
+                if not processes.signal_group(pid, number):  # it leads no group yet
+                    os.kill(pid, number)
+                processes.signal_group(pid, signal.SIGCONT)  # one that is stopped does not run its handler
+
+    def signal(self, attempt: int, number: int) -> None:
+        """Send a signal to the workers alone, not to what they started. Does nothing once they are to stop."""
+        if attempt == self.attempt and not self._stopping:
+            for pid, worker in self._alive.items():
+                if worker.spec.kind == "command":  # what became another program may never answer it
+                    os.kill(pid, number)
+                else:
+                    self._deferred.signal(pid, number)
+
+    def dump_stacks(self, attempt: int) -> None:
+        """Have the workers write their stacks, all but those that the signal would kill, as they do not catch it."""
+        started: list[tuple[messages.StackDumpStarted, int]] = []
+        for pid, worker in self._alive.items() if attempt == self.attempt else ():
+            start = os.fstat(worker.stacks).st_size
+            has_handler = worker.spec.kind != "command" and procfs.catches(pid, STACK_SIGNAL)
+            if has_handler:
+                os.kill(pid, STACK_SIGNAL)
+            rank = worker.spec.rank
+            event = messages.StackDumpStarted(attempt=attempt, rank=rank, start=start, has_handler=has_handler)
+            started.append((event, worker.stacks))
+        for event, file in started:
+            self._send(event, file)
+
+    def kill(self) -> None:
+        """Kill all workers and their process groups. They are gone when `is_gone` says so."""
+        self._stopping = self._killing = True
+        for group in self._groups:
+            if group in self._alive:
+                processes.kill_with_group(group)
+            else:
+                processes.signal_group(group, signal.SIGKILL)
+
+    def advance(self) -> None:
+        """Do what is due: deliver deferred signals; kill what is out of time, and report `WorkersGone` at the end."""
+        if not self._stopping:
+            self._deferred.deliver(self._alive)
+            return
+        out_of_time = self._kill_at is not None and time.monotonic() >= self._kill_at
+        if not self._killing and (out_of_time or not self._alive):
+            self.kill()
+        if self._killing and self.is_gone() and self._reports_gone:
+            self._reports_gone = False
+            self._kill_at = None
+            self._send(messages.WorkersGone(attempt=self.attempt), None)
+
+    def is_gone(self) -> bool:
+        """Return whether no process of the attempt is left. Kills processes that left their group."""
+        if self._alive:
+            return False
+        for pid in self._escaped():
+            processes.kill_with_group(pid)
+        self._groups = {group for group in self._groups if processes.signal_group(group, 0)}
+        return not self._groups and not self._escaped()
+
+    def _escaped(self) -> set[int]:
+        return processes.children() - set(self._other_children())
+
+    def until_deadline(self) -> float | None:
+        """Return the seconds until `advance` has something to do that no signal tells of. None: nothing."""
+        if not self._stopping:
+            return self._deferred.until_poll()
+        if self._killing and (self._alive or self._groups or self._reports_gone):
+            return _POLL_SECONDS
+        if self._kill_at is not None:
+            return max(0.0, self._kill_at - time.monotonic())
+        return None
+
+    def reap(self) -> set[int]:
+        """Reap every child that has ended, and report the workers. Returns the process ids of the others."""
+        others = set()
+        for pid, status in _reaped():
+            worker = self._alive.pop(pid, None)
+            if worker is None:
+                others.add(pid)
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            spec = worker.spec
+            word = messages.WorkerExited(
+                attempt=self.attempt,
+                rank=spec.rank,
+                local_rank=spec.local_rank,
+                pid=pid,
+                exit_code=code,
+                stopped=self._stopping,
+                at=NodeTime(time.monotonic()),
+            )
+            try:
+                self._send(word, worker.report)
+            finally:
+                os.close(worker.report)
+                os.close(worker.stacks)
+        return others
+
+    def wait_until_gone(self, seconds: float) -> bool:
+        """Wait until no process is left, without reporting. Returns False when the seconds are over."""
+        self._send = lambda *_: None
+        deadline = time.monotonic() + seconds
+        while not self.is_gone():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS / 10)
+            self.reap()
+        return True
+
+
+def _reaped() -> list[tuple[int, int]]:
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while (end := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append(end)
+    return found
+
+
+def exec_boot(spec: WorkerSpec, report: int, stacks: int, _imports: int) -> int:
+    """In a worker of start method `spawn`: become a fresh interpreter that runs the script."""
+    fds = (wire.memory_file("raylaunch-spec", pickle.dumps(spec)), report, stacks)
+    for fd in fds:
+        os.set_inheritable(fd, True)
+    os.execve(sys.executable, [sys.executable, "-u", boot.__file__, *map(str, fds)], spec.env)

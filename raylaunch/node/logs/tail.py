@@ -1,0 +1,260 @@
+"""Follows the workers' log files and returns what is to be shown of them.
+
+Workers write the files themselves and never wait for the reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from raylaunch.core.job.outputs import STREAMS, OutputView
+from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.record.run_layout import FILTERED, LOGS, RunLayout
+from raylaunch.node.linux import scratch
+from raylaunch.node.linux.inotify import Inotify
+from raylaunch.node.logs.prefix import LineFilter, LinePrefixer
+
+CHUNK_BYTES = 256 * 1024
+"""How much is read of one file before the next file has its turn."""
+MAX_BACKLOG_BYTES = 128 * 1024 * 1024
+"""If more than this is unread when an attempt ends, only the ends of its logs are shown, with a notice."""
+
+PROMPT_SECONDS = 1.0
+"""After how long without a write an incomplete line is shown: a prompt, or a row of dots."""
+_DISCARD_BYTES = 1024 * 1024
+"""How much is read of a file that is not kept before its disk space is freed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOutput:
+    """Bytes of one rank to show: complete lines where possible."""
+
+    rank: int
+    stream: str
+    """`stdout` or `stderr`."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSource:
+    """One log file, and what is done with its content."""
+
+    attempt: int
+    rank: int
+    stream: str
+    """`stdout` or `stderr`."""
+    path: str
+    prefix: bytes | None
+    """What is put before each line; None: the file is not shown."""
+    only_rank: bool = False
+    """Whether no other rank is shown, so that an incomplete line may be shown too."""
+    line_filter: LineFilter | None = None
+    """Copies some of the lines to another file."""
+    kept: bool = True
+    """Whether the file is to stay. If not, the disk space of what was read is freed."""
+
+
+def log_sources(
+    view: OutputView, assignment: Assignment, layout: RunLayout, run_dir: str, *, kept: bool
+) -> list[LogSource]:
+    """Return the log files of a node's ranks in one attempt that must be read: shown, filtered, or not kept."""
+    found = []
+    for local_rank, rank in enumerate(assignment.ranks):
+        for stream in STREAMS:
+            prefix = view.header(stream, rank, local_rank, assignment.world_size)
+            needles = view.needles(stream, local_rank) if kept else ()
+            if prefix is None and not needles and kept:
+                continue
+            path = layout.attempt_dir(run_dir, assignment.attempt) / FILTERED[stream]
+            tee_prefix = _encoded(view.tee_header(rank, local_rank))
+            line_filter = LineFilter(tuple(map(_encoded, needles)), tee_prefix, str(path)) if needles else None
+            found.append(
+                LogSource(
+                    attempt=assignment.attempt,
+                    rank=rank,
+                    stream=stream,
+                    path=str(layout.rank_dir(run_dir, assignment.attempt, rank) / LOGS[stream]),
+                    prefix=None if prefix is None else _encoded(prefix),
+                    only_rank=view.shows_one(assignment.world_size),
+                    line_filter=line_filter,
+                    kept=kept,
+                )
+            )
+    return found
+
+
+def _encoded(text: str) -> bytes:
+    """Return the bytes that stood on the command line, even those that are not UTF-8."""
+    return text.encode(errors="surrogateescape")
+
+
+@dataclass(slots=True)
+class _FileTail:
+    """How far one file was read."""
+
+    source: LogSource
+    lines: LinePrefixer
+    fd: int = -1
+    offset: int = 0
+    #: Up to where the disk space was freed.
+    discarded: int = 0
+    #: The file's size when its attempt ended; None before. What grandchildren write later is not shown.
+    end: int | None = None
+    #: Up to where the file is read for its filter only.
+    hidden_until: int = 0
+    #: time.monotonic() of the last read that returned something.
+    grew_at: float = 0.0
+
+
+class LogTailer:
+    """The log files of this node's workers, over all attempts.
+
+    Not thread-safe. Wait for `inotify` after `watch` returned True, else for `poll_interval` or some time of your own,
+    and then call `read`.
+    """
+
+    def __init__(self, *, chunk: int = CHUNK_BYTES, max_backlog: int = MAX_BACKLOG_BYTES) -> None:
+        self._tails: list[_FileTail] = []
+        self._chunk = chunk
+        self._max_backlog = max_backlog
+        self.inotify = Inotify()
+        #: How many bytes the last `read` read, shown or not.
+        self.bytes_read = 0
+        #: Notices of what is not shown, for the next `read`.
+        self._notices: list[LogOutput] = []
+
+    def add(self, sources: Iterable[LogSource]) -> None:
+        """Follow these files too. They need not exist yet."""
+        self._tails += [_FileTail(source, LinePrefixer(source.prefix, source.line_filter)) for source in sources]
+
+    def end_attempt(self, attempt: int) -> None:
+        """Take the files of this attempt, and of those before, as complete. `read` until `has_backlog` is False."""
+        ending = [tail for tail in self._tails if tail.source.attempt <= attempt and tail.end is None]
+        for tail in ending:
+            tail.end = _size(tail)
+        unread = [tail for tail in ending if tail.source.prefix is not None and tail.end]
+        if sum(tail.end - tail.offset for tail in unread if tail.end) > self._max_backlog:
+            for tail in unread:
+                self._skip_to_last(tail, self._max_backlog // len(unread))
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether a file of an ended attempt was not read to its end."""
+        return bool(self._notices) or any(tail.end is not None for tail in self._tails)
+
+    def watch(self) -> bool:
+        """Let `inotify` become readable at the next write to a file. False: not for all, so call `read` regularly."""
+        return all(tail.fd >= 0 for tail in self._tails) and self.inotify.watch(tail.fd for tail in self._tails)
+
+    @property
+    def poll_interval(self) -> float | None:
+        """Seconds after which to `read` even if nothing was written, because of an incomplete line; or None."""
+        prompts = any(tail.source.only_rank and tail.lines.has_pending for tail in self._tails)
+        return PROMPT_SECONDS if prompts else None
+
+    def read(self, limit: int) -> list[LogOutput]:
+        """Return what was written since the last call, about `limit` bytes at most.
+
+        An attempt is read only after the attempts before it.
+        """
+        found, self._notices = self._notices, []
+        self.bytes_read = 0
+        for attempt in sorted({tail.source.attempt for tail in self._tails}):
+            turn = [tail for tail in self._tails if tail.source.attempt == attempt]
+            while turn and limit > 0:
+                grown = []
+                for tail in turn:
+                    data = _read_chunk(tail, self._chunk)
+                    limit -= len(data)
+                    self.bytes_read += len(data)
+                    found += _output_of(tail, data)
+                    if data:
+                        grown.append(tail)
+                    elif tail.end is not None:
+                        found += self._finish(tail)
+                turn = grown
+        return found
+
+    def close(self) -> None:
+        """Close all files."""
+        for tail in self._tails:
+            _close(tail)
+        self._tails.clear()
+        self.inotify.close()
+
+    def _finish(self, tail: _FileTail) -> list[LogOutput]:
+        found = _output(tail, tail.lines.finish())
+        self._tails.remove(tail)
+        _close(tail)
+        return found
+
+    def _skip_to_last(self, tail: _FileTail, size: int) -> None:
+        """Show only the last `size` bytes of a complete file, and a notice. The filter still gets everything."""
+        start = max(tail.offset, (tail.end or 0) - size)
+        skipped = start - tail.offset
+        if not skipped:
+            return
+        if tail.source.line_filter is None:
+            tail.offset = start
+            self._notices += _output(tail, tail.lines.finish())
+            tail.lines = LinePrefixer(tail.source.prefix)
+        tail.hidden_until = start
+        where = f"; all of it is in {tail.source.path}" if tail.source.kept else ""
+        notice = f"raylaunch: {skipped} bytes of rank {tail.source.rank}'s {tail.source.stream} are not shown{where}\n"
+        self._notices.append(LogOutput(rank=tail.source.rank, stream="stderr", data=notice.encode()))
+
+
+def _size(tail: _FileTail) -> int:
+    try:
+        return (os.fstat(tail.fd) if tail.fd >= 0 else os.stat(tail.source.path)).st_size
+    except OSError:
+        return 0
+
+
+def _read_chunk(tail: _FileTail, size: int) -> bytes:
+    """Return the next bytes of a file, or `b""` where it has not grown or does not exist yet."""
+    if tail.fd < 0:
+        try:
+            tail.fd = os.open(tail.source.path, os.O_RDWR if not tail.source.kept else os.O_RDONLY)
+        except OSError:
+            return b""
+    limit = size if tail.end is None else min(size, tail.end - tail.offset)
+    try:
+        data = os.pread(tail.fd, max(0, limit), tail.offset)
+        if not data and tail.offset > os.fstat(tail.fd).st_size:
+            tail.offset = tail.discarded = 0  # the script has truncated the file
+            data = os.pread(tail.fd, size, 0)
+    except OSError:
+        return b""
+    tail.offset += len(data)
+    if not tail.source.kept and tail.offset - tail.discarded > _DISCARD_BYTES:
+        scratch.discard_before(tail.fd, tail.offset)
+        tail.discarded = tail.offset
+    return data
+
+
+def _output_of(tail: _FileTail, data: bytes) -> list[LogOutput]:
+    if data:
+        tail.grew_at = time.monotonic()
+        return _output(tail, tail.lines.add(data), hidden=tail.offset <= tail.hidden_until)
+    if tail.source.only_rank and time.monotonic() - tail.grew_at >= PROMPT_SECONDS:
+        return _output(tail, tail.lines.flush())
+    return []
+
+
+def _output(tail: _FileTail, data: bytes, *, hidden: bool = False) -> list[LogOutput]:
+    if not data or hidden:
+        return []
+    return [LogOutput(rank=tail.source.rank, stream=tail.source.stream, data=data)]
+
+
+def _close(tail: _FileTail) -> None:
+    if tail.fd >= 0:
+        with contextlib.suppress(OSError):
+            os.close(tail.fd)
+    if tail.source.line_filter is not None:
+        tail.source.line_filter.close()

@@ -1,0 +1,194 @@
+"""`preload: auto` in the fork server: reads what the workers import, and lets a zygote import it meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from raylaunch.node.preload import zygote
+from raylaunch.node.preload.zygote_client import ForkedWorkers, ImportReport, ZygoteClient
+from raylaunch.node.protocol import import_manifest, messages, wire
+from raylaunch.node.protocol.import_manifest import ImportManifest
+from raylaunch.worker.runtime import import_recorder
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+_FIRST_POLL_SECONDS = 2.0
+"""After so long without an import, the script's imports are taken to be finished."""
+_MAX_POLL_SECONDS = 600.0
+"""The interval between polls is doubled by each poll that finds nothing new, up to this."""
+_MAX_ZYGOTES = 10
+"""For one script. Each zygote but the last refuses a module, which the next one leaves out."""
+_HURRY_SECONDS = 60.0
+"""How long an attempt waits for a zygote that imports what a fork server before this one had imported."""
+
+
+@dataclass(slots=True)
+class _RecordsFile:
+    """The memory file into which the workers of one attempt write import records."""
+
+    fd: int
+    nproc: int
+    size_at_poll: int = 0
+    bytes_read: int = 0
+
+
+class PreloadController:
+    """What is known of the present script's imports, and the zygote that imports them.
+
+    `send` sends a message to the supervisor. `imported` is what this process has imported itself beyond the preloads.
+    """
+
+    def __init__(
+        self,
+        begin: messages.Initialize,
+        send: Callable[[messages.ForkServerEvent], None],
+        imported: ImportManifest | None,
+    ) -> None:
+        self.zygote = ZygoteClient()
+        self._is_wanted = begin.learn
+        self._send = send
+        self._manifest = self._requested = begin.manifest or ImportManifest(entry=())
+        #: What a zygote has imported without side effects.
+        self._proven = begin.manifest
+        #: Modules whose import has side effects; their submodules are left out too.
+        self._refused: set[str] = set()
+        #: Whether there is something to import that no zygote was told to.
+        self._has_news = begin.manifest is not None and begin.manifest != imported
+        self._zygotes = 0
+        #: Of the present attempt, and of the one before unless all of it is read.
+        self._records: list[_RecordsFile] = []
+        self._poll_at: float | None = None
+        self._poll_interval = _FIRST_POLL_SECONDS
+        self._hurry_until = time.monotonic() + _HURRY_SECONDS if self._has_news else 0.0
+
+    @property
+    def delays_start(self) -> bool:
+        """Whether the next attempt should wait for the zygote."""
+        return time.monotonic() < self._hurry_until
+
+    @property
+    def forkable(self) -> ImportManifest | None:
+        """What the zygote has imported, if it can fork."""
+        return self._proven if self.zygote.can_fork else None
+
+    def seconds_until_poll(self) -> float | None:
+        """Return in how many seconds `poll` must be called though nothing is readable; None: it need not."""
+        times = [at for at in (self._poll_at, self._hurry_until) if at]
+        return min(times) - time.monotonic() if times else None
+
+    def begin_attempt(self, workers: Sequence[WorkerSpec]) -> int:
+        """Return the file descriptor for the import records of a new attempt, or -1 where none are wanted."""
+        self._hurry_until = 0.0
+        self._poll_at = None
+        self._close(self._records[:-1] + [last for last in self._records[-1:] if last.bytes_read == _size(last)])
+        if not self._is_wanted or not workers or workers[0].kind == "command":
+            return -1
+        entry = import_manifest.entry(workers[0])
+        if self._manifest.entry != entry:  # another script, for which other modules may have been right
+            self.zygote.kill()
+            self._close(list(self._records))
+            self._manifest, self._proven, self._refused, self._zygotes = ImportManifest(entry=entry), None, set(), 0
+        self._manifest = replace(self._manifest, apart=self._manifest.apart | import_manifest.apart(workers))
+        self._records.append(_RecordsFile(wire.memory_file("raylaunch-imports"), len(workers)))
+        self._poll_interval = _FIRST_POLL_SECONDS
+        self._poll_at = time.monotonic() + _FIRST_POLL_SECONDS
+        return self._records[-1].fd
+
+    def _close(self, files: list[_RecordsFile]) -> None:
+        for file in files:
+            os.close(file.fd)
+            self._records.remove(file)
+
+    def poll(self) -> socket.socket | None:
+        """Handle the zygote's reports, and read import records if that is due.
+
+        Return the socket for a zygote that the caller must fork now, or None.
+        """
+        while (report := self.zygote.receive()) is not None:
+            self._handle(report)
+        if not self.delays_start:
+            self._hurry_until = 0.0
+        if self._poll_at is not None and time.monotonic() >= self._poll_at:
+            self._poll_records()
+        if not self._has_news or self.zygote.is_importing:
+            return None
+        return self._request_imports()
+
+    def _poll_records(self) -> None:
+        grows = False
+        for file in self._records:
+            size = _size(file)
+            grows |= size != file.size_at_poll
+            file.size_at_poll = size
+        if not grows:
+            for file in self._records:
+                self._read(file)
+            self._close(self._records[:-1])
+        self._poll_interval = _FIRST_POLL_SECONDS if grows else min(2 * self._poll_interval, _MAX_POLL_SECONDS)
+        self._poll_at = time.monotonic() + self._poll_interval
+
+    def _read(self, file: _RecordsFile) -> None:
+        if file.bytes_read == file.size_at_poll:
+            return
+        found = list(import_recorder.read_records(os.pread(file.fd, file.size_at_poll, 0)))
+        before, self._manifest = self._manifest, import_manifest.grown(self._manifest, found, file.nproc)
+        self._has_news |= before.parts != self._manifest.parts
+        file.bytes_read = file.size_at_poll
+
+    def _request_imports(self) -> socket.socket | None:
+        self._has_news = False
+        self._requested = self._manifest.without(self._refused)
+        if not self._requested.parts:
+            return None
+        theirs = None
+        if not self.zygote.exists:
+            if self._zygotes == _MAX_ZYGOTES:
+                return None
+            self._zygotes += 1
+            theirs = self.zygote.open()
+        self.zygote.import_modules(self._requested, in_a_hurry=self.delays_start)
+        return theirs
+
+    def _handle(self, report: ImportReport) -> None:
+        match report:
+            case zygote.ImportsDone():
+                self._hurry_until = 0.0
+                self._proven = self._requested
+                self._report("")
+            case zygote.NothingImported():
+                self._hurry_until = 0.0  # and no other zygote, until there is more to import
+            case zygote.ImportRefused():
+                self._has_news = True
+                if report.name:
+                    self._refused.add(report.name)
+                    text = f"`{report.name}` is not preloaded: importing it {report.why}" if report.why else ""
+                    self._report(text)
+
+    def _report(self, why: str) -> None:
+        proven = self._proven and self._proven.without(self._refused)
+        self._send(messages.ManifestChanged(manifest=proven, why=why))
+
+    def fork_workers(self, workers: tuple[WorkerSpec, ...], files: list[tuple[int, ...]]) -> ForkedWorkers | None:
+        """Let the zygote fork the workers, if there is one that can. `files`: see `zygote.ForkWorkers`."""
+        with self._replaced_if_lost():
+            return self.zygote.fork_workers(workers, files)
+
+    def fork_standby(self) -> tuple[int, int] | None:
+        """Let the zygote fork a hot standby; return its process id and the supervisor's end of its socket, or None."""
+        with self._replaced_if_lost():
+            return self.zygote.fork_standby()
+
+    @contextlib.contextmanager
+    def _replaced_if_lost(self) -> Iterator[None]:
+        """Have `poll` ask for another zygote if the zygote is lost during this block."""
+        existed = self.zygote.exists
+        yield
+        self._has_news |= existed and not self.zygote.exists
+
+
+def _size(file: _RecordsFile) -> int:
+    return os.fstat(file.fd).st_size

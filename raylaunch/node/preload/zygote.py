@@ -1,0 +1,194 @@
+"""The zygote: a fork of the fork server that imports what the script imports, and forks the workers from then on.
+
+The name is Chromium's and Android's for a process that is forked to start others. Its forks become children of the fork
+server, which treats them as its own. If the zygote dies, the fork server forks the workers itself again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+from raylaunch.node.linux import processes
+from raylaunch.node.linux.fork import Run, fork
+from raylaunch.node.preload.importer import ImportRefusedError, import_all
+from raylaunch.node.protocol import wire
+from raylaunch.node.protocol.import_manifest import ImportManifest
+from raylaunch.worker.runtime import boot
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+_OPEN_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+_MIN_SECONDS = 0.1
+"""CPU seconds that the imports must take to be worth a zygote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportModules:
+    """Order: import these modules. Answered by ImportsDone, ImportRefused or NothingImported."""
+
+    manifest: ImportManifest
+    in_a_hurry: bool = False
+    """Make no pauses: the workers wait for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkWorkers:
+    """Order: fork these workers. Answered by ProcessesForked and ForksHandedOver.
+
+    Each worker waits for a byte from the pipe whose end is sent with this order before it begins.
+    """
+
+    workers: tuple[WorkerSpec, ...]
+    files: tuple[tuple[int, ...], ...]
+    """For each worker, the fork server's file descriptors of its report, its stack dumps, and its import records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkStandby:
+    """Order: fork a hot standby of the fork server, which then has all modules imported (see `hot_standby`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportStarted:
+    """Report: the import of this module begins. If the zygote dies before its next message, this import killed it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRefused:
+    """Report: this module cannot be imported ahead. The zygote exits."""
+
+    name: str
+    why: str
+    """A predicate, such as `starts a process`; `""`: the module just cannot be imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportsDone:
+    """Report: all modules are imported, without side effects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingImported:
+    """Report: the imports take so little time that no zygote is needed. The zygote exits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessesForked:
+    """Report: the process ids of the workers in their order, or of the standby, with its socket sent beside this."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForksHandedOver:
+    """Report: the forked processes are children of the fork server now."""
+
+
+class Zygote:
+    """The zygote's process: it obeys orders that come through a socket."""
+
+    def __init__(
+        self,
+        orders: socket.socket,
+        server: int,
+        be_standby: Callable[[socket.socket, ImportManifest | None], int],
+    ) -> None:
+        """`server` is the process id of the fork server; `be_standby` is what a forked standby runs."""
+        self._orders = orders
+        self._server = server
+        self._be_standby = be_standby
+        self._output = (os.dup(1), os.dup(2))
+        self._imported: ImportManifest | None = None
+        self._is_worth_it = False
+
+    def serve(self) -> NoReturn:
+        """Obey orders until the fork server is gone, then exit. Raises `BecomeChild` in each worker and standby."""
+        _discard_output()
+        try:
+            while True:
+                order, gate = wire.receive(self._orders)
+                if isinstance(order, ImportModules):
+                    self._import_modules(order)
+                    continue
+                if isinstance(order, ForkWorkers):
+                    self._fork_workers(order, gate)
+                else:
+                    self._fork_standby()
+        except (EOFError, OSError):
+            os._exit(0)  # exit handlers of the imported modules must not run
+
+    def _send(self, report: object, fd: int | None = None) -> None:
+        wire.send(self._orders, report, fd=fd)
+
+    def _import_modules(self, order: ImportModules) -> None:
+        try:
+            seconds = import_all(
+                order.manifest, lambda name: self._send(ImportStarted(name=name)), in_a_hurry=order.in_a_hurry
+            )
+        except ImportRefusedError as error:
+            for pid in processes.children():
+                processes.kill_with_group(pid)
+            self._send(ImportRefused(name=error.name, why=error.why))
+            os._exit(0)
+        self._is_worth_it |= seconds >= _MIN_SECONDS
+        if not self._is_worth_it:
+            self._send(NothingImported())
+            os._exit(0)
+        processes.prepare_to_fork()
+        self._imported = order.manifest
+        self._send(ImportsDone())
+
+    def _fork_workers(self, order: ForkWorkers, gate: int | None) -> None:
+        assert gate is not None
+        workers = zip(order.workers, order.files, strict=True)
+        self._fork_orphans([partial(self._run_worker, spec, files, gate) for spec, files in workers])
+        os.close(gate)
+
+    def _fork_standby(self) -> None:
+        ours, supervisors = wire.pair()
+        with supervisors:
+            self._fork_orphans([partial(self._run_standby, ours)], supervisors.fileno())
+        ours.close()
+
+    def _fork_orphans(self, runs: Sequence[Run], fd: int | None = None) -> None:
+        """Fork a process for each of these through a child that exits at once.
+
+        So they are orphans, and become children of the fork server, which is a subreaper.
+        """
+        intermediate = os.fork()
+        if intermediate == 0:
+            pids = tuple(fork(run) for run in runs)
+            self._send(ProcessesForked(pids=pids), fd)
+            os._exit(0)
+        os.waitpid(intermediate, 0)
+        self._send(ForksHandedOver())
+
+    def _run_standby(self, link: socket.socket) -> int:
+        for fd, kept in enumerate(self._output, start=1):
+            os.dup2(kept, fd)
+        return self._be_standby(link, self._imported)
+
+    def _run_worker(self, spec: WorkerSpec, fds: tuple[int, ...], gate: int) -> int:
+        self._orders.detach()
+        if not os.read(gate, 1):
+            os._exit(1)
+        report, stacks, imports = (os.open(f"/proc/{self._server}/fd/{fd}", _OPEN_FLAGS) for fd in fds)
+        return boot.set_up_and_run(spec, report, stacks, imports, self._server, boot.run)
+
+
+def _discard_output() -> None:
+    """Discard what imports print: the worker that imported the same modules first has it in its log."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    os.close(null)

@@ -1,0 +1,149 @@
+"""The fork server's side of the socket to its zygote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+
+from raylaunch.node.linux import processes
+from raylaunch.node.preload import zygote
+from raylaunch.node.protocol import wire
+from raylaunch.node.protocol.import_manifest import ImportManifest
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+_FORK_TIMEOUT = 5.0
+"""Seconds that a fork of all workers may take."""
+
+ImportReport = zygote.ImportRefused | zygote.NothingImported | zygote.ImportsDone
+
+
+class ForkedWorkers:
+    """Workers that the zygote has forked, and that wait for `start`."""
+
+    def __init__(self, pids: tuple[int, ...], gate: int) -> None:
+        self.pids = pids
+        self._gate = gate
+
+    def start(self) -> None:
+        """Let the workers begin."""
+        os.write(self._gate, b"." * len(self.pids))
+        os.close(self._gate)
+
+
+class ZygoteClient:
+    """At most one zygote: none, one that imports, or one that can fork. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.is_importing = False
+        self._socket: socket.socket | None = None
+        self._readable = select.epoll()
+        self._has_imported = False
+        self._current_import = ""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `receive` has a report. It stays the same for all zygotes."""
+        return self._readable.fileno()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a zygote, or one is about to be forked."""
+        return self._socket is not None
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether there is a zygote that has imported everything it was told to."""
+        return self._socket is not None and not self.is_importing and self._has_imported
+
+    def open(self) -> socket.socket:
+        """Make a pair of sockets, and return the one for a zygote that is about to be forked."""
+        self._socket, theirs = wire.pair()
+        self._readable.register(self._socket, select.EPOLLIN)
+        return theirs
+
+    def import_modules(self, manifest: ImportManifest, *, in_a_hurry: bool) -> None:
+        """Let the zygote import these modules; `receive` returns the result later."""
+        assert self._socket is not None
+        self.is_importing = True
+        with contextlib.suppress(OSError):  # the zygote is gone, which `receive` reports
+            wire.send(self._socket, zygote.ImportModules(manifest=manifest, in_a_hurry=in_a_hurry))
+
+    def receive(self) -> ImportReport | None:
+        """Return the zygote's next report, or None where there is none.
+
+        If the zygote died, its current import is refused.
+        """
+        while self._socket is not None and wire.is_readable(self._socket):
+            try:
+                report, _ = wire.receive(self._socket)
+            except (EOFError, OSError):
+                culprit = self._current_import if self.is_importing else ""
+                self.kill()
+                return zygote.ImportRefused(name=culprit, why="ends the process")
+            if isinstance(report, zygote.ImportStarted):
+                self._current_import = report.name
+                continue
+            if isinstance(report, zygote.ImportsDone):
+                self.is_importing, self._has_imported = False, True
+            else:
+                self.kill()
+            assert isinstance(report, ImportReport)
+            return report
+        return None
+
+    def kill(self) -> None:
+        """Kill the zygote, if there is one."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self.pid:
+            processes.kill_with_group(self.pid)
+        self.pid = 0
+        self.is_importing = self._has_imported = False
+        self._current_import = ""
+
+    def close_in_child(self) -> None:
+        """Close the descriptors in a forked child. The zygote and the fork server keep theirs."""
+        if self._socket is not None:
+            self._socket.close()
+        self._readable.close()
+
+    def fork_workers(self, workers: tuple[WorkerSpec, ...], files: list[tuple[int, ...]]) -> ForkedWorkers | None:
+        """Let the zygote fork the workers. None: there is no zygote that can, or it failed and is killed."""
+        if not self.can_fork:
+            return None
+        gate, start = os.pipe()
+        forked = self._request(zygote.ForkWorkers(workers=workers, files=tuple(files)), gate)
+        os.close(gate)
+        if forked is not None:
+            return ForkedWorkers(forked[0].pids, start)
+        os.close(start)  # workers that were forked nevertheless exit
+        self.kill()
+        return None
+
+    def fork_standby(self) -> tuple[int, int] | None:
+        """Let the zygote fork a hot standby; return its process id and the supervisor's end of its socket, or None."""
+        if not self.can_fork:
+            return None
+        forked = self._request(zygote.ForkStandby())
+        if forked is not None and forked[1] is not None:
+            return forked[0].pids[0], forked[1]
+        self.kill()
+        return None
+
+    def _request(
+        self, order: zygote.ForkWorkers | zygote.ForkStandby, fd: int | None = None
+    ) -> tuple[zygote.ProcessesForked, int | None] | None:
+        assert self._socket is not None
+        try:
+            self._socket.settimeout(_FORK_TIMEOUT)
+            wire.send(self._socket, order, fd=fd)
+            forked, received_fd = wire.receive(self._socket)
+            handed_over, _ = wire.receive(self._socket)
+            self._socket.settimeout(None)
+        except (EOFError, OSError):
+            return None
+        is_done = isinstance(forked, zygote.ProcessesForked) and isinstance(handed_over, zygote.ForksHandedOver)
+        return (forked, received_fd) if is_done else None

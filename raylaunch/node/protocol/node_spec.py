@@ -1,0 +1,116 @@
+"""What workers are started from: the template that the driver sends, and the specification that a node makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from raylaunch.core.placement.ranks import Assignment, Rendezvous, worker_env
+from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
+from raylaunch.node.protocol import messages
+from raylaunch.worker.heartbeats import shared_page, slot_owner
+from raylaunch.worker.runtime import entry
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+PER_RUN = {"lasts": "run"}
+"""Metadata of a field that each run sets anew, also for an agent that an earlier run left idle."""
+PER_PROCESS = {"lasts": "process"}
+"""Metadata of a field that the fork server is started with: only runs with an equal value can use an idle agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTemplate:
+    """What workers of all nodes and attempts have in common. The driver sends it to every agent."""
+
+    run_dir: str = field(metadata=PER_RUN)
+    """The folder for logs. Not used where they are not kept."""
+    layout: str = field(default="raylaunch", metadata=PER_RUN)
+    """A key of `LAYOUTS`: where files are in `run_dir`."""
+    kept: bool = field(default=True, metadata=PER_PROCESS)
+    """False: logs go to a temporary folder of each node, which is removed at the end of the run."""
+    kind: str = field(metadata=PER_RUN)
+    target: str = field(metadata=PER_RUN)
+    args: tuple[Any, ...] = field(repr=False, metadata=PER_RUN)
+    pass_local_rank: bool = field(default=False, metadata=PER_RUN)
+    numa_binding: str | None = field(default=None, metadata=PER_RUN)
+    kwargs: dict[str, Any] = field(default_factory=dict, repr=False, metadata=PER_RUN)
+    payload: bytes = field(default=b"", repr=False, metadata=PER_RUN)
+    env: dict[str, str] = field(repr=False, metadata=PER_PROCESS)
+    """The job's own variables."""
+    master_addr: str = field(default="", metadata=PER_RUN)
+    master_port: int = field(default=0, metadata=PER_RUN)
+    """0: each attempt's store takes a free port."""
+    several_nodes: bool = field(default=False, metadata=PER_RUN)
+    """The job may use more than one node."""
+    backend: str | None = field(metadata=PER_RUN)
+    preload: tuple[str, ...] = field(metadata=PER_PROCESS)
+    learn: bool = field(default=False, metadata=PER_PROCESS)
+    """Also preload what the workers of an attempt import, for those of the next one."""
+    start_method: str = field(metadata=PER_PROCESS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """The template, and what the node itself found out. Nothing in it changes from attempt to attempt."""
+
+    template: WorkerTemplate
+    node: str
+    address: str
+    """Where the node's stores listen, and what its workers are told."""
+    env: dict[str, str]
+    """All variables that workers have, but for those of an attempt."""
+    cwd: str
+    run_dir: str
+    """The template's, or a temporary folder where logs are not kept."""
+    page: str
+    """Path of the shared page on which workers show their progress."""
+
+    def rank_dir(self, attempt: int, rank: int) -> PurePath:
+        """Return the folder for a worker's files."""
+        return LAYOUTS[self.template.layout].rank_dir(self.run_dir, attempt, rank)
+
+    def temporary_folders(self) -> list[str]:
+        """Return the folders that are removed at the end of the run."""
+        return [] if self.template.kept else [self.run_dir]
+
+    def worker(self, assignment: Assignment, local_rank: int, rendezvous: Rendezvous) -> WorkerSpec:
+        """Return the specification of one worker of an attempt."""
+        template = self.template
+        rank = assignment.ranks[local_rank]
+        folder = self.rank_dir(assignment.attempt, rank)
+        error_file = str(folder / ERROR) if template.kept else ""
+        ranks = worker_env(assignment, local_rank, rendezvous, error_file=error_file, given=self.env)
+        return WorkerSpec(
+            rank=rank,
+            local_rank=local_rank,
+            kind=template.kind,
+            target=template.target,
+            args=entry.worker_args(template.args, local_rank, pass_local_rank=template.pass_local_rank),
+            kwargs=template.kwargs,
+            payload=template.payload,
+            env=self.env | ranks | self._heartbeat_env(assignment.attempt, local_rank),
+            cwd=self.cwd,
+            stdout=str(folder / STDOUT),
+            stderr=str(folder / STDERR),
+            backend=template.backend,
+            numa_binding=template.numa_binding,
+        )
+
+    def _heartbeat_env(self, attempt: int, local_rank: int) -> dict[str, str]:
+        """Variables that `raylaunch.worker` reads. A worker beyond the page's slots shows no progress."""
+        has_slot = local_rank < shared_page.MAX_WORKERS
+        slot = {shared_page.PAGE_VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
+        return slot | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
+
+    def store(self, attempt: int, port: int) -> messages.StartStore:
+        """Return the order for the store of an attempt. `port` counts where the job fixes none; 0: any."""
+        template = self.template
+        return messages.StartStore(
+            attempt=attempt,
+            address=self.address,
+            master_addr=template.master_addr,
+            several_nodes=template.several_nodes,
+            port=template.master_port or port,
+            fixed=template.master_port != 0,
+        )

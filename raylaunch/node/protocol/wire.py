@@ -1,0 +1,70 @@
+"""Sends pickled messages over a socket pair, of which each end is held by one process of ours.
+
+A message that is too long for one packet travels in a memory file whose descriptor is sent instead.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from typing import Any
+
+_INLINE = 32_000
+"""Bytes; a packet must fit the socket's send buffer (net.core.wmem_default, about 200 kB on Linux)."""
+_MAX_FDS = 2
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets. SOCK_SEQPACKET keeps messages whole and tells when the other end is closed."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, message: Any, *, fd: int | None = None) -> None:
+    """Send one message, with a file descriptor if given. Raises OSError where the other end is closed."""
+    data = pickle.dumps(message)
+    fds = [] if fd is None else [fd]
+    if len(data) <= _INLINE:
+        socket.send_fds(sock, [b"i" + data], fds)
+        return
+    body = memory_file("raylaunch-message", data)
+    try:
+        socket.send_fds(sock, [b"m"], [body, *fds])
+    finally:
+        os.close(body)
+
+
+def receive(sock: socket.socket) -> tuple[Any, int | None]:
+    """Receive one message and the file descriptor that came with it. Raises EOFError where the other end is closed."""
+    packet, fds, _, _ = socket.recv_fds(sock, _INLINE * 2, _MAX_FDS)
+    if not packet:
+        raise EOFError
+    data = read_all(fds.pop(0)) if packet[:1] == b"m" else packet[1:]
+    return pickle.loads(data), fds[0] if fds else None  # noqa: S301
+
+
+def is_readable(sock: socket.socket) -> bool:
+    """Return whether `receive` would not block: there is a message, or the other end is closed."""
+    try:
+        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def memory_file(name: str, data: bytes = b"") -> int:
+    """Return the descriptor of an anonymous file in memory (memfd) that holds the data and is closed on exec."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return fd
+
+
+def read_all(fd: int) -> bytes:
+    """Return the contents of a memory file, and close it."""
+    with open(fd, "rb") as file:
+        file.seek(0)
+        return file.read()

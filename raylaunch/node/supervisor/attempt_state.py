@@ -1,0 +1,59 @@
+"""The present attempt's workers on a node, as its supervisor knows them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+
+from raylaunch.core.newtypes import NodeTime
+from raylaunch.core.placement.ranks import Assignment
+from raylaunch.node.protocol import messages
+from raylaunch.node.protocol.node_events import ProcessFailure
+
+
+@dataclass(slots=True)
+class AttemptState:
+    """Begins when the attempt is ordered, before its workers are forked."""
+
+    assignment: Assignment
+    pids: tuple[int, ...] = ()
+    """Process ids by local rank, once the workers are forked."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """Exit codes by rank, of all and only the workers whose processes are gone."""
+    late_failures: list[ProcessFailure] = field(default_factory=list)
+    """Failures of workers that were told to stop, to be reported with `ProcessesStopped`."""
+    values: dict[int, bytes] = field(default_factory=dict)
+    """Pickled return values of functions, by rank."""
+    finished: bool = False
+    """All workers have ended, and that was dealt with."""
+    shown: set[int] = field(default_factory=set)
+    """Ranks that have ended, and whose last progress was reported."""
+
+    @property
+    def attempt(self) -> int:
+        return self.assignment.attempt
+
+    def exits_with_server(self, *, stopped: bool) -> list[messages.WorkerExited]:
+        """Return an event for each worker that died with its fork server, which can report none of them."""
+        return [
+            messages.WorkerExited(
+                attempt=self.attempt,
+                rank=rank,
+                local_rank=local_rank,
+                pid=self.pids[local_rank] if local_rank < len(self.pids) else 0,
+                exit_code=-signal.SIGKILL,
+                stopped=stopped,
+                at=NodeTime(time.monotonic()),
+            )
+            for local_rank, rank in enumerate(self.assignment.ranks)
+            if rank not in self.ends
+        ]
+
+    def live(self) -> list[tuple[int, int, int]]:
+        """Return (local rank, rank, process id) of each worker that was forked and has not ended."""
+        return [worker for worker in self.forked() if worker[1] not in self.ends]
+
+    def forked(self) -> list[tuple[int, int, int]]:
+        """Return (local rank, rank, process id) of each worker that was forked."""
+        return [*zip(range(len(self.pids)), self.assignment.ranks, self.pids, strict=False)]

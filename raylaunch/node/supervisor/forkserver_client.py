@@ -1,0 +1,169 @@
+"""The supervisor's connection to its fork server, with all that may outlive a run on the node (`keep_warm`)."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from raylaunch.node.forkserver import file_timer
+from raylaunch.node.linux import processes, procfs, scratch
+from raylaunch.node.linux.processes import CLEANUP_WAIT_SECONDS
+from raylaunch.node.protocol import messages, wire
+from raylaunch.node.protocol.import_manifest import ImportManifest
+from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
+from raylaunch.node.supervisor.forkserver_process import ForkServerProcess
+from raylaunch.worker.heartbeats.shared_page import SharedPage
+
+RESET_SECONDS = 5.0
+ACTIVATE_SECONDS = 5.0
+
+Answer = TypeVar("Answer", messages.ResetDone, messages.Ready)
+
+
+class ForkServerClient:
+    """The fork server's process, its control socket, and what it is told at its start.
+
+    That is the shared page, the file timer's pipe and a temporary folder for logs. At most one supervisor uses a client
+    at a time.
+    """
+
+    def __init__(self, env: Mapping[str, str], *, kept: bool) -> None:
+        """`env`: the environment that the fork server is going to have. `kept` False: logs need a temporary folder."""
+        self.page, self._page_fd = SharedPage.create()
+        self._timer_env = file_timer.variables(env)
+        self._folder = "" if kept else scratch.new_path()
+        self._server: ForkServerProcess | None = None
+        #: The fork server's process id, once it was reset.
+        self.pid = 0
+        #: What the fork server answered to `activate`, until the supervisor takes it.
+        self.ready: messages.Ready | None = None
+        #: What the fork server has learned to import, for its successor.
+        self.manifest: ImportManifest | None = None
+        #: Our end of the socket to the fork server, while there is one; and to its standby, while we know of one.
+        self.control: socket.socket | None = None
+        self._standby: socket.socket | None = None
+        self._initialize: messages.Initialize | None = None
+
+    def complete(self, template: WorkerTemplate, *, node: str, address: str, env: dict[str, str], cwd: str) -> NodeSpec:
+        """Return a run's specification on this node, with the page, folder and variables of this client."""
+        return NodeSpec(
+            template=template,
+            node=node,
+            address=address,
+            env=env | self._timer_env,
+            cwd=cwd,
+            run_dir=self._folder or template.run_dir,
+            page=f"/proc/{os.getpid()}/fd/{self._page_fd}",
+        )
+
+    def start(self, spec: NodeSpec, preload: tuple[str, ...]) -> None:
+        """Start a fork server, which sends `Ready` when it has imported these modules. Raises OSError."""
+        ours, theirs = wire.pair()
+        with theirs:
+            self._server = ForkServerProcess(spec, theirs)
+        if self._folder:
+            scratch.create(self._folder)  # only now: the process that removes it is there
+        self.control = ours
+        self._initialize = messages.Initialize(
+            preload=preload,
+            start_method=spec.template.start_method,
+            page=spec.page,
+            learn=spec.template.learn,
+            manifest=self.manifest,
+        )
+        wire.send(ours, self._initialize)
+
+    def receive(self) -> tuple[messages.ForkServerEvent, int | None]:
+        """Receive the fork server's next event and the file descriptor that came with it. Keeps what outlives it.
+
+        Waits if there is none. Raises EOFError or OSError where the fork server is gone.
+        """
+        assert self.control is not None
+        event, fd = wire.receive(self.control)
+        if isinstance(event, messages.ManifestChanged):
+            self.manifest = event.manifest
+        if isinstance(event, messages.StandbyReady):
+            self._close_standby()
+            self._standby, fd = socket.socket(fileno=fd), None
+        return event, fd
+
+    def promote_standby(self) -> messages.Ready | None:
+        """The fork server died: let its standby serve when everything else of it is gone.
+
+        Waits for that, for seconds at most. None: there is no standby, or it does not answer.
+        """
+        if self._standby is None:
+            return None
+        assert self.control is not None and self._server is not None and self._initialize is not None  # noqa: PT018
+        self.control.close()
+        self.control, self._standby = self._standby, None
+        self._server.resume()
+        return self._request(replace(self._initialize, manifest=self.manifest), messages.Ready, CLEANUP_WAIT_SECONDS)
+
+    def reset(self) -> bool:
+        """End and forget all of a run, for seconds at most. False: the fork server did not do so in time."""
+        done = self._request(messages.Reset(), messages.ResetDone, RESET_SECONDS)
+        if done is None:
+            return False
+        self.pid = done.pid
+        if self._folder:
+            scratch.clear(self._folder)
+        return True
+
+    def memory(self) -> int:
+        """Return the bytes that the fork server and its children use (PSS); 0: not known."""
+        return sum(map(procfs.pss, (self.pid, *processes.children(self.pid))))
+
+    def activate(self) -> bool:
+        """After `reset`: return whether another run can begin. Waits for the answer, for seconds at most."""
+        self.ready = self._request(messages.Activate(), messages.Ready, ACTIVATE_SECONDS)
+        return self.ready is not None
+
+    def _request(self, order: messages.ForkServerOrder, answer: type[Answer], seconds: float) -> Answer | None:
+        """Send an order and wait for its answer. Other events that come before it are of a run that is over."""
+        assert self.control is not None
+        deadline = time.monotonic() + seconds
+        try:
+            wire.send(self.control, order)
+            while select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                event, fd = self.receive()
+                if fd is not None:
+                    os.close(fd)
+                if isinstance(event, answer):
+                    return event
+        except (EOFError, OSError, ValueError):
+            pass  # the fork server is gone, or another thread has closed the socket
+        return None
+
+    def end_server(self) -> None:
+        """End the fork server and what it has started. Waits for that, for seconds at most."""
+        self._close_standby()
+        if self.control is not None:
+            self.control.close()
+            self.control = None
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+    def _close_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None
+
+    def close(self) -> None:
+        """End the fork server, and remove the page and the temporary folder."""
+        self.end_server()
+        self.page.close()
+        os.close(self._page_fd)
+        if self._folder:
+            scratch.remove(self._folder)
+
+    @property
+    def subreaper_pid(self) -> int:
+        """The process id of the fork server's parent, 0 where there is none."""
+        return self._server.pid if self._server is not None else 0

@@ -1,0 +1,45 @@
+"""Reads the progress of a node's workers from its shared page."""
+
+from __future__ import annotations
+
+import time
+
+from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
+from raylaunch.node.supervisor.attempt_state import AttemptState
+from raylaunch.worker.heartbeats import shared_page as fields
+from raylaunch.worker.heartbeats.shared_page import SharedPage
+
+
+def read_heartbeat(page: SharedPage, state: AttemptState | None) -> Heartbeat | None:
+    """Return the progress of all live workers, and a last time of those that have ended. None: none are started."""
+    if state is None or not state.pids:
+        return None
+    now = time.monotonic_ns()
+    marks = [
+        _mark(page, local_rank, rank, now)
+        for local_rank, rank, _ in state.forked()
+        if local_rank < fields.MAX_WORKERS and rank not in state.shown
+    ]
+    state.shown |= state.ends.keys()
+    return Heartbeat(attempt=state.attempt, marks=tuple(marks))
+
+
+def _mark(page: SharedPage, local_rank: int, rank: int, now: int) -> WorkerProgress:
+    numbers, slot = page.numbers, fields.slot_offset(local_rank)
+    marked_at, first_at = numbers[slot + fields.ALIVE_AT], numbers[slot + fields.FIRST_PROGRESS_AT]
+    return WorkerProgress(
+        rank=rank,
+        marks=numbers[slot + fields.PROGRESS],
+        age=max(0.0, (now - marked_at) / 1e9) if marked_at else 0.0,
+        step=_step(numbers[slot + fields.LAST_STEP]),
+        asked=_step(numbers[slot + fields.POLLED_STEP]),
+        saved=_step(numbers[slot + fields.SAVED_STEP]),
+        busy=numbers[slot + fields.BUSY] > 0,
+        first_age=max(0.0, (now - first_at) / 1e9) if first_at else None,
+        first_step=_step(numbers[slot + fields.FIRST_STEP]),
+    )
+
+
+def _step(number: int) -> int | None:
+    """Decode a step, which the page holds plus one, so that 0 means none."""
+    return number - 1 if number else None

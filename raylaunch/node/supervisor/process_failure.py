@@ -1,0 +1,156 @@
+"""What is known of a worker that died: its report, its error file, the end of its stderr, and other evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from raylaunch.core.failures import error_file
+from raylaunch.core.failures.failure import WorkerError
+from raylaunch.core.record.run_layout import ERROR, STDERR, STDOUT
+from raylaunch.node.linux.oom import OomKills
+from raylaunch.node.protocol import wire
+from raylaunch.node.protocol.messages import WorkerExited
+from raylaunch.node.protocol.node_events import ProcessFailure
+from raylaunch.worker.runtime.spec import Report
+
+_TAIL_BYTES = 8192
+_TAIL_LINES = 20
+_MOST_ERROR_BYTES = 256 * 1024
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+_SHELL = 128
+"""A shell exits with this plus the number of the signal that killed its command."""
+
+
+def report(fd: int | None) -> Report:
+    """Read the report that a worker left in this file, and close it. Empty where it left none or an incomplete one."""
+    data = b"" if fd is None else wire.read_all(fd)
+    try:
+        found = pickle.loads(data)  # noqa: S301
+    except Exception:  # noqa: BLE001
+        return Report()
+    return found if isinstance(found, Report) else Report()
+
+
+def failure(
+    exited: WorkerExited, report: Report, folder: PurePath, oom_kills: OomKills, *, kept: bool
+) -> ProcessFailure:
+    """Return all that can be found out about the end of a worker. Leaves an error file where the worker left none.
+
+    `folder` is the worker's own. `kept` False: it goes with the run, so no path in it is told.
+    """
+    path = Path(folder / ERROR)
+    error, spoilt = _recorded(path)
+    if report.error_type:
+        error = _reported(report, error)
+        if not os.path.lexists(path):
+            _write(path, error)
+    last_lines = tail(Path(folder / STDERR))
+    return ProcessFailure(
+        attempt=exited.attempt,
+        rank=exited.rank,
+        local_rank=exited.local_rank,
+        pid=exited.pid,
+        at=exited.at,
+        exit_code=exited.exit_code,
+        stopped=exited.stopped,
+        host=socket.gethostname(),
+        error=error,
+        error_file=str(path) if kept and path.exists() else "",
+        spoilt=spoilt,
+        evidence="" if exited.stopped else _evidence(exited.exit_code, exited.pid, last_lines, oom_kills),
+        stdout=str(folder / STDOUT) if kept else "",
+        stderr=str(folder / STDERR) if kept else "",
+        tail=last_lines,
+    )
+
+
+def _recorded(path: Path) -> tuple[WorkerError | None, str]:
+    """Return what the error file says, and why it cannot be read (`""` where it can, or where there is none)."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            data = file.read(_MOST_ERROR_BYTES + 1) or b""
+    except (FileNotFoundError, NotADirectoryError):
+        return None, ""
+    except OSError as error:
+        return None, str(error.strerror)
+    if len(data) > _MOST_ERROR_BYTES:
+        return None, f"it has more than {_MOST_ERROR_BYTES // 1024} KiB"
+    try:
+        return error_file.parse(data.decode()), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open without blocking, in case the path is a named pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _reported(report: Report, recorded: WorkerError | None) -> WorkerError:
+    """Return the reported error. If the error file has the same one, its time and its text are kept."""
+    error = WorkerError(
+        type=report.error_type,
+        message=report.message,
+        traceback=report.traceback,
+        hopeless=report.hopeless,
+        timestamp=int(time.time()),
+    )
+    if recorded is None or (recorded.type, recorded.message) != (error.type, error.message):
+        return error
+    return replace(error, timestamp=recorded.timestamp, written=recorded.written)
+
+
+def _write(path: Path, error: WorkerError) -> None:
+    """Write an error file in the form of torchelastic's `@record`, for tools that read those. Errors are ignored."""
+    with contextlib.suppress(OSError), open(path, "w", opener=_private) as file:
+        file.write(error_file.compose(error))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _evidence(exit_code: int, pid: int, last_lines: str, kills: OomKills) -> str:
+    """Return what else is known of a death by signal."""
+    match exit_code:
+        case _ if exit_code == -signal.SIGKILL:
+            return kills.evidence(pid or None)
+        case _ if exit_code == _SHELL + signal.SIGKILL:
+            return kills.evidence(None)  # what was killed is a child of the worker
+        case _ if exit_code == -signal.SIGABRT and "std::bad_alloc" in last_lines:
+            return "out of memory: std::bad_alloc"
+        case _ if exit_code == -signal.SIGBUS:
+            return shared_memory_use()
+        case _:
+            return ""
+
+
+def shared_memory_use(path: str = _SHARED_MEMORY) -> str:
+    """Return how full /dev/shm is: the most common reason for SIGBUS."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return ""
+    size, free = (blocks * found.f_frsize / 2**20 for blocks in (found.f_blocks, found.f_bavail))
+    return f"{path}: {size - free:.0f} of {size:.0f} MiB in use"
+
+
+def tail(path: Path) -> str:
+    """Return the last lines of a log file; `""` where there is none."""
+    try:
+        with path.open("rb") as file:
+            before = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+            file.seek(before)
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    if before and len(lines) > 1:
+        del lines[0]  # a part of a line: a secret cut in two would not be redacted
+    return "\n".join(lines[-_TAIL_LINES:])

@@ -1,0 +1,327 @@
+"""The agent's side of the fork server: turns orders for the node into processes, and their ends into node events."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import assert_never
+
+from raylaunch.core.monitoring.heartbeat import Heartbeat
+from raylaunch.node.linux.oom import OomKills
+from raylaunch.node.protocol import lease_page, messages, wire
+from raylaunch.node.protocol.import_manifest import ImportManifest
+from raylaunch.node.protocol.node_events import ProcessesExited, ProcessesStopped, ProcessFailure, SupervisorEvent
+from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.orders import (
+    CommitCheckpoint,
+    DumpStacks,
+    LaunchWorkers,
+    OpenStore,
+    Order,
+    ProposeCheckpoint,
+    SignalWorkers,
+    StopWorkers,
+)
+from raylaunch.node.supervisor import process_failure
+from raylaunch.node.supervisor.attempt_state import AttemptState
+from raylaunch.node.supervisor.forkserver_client import ForkServerClient
+from raylaunch.node.supervisor.heartbeat_reader import read_heartbeat
+from raylaunch.node.supervisor.pending_orders import PendingOrders
+from raylaunch.node.supervisor.polling import PagePoller
+from raylaunch.worker.heartbeats.shared_page import LEASE_EXPIRES_AT
+from raylaunch.worker.runtime.spec import Report
+
+_MOST_FALSE_STARTS = 3
+
+
+class Supervisor:
+    """One node's processes. Never blocks: its owner waits until `fileno()` is readable, and then calls `poll`.
+
+    Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        template: WorkerTemplate,
+        *,
+        node: str,
+        address: str,
+        env: dict[str, str],
+        cwd: str,
+        client: ForkServerClient | None = None,
+    ) -> None:
+        """`client`: that of an earlier run with equal per-process fields, whose fork server is active again."""
+        self.client = ForkServerClient(env, kept=template.kept) if client is None else client
+        self._page = self.client.page
+        self.spec = self.client.complete(template, node=node, address=address, env=env, cwd=cwd)
+        #: Whether the fork server has imported everything and takes orders.
+        self.ready = False
+        #: The fork server's process id, 0 until it is ready.
+        self.server_pid = 0
+        self.attempt_state: AttemptState | None = None
+        self._poller = PagePoller(self._page, node)
+        self._epoll = select.epoll()
+        self._epoll.register(self._poller, select.EPOLLIN)
+        self.pending = PendingOrders()
+        self._preload = template.preload
+        #: Why `_preload` is less than the template's.
+        self._why: tuple[str, ...] = ()
+        #: Fork servers in a row that died before they were ready.
+        self._false_starts = 0
+        self._oom_kills = OomKills()
+        self._closed = False
+
+    @property
+    def manifest(self) -> ImportManifest | None:
+        """What the zygote imports ahead of the script, as the fork server last reported."""
+        return self.client.manifest
+
+    def start(self) -> None:
+        """Start the fork server, unless there is one. `Ready` follows when it has imported everything."""
+        if self.client.control is None:
+            self.client.start(self.spec, self._preload)
+        self._watch_control()
+        if self.client.ready is not None:
+            self._poller.wake()
+
+    def _watch_control(self) -> None:
+        assert self.client.control is not None
+        self._epoll.register(self.client.control, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Return a file descriptor that is readable when `poll` has something. It outlives fork servers."""
+        return self._epoll.fileno()
+
+    # Orders.
+
+    def handle(self, order: Order) -> None:
+        """Carry out one order. Returns at once; what comes of it is an event that `poll` returns."""
+        match order:
+            case LaunchWorkers():
+                self._launch(order)
+            case StopWorkers():
+                self._poller.drop_checkpoint()
+                self._send(order)
+            case SignalWorkers():
+                if self.ready:
+                    self._send(order)
+            case DumpStacks():
+                self._poller.dump_stacks(order, self.attempt_state)
+                if self.ready:
+                    self._send(order)
+            case OpenStore():
+                self._send(self.spec.store(order.attempt, port=0))
+            case ProposeCheckpoint():
+                self._poller.propose_checkpoint(order, self.attempt_state)
+            case CommitCheckpoint():
+                self._poller.commit_checkpoint(order)
+            case _:
+                assert_never(order)
+
+    def _launch(self, order: LaunchWorkers) -> None:
+        assignment = order.assignment
+        workers = tuple(self.spec.worker(assignment, rank, order.rendezvous) for rank in range(assignment.nproc))
+        self._poller.drop_checkpoint()
+        self.attempt_state = AttemptState(assignment=assignment)
+        self._send(messages.StartWorkers(attempt=assignment.attempt, workers=workers))
+        self._oom_kills.reset()
+
+    def _send(self, order: messages.ForkServerOrder) -> None:
+        """Send to the fork server; what it cannot get now, it gets when it is ready."""
+        control = self.client.control if self.ready else None
+        self.pending.add(order, sent=control is not None)
+        if control is not None:
+            with contextlib.suppress(OSError):  # gone: `poll` finds out and handles that
+                wire.send(control, order)
+
+    def renew_lease(self, until_ns: int) -> None:
+        """Let the node's processes live until then, by `lease_clock`. 0: without an end.
+
+        After that time the fork server and the workers end by themselves, even if this process is stopped. A lease that
+        has expired cannot be renewed.
+        """
+        if self._closed or lease_page.has_expired(self._page):
+            return
+        shortened = self.ready and lease_page.is_shortened(self._page, until_ns)
+        self._page.numbers[LEASE_EXPIRES_AT] = until_ns
+        if shortened:
+            self._send(messages.ReadPage())
+
+    def heartbeat(self) -> Heartbeat | None:
+        """Return the progress of the present attempt's workers; None where none are started."""
+        return None if self._closed else read_heartbeat(self._page, self.attempt_state)
+
+    def values(self) -> dict[int, bytes]:
+        """Return what the functions of the present attempt returned (or raised), pickled, by rank."""
+        return dict(self.attempt_state.values) if self.attempt_state is not None else {}
+
+    # The end.
+
+    def release_client(self) -> ForkServerClient | None:
+        """End the run, but keep the fork server for the next one. None: nothing could be kept, all has ended.
+
+        Waits for the end of the run's processes, for seconds at most.
+        """
+        client, self.attempt_state = self.client, None
+        if not (self.ready and self._preload == self.spec.template.preload and client.reset()):
+            self.close()
+            return None
+        self._closed = True
+        self._close_files()
+        return client
+
+    def close(self) -> None:
+        """End the fork server and every process that it started. Waits for that, for seconds at most."""
+        if self._closed:
+            return
+        self._closed = True
+        self.client.end_server()
+        self._close_files()
+        self.client.close()
+
+    def _close_files(self) -> None:
+        self._oom_kills.close()
+        self._epoll.close()
+        self._poller.close()
+
+    # Events.
+
+    def poll(self) -> list[SupervisorEvent]:
+        """Return everything that has happened since the last call."""
+        found: list[SupervisorEvent] = []
+        failures: list[ProcessFailure] = []
+        for event, fd in self._receive():
+            self.pending.acknowledge(event)
+            match event:
+                case messages.WorkerExited():
+                    failures.extend(self._exited(event, fd))
+                case messages.WorkersForked():
+                    found.extend(self._exits(failures))
+                    found.append(self._started(event))
+                case messages.WorkersGone():
+                    found.extend(self._exits(failures))
+                    found.append(self._stopped(event.attempt))
+                case messages.Ready():
+                    found.extend(self._exits(failures))
+                    found.append(self._begin_serving(event))
+                case messages.StoreOpened():
+                    found.append(event)
+                case messages.StackDumpStarted():
+                    self._poller.dump_started(event, fd)
+                case messages.ManifestChanged():
+                    found.append(replace(event, manifest=None))
+                case messages.StandbyReady() | messages.ResetDone():
+                    pass  # both are the client's
+        found.extend(self._exits(failures))
+        found.extend(self._poller.poll(self.attempt_state))
+        return found
+
+    def _receive(self) -> Iterator[tuple[messages.ForkServerEvent, int | None]]:
+        activated, self.client.ready = self.client.ready, None
+        if activated is not None:
+            yield activated, None
+        while (control := self.client.control) is not None and wire.is_readable(control):
+            try:
+                yield self.client.receive()
+            except (EOFError, ConnectionError):
+                yield from self._server_died()
+                return
+
+    def _begin_serving(self, ready: messages.Ready) -> messages.Ready:
+        self.server_pid = ready.pid
+        self.ready = True
+        for order in self.pending.take_unsent():
+            self._send(order)
+        return replace(ready, why=self._why + ready.why)
+
+    def _exited(self, exited: messages.WorkerExited, fd: int | None) -> list[ProcessFailure]:
+        """Return the failures to report now. Those of workers that were told to stop wait for `ProcessesStopped`."""
+        report = process_failure.report(fd)
+        state = self.attempt_state
+        if state is None or exited.attempt != state.attempt:
+            return [self._failure(exited, report)] if exited.exit_code and not exited.stopped else []
+        state.ends[exited.rank] = exited.exit_code
+        if report.value:
+            state.values[exited.rank] = report.value
+        if exited.exit_code == 0:
+            return []
+        failure = self._failure(exited, report)
+        if exited.stopped:
+            state.late_failures.append(failure)
+            return []
+        return [failure]
+
+    def _failure(self, exited: messages.WorkerExited, report: Report) -> ProcessFailure:
+        folder = self.spec.rank_dir(exited.attempt, exited.rank)
+        return process_failure.failure(exited, report, folder, self._oom_kills, kept=self.spec.template.kept)
+
+    def _exits(self, failures: list[ProcessFailure]) -> Iterator[ProcessesExited]:
+        """Make one event per attempt of these failures, and clear them; or one that says that all workers finished."""
+        for attempt in sorted({failure.attempt for failure in failures}):
+            own = tuple(failure for failure in failures if failure.attempt == attempt)
+            yield ProcessesExited(attempt=attempt, failures=own)
+        failures.clear()
+        state = self.attempt_state
+        if state is not None and not state.finished and set(state.assignment.ranks) <= set(state.ends):
+            state.finished = True
+            if not any(state.ends.values()):
+                yield ProcessesExited(attempt=state.attempt)
+
+    def _started(self, event: messages.WorkersForked) -> messages.WorkersForked:
+        if self.attempt_state is not None and self.attempt_state.attempt == event.attempt:
+            self.attempt_state.pids = event.pids
+        return event
+
+    def _stopped(self, attempt: int) -> ProcessesStopped:
+        late: tuple[ProcessFailure, ...] = ()
+        state = self.attempt_state
+        if state is not None and state.attempt == attempt:
+            late, state.late_failures = tuple(state.late_failures), []
+        return ProcessesStopped(attempt=attempt, failures=late)
+
+    # The fork server's death.
+
+    def _server_died(self) -> Iterator[tuple[messages.ForkServerEvent, int | None]]:
+        """Go on with the fork server's standby, or start another. Yields what the dead one owed.
+
+        Its workers have died with it, and what they leave is killed first.
+        """
+        successor = self.client.promote_standby() if not lease_page.has_expired(self._page) else None
+        if successor is None:
+            self.client.end_server()
+        self._false_starts = 0 if self.ready else self._false_starts + 1
+        self.ready = False
+        state = self.attempt_state
+        if state is not None and self.pending.launch is None:
+            stopped = state.attempt in self.pending.stopping or lease_page.has_expired(self._page)
+            for exited in state.exits_with_server(stopped=stopped):
+                yield exited, None
+        for attempt in sorted(self.pending.stopping):
+            yield messages.WorkersGone(attempt=attempt), None
+        self.pending.prepare_for_successor(self.spec)
+        if successor is None:
+            yield from self._restart_server()
+            return
+        self._watch_control()
+        yield replace(successor, why=()), None
+
+    def _restart_server(self) -> Iterator[tuple[messages.ForkServerEvent, int | None]]:
+        """Start another fork server, without the preload if the last one died before it was ready.
+
+        After several that did, and where the lease has expired, start none, and yield a `Ready` without torch.
+        """
+        died_too_often = self._false_starts >= _MOST_FALSE_STARTS
+        why = "the fork server dies again and again while it imports torch" if died_too_often else ""
+        why = "nothing was heard of the driver for too long" if lease_page.has_expired(self._page) else why
+        if self._false_starts and self._preload:
+            self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
+            self._preload = ()
+        try:
+            if not why:
+                self.start()
+                return
+        except OSError as error:
+            why = f"the fork server cannot be started: {error}"
+        yield messages.Ready(start_method="", why=(why,), torch=False, pid=0), None

@@ -1,0 +1,148 @@
+"""Writes one worker's slot of the shared page, and reads from the header what the worker is asked to do.
+
+The script calls this on each step, so a method takes a microsecond or two.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from time import monotonic_ns, sleep
+
+from raylaunch.worker.heartbeats import shared_page
+
+_POLL_SECONDS = 0.001
+"""Between two reads of a step that is proposed, until it is committed or withdrawn."""
+
+
+class HeartbeatWriter:
+    """The writer of one slot, in the process that owns it; in a forked child it writes nothing.
+
+    `completed` is always the number of steps that are done by the script's own count.
+    """
+
+    def __init__(self, numbers: memoryview, slot: int) -> None:
+        self._numbers: memoryview | None = numbers
+        self._slot = slot
+        #: The steps of the checkpoint that the script was told to write and has not reported yet, or 0.
+        self.save_in_progress = 0
+        #: Whether the script calls `should_checkpoint`; then only that says at which step it is.
+        self.script_reports_steps = False
+        self._open_sections = 0
+        self._unobservable = False
+        self._lock = threading.RLock()  # reentrant: a signal handler may enter a section
+        self._progress = numbers[slot + shared_page.PROGRESS]  # not 0 if a program before this one was the worker
+        self._progress_at_poll = self._progress
+        self._write_busy()
+
+    def detach(self) -> None:
+        """Write nothing any more. Called in a forked child, because the slot is its parent's."""
+        self._numbers = None
+
+    def record_alive(self) -> None:
+        """Record that this process is alive. If the node's lease has expired, kill this process instead."""
+        numbers = self._numbers
+        if numbers is None:
+            return
+        lease = numbers[shared_page.LEASE_EXPIRES_AT]
+        if lease and shared_page.lease_clock() > lease:
+            os.kill(os.getpid(), signal.SIGKILL)
+        numbers[self._slot + shared_page.ALIVE_AT] = monotonic_ns()
+
+    def record_progress(self, completed: int = 0) -> None:
+        """Record an optimizer step or a heartbeat. `completed` is 0 where the count is not known."""
+        self.record_alive()
+        numbers = self._numbers
+        if numbers is None:
+            return
+        if completed and not self.script_reports_steps:
+            if not numbers[self._slot + shared_page.FIRST_STEP]:
+                numbers[self._slot + shared_page.FIRST_STEP] = completed
+            numbers[self._slot + shared_page.LAST_STEP] = completed
+        if not self._progress:
+            numbers[self._slot + shared_page.FIRST_PROGRESS_AT] = numbers[self._slot + shared_page.ALIVE_AT]
+        self._progress = progress = self._progress + 1
+        numbers[self._slot + shared_page.PROGRESS] = progress
+
+    def should_save(self, completed: int) -> bool:
+        """Record that the script has done so many steps, and return whether it is to save now."""
+        if not self.script_reports_steps:
+            self.script_reports_steps = True
+            self._write(shared_page.FIRST_STEP, completed)
+        if self._progress == self._progress_at_poll:  # no optimizer of torch steps in this loop
+            self.record_progress()
+        else:
+            self.record_alive()
+        self._progress_at_poll = self._progress
+        self._write(shared_page.LAST_STEP, completed)
+        self._write(shared_page.POLLED_STEP, completed)
+        if not self.is_save_proposed(completed) or not self.await_commit(completed):
+            return False
+        self.save_in_progress = completed
+        self._write_busy()
+        return True
+
+    def is_save_proposed(self, completed: int) -> bool:
+        """Return whether a step is proposed to save after that this rank has done."""
+        numbers = self._numbers
+        return numbers is not None and 0 < numbers[shared_page.PROPOSED_STEP] <= completed
+
+    def is_save_committed(self, completed: int) -> bool:
+        """Return whether a step is committed to save after that this rank has done."""
+        numbers = self._numbers
+        if numbers is None:
+            return False
+        proposed = numbers[shared_page.PROPOSED_STEP]  # read once: it may change between two reads
+        return 0 < proposed <= completed and numbers[shared_page.COMMITTED_STEP] == proposed
+
+    def await_commit(self, completed: int) -> bool:
+        """Wait until the proposed step is committed (True), withdrawn, or replaced by a later one (False).
+
+        Another rank may have passed the step, so that takes a message to the driver and back.
+        """
+        while self.is_save_proposed(completed):
+            if self.is_save_committed(completed):
+                return True
+            self.record_alive()
+            sleep(_POLL_SECONDS)
+        return False
+
+    def record_saved(self, completed: int) -> None:
+        """Record that a checkpoint after so many steps is written."""
+        self._write(shared_page.SAVED_STEP, completed)
+        self.save_in_progress = 0
+        self._write_busy()
+        self.record_alive()
+
+    def set_waiting(self, waiting: bool) -> None:
+        """Record whether the worker waits for SIGTERM."""
+        self._write(shared_page.WAITING_FOR_STOP, int(waiting))
+
+    def enter_section(self) -> None:
+        """Record that a section was entered. Sections may nest."""
+        self._change_open_sections(1)
+
+    def exit_section(self) -> None:
+        """Record that a section was left."""
+        self._change_open_sections(-1)
+
+    def _change_open_sections(self, by: int) -> None:
+        with self._lock:
+            self._open_sections += by
+        self._write_busy()
+        self.record_alive()
+
+    def set_unobservable(self, unobservable: bool) -> None:
+        """Record whether steps happen without a call of our hook, as those of a replayed CUDA graph do."""
+        if self._unobservable != unobservable:
+            self._unobservable = unobservable
+            self._write_busy()
+
+    def _write_busy(self) -> None:
+        self._write(shared_page.BUSY, self._open_sections + bool(self.save_in_progress) + self._unobservable)
+
+    def _write(self, field: int, value: int) -> None:
+        numbers = self._numbers
+        if numbers is not None:
+            numbers[self._slot + field] = value

@@ -1,0 +1,123 @@
+"""The shared page: memory that a node's agent, its fork server and its workers read and write without locks.
+
+The page has a header and a slot for each local rank. Every field is an aligned 64-bit number that only one process
+writes, so no read is ever torn. A field that holds a step holds it plus one; 0 says that there was none.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from typing import Final
+
+PAGE_VARIABLE = "RAYLAUNCH_PAGE"
+"""In a worker's environment: `PATH:LOCAL_RANK`. The path can be opened as long as the agent lives."""
+
+MAX_WORKERS: Final = 1000
+"""Workers of a node with a local rank from here on have no slot."""
+_HEADER_FIELDS: Final = 8
+_SLOT_FIELDS: Final = 16
+PAGE_BYTES: Final = 8 * (_HEADER_FIELDS + _SLOT_FIELDS * MAX_WORKERS)
+
+LEASE_EXPIRES_AT: Final = 0
+"""Header, written by the agent: `lease_clock` at which the node counts as lost, unless it is renewed; 0: no lease."""
+ATTEMPT: Final = 1
+"""Header, written by the fork server: the attempt whose workers have the slots."""
+PROPOSED_STEP: Final = 2
+"""Header, written by the agent: the step after which all ranks are to save, plus one; 0: none."""
+COMMITTED_STEP: Final = 3
+"""Header, written by the agent: PROPOSED_STEP, once it is known that no rank had passed that step."""
+
+PROGRESS: Final = 0
+"""Slot: the number of optimizer steps and heartbeats in the attempt."""
+ALIVE_AT: Final = 1
+"""Slot: CLOCK_MONOTONIC, in ns, of the last write."""
+LAST_STEP: Final = 2
+"""Slot: the last step that was done, by the script's own count, plus one."""
+POLLED_STEP: Final = 3
+"""Slot: the last step that `should_checkpoint` was called with, plus one."""
+SAVED_STEP: Final = 4
+"""Slot: the last step that `checkpointed` was called with, plus one."""
+WAITING_FOR_STOP: Final = 5
+"""Slot: 1 while the worker has saved as it was asked to, and waits for SIGTERM."""
+BUSY: Final = 6
+"""Slot: how many reasons there are to expect no progress: open sections, a checkpoint, a captured CUDA graph."""
+OWNER_PID: Final = 7
+"""Slot: the process that writes it. That is the worker; for a `command`, the first process that uses the API."""
+FIRST_PROGRESS_AT: Final = 8
+"""Slot: CLOCK_MONOTONIC, in ns, of the attempt's first progress."""
+FIRST_STEP: Final = 9
+"""Slot: the first step that was done in the attempt, by the script's own count, plus one."""
+
+_NAME: Final = "raylaunch-page"
+
+
+def lease_clock() -> int:
+    """Return CLOCK_BOOTTIME in ns. Unlike CLOCK_MONOTONIC it goes on while the machine is suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class SharedPage:
+    """The page, mapped into this process until it ends.
+
+    `numbers` holds all fields: a header field is at its own index, a slot's field at `slot_offset(rank) + FIELD`.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.numbers = _map(fd)
+
+    @classmethod
+    def create(cls) -> tuple[SharedPage, int]:
+        """Create a page of zeros; return it and the file descriptor by which other processes can open it."""
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.ftruncate(fd, PAGE_BYTES)
+        return cls(fd), fd
+
+    @classmethod
+    def open(cls, path: str) -> SharedPage:
+        """Map the page of another process, `/proc/PID/fd/FD`. Raises OSError, also where that is something else."""
+        if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
+            raise FileNotFoundError(errno.ENOENT, "there is no page", path)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size != PAGE_BYTES:
+                raise OSError(errno.EINVAL, "the page is of another version", path)
+            return cls(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Make `numbers` unusable. The memory stays mapped."""
+        self.numbers.release()
+
+    def reset(self, attempt: int, workers: int) -> None:
+        """Clear the proposed step and the slots for the workers of a new attempt. The lease stays."""
+        self.numbers[PROPOSED_STEP] = self.numbers[COMMITTED_STEP] = 0
+        for index in range(_HEADER_FIELDS, _HEADER_FIELDS + _SLOT_FIELDS * min(workers, MAX_WORKERS)):
+            self.numbers[index] = 0
+        self.numbers[ATTEMPT] = attempt
+
+
+def slot_offset(local_rank: int) -> int:
+    """Return the index of the first field of a worker's slot."""
+    return _HEADER_FIELDS + _SLOT_FIELDS * local_rank
+
+
+def _map(fd: int) -> memoryview:
+    """Map the file with mmap(2).
+
+    Python's `mmap` would keep a duplicate of the descriptor, which a script that closes all files breaks: the number
+    may then belong to another file, which `mmap` would close in the end.
+    """
+    import ctypes  # noqa: PLC0415
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    arguments = (ctypes.c_size_t(PAGE_BYTES), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, ctypes.c_long(0))
+    address = libc.mmap(None, *arguments)
+    if address in (None, ctypes.c_void_p(-1).value):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return memoryview((ctypes.c_byte * PAGE_BYTES).from_address(address)).cast("B").cast("q")

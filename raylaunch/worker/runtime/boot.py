@@ -1,0 +1,200 @@
+"""Runs the user's code in a process that was started for it, and reports how it ended.
+
+It runs in one of two ways: in a child of the fork server (`set_up_and_run`), or as the program of a fresh interpreter,
+`python -u boot.py SPEC_FD REPORT_FD STACKS_FD` (`start_method: spawn`). Either way the user's code finds what
+`python -u train.py` would have given it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # Started by path: make our own package importable without putting the current folder on sys.path.
+    sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 4)[0]]
+
+import faulthandler
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from raylaunch.worker.heartbeats import checkpoint_wait, slot_owner
+from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
+from raylaunch.worker.runtime.process_setup import set_up_process
+from raylaunch.worker.runtime.spec import Report, WorkerSpec
+
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+"""The folder of `raylaunch.worker`."""
+_OWN_FRAMES = (_OWN_FOLDER, "<frozen runpy>", "<frozen importlib")
+
+
+def set_up_and_run(
+    spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int, parent: int, target: Callable[..., int]
+) -> int:
+    """Set up this forked process, then return what `target` returns: `run`, or a function that starts it by exec."""
+    try:
+        set_up_process(spec, report_fd, stacks_fd, parent, imports_fd)
+    except (OSError, ValueError) as error:
+        _write_permanent_error(report_fd, error)
+        return 1
+    return target(spec, report_fd, stacks_fd, imports_fd)
+
+
+def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) -> int:
+    """Run the user's code as `__main__`, and return the exit code that Python would have ended with.
+
+    An error goes into the file `report_fd` as a pickled `Report`. `stacks_fd` is the file for stack dumps, and
+    `imports_fd` the one for the modules that the script imports, or -1.
+    """
+    faulthandler.enable()
+    _reseed()
+    tcpstore_patch.remember(spec)
+    try:
+        numa.bind(spec)
+    except numa.CannotBindError as error:
+        return _refuse(report_fd, error)
+    if spec.kind == "command":
+        return _exec_command(spec, report_fd)
+    stack_signal.register(stacks_fd)
+    slot_owner.claim()
+    if imports_fd >= 0:
+        import_recorder.ImportRecorder(imports_fd, spec.local_rank).install()
+    try:
+        value = entry.run(spec)
+        checkpoint_wait.wait_instead_of_exiting()
+        report = Report(value=entry.pickled(value)) if spec.kind == "pickle" else None
+    except SystemExit as stop:
+        code = _exit_code(stop)
+        if code == 0:
+            checkpoint_wait.wait_instead_of_exiting()
+        return code
+    except KeyboardInterrupt as error:
+        _print_traceback(without_own_frames(error))
+        sys.excepthook = lambda *_: None  # printed already; the interpreter still runs exit handlers and SIGINT
+        raise
+    except entry.CannotBeginError as error:
+        return _refuse(report_fd, error)
+    except BaseException as error:  # noqa: BLE001
+        _write_report(report_fd, _error_report(without_own_frames(error), with_object=spec.kind == "pickle"))
+        _print_traceback(error)
+        return 1
+    if report is not None:
+        _write_report(report_fd, report)
+    return 0
+
+
+def _reseed() -> None:
+    """Seed NumPy's and torch's global generators anew: forked workers would all draw the same numbers.
+
+    torch seeds the generators of CUDA devices only when it first uses them.
+    """
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+
+
+def _exec_command(spec: WorkerSpec, report_fd: int) -> int:
+    """Replace this process by another program. Return 127, as a shell does, where that fails."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # only Python ignores these
+    try:
+        os.execvpe(spec.target, [spec.target, *map(str, spec.args)], spec.env)
+    except OSError as error:
+        report = Report(
+            error_type=type(error).__name__, message=f"cannot run `{spec.target}`: {error.strerror}", hopeless=True
+        )
+        print(f"{report.error_type}: {report.message}", file=sys.stderr)
+        _write_report(report_fd, report)
+        return 127
+
+
+def _exit_code(stop: SystemExit) -> int:
+    """Return the exit code that Python derives from `sys.exit(x)`."""
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback with `sys.excepthook`, which may be the user's own."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as failed:  # noqa: BLE001
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exception(without_own_frames(failed))
+        print("\nOriginal exception was:", file=sys.stderr)
+        traceback.print_exception(error)
+
+
+def without_own_frames(error: BaseException) -> BaseException:
+    """Remove the outermost frames from the error's traceback as long as they are of `raylaunch.worker`."""
+    trace = error.__traceback__
+    while trace is not None and _is_own(trace.tb_frame):
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OWN_FRAMES)
+
+
+def _error_report(error: BaseException, *, with_object: bool) -> Report:
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return Report(
+        error_type=type(error).__name__,
+        message=_message(error),
+        traceback="".join(lines),
+        value=entry.pickled(error) if with_object else b"",
+    )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001
+        return "(its text cannot be made)"
+
+
+def _refuse(report_fd: int, error: BaseException) -> int:
+    """Say on stderr and in the report that the user's code cannot be started; return the exit code."""
+    print(f"raylaunch: {error}", file=sys.stderr)
+    _write_permanent_error(report_fd, error)
+    return 1
+
+
+def _write_permanent_error(report_fd: int, error: BaseException) -> None:
+    """Report an error that a restart would meet again: a folder that is missing, a log file that cannot be opened."""
+    _write_report(report_fd, Report(error_type=type(error).__name__, message=str(error), hopeless=True))
+
+
+def _write_report(report_fd: int, report: Report) -> None:
+    data = memoryview(pickle.dumps(report))
+    while data:
+        data = data[os.write(report_fd, data) :]
+
+
+def main() -> int:
+    """Run as the program of a fresh interpreter, in a process that is set up already; return its exit code."""
+    spec_fd, report_fd, stacks_fd = map(int, sys.argv[1:])
+    with open(spec_fd, "rb") as file:
+        file.seek(0)
+        spec: Any = pickle.load(file)  # noqa: S301
+    for fd in (report_fd, stacks_fd):
+        os.set_inheritable(fd, False)
+    entry.demote_bootstrap_path()
+    tcpstore_patch.apply()
+    return run(spec, report_fd, stacks_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

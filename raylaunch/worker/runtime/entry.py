@@ -1,0 +1,224 @@
+"""Calls the user's code: a script, a module, an importable function, or a pickled function object.
+
+Scripts and modules are run as the interpreter itself runs `python train.py` and `python -m train` (`Modules/main.c` and
+`Lib/runpy.py` of CPython), so that they find the same sys.argv, sys.path and `__main__`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import os
+import pickle
+import pkgutil
+import runpy
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from string import Template
+from typing import Any
+
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+NO_PROCESS_GROUP = "none"
+"""The `backend` of functions that make their process group themselves, or want none."""
+
+
+class CannotBeginError(Exception):
+    """The user's code cannot be found or entered. A restart would fail in the same way."""
+
+
+def demote_bootstrap_path() -> None:
+    """Move the first entry of sys.path, with which this program found its package, to the end of sys.path.
+
+    The folder of the user's script takes its place later.
+    """
+    bootstrap = sys.path.pop(0)
+    if bootstrap not in sys.path:
+        sys.path.append(bootstrap)
+
+
+def worker_args(args: Sequence[Any], local_rank: int, *, pass_local_rank: bool) -> tuple[Any, ...]:
+    """Return the arguments of one worker.
+
+    `${local_rank}` is replaced as torchrun does it, with `string.Template` (`torch/distributed/elastic/utils/api.py`),
+    so `$$` becomes `$`. `pass_local_rank` puts `--local-rank=N` before them, as `torch.distributed.launch` does.
+    """
+    own = [Template(arg).safe_substitute(local_rank=local_rank) if isinstance(arg, str) else arg for arg in args]
+    return (f"--local-rank={local_rank}", *own) if pass_local_rank else tuple(own)
+
+
+def run(spec: WorkerSpec) -> object:
+    """Run the user's code. Return what a function returned, and None for a script or a module."""
+    if spec.kind == "script":
+        run_script(spec.target, spec.args)
+        return None
+    if spec.kind == "module":
+        run_module(spec.target, spec.args)
+        return None
+    return run_function(spec)
+
+
+def run_script(path: str, args: Sequence[Any]) -> None:
+    """Run `python path args...`; `path` is a file, or a folder or zip file with a `__main__.py`."""
+    _set_argv(path, args)
+    path = os.path.join(os.getcwd(), path)
+    if pkgutil.get_importer(path) is not None:
+        sys.path.insert(0, path)
+        _run_as_main("__main__", alter_argv=False)
+        return
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        msg = f"cannot read the script `{path}`: {error.strerror}"
+        raise CannotBeginError(msg) from None
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    main = _new_main_module()
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+def run_module(name: str, args: Sequence[Any]) -> None:
+    """Run `python -m name args...`."""
+    _set_argv("-m", args)
+    sys.orig_argv.insert(3, name)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    _run_as_main(name, alter_argv=True)
+
+
+def _set_argv(first: str, args: Sequence[Any]) -> None:
+    sys.argv = [first, *map(str, args)]
+    sys.orig_argv = [sys.executable, "-u", *sys.argv]
+
+
+def _run_as_main(name: str, *, alter_argv: bool) -> None:
+    # The interpreter itself calls this function for `-m`. The public `runpy.run_module` restores the old `__main__`
+    # afterwards, which breaks pickling and exit handlers.
+    _new_main_module()
+    try:
+        runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001
+    except SystemExit as stop:
+        if isinstance(stop.__context__, runpy._Error):  # type: ignore[attr-defined]  # noqa: SLF001
+            raise CannotBeginError(str(stop.__context__)) from None  # no such module, or a package without `__main__`
+        raise
+
+
+def _new_main_module() -> types.ModuleType:
+    """Put a `__main__` into sys.modules that is as empty as a fresh interpreter's, and return it."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    vars(main)["__annotations__"] = {}
+    main.__spec__ = None
+    sys.modules["__main__"] = main
+    return main
+
+
+def run_function(spec: WorkerSpec) -> object:
+    """Join the process group, call the function, leave the group, and return what the function returned.
+
+    The group is not left after an exception: that would wait for peers that may be gone.
+    """
+    sys.argv = [spec.target]
+    sys.path.insert(0, os.getcwd())
+    _new_main_module()
+    function, args, kwargs = _unpickled(spec) if spec.kind == "pickle" else _imported(spec)
+    if spec.backend == NO_PROCESS_GROUP:
+        return function(*args, **kwargs)
+    _init_process_group(spec)
+    value = function(*args, **kwargs)
+    _destroy_process_group()
+    return value
+
+
+def call_with_rank(function: Callable[..., object], args: Sequence[Any]) -> None:
+    """Call `function(RANK, *args)` as `torch.multiprocessing.spawn` does (`torch/multiprocessing/spawn.py`, `_wrap`).
+
+    KeyboardInterrupt is no failure, and nothing is returned.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        function(int(os.environ["RANK"]), *args)
+
+
+def _unpickled(spec: WorkerSpec) -> tuple[Callable[..., object], Sequence[Any], dict[str, Any]]:
+    return pickle.loads(spec.payload)  # type: ignore[no-any-return]  # noqa: S301
+
+
+def _imported(spec: WorkerSpec) -> tuple[Callable[..., object], Sequence[Any], dict[str, Any]]:
+    module_name, _, name = spec.target.partition(":")
+    value: Any = importlib.import_module(module_name)
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            msg = f"`{module_name}` has no `{name}`"
+            raise CannotBeginError(msg) from None
+    if not callable(value):
+        msg = f"`{spec.target}` is not a function"
+        raise CannotBeginError(msg)
+    return value, spec.args, spec.kwargs
+
+
+def _init_process_group(spec: WorkerSpec) -> None:
+    """Call `init_process_group` with the job's backend, else nccl where there are GPUs, else gloo.
+
+    It ends with a barrier. Otherwise a rank whose function runs no collective could leave the group while others still
+    connect to it, and gloo would fail there (`TORCH_DIST_INIT_BARRIER`, torch/distributed/distributed_c10d.py).
+    """
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    backend = spec.backend
+    if backend is None:
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(spec.local_rank % torch.cuda.device_count())
+    if not dist.is_backend_available(backend.split(":")[-1]):
+        msg = f"this torch has no `{backend}` backend"
+        raise CannotBeginError(msg)
+    with _environment_default("TORCH_DIST_INIT_BARRIER", "1"):
+        dist.init_process_group(backend)
+
+
+@contextlib.contextmanager
+def _environment_default(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for this block, unless it is set."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+def _destroy_process_group() -> None:
+    """Call `destroy_process_group`, unless the function did."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def pickled(value: object) -> bytes:
+    """Pickle a function's result or exception for the driver.
+
+    Return `b""` for an exception that cannot be pickled. Raise TypeError for any other value that cannot be.
+    """
+    import cloudpickle  # noqa: PLC0415
+
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:  # noqa: BLE001
+        if isinstance(value, BaseException):
+            return b""
+        msg = f"the function's result, a {type(value).__name__}, cannot be pickled: {error}"
+        raise TypeError(msg) from None

@@ -1,0 +1,132 @@
+"""Records which modules a worker imports, for `preload: auto`: the fork server imports them before the next attempt.
+
+Each worker of an attempt appends pickled records to one memory file that the fork server made. Local rank 0 records
+every module; the others only record how the script changed their environment, so that variables that differ between
+workers are known.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from types import FrameType, ModuleType
+
+_MAX_MODULES = 20_000
+"""A script that generates modules may import any number of them."""
+_MAX_FRAMES = 2
+"""How many frames above a finder `importlib._bootstrap._find_and_load_unlocked` may be, where a module is imported.
+
+Otherwise somebody only asks where the module is (`importlib.util.find_spec`).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRecord:
+    """The start of one module's import; with an empty name, a change of the environment alone."""
+
+    local_rank: int
+    name: str
+    locations: tuple[str, ...]
+    """Of a top-level module, its file or its folders; of a submodule, the folder that it is in."""
+    env: dict[str, str | None]
+    """Variables that differed from the environment that the worker was given; None for one that was removed."""
+
+
+class ImportRecorder:
+    """A finder on `sys.meta_path` that records what is looked for and never finds anything."""
+
+    def __init__(self, fd: int, local_rank: int) -> None:
+        self._fd = fd
+        self._inode = os.fstat(fd).st_ino
+        self._local_rank = local_rank
+        self._initial_env = dict(os.environ)
+        self._recorded: set[str] = set()
+        self._last_raw_env = dict(self._raw_env())
+        self._env_changes: dict[str, str | None] = {}
+        os.register_at_fork(after_in_child=self._disable)
+
+    def install(self) -> None:
+        """Record all imports from now on."""
+        sys.meta_path.insert(0, self)
+
+    def _disable(self) -> None:
+        """Record nothing more: in a child process, which is no worker, or after an error."""
+        self._fd = -1
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None) -> None:
+        """Record the first import of a module."""
+        if self._fd < 0 or fullname in self._recorded or not _is_import(sys._getframe(1)):  # noqa: SLF001
+            return
+        self._recorded.add(fullname)
+        try:
+            self._record(fullname, path)
+        except Exception:  # noqa: BLE001
+            self._disable()  # an import must not fail because the script has replaced something that is used here
+
+    def _record(self, name: str, path: Sequence[str] | None) -> None:
+        changed = self._update_env_changes()
+        if self._local_rank == 0:
+            self._write(name, _locations(name, path))
+        elif changed:
+            self._write("", ())
+
+    def _update_env_changes(self) -> bool:
+        if self._last_raw_env == self._raw_env():
+            return False
+        self._last_raw_env = dict(self._raw_env())
+        names = self._initial_env.keys() | os.environ.keys()
+        changed = (name for name in names if self._initial_env.get(name) != os.environ.get(name))
+        self._env_changes = {name: os.environ.get(name) for name in changed}
+        return True
+
+    @staticmethod
+    def _raw_env() -> dict[bytes, bytes]:
+        """Return the encoded environment: comparing that at each import costs no decoding."""
+        found: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001
+        return found
+
+    def _write(self, name: str, locations: tuple[str, ...]) -> None:
+        if os.fstat(self._fd).st_ino == self._inode and len(self._recorded) < _MAX_MODULES:
+            os.write(self._fd, pickle.dumps((self._local_rank, name, locations, self._env_changes)))
+        else:
+            self._disable()  # the script may have closed the file and opened one of its own under the same number
+
+
+def read_records(data: bytes) -> Iterator[ImportRecord]:
+    """Yield all complete records in `data`, the content of a recorder's file."""
+    file = io.BytesIO(data)
+    try:
+        while True:
+            local_rank, name, locations, env = pickle.load(file)  # noqa: S301
+            yield ImportRecord(local_rank=local_rank, name=name, locations=locations, env=env)
+    except (EOFError, pickle.UnpicklingError):
+        return
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Return whether the frame belongs to an import, and not to a question where a module is."""
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "_find_and_load_unlocked":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _locations(name: str, path: Sequence[str] | None) -> tuple[str, ...]:
+    folders = list(path) if path is not None else []
+    if len(folders) == 1:
+        return (folders[0],)
+    try:
+        found = PathFinder.find_spec(name, path)
+    except Exception:  # noqa: BLE001
+        return ()  # the import itself raises it
+    if found is None:
+        return ()
+    return (found.origin,) if found.origin else tuple(found.submodule_search_locations or ())

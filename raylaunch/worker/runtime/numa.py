@@ -1,0 +1,58 @@
+"""`--numa-binding`: bind a worker to the CPUs near its GPU, which torch chooses."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+_MAX_ANSWER_BYTES = 4000
+"""Less than a pipe takes, so that the child never waits for its reader."""
+
+
+class CannotBindError(Exception):
+    """The binding that the job asks for is not possible. torchrun ends the job there too."""
+
+
+def bind(spec: WorkerSpec) -> None:
+    """Bind this process, and all processes that it will start, if the job asks for it. Raises CannotBindError."""
+    if spec.numa_binding is None:
+        return
+    cpus, why_not = _query_in_child(spec.numa_binding, spec.local_rank)
+    if not cpus:
+        msg = f"cannot bind local rank {spec.local_rank} to the CPUs near its GPU: {why_not or 'there are none'}"
+        raise CannotBindError(msg)
+    os.sched_setaffinity(0, cpus)
+
+
+def _query_in_child(mode: str, gpu: int) -> tuple[set[int], str]:
+    """Return the CPUs, or why there are none.
+
+    A child process asks torch, because that initializes CUDA, which must be left to the script.
+    """
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = " ".join(map(str, sorted(_cpus_near_gpu(mode, gpu))))
+        except BaseException as error:  # noqa: BLE001
+            answer = "!" + traceback.format_exception_only(error)[-1].strip()
+        os.write(writable, answer.encode()[:_MAX_ANSWER_BYTES])
+        os._exit(0)
+    os.close(writable)
+    with open(readable, encoding="utf-8", errors="replace") as file:
+        answer = file.read()
+    os.waitpid(child, 0)
+    if answer.startswith("!"):
+        return set(), answer[1:]
+    return {int(cpu) for cpu in answer.split()}, ""
+
+
+def _cpus_near_gpu(mode: str, gpu: int) -> set[int]:
+    """Ask torch (2.13, `torch/numa/binding.py`), where the function is private and has no public counterpart."""
+    from torch.numa import binding  # noqa: PLC0415
+
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+    found: set[int] = binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options)  # noqa: SLF001
+    return found

@@ -1,0 +1,49 @@
+"""What one worker process is told to run, and what it reports when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """Everything that decides how one worker process starts."""
+
+    rank: int
+    local_rank: int
+    kind: str
+    """`script`, `module`, `function`, `command`, or `pickle` for a function object."""
+    target: str
+    """The script's path, the module's name, `module:function`, the command, or the function object's name."""
+    args: tuple[Any, ...] = field(default=(), repr=False)
+    kwargs: dict[str, Any] = field(default_factory=dict, repr=False)
+    payload: bytes = field(default=b"", repr=False)
+    """For `pickle`: cloudpickle of (function, args, kwargs)."""
+    env: dict[str, str] = field(repr=False)
+    """The whole environment, except for variables that preloaded modules set."""
+    cwd: str
+    stdout: str
+    """Path of the log file that the worker's stdout is appended to."""
+    stderr: str
+    """Path of the log file that the worker's stderr is appended to."""
+    backend: str | None = None
+    """For functions: the backend of the process group; `none` for no group; None for torch's choice by device."""
+    numa_binding: str | None = None
+    """Which CPUs near its GPU the worker is bound to, as a value of torchrun's `--numa-binding`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How a worker ended, in its own account.
+
+    The worker writes it, pickled, into a memory file (`memfd_create(2)`), so that a full disk does not lose it.
+    """
+
+    error_type: str = ""
+    message: str = ""
+    traceback: str = ""
+    hopeless: bool = False
+    """Whether a restart would meet the same error."""
+    value: bytes = b""
+    """For `pickle`: what the function returned, or the exception that it raised, pickled."""

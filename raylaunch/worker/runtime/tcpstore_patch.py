@@ -1,0 +1,52 @@
+"""A patch of torch, so that TCPStores that a script serves itself work under TORCHELASTIC_USE_AGENT_STORE.
+
+With that variable, torch (2.13, `torch/distributed/rendezvous.py`, `_create_c10d_store`) makes every process a client
+of every endpoint. A group of the script's own at `tcp://host:port` then waits for a server that nobody starts
+(pytorch#192113). With the patch, only the MASTER_PORT that the worker was started with is served by raylaunch.
+
+torchrun's store listens on all interfaces of its node, raylaunch's only on the address that the other nodes use. So
+`tcp://localhost:$MASTER_PORT` is sent to that address.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from raylaunch.worker.heartbeats.import_hook import when_imported
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+_MODULE = "torch.distributed.rendezvous"
+_LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+_launch_store = {"address": "", "port": ""}
+"""Where raylaunch serves the store of this attempt. A script may change MASTER_PORT for a group of its own."""
+
+
+def remember(spec: WorkerSpec) -> None:
+    """Take the store's address from the worker's environment. Called before the user's code runs."""
+    _launch_store.update(address=spec.env.get("MASTER_ADDR", ""), port=spec.env.get("MASTER_PORT", ""))
+
+
+def apply() -> None:
+    """Patch torch, now or when it is imported. A torch without the two functions is left as it is."""
+    when_imported(_MODULE, _patch)
+
+
+def _patch(module: types.ModuleType) -> None:
+    original = getattr(module, "_create_c10d_store", None)
+    uses_agent_store = getattr(module, "_torchelastic_use_agent_store", None)
+    if original is None or uses_agent_store is None or hasattr(original, "__wrapped__"):
+        return
+
+    def create_c10d_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        is_launch_store = str(port) == _launch_store["port"]
+        if is_launch_store and hostname in _LOOPBACK:
+            hostname = _launch_store["address"]
+        module.__dict__["_torchelastic_use_agent_store"] = uses_agent_store if is_launch_store else lambda: False
+        try:
+            return original(hostname, port, *args, **kwargs)
+        finally:
+            module.__dict__["_torchelastic_use_agent_store"] = uses_agent_store
+
+    create_c10d_store.__wrapped__ = original  # type: ignore[attr-defined]
+    module.__dict__["_create_c10d_store"] = create_c10d_store

@@ -1,0 +1,420 @@
+"""The console: output in order, no waiting for the terminal, and a count of what was dropped."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raylaunch.cli.output import async_writer, console
+from raylaunch.cli.output.async_writer import AsyncWriter
+from raylaunch.cli.output.console import Console
+from raylaunch.core.failures.stacks import StackGroup
+from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.machine.actions import Action, Cordon, Launch, RequestCheckpoint, Stop, Uncordon
+from raylaunch.core.machine.events import (
+    Event,
+    NodeDraining,
+    NodeGranted,
+    NodeJoined,
+    NodeLost,
+    Progressed,
+    WorkersHung,
+)
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.record.journal import JournalEntry
+from raylaunch.node.logs.tail import LogOutput
+
+ROOT = Path(__file__).parents[3]
+
+
+class Screen(io.RawIOBase):
+    """A terminal that accepts output, or blocks while `moves` is not set."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.moves = threading.Event()
+        self.moves.set()
+        self.busy = threading.Event()
+        self.buffer = self
+
+    def write(self, data: bytes) -> int:
+        self.busy.set()
+        self.moves.wait(20)
+        self.text += bytes(data)
+        return len(data)
+
+
+@pytest.fixture
+def screens() -> Iterator[tuple[Screen, Screen]]:
+    found = (Screen(), Screen())
+    yield found
+    for screen in found:
+        screen.moves.set()
+
+
+def test_everything_arrives_in_order(screens):
+    """Messages and the job's output keep their order on each stream."""
+    out, err = screens
+    writer = AsyncWriter(out, err)
+    for number in range(100):
+        writer.put("stdout", b"%d " % number)
+        writer.put("stderr", b"%d-" % number)
+        writer.say(b"%d;" % number)
+    writer.close()
+    assert out.text == b"".join(b"%d " % number for number in range(100))
+    assert err.text == b"".join(b"%d-%d;" % (number, number) for number in range(100))
+
+
+def test_dropped_output_is_counted_in_its_place(screens, monkeypatch):
+    """`put` never waits; messages of raylaunch are never dropped."""
+    monkeypatch.setattr(async_writer, "MAX_QUEUED", 100)
+    out, err = screens
+    out.moves.clear()
+    writer = AsyncWriter(out, err)
+    writer.put("stdout", b"a" * 60)
+    for _ in range(10):
+        writer.put("stdout", b"b" * 60)
+    writer.put("stdout", b"c")  # would fit, but stands behind what is left out
+    writer.say(b"ours\n")
+    out.moves.set()
+    _wait(lambda: b"ours" in err.text)
+    writer.put("stdout", b"d")
+    writer.close()
+    assert out.text == b"a" * 60 + b"d"
+    assert err.text == b"ours\nraylaunch: 601 bytes of output are not shown; the log files contain all of it\n"
+
+
+def test_output_dropped_at_the_end_is_counted(screens, monkeypatch):
+    """Without log files, none are mentioned."""
+    monkeypatch.setattr(async_writer, "MAX_QUEUED", 100)
+    out, err = screens
+    out.moves.clear()
+    writer = AsyncWriter(out, err)
+    writer.has_log_files = False
+    writer.put("stdout", b"a" * 100)
+    writer.put("stdout", b"b")
+    out.moves.set()
+    writer.close()
+    assert err.text == b"raylaunch: 1 bytes of output are not shown\n"
+
+
+def test_a_slow_terminal_is_waited_for(screens, monkeypatch):
+    """`close` waits as long as something is written."""
+    monkeypatch.setattr(async_writer, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(async_writer, "CHUNK", 10)
+    out, err = screens
+    slow = threading.Event()
+
+    def write(data):
+        slow.wait(0.1)
+        out.text += bytes(data)
+        return len(data)
+
+    out.write = write
+    writer = AsyncWriter(out, err)
+    writer.put("stdout", b"x" * 100)
+    writer.close()
+    assert out.text == b"x" * 100
+    assert err.text == b""
+
+
+def test_a_blocked_terminal_is_given_up(screens, monkeypatch):
+    """The report still reaches stderr, with the count of what is missing on stdout."""
+    monkeypatch.setattr(async_writer, "STALL_SECONDS", 0.1)
+    out, err = screens
+    out.moves.clear()
+    writer = AsyncWriter(out, err)
+    writer.put("stdout", b"a" * 10)
+    out.busy.wait(10)
+    writer.put("stdout", b"b" * 10)
+    writer.put("stderr", b"oops\n")
+    writer.say(b"the report\n")
+    writer.close()
+    assert err.text == (
+        b"oops\nthe report\nraylaunch: 20 bytes of output are not shown; the log files contain all of it\n"
+    )
+
+
+PIPE = """
+import sys
+from raylaunch.cli.output import async_writer
+async_writer.STALL_SECONDS = 0.2
+writer = async_writer.AsyncWriter(sys.stdout, sys.stderr)
+for _ in range(100):
+    writer.put("stdout", b"line\\n" * 2000)
+writer.say(b"the report\\n")
+writer.close()
+sys.exit(7)
+"""
+
+
+def _program(text: str, **streams) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)], cwd=ROOT, **streams)
+
+
+def test_a_pipe_that_nobody_reads():
+    """The process ends with its own exit code and its messages on stderr, without an error of Python's."""
+    process = _program(PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    report, count = process.stderr.read().decode().splitlines()
+    assert report == "the report"
+    missing = re.fullmatch(r"raylaunch: (\d+) bytes of output are not shown; the log files contain all of it", count)
+    assert 900_000 < int(missing[1]) < 1_000_000
+    assert process.wait(20) == 7
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_a_pipe_that_is_closed():
+    """After `| head -1` the rest of stdout is dropped without a message."""
+    process = _program(PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b"the report\n"
+    assert process.wait(20) == 7
+    process.stderr.close()
+
+
+def test_a_pipe_that_others_made_nonblocking():
+    """Another process that shares the terminal may do that."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    process = _program(PIPE, stdout=theirs, stderr=subprocess.DEVNULL)
+    os.close(theirs)
+    with open(ours, "rb") as file:
+        assert file.read() == b"line\n" * 200_000
+    assert process.wait(20) == 7
+
+
+def test_streams_of_all_kinds(monkeypatch):
+    """A notebook's stdout takes text; a closed stdout is None."""
+    text = io.StringIO()
+    writer = AsyncWriter(text, None)
+    writer.put("stdout", b"caf\xc3\xa9 \xff\n")
+    writer.say(b"nobody hears\n")
+    writer.close()
+    assert text.getvalue() == "café \ufffd\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "terminal", "coloured"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "0"}, True, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+    ],
+)
+def test_when_there_is_colour(environ, terminal, coloured):
+    """The usual variables decide, else whether it is a terminal."""
+    assert console.is_coloured(environ, is_terminal=terminal) is coloured
+
+
+def test_a_line_of_raylaunch(capsys, monkeypatch):
+    """Without colour the line is plain; with colour the name is dim."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = Console()
+    plain.said("careful")
+    plain.close()
+    assert capsys.readouterr() == ("", "raylaunch: careful\n")
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = Console()
+    coloured.said("careful")
+    coloured.say("plain")
+    coloured.close()
+    assert capsys.readouterr().err == (
+        "\x1b[2mraylaunch:\x1b[0m \x1b[33mcareful\x1b[0m\n\x1b[2mraylaunch:\x1b[0m plain\n"
+    )
+
+
+def _lost(capsys, rank: int | None) -> str:
+    """Return the line for the loss of node-2 (ranks 2 and 3) after output of `rank` was shown."""
+    machine = Machine(Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:2", nproc_per_node=2))
+    shown = Console()
+    for node in ("node-1", "node-2"):
+        event = NodeJoined(at=0.0, node=node, address="10.0.0.1", nproc=2)
+        actions = machine.handle(event)
+        shown.decided(JournalEntry(event=event, actions=tuple(actions)), machine)
+    assert any(isinstance(action, Launch) for action in actions)
+    if rank is not None:
+        shown.wrote([LogOutput(rank=rank, stream="stdout", data=b"line\n")])
+    shown.decided(JournalEntry(event=NodeLost(at=1.0, node="node-2", why="its agent died"), actions=()), machine)
+    shown.close()
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_a_lost_node_of_which_nothing_was_shown(capsys, rank):
+    """If none of its output was shown, none is missing."""
+    assert _lost(capsys, rank) == "raylaunch: node-2 was lost: its agent died"
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_lost_node_of_which_something_was_shown(capsys, rank):
+    """If some of its output was shown, the last lines may be missing."""
+    assert _lost(capsys, rank) == (
+        "raylaunch: node-2 was lost: its agent died; the last lines of its workers may be missing here"
+    )
+
+
+# What changes in a run, line by line.
+
+
+def _lines(capsys, *steps: tuple[Event | None, *tuple[Action, ...]]) -> list[str]:
+    """Return the lines for these events and actions of a machine that runs attempt 1 on node-1 and node-2."""
+    job = Job(entrypoint=Entrypoint(script="train.py"), nnodes=2, nproc_per_node=2, max_restarts=3)
+    machine, shown = Machine(job), Console()
+    for at, node in enumerate(("node-1", "node-2"), 1):
+        joined = NodeJoined(at=0.0, node=node, address=f"10.0.0.{at}", nproc=2)
+        shown.decided(JournalEntry(event=joined, actions=tuple(machine.handle(joined))), machine)
+    for event, *actions in steps:
+        shown.decided(JournalEntry(event=event, actions=tuple(actions)), machine)
+    shown.close()
+    first, second, *lines = (line.removeprefix("raylaunch: ") for line in capsys.readouterr().err.splitlines())
+    assert "node-1 (10.0.0.1) is ready" in first
+    assert "node-2 (10.0.0.2) is ready" in second
+    return lines
+
+
+def _progressed(at: float, attempt: int = 1, **known) -> Progressed:
+    body = {"marks": 1, "low": 0, "high": 0, "marked": at}
+    return Progressed(at=at, attempt=attempt, **(body | known))
+
+
+def test_granted_and_draining_nodes(capsys):
+    """Granted and draining nodes get a line; a deadline that is far away is not shown."""
+    granted = NodeGranted(at=1.0, node="node-3", address="10.0.0.3")
+    soon = NodeDraining(at=10.0, node="node-2", deadline=40.0, why="preempted")
+    some_time = NodeDraining(at=10.0, node="node-2", deadline=1e12, why="idle")
+    past = NodeDraining(at=10.0, node="node-2", deadline=0.0, why="preempted")
+    assert _lines(capsys, (granted,), (soon,), (some_time,), (past,)) == [
+        "10.0.0.3: resources are reserved, the agent is starting",
+        "node-2 is being drained and ends in 30 s: preempted",
+        "node-2 is being drained: idle",
+        "node-2 is being drained and ends in 0 s: preempted",
+    ]
+
+
+def test_a_requested_checkpoint(capsys):
+    """A requested checkpoint gets a line."""
+    ask = RequestCheckpoint(attempt=1, nodes=("node-1",), why="nodes joined")
+    assert _lines(capsys, (None, ask)) == ["requesting a checkpoint: nodes joined"]
+
+
+def test_a_reason_is_printed_once_per_attempt(capsys):
+    """The reason is printed once, even if it leads to several actions; the next attempt prints it again."""
+    why = "node-2 was lost: its agent died"
+    lost = NodeLost(at=5.0, node="node-2", why="its agent died")
+    stop = Stop(attempt=1, nodes=("node-1",), grace=30.0, why=why)
+    launch = Launch(attempt=2, roster=("node-1",), why=why)
+    assert _lines(capsys, (lost, stop), (None, launch), (None, stop), (None, launch)) == [
+        why,
+        f"stopping the workers, within 30 s: {why}",
+    ]
+
+
+def test_nodes_granted_before_the_first_attempt(capsys):
+    """Before the first attempt, only ready nodes get a line."""
+    console, machine = Console(), Machine(Job(entrypoint=Entrypoint(script="train.py")))
+    granted = NodeGranted(at=1.0, node="node-1", address="10.0.0.1")
+    console.decided(JournalEntry(event=granted, actions=()), machine)
+    console.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_cordoned_hosts(capsys):
+    """The reason is printed once, alone or with the next launch; the return of a host is printed with its address."""
+    why = "node-3 is left out for 60 s after 3 failures"
+    joined = NodeJoined(at=1.0, node="node-3", address="10.0.0.3", nproc=2, host="f3")
+    shun = Cordon(host="f3", why=why)
+    launch = Launch(attempt=2, roster=("node-1",), why=f"rank 4 on node-3 failed; restart 1 of 3; {why}")
+    back, unknown = (Uncordon(host=host, why="its time is over") for host in ("f3", "f9"))
+    assert _lines(capsys, (joined, shun), (None, shun, launch), (None, back, unknown))[1:] == [
+        why,
+        f"rank 4 on node-3 failed; restart 1 of 3; {why}",
+        "10.0.0.3 may be used again: its time is over",
+        "f9 may be used again: its time is over",
+    ]
+
+
+WAITING = StackGroup(
+    ranks=(0, 2, 3),
+    frames=("/v/site-packages/torch/distributed/distributed_c10d.py:3 in all_reduce", "/job/train.py:41 in main"),
+)
+
+
+def test_a_hang(capsys):
+    """The groups of workers are printed, the odd one first, and then the decision."""
+    fetch = StackGroup(ranks=(1,), frames=("/job/train.py:33 in fetch",))
+    event = WorkersHung(at=9.0, attempt=1, failures=(), groups=(fetch, WAITING))
+    launch = Launch(attempt=2, roster=("node-1",), why="rank 1 on node-1 hung; restart 1 of 3")
+    assert _lines(capsys, (event, launch)) == [
+        "a worker hangs; this is what all workers are doing:",
+        "  1 rank at train.py:33 in fetch: 1",
+        "  3 ranks wait in all_reduce (train.py:41): 0, 2-3",
+        "rank 1 on node-1 hung; restart 1 of 3",
+    ]
+    assert _lines(capsys, (event,)) == []  # nothing follows from it: it came too late
+
+
+def test_a_hang_of_many_kinds(capsys):
+    """Of many groups only some are printed."""
+    groups = tuple(StackGroup(ranks=(rank,), frames=(f"/job/train.py:{rank} in f",)) for rank in range(20))
+    stop = Stop(attempt=1, nodes=("node-1",), grace=0.0, why="hung")
+    lines = _lines(capsys, (WorkersHung(at=9.0, attempt=1, failures=(), groups=groups), stop))
+    assert len(lines) == 10
+    assert lines[-1] == "  ... 12 more groups"
+
+
+def test_the_cost_of_a_restart_is_printed_once(capsys):
+    """It is printed after the first steps of the next attempt; the first attempt's steps are not."""
+    steps = (
+        _progressed(2.0),
+        _progressed(40.0, marks=44, low=43, high=43, marked=39.0),
+        _progressed(41.0, 2, marks=1, low=41, high=41, marked=39.9),
+        _progressed(42.0, 2, marks=2, low=42, high=42),
+    )
+    assert _lines(capsys, *((step,) for step in steps)) == ["training resumed at step 41 after 0.9 s, 3 steps lost"]
+
+
+def test_a_restart_of_steps_without_numbers(capsys):
+    """Without step numbers, only the pause is printed."""
+    unknown = {"low": None, "high": None}
+    steps = (_progressed(2.0, **unknown), _progressed(3.0, 2, marked=2.5, **unknown), _progressed(90.0, 2, **unknown))
+    assert _lines(capsys, *((step,) for step in steps)) == ["training resumed after 0.5 s"]
+
+
+def test_progress_is_printed_once_a_minute(capsys):
+    """The step is printed once a minute, with the slowest rank if it is behind."""
+    steps = (
+        _progressed(2.0),
+        *(_progressed(2.0 + second, low=second, high=second, rate=12.34) for second in range(1, 125)),
+        _progressed(190.0, low=1190, high=1200, slowest=3, rate=0.5),
+        _progressed(250.0, low=1200, high=1200, rate=0.0),
+    )
+    assert _lines(capsys, *((step,) for step in steps)) == [
+        "step 59, 12.3 steps/s",
+        "step 118, 12.3 steps/s",
+        "step 1200, 2.0 s per step, slowest rank 3 at step 1190",
+        "step 1200, no progress",
+    ]
+
+
+def _wait(condition: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    pytest.fail("waited in vain")

@@ -1,0 +1,146 @@
+"""The agent reads logs when they grow, and sleeps while they do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from raylaunch.cluster.agent import log_shipper, outbox
+from raylaunch.cluster.agent.log_shipper import LogShipper
+from raylaunch.cluster.agent.outbox import Outbox
+from raylaunch.node.logs.tail import LogSource, LogTailer
+
+SECONDS = 20.0
+
+
+class ShippingAgent:
+    """The part of an agent that reads logs. `read_count`: how often it has read them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "log"
+        self.path.touch()
+        self.outbox: Outbox[str] = Outbox()
+        self.output_ready = asyncio.Event()
+        self.shipper = LogShipper(self.outbox, self.tell)
+        self.read_count = 0
+        read = self.shipper.tailer.read
+
+        def counted(most: int):
+            self.read_count += 1
+            return read(most)
+
+        self.shipper.tailer.read = counted  # type: ignore[method-assign]
+        self.shipper.add([LogSource(attempt=1, rank=0, stream="stdout", path=str(self.path), prefix=b"")])
+
+    def tell(self) -> None:
+        if self.outbox.has_some(more_output=False):
+            self.output_ready.set()
+
+    def write(self, data: bytes) -> None:
+        with self.path.open("ab") as file:
+            file.write(data)
+
+    async def next_output(self) -> bytes:
+        """Wait for output, and return it."""
+        async with asyncio.timeout(SECONDS):
+            await self.output_ready.wait()
+        self.output_ready.clear()
+        _, output = self.outbox.take(more_output=self.shipper.behind)
+        self.shipper.taken()
+        return b"".join(part.data for part in output)
+
+    async def wait_until_idle(self) -> None:
+        """Wait until nothing is read any more."""
+        async with asyncio.timeout(SECONDS):
+            before = -1
+            while before != self.read_count:
+                before = self.read_count
+                await asyncio.sleep(5 * log_shipper.TAIL_SECONDS)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log_shipper, "TAIL_SECONDS", 0.02)
+
+    def run(body: Callable[[ShippingAgent], object]) -> None:
+        async def whole() -> None:
+            agent = ShippingAgent(tmp_path)
+            try:
+                await body(agent)  # type: ignore[misc]
+            finally:
+                agent.shipper.close()
+
+        asyncio.run(whole())
+
+    return run
+
+
+def test_logs_are_read_only_when_they_grow(run):
+    async def body(agent: ShippingAgent) -> None:
+        await agent.wait_until_idle()
+        before = agent.read_count
+        agent.write(b"one\n")
+        assert await agent.next_output() == b"one\n"
+        assert agent.read_count == before + 1, "it read once, and not in vain"
+        agent.write(b"two\n")
+        assert await agent.next_output() == b"two\n"
+        await agent.wait_until_idle()
+        agent.write(b"three\n")
+        assert await agent.next_output() == b"three\n"
+
+    run(body)
+
+
+def test_logs_are_polled_without_inotify(run, monkeypatch):
+    monkeypatch.setattr("raylaunch.node.linux.inotify.Inotify.watch", lambda *_: False)
+
+    async def body(agent: ShippingAgent) -> None:
+        for line in (b"one\n", b"two\n"):
+            agent.write(line)
+            assert await agent.next_output() == line
+            before = agent.read_count
+            await asyncio.sleep(5 * log_shipper.TAIL_SECONDS)
+            assert agent.read_count > before
+
+    run(body)
+
+
+def test_a_full_outbox_pauses_reading(run, monkeypatch):
+    """What is not read yet stays in the file, and none of it is lost."""
+    monkeypatch.setattr(outbox, "FULL", 100_000)
+    monkeypatch.setattr(outbox, "MOST_AT_ONCE", 50_000)
+    monkeypatch.setattr(log_shipper, "MOST_PER_TURN", 60_000)
+    monkeypatch.setattr(log_shipper, "LogTailer", partial(LogTailer, chunk=30_000))
+    text = b"".join(b"%06d\n" % number for number in range(200_000))
+
+    async def body(agent: ShippingAgent) -> None:
+        agent.write(text)
+        await agent.wait_until_idle()
+        assert 100_000 <= agent.outbox.queued_bytes <= 200_000
+        shown = b""
+        while len(shown) < len(text):
+            shown += await agent.next_output()
+            agent.tell()
+        assert shown == text
+
+    run(body)
+
+
+def test_the_last_output_of_an_attempt_is_read_at_once(run, monkeypatch):
+    """However long the poll interval is."""
+    monkeypatch.setattr(log_shipper, "TAIL_SECONDS", 3600.0)
+
+    async def body(agent: ShippingAgent) -> None:
+        agent.write(b"one\n")
+        assert await agent.next_output() == b"one\n"
+        agent.write(b"last words")
+        agent.shipper.end(1)
+        assert agent.shipper.behind
+        assert await agent.next_output() == b"last words"
+        assert not agent.shipper.behind
+
+    run(body)

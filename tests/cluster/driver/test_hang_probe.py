@@ -1,0 +1,135 @@
+"""Hangs of a training job: each time the rank that causes it is named, with its stack, and the attempt is restarted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.agent.test_link import events_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+HANGS = """
+import os, re, time
+import torch
+import torch.distributed as dist
+from raylaunch import worker
+
+RANK, ATTEMPT = int(os.environ["RANK"]), worker.context().attempt
+
+
+def hold_the_gil():
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+class Stuck(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        time.sleep(1000)
+
+
+def wait_for_data():
+    next(iter(torch.utils.data.DataLoader(Stuck(), num_workers=1)))
+
+
+WAYS = {1: (0, hold_the_gil), 2: (1, wait_for_data)}
+
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+who, hang = WAYS.get(ATTEMPT, (None, None))
+for step in range(40):
+    if step == 20 and RANK == who:
+        hang()
+    weight.grad = torch.ones(1)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+def test_each_hang_is_found_and_its_rank_named(launcher):
+    """One rank holds the GIL; later one waits for its data loader."""
+    run = launcher.run(
+        entrypoint={"script": launcher.script(HANGS)},
+        nproc_per_node=1,
+        max_restarts=2,
+        hang_timeout=4,
+        preload=["torch", "torch.distributed", "torch.utils.data", "torch._dynamo"],
+    )
+    assert run.code == 0, run.err
+    hangs = events_of(run, "WorkersHung")
+    assert [[failure["rank"] for failure in hung["failures"]] for hung in hangs] == [[0], [1]]
+    descriptions = [" ".join(hung["groups"][0]["frames"]) + hung["groups"][0]["note"] for hung in hangs]
+    places = ("hold_the_gil", "wait_for_data")
+    assert all(place in what for place, what in zip(places, descriptions, strict=True)), descriptions
+    assert all("all_reduce" in " ".join(hung["groups"][1]["frames"]) for hung in hangs)
+    assert run.result["restarts"] == 2
+    texts = [(run.run_dir / f"attempt-{attempt}" / "stacks.txt").read_text() for attempt in (1, 2)]
+    assert all(f"--- rank {rank}," in text for text in texts for rank in range(2))
+    assert {progressed["attempt"] for progressed in events_of(run, "Progressed")} == {1, 2, 3}
+
+
+LONG_PAUSES = """
+import os, signal, time
+import torch
+import torch.distributed as dist
+from raylaunch import worker
+
+RANK, ATTEMPT = int(os.environ["RANK"]), worker.context().attempt
+
+
+def evaluate():
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        sum(range(10**5))
+
+
+def train():
+    for _ in range(5):
+        weight.grad = torch.ones(1)
+        dist.all_reduce(weight.grad)
+        optimizer.step()
+
+
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+train()
+if ATTEMPT == 1:
+    dist.recv(torch.ones(1), 1 - RANK)
+if RANK == 1 and ATTEMPT == 2:
+    os.kill(os.getpid(), signal.SIGSTOP)
+if RANK == 1 and ATTEMPT == 3:
+    time.sleep(1000)
+if RANK == 0 and ATTEMPT == 4:
+    evaluate()
+dist.barrier()
+dist.destroy_process_group()
+"""
+SHORT_FLOOR = """
+from raylaunch.core.monitoring import hang_detector, hang_policy
+assert hasattr(hang_detector, "AUTO_FLOOR") and hasattr(hang_policy, "LOOK_SECONDS")
+hang_detector.AUTO_FLOOR, hang_policy.LOOK_SECONDS = 1, 0.1
+"""
+
+
+def test_auto_distinguishes_long_computations_from_hangs(launcher):
+    """The floor of `auto` is one second. All ranks wait for each other; one is stopped; one sleeps; one computes, and that is
+    no hang.
+    """
+    launcher.script(SHORT_FLOOR, "sitecustomize.py")
+    run = launcher.run(
+        entrypoint={"script": launcher.script(LONG_PAUSES)},
+        nproc_per_node=1,
+        max_restarts=3,
+        preload=["torch", "torch.distributed"],
+        env={"PYTHONPATH": str(launcher.folder)},
+    )
+    assert run.code == 0, run.err
+    hangs = events_of(run, "WorkersHung")
+    assert [[failure["rank"] for failure in hung["failures"]] for hung in hangs] == [[0, 1], [1], [1]]
+    assert "but rank 0 works, at train.py:" in run.err
+    assert run.result["restarts"] == 3

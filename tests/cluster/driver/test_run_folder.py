@@ -1,0 +1,186 @@
+"""The run folder is private to its user, has no secrets in it, and errors of its disk never end a run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raylaunch.cli.config import yaml12
+from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.core.failures.failure import Failure, WorkerError
+from raylaunch.core.job import redaction
+from raylaunch.core.job.job import Entrypoint, Job, NodeRule
+from raylaunch.core.machine.events import NodeJoined, Tick, WorkersExited, WorkersStarted
+from raylaunch.core.placement.packing import NodeFacts
+from raylaunch.core.placement.plan import make_plan
+from raylaunch.core.record import journal
+from raylaunch.core.record import result as results
+from raylaunch.core.record.journal import JournalEntry
+
+BEGAN = "2026-01-01T00:00:00+00:00"
+SECRETS = ("hunter2-of-the-job", "hunter3-of-a-node", "hunter4-of-the-submitter", "hunter5")
+NODE = NodeFacts(node_id="ab", address="10.0.0.7", cpus=4.0, gpus=0.0, free_cpus=4.0, free_gpus=0.0)
+
+
+@pytest.fixture(autouse=True)
+def usual_umask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The usual umask, with which everybody may read new files."""
+    monkeypatch.setenv("OUR_TOKEN", SECRETS[2])
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def job_with_secrets(tmp_path: Path, **settings: object) -> Job:
+    args = [f"--url=https://x/{SECRETS[2]}", f"--api-key={SECRETS[3]}"]
+    of = Job(
+        entrypoint=Entrypoint(script="train.py", args=args),
+        log_dir=str(tmp_path / "runs"),
+        nodes={"10.0.0.7": NodeRule(env={"DB_PASSWORD": SECRETS[1]})},
+        env={"API_KEY": SECRETS[0], "A": "1"},
+    )
+    return replace(of, **settings)
+
+
+def write_run_folder(of: Job) -> RunFolder:
+    """Write the folder of a run in which a worker printed all secrets that it knows."""
+    output = " ".join(SECRETS[:3])
+    failure = Failure(
+        attempt=1,
+        node="node-1",
+        rank=0,
+        local_rank=0,
+        pid=1,
+        at=2.0,
+        exit_code=1,
+        error=WorkerError(type="HTTPError", message=f"401: {output}", traceback=f"HTTPError: 401: {output}"),
+        tail=output,
+    )
+    folder = RunFolder.create(of, "1", print)
+    folder.open(of, yaml12.dump(redaction.shown(of, os.environ)), make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    for entry in journal.replay(
+        of,
+        [
+            NodeJoined(at=0.0, node="node-1", address="10.0.0.7", nproc=1),
+            WorkersStarted(at=1.0, attempt=1, node="node-1", pids=(1,)),
+            WorkersExited(at=2.0, attempt=1, node="node-1", failures=(failure,)),
+        ],
+    ):
+        folder.append(entry)
+    folder.write_stacks(1, "rank 0 sleeps\n")
+    folder.close(results.result(folder.entries, run_dir=folder.where, began=BEGAN))
+    return folder
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("layout", ["raylaunch", "torchrun"])
+def test_only_the_user_may_read(tmp_path, layout):
+    """Folders have mode 0700 and files 0600, whatever the umask allows."""
+    folder = write_run_folder(job_with_secrets(tmp_path, log_layout=layout)).path
+    assert mode(folder) == 0o700
+    below = sorted(folder.rglob("*"))
+    assert {path.name for path in below} > {"job.yaml", "plan.json", "events.jsonl", "result.json", "stacks.txt"}
+    assert [path for path in below if mode(path) != (0o700 if path.is_dir() else 0o600)] == []
+
+
+def test_an_existing_log_dir_keeps_its_mode(tmp_path):
+    """Several users may have their runs in it."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs").chmod(0o775)
+    assert mode(write_run_folder(job_with_secrets(tmp_path)).path) == 0o700
+    assert mode(tmp_path / "runs") == 0o775
+
+
+def test_no_secret_is_written(tmp_path):
+    """Not even those that a worker printed; all files have `***` instead."""
+    folder = write_run_folder(job_with_secrets(tmp_path)).path
+    for file in (path for path in folder.rglob("*") if path.is_file()):
+        assert [secret for secret in SECRETS if secret in file.read_text()] == [], file.name
+    assert "API_KEY: '***'" in (folder / "job.yaml").read_text()
+    assert "--url=https://x/***" in (folder / "job.yaml").read_text()
+    (attempt,) = json.loads((folder / "result.json").read_text())["attempts"]
+    assert attempt["failures"][0]["error"]["message"] == "401: *** *** ***"
+
+
+def test_entries_in_memory_are_not_redacted(tmp_path):
+    """The report on the terminal quotes the worker unchanged."""
+    (failure,) = write_run_folder(job_with_secrets(tmp_path)).entries[-1].event.failures
+    assert SECRETS[0] in failure.error.message
+
+
+def test_redacted_events_replay_to_the_same_decisions(tmp_path):
+    """`events.jsonl` has `***` in place of secrets, and can be read and replayed."""
+    folder = write_run_folder(job_with_secrets(tmp_path)).path
+    of, entries = journal.read((folder / "events.jsonl").read_text().splitlines())
+    assert of.env == {"API_KEY": "***", "A": "1"}
+    assert of.nodes["10.0.0.7"].env == {"DB_PASSWORD": "***"}
+    assert journal.replay(of, [entry.event for entry in entries if entry.event is not None]) == entries
+
+
+def test_stacks_are_written_to_the_folder_of_the_attempt(tmp_path):
+    """Whether or not that exists already on this machine."""
+    folder = RunFolder.create(job_with_secrets(tmp_path), "1", print)
+    (folder.path / "attempt-1").mkdir()
+    for attempt in (1, 2):
+        assert folder.write_stacks(attempt, "stacks") == str(folder.path / f"attempt-{attempt}" / "stacks.txt")
+        assert (folder.path / f"attempt-{attempt}" / "stacks.txt").read_text() == "stacks"
+    assert sorted(path.name for path in (folder.path / "attempt-2").iterdir()) == ["stacks.txt"]
+
+
+def test_stacks_that_cannot_be_written_do_not_end_the_run(tmp_path):
+    """The user is told."""
+    messages: list[str] = []
+    folder = RunFolder.create(job_with_secrets(tmp_path), "1", messages.append)
+    (folder.path / "attempt-1").write_text("")
+    folder.write_stacks(1, "stacks")
+    assert messages == [f"cannot write {folder.path}/attempt-1/stacks.txt: Not a directory; the run goes on without it"]
+
+
+def test_no_stacks_are_written_without_a_log_dir(tmp_path):
+    """With `log_dir: /dev/null`."""
+    folder = RunFolder.create(job_with_secrets(tmp_path, log_dir="/dev/null"), "1", print)
+    assert folder.write_stacks(1, "stacks") == ""
+
+
+def test_a_disk_that_hangs_does_not_delay_the_run(tmp_path):
+    """All entries are written in order once it works again, before the folder is closed."""
+    of = job_with_secrets(tmp_path)
+    folder = RunFolder.create(of, "1", print)
+    os.mkfifo(folder.path / "disk")
+    (folder.path / "events.jsonl").symlink_to("disk")
+    disk = os.open(folder.path / "disk", os.O_RDWR)  # and nothing reads from it
+    folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    entries = [JournalEntry(event=Tick(at=float(number)), actions=()) for number in range(3000)]
+    for entry in entries:
+        folder.append(entry)  # far more than a pipe holds
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(itertools.islice(os.fdopen(disk), 3001)))
+    reader.start()
+    folder.close(results.result([], run_dir=folder.where, began=BEGAN))
+    reader.join()
+    assert journal.read(lines)[1] == entries
+
+
+def test_a_full_disk_is_reported_once(tmp_path):
+    """The run continues, and all entries are in memory."""
+    of = job_with_secrets(tmp_path)
+    messages: list[str] = []
+    folder = RunFolder.create(of, "1", messages.append)
+    (folder.path / "events.jsonl").symlink_to("/dev/full")
+    folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    for number in range(10):
+        folder.append(JournalEntry(event=Tick(at=float(number)), actions=()))
+    folder.close(results.result([], run_dir=folder.where, began=BEGAN))
+    assert messages == [f"cannot write {folder.path}/events.jsonl: No space left on device; the run goes on without it"]
+    assert len(folder.entries) == 10

@@ -1,0 +1,153 @@
+"""Signals to the driver: in each phase they end the run with the expected exit code, and leave no process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cluster.conftest import Launcher, Run
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+WAITS_FOR_SIGNALS = """
+import os, signal, sys, time
+def handle(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if signal.Signals(number).name in {ends}:
+        time.sleep(0.2)
+        sys.exit(0)
+for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+    signal.signal(signal.Signals[name], handle)
+print("up", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def start_waiting(launcher: Launcher, until):
+    """Start a run whose workers wait and end at these signals only."""
+
+    def start(*ends: str, **job) -> Run:
+        script = launcher.script(WAITS_FOR_SIGNALS.format(ends=ends))
+        run = launcher.start(entrypoint={"script": script}, **job)
+        until(
+            lambda: any(run.folder.glob("runs/*/*/result.json")) or all(worker_logs(run)), 100, "all workers to be up"
+        )
+        return run
+
+    return start
+
+
+def worker_logs(run: Run) -> list[str]:
+    if not list(run.folder.glob("runs/*/*/events.jsonl")):
+        return [""]
+    return [run.log(rank) for rank in range(4)]
+
+
+def events(run: Run) -> str:
+    return (run.run_dir / "events.jsonl").read_text()
+
+
+def test_a_signal_while_workers_run(start_waiting):
+    """They get the same signal and time to save; the exit code says which signal it was."""
+    run = start_waiting("SIGINT", shutdown_timeout=100)
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+    assert run.code == 130, run.err
+    assert [run.log(rank) for rank in range(4)] == ["up\nSIGINT\n"] * 4
+    assert "stopped by SIGINT" in run.err
+
+
+def test_two_signals_at_once(start_waiting):
+    """Neither is lost, and the second ends workers that ignore the first."""
+    run = start_waiting(shutdown_timeout=1000)
+    run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(signal.SIGHUP)
+    run.wait()
+    assert run.code in (129, 130), "of the signal that was handled first"
+
+
+def test_workers_that_ignore_the_signal_are_killed(start_waiting):
+    """When the grace period is over."""
+    run = start_waiting(shutdown_timeout=1)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    assert run.code == 143
+    assert [f["exit_code"] for a in run.result["attempts"] for f in a["failures"]] == [-9] * 4
+
+
+def test_a_signal_while_resources_are_requested(launcher, until):
+    """No worker runs yet, and all requests are withdrawn."""
+    run = launcher.start(entrypoint={"script": launcher.script("print('never')")}, nproc_per_node=64)
+    until(lambda: list(run.folder.glob("runs/*/*/events.jsonl")) and events(run).count("\n") > 1, 100, "the wait")
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    assert run.code == 143, run.err
+
+
+def test_a_signal_while_agents_import(launcher, until):
+    """The fork servers are still importing, and are killed."""
+    (launcher.folder / "slow_to_import.py").write_text("open('importing', 'w').close()\nimport time\ntime.sleep(60)")
+    script = launcher.script("print('never')")
+    where = f"env.PYTHONPATH={launcher.folder}"
+    run = launcher.start(where, entrypoint={"script": script}, preload=["slow_to_import"])
+    until((launcher.folder / "importing").exists, 100, "a fork server that imports")
+    run.process.send_signal(signal.SIGQUIT)
+    run.wait()
+    assert run.code == 131, run.err
+
+
+def test_a_signal_while_connecting(launcher):
+    """Before the run begins: an error of one line, and the same exit code."""
+    script = launcher.script("print('never')")
+    code = f"""
+import os, signal, sys, threading
+from raylaunch.cluster.session import connect
+found = connect.find
+def find(options):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return found(options)
+connect.find = find
+from raylaunch.cli.main import main
+sys.exit(main(["--nproc-per-node", "1", {script!r}]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=launcher.folder,
+        env=launcher.cluster.env(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    assert done.returncode == 129, done.stderr
+    assert "stopped by SIGHUP before anything was started" in done.stderr
+
+
+def test_ignored_forwarded_and_handled_signals(start_waiting, until):
+    """An ignored signal stays ignored, as with `nohup` under torchrun. A forwarded one reaches every worker each time it comes,
+    and the run continues. One of `signals_to_handle` ends the run.
+    """
+    run = start_waiting(
+        "SIGUSR2",
+        ignored=(signal.SIGHUP,),
+        signals_to_handle=["SIGHUP", "SIGUSR2"],
+        signals_to_forward=["SIGUSR1"],
+    )
+    run.process.send_signal(signal.SIGHUP)
+    for count in (1, 2):
+        run.process.send_signal(signal.SIGUSR1)
+        until(
+            lambda count=count: all(log.count("SIGUSR1") == count for log in worker_logs(run)),
+            100,
+            "all workers to get it",
+        )
+    run.process.send_signal(signal.SIGUSR2)
+    run.wait()
+    assert run.code == 128 + signal.SIGUSR2, run.err
+    assert [run.log(rank) for rank in range(4)] == ["up\nSIGUSR1\nSIGUSR1\nSIGUSR2\n"] * 4

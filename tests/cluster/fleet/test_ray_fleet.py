@@ -1,0 +1,331 @@
+"""RayFleet on a real Ray with three nodes on this machine, and agents that only report that they are up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import ray
+from ray._private.authentication_test_utils import reset_auth_token_state
+from ray._raylet import GcsClient
+from ray.core.generated import autoscaler_pb2
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import placement_group_table
+
+from raylaunch.cluster.agent import ray_actor
+from raylaunch.cluster.agent.agent import AgentReady, AgentReport
+from raylaunch.cluster.fleet import ray_fleet
+from raylaunch.cluster.fleet.ray_fleet import RayFleet
+from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, HostDraining, ReportReceived, SlotGranted
+from raylaunch.cluster.ray_api.inventory import nodes
+from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
+from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.placement.plan import make_plan
+from raylaunch.errors import ClusterError
+from tests.cluster.conftest import left_in_ray, wait_until
+from tests.fakes import READY
+from tests.private_cluster import Cluster, private_cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Cluster]:
+    """A cluster that this process is connected to."""
+    with private_cluster(cpus=1, lean=True) as cluster:
+        for _ in range(2):
+            cluster.add_node(cpus=1)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in cluster.env().items():
+                patch.setenv(name, value)
+            reset_auth_token_state()
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+            yield cluster
+            ray.shutdown()
+        reset_auth_token_state()
+
+
+@dataclass
+class Told:
+    """The part of a node's spec that the fleet uses."""
+
+    address: str | None = None
+    nproc: int = 0
+    node: str = ""
+
+
+class Agent:
+    """An agent that reports that it is up."""
+
+    def __init__(self, told: Told) -> None:
+        host = ray.get_runtime_context().get_node_id()
+        self.unsaid = [AgentReady(node_id=host, address="", nproc=told.nproc, ready=READY)]
+
+    async def next_report(self) -> bytes:
+        if not self.unsaid:
+            await asyncio.sleep(1000)
+        return pickle.dumps(AgentReport(sent_at=float(os.getpid()), events=[self.unsaid.pop()]))
+
+    async def close(self) -> None:
+        pass
+
+
+class Unable(Agent):
+    def __init__(self, told: Told) -> None:
+        raise FileNotFoundError("no such folder")
+
+
+class Busy(Agent):
+    """An agent that takes long to return its results, and reports meanwhile."""
+
+    async def next_report(self) -> bytes:
+        if not self.unsaid:
+            await asyncio.sleep(0.1)
+            return pickle.dumps(AgentReport(sent_at=0.0, events=[]))
+        return await super().next_report()
+
+    async def values(self) -> dict[int, bytes]:
+        await asyncio.sleep(2.0)
+        return {0: b"value"}
+
+
+class Silent(Agent):
+    async def values(self) -> dict[int, bytes]:
+        await asyncio.sleep(1000)
+        return {}
+
+
+class Dying(Agent):
+    def __init__(self, told: Told) -> None:
+        os._exit(1)
+
+
+@dataclass
+class Crew:
+    """A fleet with a minimal driver."""
+
+    fleet: RayFleet
+    inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    items: list[Any] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    #: By node, what is up: its host and its process.
+    up: dict[str, tuple[str, int]] = field(default_factory=dict)
+    #: When each was last heard of.
+    heard: dict[str, float] = field(default_factory=dict)
+
+    def tell(self, item: Any) -> None:
+        if isinstance(item, ReportReceived):
+            self.heard[item.node] = item.at
+        self.inbox.put(item)
+
+    def values(self) -> dict[int, bytes]:
+        return self.fleet.values(self.up, lambda node: self.heard.get(node, 0.0))
+
+    def until(self, done: Callable[[], object], seconds: float = 100) -> None:
+        """Handle items until the condition is true."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < deadline, self.items
+            try:
+                item = self.inbox.get(timeout=0.05)
+            except queue.Empty:
+                continue
+            self.items.append(item)
+            if isinstance(item, ReportReceived):
+                for word in item.report.events:
+                    if self.fleet.joined(item.node, word.node_id):
+                        self.up[item.node] = (word.node_id, int(item.report.sent_at))
+            elif isinstance(item, AgentLost):
+                self.up.pop(item.node, None)
+                self.fleet.replace(item)
+
+    def count(self, number: int) -> None:
+        """Handle items until so many nodes are up."""
+        self.until(lambda: len(self.up) == number)
+
+    def told(self, kind: type) -> list[Any]:
+        return [item for item in self.items if isinstance(item, kind)]
+
+
+@pytest.fixture
+def crew(hosts: Cluster) -> Iterator[Callable[..., Crew]]:
+    """Start fleets, and check that nothing of them is left."""
+    crews: list[Crew] = []
+
+    def start(nnodes: str, agent: type = Agent, **job: Any) -> Crew:
+        wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes, **job)
+        plan = make_plan(wanted, nodes(local=False), local=False)
+        lines: list[str] = []
+        found = Crew(RayFleet(plan, Told(), lines.append), lines=lines)
+        found.fleet.actor_class = ray.remote(max_restarts=0)(agent)
+        crews.append(found)
+        found.fleet.start(found.tell)
+        return found
+
+    yield start
+    for each in crews:
+        each.fleet.close()
+    wait_until(lambda: left_in_ray(hosts) == [], 100, "actors and placement groups to be gone")
+
+
+def test_a_gang_with_further_nodes_and_a_spare(crew):
+    """Each on a host of its own, and announced before it is up."""
+    found = crew("1:2", spares=1)
+    found.count(3)
+    assert len({host for host, _ in found.up.values()}) == 3
+    assert {item.node: item.host for item in found.told(SlotGranted)} == {
+        node: host for node, (host, _) in found.up.items()
+    }
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    assert all(item.address == addresses[item.host] for item in found.told(SlotGranted))
+
+
+def test_an_agent_that_died_comes_back(crew):
+    """On the same host if there is no other, as a new node. The slot requested elsewhere is released."""
+    found = crew("3")
+    found.count(3)
+    host, pid = found.up["node-2"]
+    os.kill(pid, signal.SIGKILL)
+    found.until(lambda: found.told(AgentLost))
+    assert [(item.node, item.why, item.silent) for item in found.told(AgentLost)] == [
+        ("node-2", "its agent died", False)
+    ]
+    found.count(3)
+    assert host in {where for where, _ in found.up.values()}
+    assert "node-2" not in found.up
+    wait_until(lambda: groups("PENDING") == 0, 100, "what was asked for elsewhere to be taken back")
+
+
+def test_an_agent_that_is_silent_is_replaced_on_another_host(crew):
+    """It cannot be stopped, since it does not run, and its end is not awaited."""
+    found = crew("2")
+    found.count(2)
+    host, pid = found.up["node-2"]
+    os.kill(pid, signal.SIGSTOP)
+    other = {node["NodeID"] for node in ray.nodes()} - {where for where, _ in found.up.values()}
+    found.inbox.put(AgentLost(node="node-2", why="nothing was heard of it", silent=True))
+    found.until(lambda: "node-2" not in found.up)
+    found.count(2)
+    assert other | {host} >= {where for where, _ in found.up.values()} - {found.up["node-1"][0]}
+
+
+def test_a_host_that_is_cordoned_and_uncordoned(crew):
+    """Its agent stays up beside its replacement. Nothing more starts there until it is uncordoned."""
+    found = crew("1:2")
+    found.count(2)
+    here = found.up["node-1"][0]
+    (third,) = {node["NodeID"] for node in ray.nodes()} - {where for where, _ in found.up.values()}
+    found.fleet.cordon(third)
+    found.fleet.cordon(here)
+    wait_until(lambda: groups("PENDING") == 1, 100, "another place to be asked for")
+    assert len(found.up) == 2
+    found.fleet.uncordon(third)
+    found.count(3)
+    assert third in {where for where, _ in found.up.values()}
+
+
+def test_agents_that_cannot_start(crew):
+    """If none ever came up, the run fails: at once if the constructor raised, else after the third death."""
+    for agent, tries, why in ((Unable, 1, "no such folder"), (Dying, 3, "its agent died")):
+        found = crew("2", agent)
+        with pytest.raises(ClusterError, match=f"cannot start: .*{why}"):
+            found.count(2)
+        found.fleet.close()
+        assert tries <= len(found.told(AgentLost)) <= tries + 1
+
+
+def test_results_are_awaited_as_long_as_the_nodes_report(crew, monkeypatch):
+    """However long they take. Ray would not report a host that was cut off for a minute."""
+    monkeypatch.setattr(ray_fleet, "VALUES_SECONDS", 1.0)
+    monkeypatch.setattr(ray_fleet, "LOOK_SECONDS", 0.1)
+    found = crew("1", Busy)
+    found.count(1)
+    assert found.values() == {0: b"value"}
+    found.fleet.close()
+    found = crew("1", Silent)
+    found.count(1)
+    with pytest.raises(ClusterError, match="the results of node-1 could not be fetched: nothing was heard of it for"):
+        found.values()
+
+
+def test_a_request_to_a_head_that_does_not_answer_is_repeated(crew, monkeypatch):
+    """Later requests wait for it."""
+    monkeypatch.setattr(ray_fleet, "LOOK_SECONDS", 0.1)
+    one, tries = PlacementGroups.reserve, []
+
+    def answer(self: PlacementGroups, *asked: Any) -> None:
+        tries.append(asked)
+        if len(tries) < 3:
+            raise GetTimeoutError("no answer")
+        one(self, *asked)
+
+    monkeypatch.setattr(PlacementGroups, "reserve", answer)
+    crew("1:2").count(2)
+    assert len(tries) == 3
+
+
+def test_an_error_in_the_fleets_thread_ends_the_run(crew, monkeypatch):
+    """No nodes would be requested any more, and nobody would know."""
+    monkeypatch.setattr(PlacementGroups, "reserve", None)
+    found = crew("1:2")
+    found.until(lambda: found.told(FleetFailed))
+    (said,) = found.told(FleetFailed)
+    assert "no more nodes can be asked for: TypeError" in str(said.error)
+
+
+def test_a_gang_that_is_not_needed_any_more_is_released(crew):
+    """Its node is up in another slot."""
+    found = crew("1")
+    found.count(1)
+    found.fleet.cordon(found.up["node-1"][0])
+    found.count(2)
+    found.fleet.release("node-1")
+    wait_until(lambda: groups("CREATED") == 1, 100, "the gang's host to be given back")
+
+
+def test_close_with_an_agent_that_does_not_answer(crew, monkeypatch):
+    """It gets a little time, then it is killed."""
+    monkeypatch.setattr(ray_actor, "CLOSE_SECONDS", 0.5)
+    found = crew("2")
+    found.count(2)
+    pids = [pid for _, pid in found.up.values()]
+    os.kill(pids[0], signal.SIGSTOP)
+    found.fleet.close()
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 100, "the agents to be gone")
+
+
+def test_a_drain_notice(crew, hosts):
+    """It is told with its deadline; another host is asked for at once, while the agent there stays as long as it can.
+
+    The last test: the host does not come back.
+    """
+    found = crew("2")
+    found.count(2)
+    head = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
+    leaving = next(node for node, (host, _) in found.up.items() if host != head)
+    host = found.up[leaving][0]
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline = time.monotonic() + 300
+    GcsClient(address=hosts.address).drain_node(host, reason, "spot", int((time.time() + 300) * 1000))
+    found.until(lambda: found.told(HostDraining))
+    (notice,) = found.told(HostDraining)
+    assert (notice.host, notice.ours) == (host, False)
+    assert notice.deadline == pytest.approx(deadline, abs=5)
+    found.count(3)
+    assert len({where for where, _ in found.up.values()}) == 3
+    assert found.told(AgentLost) == []
+
+
+def groups(state: str) -> int:
+    """Return how many placement groups are in this state."""
+    return sum(group["state"] == state for group in placement_group_table().values())

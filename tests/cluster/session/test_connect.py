@@ -1,0 +1,29 @@
+"""Finding the cluster with a Ray that cannot be used."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import raylaunch.cluster.session
+from raylaunch.cluster.session import connect
+from raylaunch.core.job.job import RayOptions
+from raylaunch.errors import ClusterError
+
+
+def test_a_ray_without_the_private_api_that_is_used(monkeypatch):
+    """Another version may lack it. The error names the versions that have it, not an import."""
+    monkeypatch.delattr(raylaunch.cluster.session, "ray_session", raising=False)
+    monkeypatch.setitem(sys.modules, "raylaunch.cluster.session.ray_session", None)
+    with pytest.raises(ClusterError, match=r"Ray 2\.\d+.* which is installed here, cannot be used: ") as found:
+        connect.find(RayOptions(address="local"))
+    assert f"install `{connect.WANTED}` on all nodes" in found.value.hint
+
+
+def test_the_versions_of_ray_are_those_of_the_metadata():
+    """The range is written in two places."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert connect.WANTED in project["dependencies"]

@@ -1,0 +1,426 @@
+"""Runs on this machine without Ray, with agents in the driver's process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
+from raylaunch.cluster.fleet import local_fleet
+from raylaunch.cluster.fleet.local_fleet import LocalFleet
+from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted
+from raylaunch.cluster.local import gpus, local_machine
+from raylaunch.cluster.local.gpus import Gpus
+from raylaunch.cluster.local.slots import LocalSlots
+from raylaunch.cluster.session import connect
+from raylaunch.core.job.job import Entrypoint, Job, RayOptions
+from raylaunch.core.job.outputs import view
+from raylaunch.core.placement.packing import Bundle
+from raylaunch.core.placement.plan import make_plan
+from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.messages import Ready
+from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.orders import StopWorkers
+from tests.cluster.conftest import wait_until
+from tests.private_cluster import MARK, end_marked, marked
+
+# From end to end.
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """Return an environment without any cluster, with a mark by which all processes can be found."""
+    mark = secrets.token_hex(8)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    yield env | {MARK: mark, "TMPDIR": str(tmp_path)}, tmp_path
+    left = marked(mark)
+    end_marked(mark)
+    assert not left
+
+
+def start(environ, folder: Path, script: str, *overrides: str, **job: Any) -> subprocess.Popen[str]:
+    (folder / "train.py").write_text(script)
+    job = {"entrypoint": {"script": "train.py"}, "nnodes": 2, "nproc_per_node": 2, "preload": [], "show": "all"} | job
+    (folder / "job.yaml").write_text(json.dumps(job))
+    program = "import sys; from raylaunch.cli.main import main; code = main(); print('ray' in sys.modules); exit(code)"
+    command = [sys.executable, "-c", program, "job.yaml", *overrides]
+    return subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[list[str], str]:
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return sorted(out.splitlines()), err
+
+
+def test_trains_without_ray_and_leaves_nothing(alone):
+    """2 x 2 workers. The driver does not import Ray, and workers find none. `RAY_` variables stay as the user set them."""
+    env, folder = alone
+    script = (
+        "import os, torch.distributed as d\nd.init_process_group('gloo')\n"
+        "print(d.get_world_size(), os.environ.get('RAY_ADDRESS'), os.environ['RAY_DEDUP_LOGS'])\n"
+    )
+    out, err = finished(start(env | {"RAY_DEDUP_LOGS": "0"}, folder, script, preload=["torch"]))
+    assert out == ["False", *["[0] 4 None 0", "[1] 4 None 0", "[2] 4 None 0", "[3] 4 None 0"]]
+    assert "no Ray cluster is running" in err
+    assert "node-2 (127.0.0.1) is ready" in err
+
+
+def test_a_worker_and_a_fork_server_that_are_killed(alone):
+    """One restart each, as on a cluster. The agent goes on with another fork server."""
+    env, folder = alone
+    script = (
+        "import os, signal, time\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if attempt == '2': print('done'); raise SystemExit\n"
+        "if os.environ['RANK'] == '3': os.kill(os.getpid() if attempt == '0' else os.getppid(), signal.SIGKILL)\n"
+        "time.sleep(60)\n"
+    )
+    out, err = finished(start(env, folder, script, max_restarts=2))
+    assert out == ["False", "[0] done", "[1] done", "[2] done", "[3] done"]
+    assert "restart 2 of 2" in err
+
+
+def test_a_driver_that_stands_still(alone):
+    """For longer than `node_timeout`: the workers go on, and are not lost."""
+    env, folder = alone
+    script = (
+        "import os, time\nfrom pathlib import Path\nprint('up', flush=True)\n"
+        "while not Path('go').exists(): time.sleep(0.02)\n"
+        "Path('gone-on-' + os.environ['RANK']).touch()\nwhile not Path('end').exists(): time.sleep(0.02)\n"
+    )
+    process = start(env, folder, script, nnodes=1, node_timeout=1)
+    assert process.stdout is not None
+    assert "up" in process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)  # what is tested is that this time means nothing
+    (folder / "go").touch()
+    wait_until(lambda: len(list(folder.glob("gone-on-*"))) == 2, 20, "workers to go on")
+    process.send_signal(signal.SIGCONT)
+    (folder / "end").touch()
+    assert "lost" not in finished(process)[1]
+
+
+def test_a_signal_to_the_driver(alone):
+    """It is passed to the workers, and the exit code tells which it was."""
+    env, folder = alone
+    script = (
+        "import signal, time\nprint('up', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('saved')\n"
+    )
+    process = start(env, folder, script, nnodes=1, nproc_per_node=1)
+    assert process.stdout is not None
+    assert "up" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 130, err
+    assert "saved" in out
+
+
+def test_too_much_for_this_machine(alone):
+    """The run fails at once instead of waiting for resources that never come."""
+    env, folder = alone
+    process = start(env | {"CUDA_VISIBLE_DEVICES": ""}, folder, "", gpus_per_worker=1)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 3
+    assert "this machine cannot hold the job" in err
+    assert "0 of 0 GPUs free, 2 needed" in err
+    assert out == "False\n"
+
+
+def test_what_is_planned(alone):
+    """Nothing is started, and the plan says that there is no cluster."""
+    env, folder = alone
+    out, _ = finished(start(env, folder, "", "--plan"))
+    assert "assumed  ray.address: none (no cluster is running; this machine does it alone, without Ray)" in out
+    assert "would start 4 workers on 2 nodes" in out
+    assert "False" in out
+
+
+def test_a_function(alone):
+    """Its results are returned by rank, and its exception is raised."""
+    env, folder = alone
+    program = (
+        "import raylaunch, sys\n"
+        "def rank(fails):\n"
+        "    import os\n"
+        "    if fails and os.environ['RANK'] == '1': raise KeyError('mine')\n"
+        "    return int(os.environ['RANK'])\n"
+        "told = {'nnodes': 2, 'nproc_per_node': 1, 'backend': 'none', 'preload': [], 'show': 'none'}\n"
+        "print(raylaunch.launch(rank, (False,), **told))\n"
+        "try: raylaunch.launch(rank, (True,), **told)\n"
+        "except raylaunch.JobFailedError as error: print(repr(error.__cause__), 'ray' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.stdout == "[0, 1]\nKeyError('mine') False\n", done.stderr
+
+
+# Whether there is a cluster.
+
+
+def test_the_file_that_ray_start_leaves(monkeypatch, tmp_path):
+    """It is where Ray itself looks for it, whatever the environment says."""
+    from ray._common.utils import get_ray_address_file
+
+    for name in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.delenv("RAY_TMPDIR", raising=False)
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert local_machine.is_alone(RayOptions(), os.environ)
+        file = Path(get_ray_address_file(None))
+        file.parent.mkdir(parents=True)
+        file.write_text("10.0.0.1:6379")
+        assert not local_machine.is_alone(RayOptions(), os.environ)
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.delenv("TMPDIR")
+    assert local_machine.is_alone(RayOptions(), os.environ) != Path(get_ray_address_file(None)).exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "variable", "alone"),
+    [
+        ("auto", None, True),
+        ("auto", "", True),
+        ("auto", "auto", True),
+        ("auto", "local", False),
+        ("auto", "10.0.0.1:6379", False),
+        ("none", "10.0.0.1:6379", True),
+        ("local", None, False),
+        ("10.0.0.1:6379", None, False),
+    ],
+)
+def test_the_address_of_a_cluster(tmp_path, address, variable, alone):
+    """`ray.address` first, then RAY_ADDRESS."""
+    environ = {"TMPDIR": str(tmp_path)} | ({} if variable is None else {"RAY_ADDRESS": variable})
+    assert local_machine.is_alone(RayOptions(address=address), environ) is alone
+
+
+def test_a_cluster_that_is_gone(monkeypatch, tmp_path):
+    """The file of `ray start` is still there, but no head answers: that is the same as no cluster."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    assert connect.find(RayOptions()) == local_machine.NONE
+
+
+# Its GPUs.
+
+
+@pytest.mark.parametrize(
+    ("count", "named", "ids"),
+    [
+        (4, None, ("0", "1", "2", "3")),
+        (4, "2,3", ("2", "3")),
+        (2, "GPU-a,GPU-b,GPU-c", ("GPU-a", "GPU-b")),
+        (4, "", ()),
+        (4, "NoDevFiles", ()),
+        (0, "0,1", ()),
+    ],
+)
+def test_gpus_that_may_be_used(monkeypatch, count, named, ids):
+    """Those of the machine, but only those that the environment names."""
+    monkeypatch.setattr(gpus, "nvidia_gpus", lambda: count)
+    monkeypatch.setattr(gpus, "has_other_accelerators", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert gpus.visible() == Gpus("CUDA_VISIBLE_DEVICES", ids)
+
+
+def bundle(many: int) -> Bundle:
+    return Bundle(nproc=max(1, many), gpus=many, cpus=1)
+
+
+def test_gpus_are_divided_among_slots():
+    """Each slot has its own, in order. With all or none of them, the environment is unchanged."""
+    room = LocalSlots(Gpus("CUDA_VISIBLE_DEVICES", ("4", "5", "6")))
+    for seat, many in enumerate((1, 2, 0, 1)):
+        room.request(seat, bundle(many))
+    assert room.grant() == [0, 1, 2]
+    found = [room.environ(seat).get("CUDA_VISIBLE_DEVICES") for seat in range(3)]
+    assert found == ["4", "5,6", None]
+    room.release(1)
+    assert room.grant() == [3]
+    assert room.environ(3) == {"CUDA_VISIBLE_DEVICES": "5"}
+    whole = LocalSlots(Gpus("CUDA_VISIBLE_DEVICES", ("0", "1")))
+    whole.request(1, bundle(2))
+    assert (whole.grant(), whole.environ(1)) == ([1], {})
+
+
+# The fleet, with agents that do nothing.
+
+
+class Quiet:
+    """An agent that is up at once and reports nothing more until `fails` is set."""
+
+    made: list[Quiet]
+
+    def __init__(self, told: AgentSpec, home: Any, client: Any = None) -> None:
+        self.node, self.visible = told.node, home.environ.get("CUDA_VISIBLE_DEVICES")
+        self.orders: list[tuple[Any, ...]] = []
+        self.fails = asyncio.Event()
+        self.closing, self.closed = asyncio.Event(), False
+        self.said = False
+        self.made.append(self)
+
+    async def next_report(self) -> AgentReport:
+        self.loop = asyncio.get_running_loop()
+        if self.said:
+            await self.fails.wait()
+            raise OSError(24, "Too many open files")
+        self.said = True
+        ready = Ready(start_method="forkserver", why=(), torch=True, pid=1)
+        return AgentReport(sent_at=0.0, events=[AgentReady(node_id="local", address="127.0.0.1", nproc=1, ready=ready)])
+
+    def handle(self, order: StopWorkers) -> None:
+        self.orders.append(order)
+        if order.attempt == 13:
+            raise RuntimeError("a mistake")
+
+    async def values(self) -> dict[int, bytes]:
+        return {int(self.node.removeprefix("node-")): b"value"}
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Unable(Quiet):
+    def __init__(self, told: AgentSpec, home: Any, client: Any = None) -> None:
+        raise FileNotFoundError("no such folder")
+
+
+class Crew:
+    """A fleet and its items."""
+
+    def __init__(self, nnodes: str, **job: Any) -> None:
+        wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes, **job)
+        plan = make_plan(wanted, [local_machine.facts(wanted)], local=True)
+        template = WorkerTemplate(
+            run_dir="", kind="script", target="", args=(), env={}, backend=None, preload=(), start_method=""
+        )
+        told = AgentSpec(
+            template=template,
+            address=None,
+            nproc=0,
+            rules={},
+            submitter_env={},
+            cwd=None,
+            ray_address="",
+            view=view(wanted),
+            node_timeout=float("inf"),
+        )
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.lines: list[str] = []
+        self.fleet = LocalFleet(plan, told, self.lines.append, gpus.visible())
+        self.up: list[str] = []
+        self.fleet.start(self.inbox.put)
+
+    def count(self, number: int) -> list[str]:
+        """Handle items until so many nodes are up."""
+        while len(self.up) < number:
+            item = self.inbox.get(timeout=100)
+            if isinstance(item, ReportReceived) and self.fleet.joined(item.node, "local"):
+                self.up.append(item.node)
+            elif isinstance(item, AgentLost):
+                self.fleet.replace(item)
+            elif isinstance(item, FleetFailed):
+                raise item.error
+        return self.up
+
+
+@pytest.fixture
+def crew(monkeypatch):
+    crews: list[Crew] = []
+
+    def begin(nnodes: str, agent: type[Quiet] = Quiet, many: int = 0, **job: Any) -> Crew:
+        Quiet.made = []
+        monkeypatch.setattr(local_fleet, "Agent", agent)
+        monkeypatch.setattr(gpus, "visible", lambda: Gpus("CUDA_VISIBLE_DEVICES", tuple(map(str, range(many)))))
+        crews.append(Crew(nnodes, **job))
+        return crews[-1]
+
+    yield begin
+    for each in crews:
+        each.fleet.close()
+        assert all(agent.closed for agent in Quiet.made)
+
+
+def test_agents_of_the_gang_and_further_ones(crew):
+    """MAX nodes and the spare one start. Each is granted, comes up and takes orders; their values are merged."""
+    found = crew("1:2", spares=1)
+    assert sorted(found.count(3)) == ["node-1", "node-2", "node-3"]
+    found.fleet.send("node-2", StopWorkers(attempt=1, grace=2.5))
+    found.fleet.send("node-9", StopWorkers(attempt=1, grace=2.5))
+    wait_until(lambda: any(agent.orders for agent in Quiet.made), 10, "the order")
+    assert {agent.node: agent.orders for agent in Quiet.made if agent.orders} == {
+        "node-2": [StopWorkers(attempt=1, grace=2.5)]
+    }
+    assert found.fleet.values(["node-1", "node-3"], lambda _: 0.0) == {1: b"value", 3: b"value"}
+
+
+def test_gpus_of_several_agents(crew):
+    """Two agents have half of them each. A third waits for a slot, which the release of a node does not free."""
+    found = crew("2:3", many=4, nproc_per_node=2, gpus_per_worker=1)
+    found.count(2)
+    assert [agent.visible for agent in Quiet.made] == ["0,1", "2,3"]
+    found.fleet.release("node-1")
+    found.count(3)
+    assert [(agent.visible, agent.closed) for agent in Quiet.made] == [("0,1", True), ("2,3", False), ("0,1", False)]
+
+
+@pytest.mark.parametrize("order", [None, 13])
+def test_an_agent_that_fails(crew, order):
+    """In a report or an order: the run ends, since another agent would fail too."""
+    found = crew("2")
+    found.count(2)
+    if order is None:
+        failing = Quiet.made[1]
+        failing.loop.call_soon_threadsafe(failing.fails.set)
+    else:
+        found.fleet.send("node-2", StopWorkers(attempt=order, grace=0.0))
+    with pytest.raises(
+        ClusterError, match=r"the agent of node-2 cannot go on: (OSError: .*Too many|RuntimeError: a mi)"
+    ):
+        found.count(3)
+
+
+def test_an_agent_that_cannot_start(crew):
+    """As on a cluster."""
+    with pytest.raises(ClusterError, match="the agent of node-1 cannot start: FileNotFoundError: no such folder"):
+        crew("1", Unable).count(1)
+
+
+def test_an_event_loop_that_fails(crew, monkeypatch):
+    """It is shared by all agents, so the run ends instead of waiting for ever."""
+    found = crew("2")
+    found.count(2)
+    monkeypatch.setattr(found.fleet, "_do", None)
+    found.fleet.release("node-1")
+    with pytest.raises(ClusterError, match=r"the agents on this machine cannot go on: TypeError"):
+        found.count(3)
+
+
+def test_every_agent_is_granted_before_it_is_up(crew):
+    """So that the machine knows which nodes it waits for."""
+    found = crew("2")
+    seen: list[str] = []
+    while len(seen) < 4:
+        item = found.inbox.get(timeout=100)
+        if isinstance(item, SlotGranted):
+            assert (item.host, item.address) == (local_machine.NODE_ID, local_machine.LOOPBACK)
+            seen.append(item.node)
+        elif isinstance(item, ReportReceived):
+            seen.append("up")
+    assert sorted(seen) == ["node-1", "node-2", "up", "up"]

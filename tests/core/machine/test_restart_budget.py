@@ -1,0 +1,121 @@
+"""The restarts that failures spend, and those that lost nodes give back."""
+
+from __future__ import annotations
+
+import pytest
+from machine_helpers import failure, raised
+
+from raylaunch.core.machine.restart_budget import RestartBudget
+from raylaunch.core.placement.ranks import Member
+
+PEER_LOST = raised("RuntimeError", "Connection reset by peer")
+NODES = ("a", "b")
+
+
+def lost_member(node: str) -> Member:
+    return Member(node=node, address="10.0.0.1", nproc=2)
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [(0, "no restarts were allowed"), (1, "the only restart is used"), (3, "all 3 restarts are used")],
+)
+def test_budget_allows_max_restarts(limit, why):
+    """Each restart is numbered; the next failure gets the reason why none is left."""
+    budget = RestartBudget(limit)
+    for number in range(limit):
+        assert budget.spend(failure("ab"[number % 2]), float(number), NODES) == ""
+        assert str(budget) == f"restart {number + 1} of {limit}"
+    assert budget.spend(failure(), 10.0, NODES) == why
+    assert budget.spent == limit
+
+
+@pytest.mark.parametrize(
+    ("nodes", "causes", "message"),
+    [
+        (NODES, [("b", {}), ("b", {}), ("b", {})], "all 2 restarts are used, and all failures were on b"),
+        (NODES, [("b", {}), ("a", {}), ("b", {})], "all 2 restarts are used"),
+        (NODES, [("b", {}), ("b", {}), ("a", {})], "all 2 restarts are used"),
+        (NODES, [("b", {}), ("b", PEER_LOST), ("b", {})], "all 2 restarts are used"),
+        (("b",), [("b", {}), ("b", {}), ("b", {})], "all 2 restarts are used"),
+    ],
+)
+def test_budget_names_a_node_that_spent_all_restarts(nodes, causes, message):
+    """One of several nodes with all failures is named, unless failures were collateral."""
+    budget = RestartBudget(2)
+    assert [budget.spend(failure(node, **facts), 0.0, nodes) for node, facts in causes][-1] == message
+
+
+def test_three_equal_failures_may_be_tried_elsewhere():
+    """`elsewhere` allows a third equal failure once; permanent errors still end the run."""
+    budget = RestartBudget(9)
+    answers = [
+        budget.spend(failure(**raised("ValueError")), at, NODES, elsewhere=at == 2.0) for at in (0.0, 1.0, 2.0, 3.0)
+    ]
+    assert answers == ["", "", "", "the same failure 3 times within 60 s"]
+    assert budget.spend(failure(**raised("ImportError")), 4.0, NODES, elsewhere=True) != ""
+
+
+def test_permanent_errors_spend_no_restart():
+    for limit in (0, 3):
+        budget = RestartBudget(limit)
+        assert budget.spend(failure(**raised("ImportError")), 0.0, NODES) == "a restart cannot mend ImportError"
+    assert budget.spent == 0
+
+
+def test_three_equal_failures():
+    """The third equal failure gets no restart, though the budget has some left."""
+    budget = RestartBudget(9)
+    answers = [budget.spend(failure(**raised("ValueError")), at, NODES) for at in (0.0, 1.0, 2.0)]
+    assert answers == ["", "", "the same failure 3 times within 60 s"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "lost", "after", "pardoned"),
+    [
+        ({"node": "a"}, "a", 30.0, True),
+        ({"node": "a"}, "a", 30.1, False),
+        ({"node": "a"}, "b", 1.0, False),
+        ({"node": "a"} | PEER_LOST, "b", 30.0, True),
+        ({"node": "a"} | PEER_LOST, "b", 30.1, False),
+        ({"node": "a"} | PEER_LOST, "spare", 1.0, False),
+        ({"node": "a"} | raised("ValueError"), "a", 1.0, False),
+        ({"node": "a", "evidence": "out of memory"}, "a", 1.0, False),
+    ],
+)
+def test_failures_that_a_loss_explains(cause, lost, after, pardoned):
+    """A loss explains kills on its node and collateral failures for 30 s, if the node was part of the attempt."""
+    budget = RestartBudget(3)
+    budget.spend(failure(**cause), 100.0, NODES)
+    assert budget.pardon(lost_member(lost), 100.0 + after) is pardoned
+    assert budget.spent == (not pardoned)
+
+
+def test_pardon_needs_a_failure():
+    """Nothing is pardoned before a failure, or twice."""
+    budget = RestartBudget(3)
+    assert not budget.pardon(lost_member("a"), 0.0)
+    budget.spend(failure("a"), 1.0, NODES)
+    assert budget.pardon(lost_member("a"), 2.0)
+    assert not budget.pardon(lost_member("a"), 3.0)
+    assert budget.spent == 0
+
+
+def test_all_explained_failures_are_pardoned_together():
+    """Failures without a restart are pardoned too; those that are not explained stay spent."""
+    budget = RestartBudget(2)
+    budget.spend(failure("b", **raised("ValueError")), 1.0, NODES)
+    budget.spend(failure("b", **PEER_LOST), 2.0, NODES)
+    assert budget.spend(failure("a"), 3.0, NODES) == "all 2 restarts are used"
+    assert budget.pardon(lost_member("a"), 4.0)
+    assert budget.spent == 1
+
+
+def test_pardoned_failures_do_not_count_as_equal():
+    """A pardoned failure between equal ones does not interrupt them."""
+    budget = RestartBudget(9)
+    kinds = [raised("ValueError"), PEER_LOST, raised("ValueError")]
+    for at, kind in enumerate(kinds):
+        assert budget.spend(failure("a", **kind), float(at), NODES) == ""
+    assert budget.pardon(lost_member("b"), 3.0)
+    assert budget.spend(failure("a", **raised("ValueError")), 4.0, NODES) == "the same failure 3 times within 60 s"

@@ -1,0 +1,139 @@
+"""The ranks that are the cause when workers hang."""
+
+from __future__ import annotations
+
+from raylaunch.core.failures.failure import Failure
+from raylaunch.core.failures.stacks import STOPPED, Stack
+from raylaunch.core.machine.events import WorkersHung
+from raylaunch.core.monitoring.hang_cause import hung
+from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
+from raylaunch.core.placement.ranks import Assignment
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+REDUCE = (f"{TORCH}/distributed/distributed_c10d.py:3030 in all_reduce", "/job/train.py:41 in main")
+BARRIER = (f"{TORCH}/distributed/distributed_c10d.py:5000 in barrier", "/job/train.py:50 in main")
+FETCH = ("/job/train.py:33 in fetch", "/job/train.py:60 in main")
+LOADER = (f"{TORCH}/utils/data/dataloader.py:7 in __next__", "/job/train.py:40 in main")
+
+
+def stack(rank: int, frames: tuple[str, ...] = (), state: str = "S") -> Stack:
+    """Return the stack of a rank; without frames it did not answer."""
+    head = ["Current thread 0x7f (most recent call first):"] if frames else []
+    lines = ['  File "' + frame.replace(":", '", line ') for frame in frames]
+    return Stack(rank=rank, state=state, text="\n".join(head + lines))
+
+
+def hang(*workers: tuple[int, float], ranks: tuple[int, ...] | None = None) -> SuspectedHang:
+    """Return a suspected hang of workers with these marks and seconds of silence, by rank."""
+    silences = tuple(Stall(rank=rank, marks=marks, since=50.0 - secs) for rank, (marks, secs) in enumerate(workers))
+    longest = max(secs for _, secs in workers)
+    return SuspectedHang(
+        seconds=longest, ranks=tuple(range(len(workers))) if ranks is None else ranks, workers=silences
+    )
+
+
+def hang_event(suspected: SuspectedHang, *stacks: Stack) -> WorkersHung:
+    """Return the event for a hang of two ranks on each of two nodes."""
+    parts = [
+        Assignment(attempt=2, node=f"node-{at}", node_rank=at, nnodes=2, base_rank=2 * at, nproc=2, world_size=4)
+        for at in (0, 1)
+    ]
+    return hung(suspected, 50.0, parts, {"node-1": (4002, 4003)}, stacks)
+
+
+def culprits(suspected: SuspectedHang, *stacks: Stack) -> list[int]:
+    """Return the ranks that are named as the cause."""
+    return [failure.rank for failure in hang_event(suspected, *stacks).failures]
+
+
+ALIKE = hang((9, 5.0), (9, 5.0), (9, 5.0), (9, 5.0))
+
+
+def test_rank_with_a_different_stack_is_the_cause():
+    """Its failure says what it did and since when, and is not collateral."""
+    event = hang_event(ALIKE, stack(0, REDUCE), stack(1, REDUCE), stack(2, FETCH), stack(3, REDUCE))
+    assert event.failures == (
+        Failure(
+            attempt=2,
+            node="node-1",
+            rank=2,
+            local_rank=0,
+            pid=4002,
+            at=45.0,
+            exit_code=-9,
+            hung="no step for 5.0 s, at train.py:33 in fetch",
+            hung_at="/job/train.py:33",
+        ),
+    )
+    assert (event.at, event.attempt) == (50.0, 2)
+    assert [group.ranks for group in event.groups] == [(2,), (0, 1, 3)]
+    assert event.failures[0].what == "hung: no step for 5.0 s, at train.py:33 in fetch"
+    assert event.failures[0].signature == "hung at /job/train.py:33"
+    assert not event.failures[0].is_collateral
+
+
+def test_stopped_ranks_are_the_cause():
+    """Ranks that are stopped, or stuck in the kernel, come before all others, however many they are."""
+    assert culprits(ALIKE, stack(0, state="T"), stack(1, state="T"), stack(2, state="T"), stack(3, FETCH)) == [0, 1, 2]
+    assert culprits(ALIKE, stack(0, REDUCE), stack(1, REDUCE), stack(2, FETCH), stack(3, state="D")) == [3]
+    event = hang_event(ALIKE, stack(0, REDUCE), stack(1, REDUCE), stack(2, REDUCE), stack(3, state="T"))
+    assert event.failures[0].hung == f"no step for 5.0 s, {STOPPED}"
+    assert event.failures[0].signature == ""
+
+
+def test_ranks_that_make_steps_are_not_the_cause():
+    """Only the silent rank hangs, whatever the others do."""
+    one = hang((9, 6.0), (90, 0.1), (91, 0.2), ranks=(0,))
+    assert culprits(one, stack(0, REDUCE), stack(1, FETCH), stack(2, LOADER)) == [0]
+    assert culprits(one, stack(0, FETCH), stack(1, FETCH), stack(2, LOADER)) == [0]
+
+
+def test_ranks_in_a_collective_are_not_the_cause():
+    """Three ranks in their data loaders keep one rank waiting, though it is in the minority."""
+    assert culprits(ALIKE, stack(0, REDUCE), stack(1, LOADER), stack(2, LOADER), stack(3, LOADER)) == [1, 2, 3]
+
+
+def test_minority_in_another_collective_is_the_cause():
+    assert culprits(ALIKE, stack(0, REDUCE), stack(1, REDUCE), stack(2, BARRIER), stack(3, REDUCE)) == [2]
+
+
+def test_of_equal_groups_the_one_with_fewer_marks_is_the_cause():
+    two = hang((9, 5.0), (8, 5.0))
+    assert culprits(two, stack(0, FETCH), stack(1, LOADER)) == [1]
+
+
+def test_at_equal_marks_the_first_silent_rank_is_the_cause():
+    """At equal times too, the result does not depend on the order of the stacks."""
+    stacks = (stack(1, FETCH), stack(0, LOADER))
+    assert culprits(hang((9, 5.0), (9, 5.1)), *stacks) == [1]
+    assert culprits(hang((9, 5.0), (9, 5.0)), *stacks) == culprits(hang((9, 5.0), (9, 5.0)), *reversed(stacks)) == [0]
+
+
+def test_all_ranks_are_named_if_all_wait_at_one_place():
+    """The cause is unknown, so all failures are collateral."""
+    event = hang_event(ALIKE, *(stack(rank, REDUCE) for rank in range(4)))
+    assert [failure.rank for failure in event.failures] == [0, 1, 2, 3]
+    assert event.failures[0].hung == "no step for 5.0 s, in all_reduce (train.py:41)"
+    assert all(failure.is_collateral for failure in event.failures)
+
+
+def test_all_silent_ranks_are_named_without_stacks():
+    """Programs without Python do not answer."""
+    assert culprits(hang((9, 5.0), (9, 0.1), ranks=(0,)), stack(0), stack(1)) == [0]
+    assert culprits(hang((9, 5.0), ranks=(0,))) == [0]
+
+
+def test_ranks_without_stacks_are_a_group():
+    """Their node did not answer in time: they are named if they are the minority, even without a process id."""
+    event = hang_event(ALIKE, stack(1, REDUCE), stack(2, REDUCE), stack(3, REDUCE))
+    (failure,) = event.failures
+    assert (failure.rank, failure.node, failure.pid) == (0, "node-0", 0)
+    assert failure.hung == "no step for 5.0 s, did not answer"
+    assert not failure.is_collateral
+
+
+def test_rank_without_heartbeat_may_be_the_cause():
+    """A worker with a stack that is in no heartbeat any more counts as one without marks."""
+    event = hang_event(hang((9, 5.0)), stack(0, FETCH), stack(1, FETCH, "T"))
+    assert [failure.rank for failure in event.failures] == [1]
+    assert [group.ranks for group in event.groups] == [(1,), (0,)]

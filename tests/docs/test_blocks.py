@@ -1,0 +1,107 @@
+"""Tables of the documentation say what the code says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from raylaunch.core.failures.failure import Failure
+from raylaunch.core.placement.ranks import Assignment, Rendezvous, worker_env
+from raylaunch.core.record.result import Attempt, RunResult
+from raylaunch.errors import ExitCode
+from tests.bench import __main__ as bench
+from tests.chaos.faults import FAULTS
+from tests.docs import blocks
+
+REFERENCE = blocks.DOCS / "reference.md"
+
+
+@pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
+def test_generated_tables_are_up_to_date(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert blocks.filled(text) == text, "run `python -m tests.docs`"
+
+
+def test_every_generated_table_has_its_place() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in blocks.pages())
+    assert [name for name in blocks.GENERATED if text.count(f"<!-- {name} -->\n") != 1] == []
+
+
+@pytest.mark.parametrize("name", blocks.GENERATED)
+def test_no_generated_table_is_empty(name: str) -> None:
+    assert blocks.GENERATED[name]().count("\n") > 3
+
+
+def test_every_exit_code_has_a_row() -> None:
+    named = set(map(int, re.findall(r"\d+", " ".join(blocks.first_column(blocks.block("reference.md", "exit-codes"))))))
+    codes = {int(code) for code in ExitCode if code != ExitCode.INTERRUPTED}  # which is 128 + 2
+    assert codes | {128} == named
+
+
+def test_every_variable_of_a_worker_is_explained() -> None:
+    part = Assignment(attempt=1, node="node-1", node_rank=0, nnodes=2, base_rank=0, nproc=2, world_size=4)
+    meeting = Rendezvous(master_addr="10.0.0.1", master_port=1, run_id="run", max_restarts=3, restart_count=0)
+    env = worker_env(part, 0, meeting, error_file="", given={})
+    named = names(section(REFERENCE, "Environment variables"))
+    assert sorted(env.keys() - named) == []
+
+
+def test_every_key_of_the_result_is_explained() -> None:
+    """Fields of `RunResult`, `Attempt` and `Failure`."""
+    named = names(section(REFERENCE, "`result.json`"))
+    expected = {field.name for kind in (RunResult, Attempt, Failure) for field in fields(kind)}
+    assert sorted(expected ^ named) == []
+
+
+def test_the_table_of_faults_has_all_of_them() -> None:
+    faults = [fault.name for _, fault in FAULTS]
+    named = blocks.first_column(blocks.block("reliability.md", "chaos"))
+    assert named[:-1] == faults
+
+
+def test_every_bench_is_explained() -> None:
+    assert names(section(blocks.DOCS / "benchmarks.md", "How to run them")) == set(bench.BENCHES)
+
+
+def test_walks_are_as_long_as_their_headings_say() -> None:
+    """Each row of a walk has its number, and no module occurs twice in a walk."""
+    walks = re.split(
+        r"^### ", section(blocks.DOCS / "architecture.md", "Three walks through the code"), flags=re.MULTILINE
+    )
+    for walk in walks[1:]:
+        rows = [blocks.cells(line) for line in walk.splitlines() if re.match(r"\| \d+ \|", line)]
+        said = int(re.search(r": (\d+) modules$", walk.splitlines()[0]).group(1))
+        assert [int(row[0]) for row in rows] == [*range(1, said + 1)]
+        assert len({row[1] for row in rows}) == said
+
+
+def test_text_below_an_attribute_is_its_meaning() -> None:
+    assert blocks.attribute_docstrings(Example) == {"two": "Second, on two lines."}
+
+
+class Example:
+    """Not the meaning of `one`."""
+
+    one: int = 1
+    two: int = 2
+    """Second,
+    on two lines."""
+
+    def method(self) -> str:
+        """Not an attribute."""
+        return inspect.getsource(type(self))
+
+
+def section(page: Path, title: str) -> str:
+    """The text below a heading of a page, up to the next one of its level."""
+    return page.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def names(text: str) -> set[str]:
+    """What is in code font in the first columns of the tables of a text."""
+    firsts = [blocks.cells(line)[0] for line in text.splitlines() if line.startswith("| ")]
+    return {name for cell in firsts for name in re.findall(r"`([A-Za-z_-]+)`", cell)}

@@ -1,0 +1,101 @@
+"""docs/glossary.md has each term once, and names the module that the term is in."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.docs import blocks
+
+PACKAGE = blocks.ROOT / "raylaunch"
+PROCESSES = ("driver", "daemon", "agent", "subreaper", "fork server", "hot standby", "zygote", "store", "worker")
+
+
+@cache
+def rows() -> tuple[tuple[str, str, str, Path], ...]:
+    """Term, meaning, source of the term, module."""
+    text = (blocks.DOCS / "glossary.md").read_text(encoding="utf-8")
+    lines = [blocks.cells(line) for line in text.splitlines() if line.startswith("| ")][1:]
+    return tuple((term, meaning, source, blocks.ROOT / module.strip("`")) for term, meaning, source, module in lines)
+
+
+def test_every_term_has_a_meaning_and_a_source() -> None:
+    assert [row for row in rows() if not all(row)] == []
+
+
+def test_no_term_occurs_twice() -> None:
+    """Except for class names that occur twice, which have a row for each module."""
+    seen = [term for term, *_ in rows()]
+    assert sorted({term for term in seen if seen.count(term) > 1 and term.strip("`") not in twice()}) == []
+
+
+def test_terms_are_sorted() -> None:
+    """By letters; where only the font differs, the idea comes before the class."""
+    terms = [term for term, *_ in rows()]
+    assert terms == sorted(terms, key=lambda term: (term.strip("`").lower().replace(" ", ""), term.startswith("`")))
+
+
+def test_every_module_exists() -> None:
+    assert [str(module) for *_, module in rows() if not module.is_file()] == []
+
+
+def test_every_term_in_code_font_is_defined_in_its_module() -> None:
+    terms = [(term.strip("`"), module) for term, *_, module in rows() if term.startswith("`")]
+    assert [(term, module.name) for term, module in terms if term not in defined_in(module)] == []
+
+
+def test_every_process_is_explained() -> None:
+    terms = {term for term, *_ in rows()}
+    assert [process for process in PROCESSES if process not in terms] == []
+
+
+def test_every_class_that_gives_its_module_its_name_is_explained() -> None:
+    """Such as `RestartBudget` in restart_budget.py."""
+    known = {(term.strip("`"), module) for term, *_, module in rows()}
+    named = {(kind, module) for kind, module in classes() if kind.lower() == module.stem.replace("_", "")}
+    assert sorted(f"{kind} in {module.name}" for kind, module in named - known) == []
+
+
+def test_a_class_name_that_occurs_twice_is_listed_for_each_of_its_modules() -> None:
+    known = {(term.strip("`"), module) for term, *_, module in rows()}
+    pairs = {(kind, module) for kind, modules in twice().items() for module in modules}
+    assert sorted(f"{kind} in {module.relative_to(PACKAGE)}" for kind, module in pairs - known) == []
+
+
+def classes() -> Iterator[tuple[str, Path]]:
+    """All classes of raylaunch that no other class contains, private ones included."""
+    for module in PACKAGE.rglob("*.py"):
+        for node in ast.parse(module.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                yield node.name, module
+
+
+@cache
+def twice() -> dict[str, list[Path]]:
+    """Class names that occur more than once, with their modules."""
+    found: defaultdict[str, list[Path]] = defaultdict(list)
+    for kind, module in classes():
+        found[kind].append(module)
+    return {kind: modules for kind, modules in found.items() if len(modules) > 1}
+
+
+def defined_in(module: Path) -> set[str]:
+    """Names of classes, functions and constants at the top of a module, and of what is in its classes."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    return {name for body in bodies for node in body for name in _names(node)}
+
+
+def _names(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            return [node.name]
+        case ast.Assign():
+            return [target.id for target in node.targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case _:
+            return []

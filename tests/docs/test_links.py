@@ -1,0 +1,133 @@
+"""What the documentation names exists: pages, headings, pictures, files, modules, commands, flags and keys."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+import yaml
+
+from raylaunch.cli.args.flags import matching_flags
+from raylaunch.core.job.job import Job
+from tests.docs import blocks
+
+PAGES = pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
+MOST_LINES = 200
+_PATH = re.compile(r"(?<![\w/.-])((?:raylaunch|tests|docs|examples|conf)/[\w./-]*[\w/])")
+_MODULE = re.compile(r"(?<![\w/.-])raylaunch(?:\.[A-Za-z_]\w*)+")
+
+
+def test_the_readme_is_short() -> None:
+    assert len((blocks.ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+def test_the_readme_names_every_page() -> None:
+    text = (blocks.ROOT / "README.md").read_text(encoding="utf-8")
+    others = [str(page.relative_to(blocks.ROOT)) for page in blocks.pages()[1:]]
+    assert [name for name in others if f"]({name})" not in text] == []
+
+
+@PAGES
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Relative links: the file is there, and the heading in it."""
+    wrong = []
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    assert wrong == []
+
+
+def test_pictures_are_drawings_that_need_no_other_file() -> None:
+    """Well-formed SVG with a title, without links to elsewhere."""
+    for picture in (blocks.DOCS / "images").iterdir():
+        root = ET.parse(picture).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.find("{http://www.w3.org/2000/svg}title") is not None
+        assert not [name for each in root.iter() for name in each.attrib if name.endswith("href")]
+
+
+@PAGES
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    text = prose(page)
+    named = {path for path in _PATH.findall(text) if "..." not in path}
+    assert sorted(path for path in named if not (blocks.ROOT / path).exists()) == []
+
+
+@PAGES
+def test_every_module_and_function_that_is_named_exists(page: Path) -> None:
+    assert sorted(name for name in set(_MODULE.findall(prose(page))) if not is_there(name)) == []
+
+
+@PAGES
+def test_every_make_target_that_is_named_exists(page: Path) -> None:
+    makefile = (blocks.ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    named = set(re.findall(r"(?:^    |`)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
+    assert sorted(named - targets) == []
+
+
+@PAGES
+def test_every_flag_in_a_command_exists(page: Path) -> None:
+    """Flags of `raylaunch` itself, which come before its script or before `--`."""
+    given = [flag for command in commands(page) for flag in own_flags(command)]
+    assert [flag for flag in given if len(matching_flags(flag.lstrip("-"))) != 1] == []
+
+
+@PAGES
+def test_every_key_of_a_job_file_exists(page: Path) -> None:
+    keys = {field.name for field in fields(Job)}
+    found = [
+        yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    assert sorted({key for job in found for key in job} - keys) == []
+
+
+def links(page: Path) -> Iterator[str]:
+    """Targets of links and images, but for those of the web."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            yield target
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def prose(page: Path) -> str:
+    """The text without what is generated from the code, and without recorded output."""
+    return re.sub(r"<!-- ([a-z-]+) -->\n.*?<!-- /\1 -->\n", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def is_there(name: str) -> bool:
+    """Whether this is a module below raylaunch, or in one."""
+    module, _, attribute = name.rpartition(".")
+    path = blocks.ROOT / name.replace(".", "/")
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    parent = blocks.ROOT / module.replace(".", "/")
+    is_module = parent.is_dir() or parent.with_suffix(".py").is_file()
+    return is_module and hasattr(importlib.import_module(module), attribute)
+
+
+def commands(page: Path) -> list[str]:
+    """Lines that begin with `raylaunch`, in code blocks and code font."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"(?:^    (?:\w+=\S+ )*|`)raylaunch ([^`\n#]*)", text, re.MULTILINE)
+
+
+def own_flags(command: str) -> Iterator[str]:
+    """The flags before the script, or before `--` after a job file."""
+    for word in command.split():
+        if word == "--" or word.endswith(".py") or word == "SCRIPT":
+            return
+        if word.startswith("--"):
+            yield word.rstrip("]")

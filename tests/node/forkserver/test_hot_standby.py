@@ -1,0 +1,223 @@
+"""A fork server is killed: its hot standby takes over, imports nothing again, and none of the old processes is left."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raylaunch.core.machine.events import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.node.protocol.messages import Ready
+from raylaunch.node.protocol.orders import StopWorkers
+from tests.node.harness import (
+    MessagePipe,
+    Node,
+    basic_env,
+    children_of,
+    hot_standby_of,
+    is_listening,
+    marked,
+    send_signal,
+    until,
+    wait_gone,
+    wait_stopped_by_signal,
+)
+from tests.node.protocol.test_lease_page import Agent, renew_lease, subreaper_of
+from tests.node.test_no_orphans import start_process_tree, wait_all_gone
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def counted_node(tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """A node whose fork server imports a module that counts how often it is imported."""
+    (tmp_path / "counted.py").write_text("import os\nopen(os.environ['COUNT'], 'a').write('.')")
+    env = basic_env(mark) | {"PYTHONPATH": str(tmp_path), "COUNT": str(tmp_path / "count")}
+    node = Node(env=env, preload=("counted",))
+    node.use_for_test(tmp_path, mark, pipe)
+    node.start()
+    yield node
+    node.supervisor.close()
+
+
+def import_count(node: Node) -> int:
+    return len((node.folder / "count").read_text())
+
+
+def next_attempt_runs(node: Node) -> bool:
+    """Run an attempt; return whether it ran and found the module imported."""
+    script = node.script("import sys\nprint('counted' in sys.modules)", "next.py")
+    return node.run(script).stdout() == "True\n"
+
+
+def test_the_next_attempt_runs_without_importing_again(counted_node: Node, pipe: MessagePipe) -> None:
+    """Three times: its workers are reported as failed once all of them are gone, and the store is open again."""
+    for _ in range(3):
+        port = counted_node.open_store()
+        pids = [*start_process_tree(counted_node, pipe, nproc=2), *counted_node.children()]
+        standby = counted_node.hot_standby()
+        send_signal(counted_node.supervisor.server_pid)
+        failures = counted_node.wait(WorkersExited).failures
+        assert [(failure.signal, failure.stopped) for failure in failures] == [("SIGKILL", False)] * 2
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert counted_node.wait(Ready).pid == standby
+        assert children_of(subreaper_of(counted_node)) == {standby}
+        until(lambda port=port: is_listening(port), "the store is not open again")
+        assert next_attempt_runs(counted_node)
+    assert import_count(counted_node) == 1
+
+
+def test_kill_of_the_fork_server_while_it_starts_workers(counted_node: Node) -> None:
+    """However many workers it had started, none is left when the hot standby is ready."""
+    script = counted_node.script("import time\ntime.sleep(3600)")
+    for _ in range(5):
+        counted_node.launch(script, nproc=4)
+        send_signal(counted_node.supervisor.server_pid)
+        server = counted_node.wait(Ready).pid
+        assert marked(counted_node.mark).keys() == {subreaper_of(counted_node), server, counted_node.hot_standby()}
+    assert next_attempt_runs(counted_node)
+    assert import_count(counted_node) == 1
+
+
+def test_kill_of_the_fork_server_while_it_stops_workers(counted_node: Node, pipe: MessagePipe) -> None:
+    """`WorkersStopped` comes once, and none of its failures counts as one of the attempt."""
+    script = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: say('term'))\nsay('up')\ntime.sleep(3600)"
+    counted_node.launch(counted_node.script(script))
+    pipe.read_lines()
+    counted_node.supervisor.handle(StopWorkers(attempt=counted_node.attempt, grace=3600.0))
+    pipe.read_lines()
+    send_signal(counted_node.supervisor.server_pid)
+    assert [failure.stopped for failure in counted_node.wait(WorkersStopped).failures] == [True]
+    assert next_attempt_runs(counted_node)
+    assert import_count(counted_node) == 1
+
+
+@pytest.mark.parametrize("first", ["server", "standby"])
+def test_kill_of_the_fork_server_and_its_hot_standby(counted_node: Node, pipe: MessagePipe, first: str) -> None:
+    """A new fork server is started, and imports again, when all processes of the old one are gone."""
+    pids = start_process_tree(counted_node, pipe)
+    both = [counted_node.supervisor.server_pid, counted_node.hot_standby()]
+    for pid in both:
+        send_signal(pid, signal.SIGSTOP)  # so that neither can react to the end of the other
+    for pid in both if first == "server" else both[::-1]:
+        send_signal(pid)
+    counted_node.wait(WorkersExited)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert next_attempt_runs(counted_node)
+    assert import_count(counted_node) == 2
+
+
+def test_a_stopped_hot_standby_is_continued_when_it_takes_over(counted_node: Node, pipe: MessagePipe) -> None:
+    start_process_tree(counted_node, pipe)
+    standby = counted_node.hot_standby()
+    send_signal(standby, signal.SIGSTOP)
+    wait_stopped_by_signal(standby)
+    send_signal(counted_node.supervisor.server_pid)
+    assert counted_node.wait(Ready).pid == standby
+    assert next_attempt_runs(counted_node)
+
+
+def test_a_killed_hot_standby_is_replaced(counted_node: Node, pipe: MessagePipe) -> None:
+    """The workers run on. After ten deaths it is not replaced any more, and a new fork server imports again."""
+    pids = start_process_tree(counted_node, pipe)
+
+    def kill() -> int:
+        standby = counted_node.hot_standby()
+        send_signal(standby)
+        return int(
+            until(
+                lambda: standby != (found := counted_node.hot_standby()) and found, "no other hot standby was started"
+            )
+        )
+
+    standby = kill()
+    counted_node.wait(WorkersStarted)
+    assert counted_node.events_within(0.05) == []
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    send_signal(counted_node.supervisor.server_pid)
+    assert counted_node.wait(Ready).pid == standby
+    for _ in range(9):
+        kill()
+    send_signal(counted_node.hot_standby())
+    until(lambda: not counted_node.hot_standby(), "there is another hot standby")
+    assert next_attempt_runs(counted_node)
+    send_signal(counted_node.supervisor.server_pid)
+    counted_node.wait(Ready)
+    assert import_count(counted_node) == 2
+
+
+def test_the_hot_standby_does_not_take_over_after_the_lease(counted_node: Node, pipe: MessagePipe, mark: str) -> None:
+    """If the lease has expired, a killed fork server has no successor."""
+    pids = start_process_tree(counted_node, pipe)
+    server = counted_node.supervisor.server_pid
+    send_signal(server, signal.SIGSTOP)
+    wait_stopped_by_signal(server)
+    renew_lease(counted_node, 0.05)
+    time.sleep(0.1)
+    send_signal(server)
+    assert counted_node.wait(Ready).start_method == ""
+    wait_all_gone(pids, mark)
+    assert import_count(counted_node) == 1
+
+
+def test_a_stopped_fork_server_ends_with_its_subreaper(counted_node: Node, pipe: MessagePipe) -> None:
+    """It is continued, and kills all its descendants, also those that left their process groups."""
+    pids = start_process_tree(counted_node, pipe)
+    server, standby = counted_node.supervisor.server_pid, counted_node.hot_standby()
+    for pid in (server, standby):
+        send_signal(pid, signal.SIGSTOP)
+        wait_stopped_by_signal(pid)
+    send_signal(subreaper_of(counted_node))
+    for pid in (*pids, server, standby):
+        wait_gone(pid)
+    counted_node.wait(WorkersExited)
+    assert next_attempt_runs(counted_node)
+
+
+STOP, KILL = signal.SIGSTOP, signal.SIGKILL
+STEPS: dict[str, list[tuple[str, int]]] = {
+    "while the hot standby takes over": [("agent", STOP), ("server", KILL)],
+    "with a stopped hot standby": [("standby", STOP)],
+    "with both stopped": [("server", STOP), ("standby", STOP)],
+    "after the fork server, with a stopped subreaper": [("subreaper", STOP), ("server", KILL)],
+    "with the subreaper, both stopped": [("server", STOP), ("standby", STOP), ("subreaper", KILL)],
+}
+
+
+def stop_and_kill(steps: list[tuple[str, int]], agent: Agent) -> int:
+    """Stop and kill these processes, then kill the agent; return the hot standby's process id."""
+    standby = hot_standby_of(agent.server)
+    known = {"agent": agent.process.pid, "subreaper": agent.subreaper, "server": agent.server, "standby": standby}
+    for name, number in steps:
+        send_signal(known[name], number)
+        if number == STOP:
+            wait_stopped_by_signal(known[name])
+    agent.end()
+    assert standby
+    return standby
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_all_processes_end_with_their_agent(
+    tmp_path: Path, mark: str, pipe: MessagePipe, steps: list[tuple[str, int]]
+) -> None:
+    """Whatever was stopped or killed before the agent."""
+    agent = Agent(tmp_path, mark, pipe, lease=0.0)
+    stop_and_kill(steps, agent)
+    wait_all_gone(agent.pids, mark)
+
+
+@pytest.mark.parametrize("order", [("server", "subreaper"), ("subreaper", "server")], ids="-".join)
+def test_a_stopped_hot_standby_ends_though_all_others_are_gone(
+    tmp_path: Path, mark: str, pipe: MessagePipe, order: list[str]
+) -> None:
+    """No process is left that could kill it: the kernel continues it, and it exits."""
+    agent = Agent(tmp_path, mark, pipe, lease=0.0)
+    wait_gone(stop_and_kill([("standby", STOP), *((name, KILL) for name in order)], agent))
+    for pid in marked(mark):  # those that left their process groups: no process is left that knows them
+        with contextlib.suppress(ProcessLookupError):
+            send_signal(pid)

@@ -1,0 +1,256 @@
+"""The store of an attempt: the MASTER_ADDR that workers get, where it listens, and a fixed port."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from raylaunch.core.machine.events import WorkersExited, WorkersStarted
+from raylaunch.node.forkserver import store
+from raylaunch.node.forkserver.store import StoreAddress, meeting_place
+from raylaunch.node.linux import interfaces
+from raylaunch.node.protocol.messages import StoreOpened
+from raylaunch.node.protocol.orders import OpenStore
+from tests.node.harness import ADDRESS, SECONDS, MessagePipe, Node, send_signal, until
+from tests.private_cluster import free_ports
+
+GROUP = """
+    import os
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(os.environ["MASTER_ADDR"], int(total))
+    say(os.environ["RANK"], os.getpid())
+    {then}
+    dist.destroy_process_group()
+"""
+HAS_IPV6 = "::1" in interfaces.addresses().get("lo", ())
+FOREIGN_ADDRESS = "198.51.100.7"  # reserved for documentation (RFC 5737): no machine has it
+
+
+@pytest.fixture
+def restored_node(node: Node) -> Iterator[Node]:
+    """The shared node. Its address and port are reset after the test."""
+    yield node
+    node.set(address=ADDRESS, master_addr="", master_port=0)
+
+
+# The master address.
+
+
+def test_interfaces_of_this_machine():
+    """By name, numeric, IPv4 and IPv6: the same as the kernel lists."""
+    found = interfaces.addresses()
+    assert "127.0.0.1" in found["lo"]
+    listed = subprocess.run(["cat", "/proc/net/if_inet6"], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1] for line in listed.splitlines()}
+    assert names == {name for name, addresses in found.items() if any(":" in address for address in addresses)}
+    assert all(interfaces.is_numeric(address) for addresses in found.values() for address in addresses)
+
+
+@pytest.mark.parametrize(
+    ("address", "numeric", "loopback", "ours"),
+    [
+        ("127.0.0.1", True, True, True),
+        (FOREIGN_ADDRESS, True, False, False),
+        ("localhost", False, False, True),
+        ("no.such.host.invalid", False, False, False),
+        ("fd00:dead::beef", True, False, False),
+        ("0.0.0.0", True, False, False),
+        ("::", True, False, False),
+    ],
+)
+def test_what_an_address_is(address, numeric, loopback, ours):
+    """Whether it is numeric, whether it is a loopback address, and whether this machine has it."""
+    assert interfaces.is_numeric(address) is numeric
+    assert interfaces.is_loopback(address) is loopback
+    assert interfaces.is_local(address) is ours
+
+
+def test_names_are_resolved():
+    """A numeric address resolves to itself, an unknown name to nothing."""
+    assert interfaces.resolve(FOREIGN_ADDRESS) == (FOREIGN_ADDRESS,)
+    assert "127.0.0.1" in interfaces.resolve("localhost")
+    assert interfaces.resolve("no.such.host.invalid") == ()
+    assert interfaces.resolve("x" * 300) == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "several", "master_addr", "listens", "why"),
+    [
+        ("127.0.0.2", "", False, "127.0.0.2", "127.0.0.2", ""),
+        ("127.0.0.2", "127.0.0.3", False, "127.0.0.3", "127.0.0.3", ""),
+        (FOREIGN_ADDRESS, "localhost", False, "localhost", "127.0.0.1", ""),
+        (
+            FOREIGN_ADDRESS,
+            "localhost",
+            True,
+            FOREIGN_ADDRESS,
+            FOREIGN_ADDRESS,
+            "`master_addr: localhost` means another machine on each",
+        ),
+        ("127.0.0.2", "localhost", True, "127.0.0.1", "127.0.0.1", ""),
+        ("127.0.0.1", FOREIGN_ADDRESS, False, "127.0.0.1", "127.0.0.1", f"`{FOREIGN_ADDRESS}`"),
+        ("127.0.0.1", "no.such.host.invalid", False, "127.0.0.1", "127.0.0.1", "means nothing there"),
+        ("127.0.0.1", "0.0.0.0", False, "127.0.0.1", "127.0.0.1", "is not an address of that node"),
+    ],
+)
+def test_the_master_address_and_where_the_store_listens(own, wanted, several, master_addr, listens, why):
+    """The job's `master_addr` where it means node 0 on all nodes; else node 0's own address, and why."""
+    found = meeting_place(own, wanted, several_nodes=several)
+    assert (found.told, found.listens) == (master_addr, listens)
+    assert why.strip("`") in found.why
+    assert bool(found.why) is bool(why)
+
+
+def test_several_nodes_get_a_numeric_master_address(monkeypatch):
+    """A name may mean nothing on another node, or that node itself."""
+    monkeypatch.setattr(interfaces, "resolve", lambda _: ("127.0.1.1", "10.0.0.7"))
+    monkeypatch.setattr(interfaces, "is_local", lambda _: True)
+    assert meeting_place("10.0.0.1", "n0", several_nodes=True) == StoreAddress(told="10.0.0.7", listens="10.0.0.7")
+    assert meeting_place("10.0.0.1", "n0", several_nodes=False) == StoreAddress(told="n0", listens="127.0.1.1")
+
+
+def test_the_store_listens_at_the_master_address_only(restored_node: Node) -> None:
+    """And not at the node's own address, which is another."""
+    restored_node.set(address="127.0.0.2", master_addr="localhost")
+    restored_node.supervisor.handle(OpenStore(attempt=restored_node.attempt + 1))
+    opened = restored_node.wait(StoreOpened)
+    assert (opened.address, opened.why) == ("localhost", "")
+    socket.create_connection(("127.0.0.1", opened.port), timeout=SECONDS).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", opened.port), timeout=SECONDS)
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
+def test_the_store_listens_at_the_nodes_own_address_only(restored_node: Node) -> None:
+    """And not on the machine's other interfaces, where no worker of the job connects."""
+    restored_node.set(address="127.0.0.2")
+    port = restored_node.open_store()
+    socket.create_connection(("127.0.0.2", port), timeout=SECONDS).close()
+    for other in {"127.0.0.1", *itertools.chain(*interfaces.addresses().values())}:
+        if ":" not in other:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((other, port), timeout=SECONDS)
+
+
+def test_no_store_is_opened_at_an_address_of_another_machine(restored_node: Node) -> None:
+    """A store that listened everywhere instead would be open to strangers; the reply says why there is none."""
+    with pytest.raises(OSError, match="Cannot assign"):
+        store.listen(FOREIGN_ADDRESS)
+    restored_node.set(address=FOREIGN_ADDRESS)
+    restored_node.supervisor.handle(OpenStore(attempt=1))
+    opened = restored_node.wait(StoreOpened)
+    assert (opened.port, opened.why) == (0, "Cannot assign requested address")
+
+
+def test_workers_meet_by_ipv6(restored_node: Node) -> None:
+    """The node has an IPv6 address: two workers use `env://`, in several attempts."""
+    restored_node.set(address="::1")
+    script = restored_node.script(GROUP.format(then=""))
+    for _ in range(2):
+        outcome = restored_node.run(script, nproc=2, port=restored_node.open_store())
+        assert [outcome.stdout(rank) for rank in (0, 1)] == ["::1 2\n"] * 2, outcome.stderr()
+
+
+# The same port for all attempts.
+
+
+def test_a_fixed_port_survives_many_restarts(restored_node: Node, pipe: MessagePipe) -> None:
+    """Each time a worker is killed while all are connected to the store; the next attempt has the same port."""
+    (port,) = free_ports(1)
+    restored_node.set(master_port=port)
+    script = restored_node.script(GROUP.format(then="import time; time.sleep(60)"))
+    for _ in range(8):
+        assert restored_node.open_store() == port
+        restored_node.launch(script, nproc=2, port=port)
+        restored_node.wait(WorkersStarted)
+        pids = dict(line.split() for line in pipe.read_lines(2))
+        send_signal(int(pids["1"]))
+        restored_node.wait(WorkersExited, lambda event: event.attempt == restored_node.attempt)
+    assert restored_node.open_store() == port
+    outcome = restored_node.run(restored_node.script(GROUP.format(then="")), nproc=2, port=port)
+    assert outcome.exit_codes == {0: 0, 1: 0}, outcome.stderr()
+
+
+def test_a_fixed_port_is_free_at_once(restored_node: Node) -> None:
+    """A hundred stores are opened one after the other, without a pause."""
+    (port,) = free_ports(1)
+    restored_node.set(master_port=port)
+    assert {restored_node.open_store() for _ in range(100)} == {port}
+
+
+def test_stopped_processes_do_not_keep_a_fixed_port(restored_node: Node, pipe: MessagePipe) -> None:
+    """Workers and a store stopped by SIGSTOP are killed before the next attempt opens its store."""
+    (port,) = free_ports(1)
+    restored_node.set(master_port=port)
+    script = restored_node.script(GROUP.format(then="import time; time.sleep(60)"))
+    assert restored_node.open_store() == port
+    restored_node.launch(script, nproc=2, port=port)
+    pipe.read_lines(2)
+    before = restored_node.children()
+    assert len(before) == 3
+    for pid in before:
+        os.kill(pid, signal.SIGSTOP)
+    assert restored_node.open_store() == port
+    until(lambda: not before & restored_node.children(), "the stopped processes are still there")
+    assert restored_node.run(restored_node.script(GROUP.format(then="")), nproc=2, port=port).exit_codes == {0: 0, 1: 0}
+
+
+def test_a_fixed_port_that_is_in_use(restored_node: Node) -> None:
+    """The reply has port 0, the address and the reason."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        restored_node.set(master_port=other.getsockname()[1])
+        restored_node.supervisor.handle(OpenStore(attempt=restored_node.attempt + 1))
+        opened = restored_node.wait(StoreOpened)
+    assert (opened.port, opened.address, opened.why) == (0, "127.0.0.1", "Address already in use")
+
+
+def test_a_fixed_port_that_is_about_to_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where agents share a machine, the store of one that is gone may not have exited yet."""
+    other = socket.create_server((ADDRESS, 0))
+    port = other.getsockname()[1]
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            other.close()
+
+    monkeypatch.setattr(store.time, "sleep", sleep)
+    with store.listen_soon(ADDRESS, port) as found:
+        assert found.getsockname()[1] == port
+    assert len(waits) == 3
+
+
+@pytest.mark.parametrize("own_node", [("torch",)], indirect=True, ids=["torch"])
+def test_a_fixed_port_outlives_the_fork_server(own_node: Node) -> None:
+    """Another fork server opens the store again, at the same port."""
+    (port,) = free_ports(1)
+    own_node.set(master_port=port)
+    assert own_node.open_store() == port
+    send_signal(own_node.supervisor.server_pid)
+    opened = own_node.wait(StoreOpened)
+    assert (opened.attempt, opened.port) == (1, port)
+    assert own_node.run(own_node.script(GROUP.format(then="")), nproc=2, port=port).exit_codes == {0: 0, 1: 0}
+
+
+def test_the_fork_server_survives_the_kill_of_a_store(node: Node) -> None:
+    """It starts the next attempts as before."""
+    node.open_store()
+    until(lambda: len(node.children()) == 1, "the store of an earlier test is left")
+    (store,) = node.children()
+    os.kill(store, signal.SIGKILL)
+    until(lambda: not node.children(), "the store is still there")
+    server = node.supervisor.server_pid
+    for _ in range(2):
+        assert node.run(node.script("print('hi')")).stdout() == "hi\n"
+    assert node.supervisor.server_pid == server

@@ -1,0 +1,201 @@
+"""What torchrun does for workers besides their environment: `${local_rank}` in arguments, signals, and file timers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from raylaunch.core.machine.events import WorkersExited, WorkersStopped
+from raylaunch.node.forkserver.deferred_signals import DeferredSignals
+from raylaunch.node.forkserver.worker_group import WorkerGroup
+from raylaunch.node.protocol.orders import SignalWorkers, StopWorkers
+from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running
+
+pytestmark = pytest.mark.timeout(300)
+
+WAITS_FOR_SIGNAL = """
+    import os, signal, time
+    def handle(number, frame):
+        print(signal.Signals(number).name, flush=True)
+        raise SystemExit({code})
+    signal.signal(signal.{name}, handle)
+    say(os.environ["RANK"])
+    while True:
+        time.sleep(0.01)  # short: a signal that arrives right before the sleep is handled only after it
+"""
+
+
+def test_local_rank_is_substituted_in_arguments(node: Node) -> None:
+    """Anywhere in any argument, as torchrun does: other references stay, and `$$` becomes `$`."""
+    script = node.script("import sys\nprint(sys.argv[1:])")
+    outcome = node.run(script, "--device=cuda:${local_rank}", "${local_rank}", "${HOME}", "$$5", 7, nproc=2)
+    assert outcome.stdout(0) == "['--device=cuda:0', '0', '${HOME}', '$5', '7']\n"
+    assert outcome.stdout(1) == "['--device=cuda:1', '1', '${HOME}', '$5', '7']\n"
+
+
+def test_the_local_rank_as_an_argument(node: Node) -> None:
+    """As `torch.distributed.launch` passes it: before the script's own arguments."""
+    script = node.script("import sys\nprint(sys.argv[1:])")
+    outcome = node.run(script, "--lr", "3", nproc=2, pass_local_rank=True)
+    assert outcome.stdout(1) == "['--local-rank=1', '--lr', '3']\n"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"])
+def test_workers_are_stopped_by_the_signal_that_the_driver_got(node: Node, pipe: MessagePipe, name: str) -> None:
+    """They get the same signal, and time to end by themselves."""
+    node.launch(node.script(WAITS_FOR_SIGNAL.format(name=name, code=0)), nproc=1)
+    pipe.read_lines()
+    node.supervisor.handle(StopWorkers(attempt=node.attempt, grace=20.0, signal=name))
+    node.wait(WorkersStopped)
+    assert (node.rank_folder() / "stdout.log").read_text() == f"{name}\n"
+
+
+def test_a_forwarded_signal_reaches_workers_and_nothing_else(node: Node, pipe: MessagePipe) -> None:
+    """The script's handler runs; its children, which have no handler, live on; and the attempt continues."""
+    text = """
+        import os, signal, subprocess, time
+        child = subprocess.Popen(["sleep", "60"])
+        received = []
+        signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
+        say("ready")
+        while not received:
+            time.sleep(0.01)
+        print("child", child.poll())
+        child.kill()
+        child.wait()
+    """
+    node.launch(node.script(text))
+    pipe.read_lines()
+    node.supervisor.handle(SignalWorkers(attempt=node.attempt, signal="SIGUSR1"))
+    assert node.wait(WorkersExited).failures == ()
+    assert (node.rank_folder() / "stdout.log").read_text() == "child None\n"
+
+
+def test_a_forwarded_signal_for_another_attempt_is_dropped(node: Node, pipe: MessagePipe) -> None:
+    """It would kill workers that have no handler yet."""
+    script = node.script("import os\nsay('up')\nopen('go').read()\nprint('lived')")
+    go = node.folder / "go"
+    os.mkfifo(go)
+    node.launch(script)
+    pipe.read_lines()
+    node.supervisor.handle(SignalWorkers(attempt=node.attempt - 1, signal="SIGUSR1"))
+    go.write_text("go")
+    assert node.wait(WorkersExited).failures == ()
+
+
+def test_a_forwarded_signal_waits_until_a_worker_has_a_handler(node: Node, pipe: MessagePipe) -> None:
+    """Without one it would kill a script that is still importing. A worker with a handler gets it at once."""
+    text = """
+        import os, signal
+        if os.environ["RANK"] == "1":
+            say("up")
+            open("go").read()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        say("ready")
+        signal.sigwait([signal.SIGUSR1])
+        say("received", os.environ["RANK"])
+    """
+    go = node.folder / "go"
+    os.mkfifo(go)
+    node.launch(node.script(text), nproc=2)
+    assert sorted(pipe.read_lines(2)) == ["ready", "up"]
+    node.supervisor.handle(SignalWorkers(attempt=node.attempt, signal="SIGUSR1"))
+    assert pipe.read_lines() == ["received 0"]
+    go.write_text("go")
+    assert pipe.read_lines(2) == ["ready", "received 1"]
+    assert node.wait(WorkersExited).failures == ()
+
+
+def test_a_forwarded_signal_to_a_command_does_not_wait() -> None:
+    """It may never have a handler; without one it ends by the signal, as under a shell."""
+    group = WorkerGroup(lambda *_: None, other_children=set)
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        group.add(worker.pid, SimpleNamespace(kind="command"), report=-1, stacks=-1)
+        group.signal(group.attempt, signal.SIGUSR2)
+        assert worker.wait(SECONDS) == -signal.SIGUSR2
+
+
+def test_a_forwarded_signal_is_delivered_after_a_time_without_a_handler() -> None:
+    """A script that installs no handler for long ends by the signal."""
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        patient, hasty = DeferredSignals(), DeferredSignals(patience=0.0)
+        patient.signal(worker.pid, signal.SIGUSR2)
+        patient.deliver([worker.pid])
+        assert patient.until_poll()
+        assert worker.poll() is None
+        hasty.signal(worker.pid, signal.SIGUSR2)
+        hasty.deliver([worker.pid])
+        assert hasty.until_poll() is None
+        assert worker.wait() == -signal.SIGUSR2
+    patient.deliver([])
+    assert patient.until_poll() is None, "a process that has ended is forgotten"
+
+
+def test_a_script_may_set_the_master_address_itself(node: Node) -> None:
+    """As in PyTorch's tutorial: the script sets MASTER_ADDR and MASTER_PORT, and its rank 0 serves the store."""
+    text = """
+        import os
+        import torch.distributed as dist
+        rank = int(os.environ["RANK"])
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", own_port(rank)
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+        print(dist.get_world_size())
+        dist.destroy_process_group()
+    """
+    outcome = node.run(node.script(text), nproc=2, port=node.open_store())
+    assert outcome.stdout() == "2\n", outcome.stderr()
+
+
+@pytest.mark.parametrize("own_node", [("torch",)], indirect=True, ids=["torch"])
+def test_the_store_is_reached_as_localhost(own_node: Node) -> None:
+    """`tcp://localhost:$MASTER_PORT` works under torchrun, whose store listens everywhere; this one has one address."""
+    own_node.set(address="127.0.0.2")
+    text = """
+        import os
+        import torch.distributed as dist
+        url = "tcp://localhost:" + os.environ["MASTER_PORT"]
+        dist.init_process_group("gloo", init_method=url, rank=int(os.environ["RANK"]), world_size=2)
+        print(dist.get_world_size())
+        dist.destroy_process_group()
+    """
+    port = own_node.open_store()
+    outcome = own_node.run(own_node.script(text), nproc=2, port=port)
+    assert outcome.stdout() == "2\n", outcome.stderr()
+
+
+def test_an_impossible_numa_binding_ends_the_job(node: Node) -> None:
+    """Without a GPU there are no CPUs near it; the worker says so, and no restart is made."""
+    outcome = node.run(node.script("print(1)"), numa_binding="node")
+    assert outcome.exit_code == 1
+    assert outcome.failure.error is not None
+    assert outcome.failure.error.hopeless
+    assert "cannot bind local rank 0 to the CPUs near its GPU" in outcome.failure.error.message
+
+
+TIMED = """
+    import os, sys, time
+    import torch.distributed.elastic.timer as timer
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    with timer.expires(after={after}):
+        time.sleep(0.3)
+    print("in time")
+"""
+
+
+def test_the_file_timer_kills_a_worker_that_takes_too_long(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
+    """As under torchrun with TORCHELASTIC_ENABLE_FILE_TIMER=1. Other workers live, and no named pipe is left."""
+    with running(env=basic_env(mark) | {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) as node:
+        timer_pipe = Path(node.supervisor.spec.env["TORCHELASTIC_TIMER_FILE"])
+        node.use_for_test(tmp_path, mark, pipe)
+        node.set(env=node.supervisor.spec.env | {"TORCHELASTIC_TIMER_FILE": str(timer_pipe)})
+        assert node.run(node.script(TIMED.format(after=60))).stdout() == "in time\n"
+        late = node.run(node.script(TIMED.format(after=0.01)))
+        assert late.exit_code == -signal.SIGKILL
+        assert node.run(node.script(TIMED.format(after=60))).stdout() == "in time\n"
+    assert not timer_pipe.exists()

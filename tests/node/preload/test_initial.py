@@ -1,0 +1,35 @@
+"""The fork server imports the preloads without full garbage collections."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import gc
+from raylaunch.node.preload import initial
+from raylaunch.node.protocol import messages
+before = gc.get_threshold()
+initial.import_preloads(messages.Initialize(preload=("preloaded",), start_method="spawn", page=""))
+import preloaded
+print(preloaded.seen[:2] == before[:2], preloaded.seen[2] > 1_000_000, gc.isenabled(), *gc.get_threshold())
+"""
+
+
+@pytest.mark.parametrize(
+    ("sets", "printed"),
+    [
+        ("", "True True True 700 10 10"),
+        ("gc.set_threshold(5, 5, 5)", "True True True 5 5 5"),
+        ("gc.disable()", "True True False 700 10 10"),
+    ],
+)
+def test_no_full_collection_while_modules_are_imported(tmp_path, sets, printed):
+    """Afterwards the thresholds are as before, or as a module has set them."""
+    (tmp_path / "preloaded.py").write_text(f"import gc\nseen = gc.get_threshold()\n{sets}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == f"{printed}\n", done.stderr

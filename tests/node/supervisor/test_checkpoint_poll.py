@@ -1,0 +1,228 @@
+"""On request all workers of a node save at the same step, and the node reports that once."""
+
+from __future__ import annotations
+
+import os
+import select
+
+import pytest
+
+from raylaunch.core.machine.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.node.protocol.node_events import StepProposed
+from raylaunch.node.protocol.orders import CommitCheckpoint, ProposeCheckpoint, StopWorkers
+from tests.node.harness import SECONDS, MessagePipe, Node, until
+
+pytestmark = pytest.mark.timeout(300)
+
+TRAINS = """
+    import itertools, time
+    from raylaunch.worker import checkpointed, should_checkpoint
+    for step in itertools.count():
+        time.sleep(0.001)
+        if step == 4:
+            say("up")
+        if should_checkpoint(step):
+            print(step)
+            checkpointed(step)
+"""
+AHEAD = 500
+"""So many steps take the workers longer than it takes until they read the proposal."""
+POLLS_ONCE = """
+    import os, time
+    from raylaunch.worker import checkpointed, should_checkpoint
+    asks = os.environ["RANK"] == "0"
+    should_checkpoint(0)
+    say("up")
+    if asks:
+        while not should_checkpoint(1):
+            time.sleep(0.001)
+        say("asked")
+        checkpointed(1)
+    open("go").read()
+"""
+
+
+def start_workers(node: Node, pipe: MessagePipe, text: str, nproc: int) -> None:
+    node.launch(node.script(text), nproc=nproc)
+    pipe.read_lines(nproc)
+    node.wait(WorkersStarted)
+
+
+def propose_checkpoint(node: Node, step: int, attempt: int = 0) -> None:
+    node.supervisor.handle(ProposeCheckpoint(attempt=attempt or node.attempt, step=step))
+
+
+def request_checkpoint(node: Node, step: int) -> None:
+    """Propose and commit a step, as the driver does if this is the only node."""
+    propose_checkpoint(node, step)
+    assert node.wait(StepProposed).step == step
+    node.supervisor.handle(CommitCheckpoint(attempt=node.attempt, step=step))
+
+
+def highest_step(node: Node) -> int:
+    heartbeat = node.supervisor.heartbeat()
+    assert heartbeat is not None
+    return max(mark.asked or 0 for mark in heartbeat.marks)
+
+
+def test_all_workers_save_at_the_committed_step(either: Node, pipe: MessagePipe) -> None:
+    """Each saves there and at no step before; then they wait until they are stopped."""
+    start_workers(either, pipe, TRAINS, nproc=3)
+    step = highest_step(either) + AHEAD
+    request_checkpoint(either, step)
+    answer = either.wait(WorkersCheckpointed)
+    assert (answer.attempt, answer.node, answer.step) == (either.attempt, "node-0", step)
+    assert either.events_within(0.1) == []
+    stopped = either.stop(grace=100 * SECONDS)
+    assert [late.signal for late in stopped.failures] == ["SIGTERM"] * 3
+    assert [(either.rank_folder(rank) / "stdout.log").read_text() for rank in range(3)] == [f"{step}\n"] * 3
+
+
+def test_workers_wait_at_a_proposed_step(node: Node, pipe: MessagePipe) -> None:
+    """The node reports how far they were. At the step they neither save nor continue before it is committed."""
+    start_workers(node, pipe, TRAINS, nproc=2)
+    step = highest_step(node) + AHEAD
+    propose_checkpoint(node, step)
+    proposed = node.wait(StepProposed)
+    assert (proposed.node, proposed.attempt, proposed.step) == ("node-0", node.attempt, step)
+    assert proposed.reached < step
+    until(lambda: highest_step(node) == step, "they do not reach the step")
+    assert node.events_within(0.1) == []
+    assert highest_step(node) == step
+    node.supervisor.handle(CommitCheckpoint(attempt=node.attempt, step=step))
+    assert node.wait(WorkersCheckpointed).step == step
+
+
+def test_a_later_step_replaces_one_that_was_passed(node: Node, pipe: MessagePipe) -> None:
+    """Workers that wait at the first step continue to the second, and all save there."""
+    start_workers(node, pipe, TRAINS, nproc=3)
+    propose_checkpoint(node, highest_step(node) - 3)
+    proposed = node.wait(StepProposed)
+    assert proposed.reached >= proposed.step
+    propose_checkpoint(node, proposed.reached + 2)
+    later = node.wait(StepProposed)
+    assert later.reached < later.step
+    node.supervisor.handle(CommitCheckpoint(attempt=node.attempt, step=proposed.step))  # a late commit is ignored
+    assert node.events_within(0.1) == []
+    node.supervisor.handle(CommitCheckpoint(attempt=node.attempt, step=later.step))
+    assert node.wait(WorkersCheckpointed).step == later.step
+    node.stop(grace=100 * SECONDS)
+    assert [(node.rank_folder(rank) / "stdout.log").read_text() for rank in range(3)] == [f"{later.step}\n"] * 3
+
+
+def test_a_worker_that_waits_at_a_proposed_step_handles_a_signal(node: Node, pipe: MessagePipe) -> None:
+    """A stop withdraws the proposal: a script with a handler of its own continues, and ends as it likes."""
+    text = TRAINS.replace("import itertools, time", "import itertools, signal, sys, time").replace(
+        "for step in", "ended = []\n    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))\n    for step in"
+    )
+    start_workers(
+        node,
+        pipe,
+        text.replace("        if step == 4:", "        if ended:\n            sys.exit(3)\n        if step == 4:"),
+        nproc=1,
+    )
+    step = highest_step(node) + AHEAD
+    propose_checkpoint(node, step)
+    until(lambda: highest_step(node) == step, "it does not reach the step")
+    stopped = node.stop(grace=100 * SECONDS)
+    assert [late.exit_code for late in stopped.failures] == [3]
+
+
+def test_nothing_is_polled_without_a_request(node: Node, pipe: MessagePipe) -> None:
+    """The supervisor sleeps until something happens."""
+    start_workers(node, pipe, TRAINS, nproc=1)
+    request_checkpoint(node, highest_step(node) + AHEAD)
+    node.wait(WorkersCheckpointed)
+    assert select.select([node.supervisor.fileno()], [], [], 0.2)[0] == []
+
+
+def test_a_script_that_polls_only_some_steps(node: Node, pipe: MessagePipe) -> None:
+    """It calls `should_checkpoint` at every tenth step, saves at the next of these, and that step is reported."""
+    start_workers(node, pipe, TRAINS.replace("if should", "if step % 10 == 3 and should"), nproc=2)
+    step = highest_step(node) + AHEAD + 4
+    request_checkpoint(node, step)
+    answer = node.wait(WorkersCheckpointed)
+    assert answer.step is not None
+    assert answer.step >= step
+    assert answer.step % 10 == 3
+
+
+def test_a_worker_that_never_polls_is_not_waited_for(node: Node, pipe: MessagePipe) -> None:
+    """It cannot be asked to save. The node reports that at once, so the others do not wait."""
+    text = POLLS_ONCE.replace("should_checkpoint(0)", "should_checkpoint(0) if asks else None")
+    os.mkfifo(node.folder / "go")
+    start_workers(node, pipe, text, nproc=2)
+    propose_checkpoint(node, 1)
+    assert node.wait(WorkersCheckpointed).step is None
+
+
+def test_a_proposal_before_the_workers_start_is_declined(node: Node) -> None:
+    """The node answers at once, with no step."""
+    node.end_attempt()
+    node.launch(node.script("import time\ntime.sleep(3600)"))
+    propose_checkpoint(node, 5)
+    answer = node.wait(WorkersCheckpointed)
+    assert (answer.attempt, answer.step) == (node.attempt, None)
+
+
+@pytest.mark.parametrize("which", [-1, 1])
+def test_a_proposal_for_another_attempt_is_declined(node: Node, pipe: MessagePipe, which: int) -> None:
+    """The current one trains on."""
+    start_workers(node, pipe, TRAINS, nproc=1)
+    propose_checkpoint(node, highest_step(node) + 1, node.attempt + which)
+    answer = node.wait(WorkersCheckpointed)
+    assert (answer.attempt, answer.step) == (node.attempt + which, None)
+    before = highest_step(node)
+    until(lambda: highest_step(node) > before + 5, "it does not train on")
+
+
+def test_a_worker_that_ends_meanwhile_is_not_waited_for(node: Node, pipe: MessagePipe) -> None:
+    """There is no answer while it lives and has not saved; there is one when it has ended."""
+    os.mkfifo(node.folder / "go")
+    start_workers(node, pipe, POLLS_ONCE, nproc=2)
+    request_checkpoint(node, 1)
+    assert pipe.read_lines() == ["asked"]
+    assert node.events_within(0.1) == []
+    (node.folder / "go").write_text("go")
+    assert node.wait(WorkersCheckpointed).step == 1
+
+
+def test_a_proposal_after_the_workers_have_ended_is_declined(node: Node) -> None:
+    """The node answers, so that the driver does not wait."""
+    node.run(node.script("from raylaunch.worker import should_checkpoint\nshould_checkpoint(0)"), nproc=2)
+    propose_checkpoint(node, 1)
+    assert node.wait(WorkersCheckpointed).step is None
+
+
+def test_a_worker_that_fails_instead_of_saving(node: Node, pipe: MessagePipe) -> None:
+    """Its failure is reported first, and then that no step was saved."""
+    start_workers(node, pipe, TRAINS.replace("print(step)", "raise OSError('disk')"), nproc=1)
+    request_checkpoint(node, highest_step(node) + AHEAD)
+    exited = node.wait(WorkersExited)
+    assert exited.failures[0].error is not None
+    assert exited.failures[0].error.message == "disk"
+    assert node.wait(WorkersCheckpointed).step is None
+
+
+def test_a_stop_withdraws_the_request(node: Node, pipe: MessagePipe) -> None:
+    """A request to one attempt is not answered in the next."""
+    start_workers(node, pipe, TRAINS, nproc=1)
+    request_checkpoint(node, 10**9)
+    node.supervisor.handle(StopWorkers(attempt=node.attempt, grace=0.0))
+    stopped = until(lambda: node.events_within(0.1), "it is not stopped")
+    assert [type(event) for event in stopped + node.events_within(0.1)] == [WorkersStopped]
+    start_workers(node, pipe, TRAINS, nproc=1)
+    request_checkpoint(node, 10**9)
+    node.launch(node.script(TRAINS))
+    pipe.read_lines()
+    assert [type(event) for event in node.events_within(0.1)] == [WorkersStarted]
+
+
+def test_a_request_does_not_reach_the_next_attempt(node: Node, pipe: MessagePipe) -> None:
+    """Not even at the same step."""
+    start_workers(node, pipe, TRAINS, nproc=1)
+    step = highest_step(node) + AHEAD
+    request_checkpoint(node, step)
+    node.wait(WorkersCheckpointed)
+    start_workers(node, pipe, TRAINS, nproc=1)
+    until(lambda: highest_step(node) > step + 5, "it stops where the attempt before was asked to save")

@@ -1,0 +1,361 @@
+"""A script in a worker finds what `python -u train.py` gives it, and ends in the same way.
+
+The table DIFFERENCES has every difference with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raylaunch.worker.runtime import boot
+from tests.node.harness import MARK, Node, run_python
+
+pytestmark = pytest.mark.timeout(300)
+
+ROOT = str(Path(boot.__file__).parents[3])
+ANYTHING = object()
+
+RANKS = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *(
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    ),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+}
+OURS = {"RAYLAUNCH_PAGE", "RAYLAUNCH_ATTEMPT"}
+
+
+def without_ranks(env: dict[str, str]) -> dict[str, str]:
+    assert env.keys() >= RANKS | OURS
+    return {name: value for name, value in env.items() if name not in RANKS | OURS}
+
+
+def without_zip(files: dict[str, str]) -> dict[str, str]:
+    """Whether the zip file that runs is open depends on when torch was imported."""
+    return {fd: name for fd, name in files.items() if name != "app"}
+
+
+def without_reports(files: dict[str, str]) -> dict[str, str]:
+    files = without_zip(files)
+    extra = {fd: name.partition(" ")[0] for fd, name in files.items() if "raylaunch-" in name}
+    assert sorted(extra.values()) == ["memfd:raylaunch-report", "memfd:raylaunch-stacks"]
+    return {
+        fd: {"stdout.log": "plain.out", "stderr.log": "plain.err"}.get(name, name)
+        for fd, name in files.items()
+        if fd not in extra
+    }
+
+
+def with_root_last(path: list[str]) -> list[str]:
+    return [entry for entry in path if entry != ROOT] if path[-1] == ROOT else path
+
+
+def elastic(facts: list[bool]) -> list[bool]:
+    assert facts[1]
+    return [facts[0], False]
+
+
+DIFFERENCES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "env": ("the ranks, as torchrun sets them, and what `raylaunch.worker` needs", without_ranks),
+    "files": ("the memory files of its report and its stack dumps, closed on exec", without_reports),
+    "faulthandler": ("a crash writes its Python stack to stderr.log", lambda on: not on),
+    "sys.path": ("our own package comes last, where it is not installed", with_root_last),
+    "torch.distributed": ("torch knows that it was launched", elastic),
+    "frozen objects": ("garbage collections leave alone what workers share", lambda _: ANYTHING),
+    "kernel threads": ("libraries that end their threads before a fork start them again on use", lambda _: ANYTHING),
+    "exit handlers": ("preloaded modules may register some", lambda _: ANYTHING),
+}
+"""By field of the dump: why it differs in a worker, and how it is made comparable."""
+
+
+class Kinds:
+    """The same dump as a script, a module, a folder and a zip file."""
+
+    def __init__(self, folder: Path) -> None:
+        source = Path(__file__).parents[1] / "dump.py"
+        shutil.copy(source, folder / "train.py")
+        (folder / "package").mkdir()
+        (folder / "package" / "__init__.py").touch()
+        shutil.copy(source, folder / "package" / "train.py")
+        (folder / "folder").mkdir()
+        shutil.copy(source, folder / "folder" / "__main__.py")
+        with zipfile.ZipFile(folder / "app", "w") as archive:
+            archive.write(source, "__main__.py")
+        self.folder = folder
+        self.targets = {
+            "script": ("script", str(folder / "train.py")),
+            "relative": ("script", "./train.py"),
+            "module": ("module", "package.train"),
+            "folder": ("script", "folder"),
+            "zip": ("script", str(folder / "app")),
+        }
+        self._plain: dict[str, Any] = {}
+
+    def run_python(self, kind: str, env: dict[str, str]) -> Any:
+        if kind not in self._plain:
+            how, target = self.targets[kind]
+            command = ["-m", target] if how == "module" else [target]
+            done = run_python(*command, "--lr", "1e-3", "", env=env, cwd=self.folder)
+            assert done.returncode == 0, done.stderr
+            found = json.loads(done.stdout)
+            found["files"] = without_zip(found["files"])
+            self._plain[kind] = found
+        return self._plain[kind]
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
+    return Kinds(tmp_path_factory.mktemp("kinds"))
+
+
+@pytest.mark.parametrize("kind", ["script", "relative", "module", "folder", "zip"])
+def test_a_worker_finds_what_plain_python_gives(either: Node, kinds: Kinds, kind: str) -> None:
+    """Every field of the dump is the same as under `python -u`, except those in the table."""
+    how, target = kinds.targets[kind]
+    either.set(cwd=str(kinds.folder))
+    outcome = either.run(target, "--lr", "1e-3", "", kind=how)
+    assert outcome.exit_code == 0, outcome.stderr()
+    worker = json.loads(outcome.stdout())
+    reference = dict(kinds.run_python(kind, either.supervisor.spec.env))
+    reference["env"] = reference["env"] | {name: worker["env"][name] for name in (MARK, "SAY")}
+    differences = {}
+    for field, expected in reference.items():
+        if field in DIFFERENCES:
+            mended = DIFFERENCES[field][1](worker[field])
+            if mended is not ANYTHING and mended != expected:
+                differences[field] = (mended, expected)
+        elif worker[field] != expected:
+            differences[field] = (worker[field], expected)
+    assert differences == {}
+
+
+def test_random_numbers_differ_between_workers(node: Node) -> None:
+    """The global generators of Python, NumPy and torch differ by worker and by attempt, as in unrelated processes."""
+    script = node.script("""
+        import random, sys
+        import numpy, torch
+        print(random.random(), numpy.random.random(), torch.initial_seed(), torch.rand(()).item())
+    """)
+    found = []
+    for _ in range(2):
+        outcome = node.run(script, nproc=2)
+        assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
+        found += [outcome.stdout(rank).split() for rank in range(2)]
+    assert [len(set(values)) for values in zip(*found, strict=True)] == [4, 4, 4, 4]
+
+
+def test_path_of_a_linked_script(either: Node) -> None:
+    """A script behind a symbolic link imports from the folder of the real file."""
+    (either.folder / "real").mkdir()
+    (either.folder / "real" / "neighbour.py").write_text("NAME = 'real'")
+    (either.folder / "real" / "script.py").write_text(
+        "import neighbour, sys; print(neighbour.NAME, __file__, sys.path[0])"
+    )
+    (either.folder / "link.py").symlink_to("real/script.py")
+    outcome = either.run("link.py")
+    expected = run_python("link.py", env=either.supervisor.spec.env, cwd=either.folder)
+    assert (outcome.exit_code, outcome.stdout()) == (0, expected.stdout)
+
+
+ENDS = {
+    "falls_off_the_end": "print('done')",
+    "no_newline": "import sys; sys.stdout.write('half'); sys.stderr.write('line')",
+    "exit_none": "import sys; sys.exit()",
+    "exit_0": "import sys; sys.exit(0)",
+    "exit_3": "import sys; sys.exit(3)",
+    "exit_text": "import sys; sys.exit('no data')",
+    "exit_256": "import sys; sys.exit(256)",
+    "exit_257": "import sys; sys.exit(257)",
+    "exit_minus_1": "import sys; sys.exit(-1)",
+    "exit_true": "import sys; sys.exit(True)",
+    "exit_tuple": "import sys; sys.exit((1, 2))",
+    "exit_at_once": "import os; os._exit(7)",
+    "exit_builtin": "exit(4)",
+    "raises": "def train():\n    raise ValueError('loss is NaN')\ntrain()",
+    "raises_chained": "def f():\n    {}['x']\ntry:\n    f()\nexcept KeyError as e:\n    raise ValueError('outer') from e",
+    "raises_in_context": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise RuntimeError('second')",
+    "raises_group": "raise ExceptionGroup('many', [ValueError(1), TypeError(2)])",
+    "raises_with_notes": "e = ValueError('x'); e.add_note('a note'); raise e",
+    "raises_generator_exit": "raise GeneratorExit('odd')",
+    "raises_without_text": "class E(Exception):\n    def __str__(self): raise ValueError\nraise E()",
+    "recursion": "def f(): f()\nf()",
+    "syntax": "x = 1\nif x\n    print(x)",
+    "indentation": "if 1:\n    x = 1\n  y = 2",
+    "latin_1": b"# coding: latin-1\nprint(ascii('\xe9'))",
+    "import_error": "import torhc",
+    "interrupt": "import atexit\natexit.register(print, 'at exit')\nraise KeyboardInterrupt",
+    "interrupt_by_signal": "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)",
+    "terminated": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nprint('not reached')",
+    "aborted_by_user_signal": "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nprint('not reached')",
+    "broken_pipe": "import os\nr, w = os.pipe()\nos.close(r)\nos.write(w, b'x')",
+    "at_exit": "import atexit\natexit.register(print, 'last')\natexit.register(print, 'first')\nprint('main')",
+    "at_exit_raises": "import atexit\natexit.register(lambda: 1 / 0)",
+    "at_exit_after_error": "import atexit\natexit.register(print, 'last')\n1 / 0",
+    "thread_is_waited_for": (
+        "import threading, time\ndef f():\n    time.sleep(0.1)\n    print('thread')\n"
+        "threading.Thread(target=f).start()\nprint('main')"
+    ),
+    "daemon_is_not_waited_for": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    "thread_raises": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='t')\nt.start(); t.join()",
+    "own_hook": "import sys\nsys.excepthook = lambda t, e, tb: print('hook', t.__name__, e, tb.tb_frame.f_code.co_name)\n1 / 0",
+    "hook_exits": "import sys\nsys.excepthook = lambda *_: sys.exit(9)\n1 / 0",
+    "warning": "import warnings\nwarnings.warn('old')\nwarnings.warn('seen', DeprecationWarning)\nprint('on')",
+    "unraisable": "class A:\n    def __del__(self): 1 / 0\na = A()\ndel a",
+    "del_at_the_end": "class A:\n    def __del__(self): print('del')\na = A()",
+    "encoding_of_output": "print('gr\\u00fc\\u00df \\u4f60')",
+    "lone_surrogate": "print('\\udcff')",
+    "annotations": "x: int = 1\nprint(__annotations__)",
+    "future_does_not_leak": "def f(x: int): ...\nprint(f.__annotations__)",
+    "source_can_be_read": "import inspect\ndef f():\n    return 1\nprint(inspect.getsource(f))",
+    "main_can_be_imported": "import __main__\nX = 5\nprint(__main__.X, __main__.__file__)",
+    "main_guard": "if __name__ == '__main__':\n    print('main')",
+    "dataclass": "import dataclasses\n@dataclasses.dataclass(slots=True)\nclass A:\n    x: int\nprint(A(1))",
+    "pickle_by_reference": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A, A.__module__)",
+    "exit_in_function": "import sys\ndef f():\n    try:\n        sys.exit(5)\n    finally:\n        print('finally')\nf()",
+    "asyncio": "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    print('ran')\nasyncio.run(f())",
+    "subprocess_sees": "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'ls /proc/self/fd | wc -l; pwd; echo $LC_CTYPE'])",
+    "frames": "import sys, traceback\nprint(len(traceback.extract_stack()) > 0, sys._getframe().f_code.co_name)",
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_worker_ends_as_plain_python_does(either: Node, name: str) -> None:
+    """Exit code, stdout and stderr are the same; the traceback has no frame of raylaunch."""
+    text = ENDS[name]
+    path = either.folder / "train.py"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    expected = run_python(str(path), env=either.supervisor.spec.env, cwd=either.folder)
+    outcome = either.run(str(path))
+    assert outcome.exit_code == expected.returncode
+    assert outcome.stdout() == expected.stdout
+    assert without_random_parts(outcome.stderr()) == without_random_parts(expected.stderr)
+
+
+def without_random_parts(text: str) -> str:
+    """Remove addresses, and how deep the stack was."""
+    return re.sub(r"0x[0-9a-f]+|repeated \d+ more", "#", text)
+
+
+@pytest.mark.parametrize("source", [b"# coding: klingon\n", b"print('\xe9')", b"print(1)\0"])
+def test_a_file_that_is_no_text_is_a_syntax_error(node: Node, source: bytes) -> None:
+    """The type of the error and the exit code are the same as Python's; its message depends on how the file is read."""
+    path = node.folder / "train.py"
+    path.write_bytes(source)
+    outcome = node.run(str(path))
+    assert outcome.exit_code == 1
+    assert outcome.failure.error is not None
+    assert outcome.failure.error.type == "SyntaxError"
+
+
+def test_an_excepthook_that_fails_hides_no_error(node: Node) -> None:
+    """Its own error and that of the script are printed."""
+    outcome = node.run(node.script("import sys\nsys.excepthook = lambda *_: {}[0]\n1 / 0"))
+    assert outcome.exit_code == 1
+    assert "Error in sys.excepthook:" in outcome.stderr()
+    assert "KeyError: 0" in outcome.stderr()
+    assert "ZeroDivisionError" in outcome.stderr()
+    assert outcome.failure.error is not None
+    assert outcome.failure.error.type == "ZeroDivisionError"
+
+
+def test_an_excepthook_that_exits_comes_after_the_report(node: Node) -> None:
+    """The error is reported even if the script's hook aborts at once, as some do to free their peers."""
+    outcome = node.run(node.script("import os, sys\nsys.excepthook = lambda *_: os._exit(5)\n1 / 0"))
+    assert outcome.exit_code == 5
+    assert outcome.failure.error is not None
+    assert outcome.failure.error.type == "ZeroDivisionError"
+
+
+def test_the_traceback_of_a_module_has_no_frame_of_raylaunch(either: Node) -> None:
+    """With `-m`, the traceback begins in the user's file, in the log and in the report."""
+    (either.folder / "job.py").write_text("def f():\n    raise ValueError('x')\nf()\n")
+    outcome = either.run("job", kind="module")
+    assert outcome.exit_code == 1
+    assert outcome.failure.error is not None
+    for text in (outcome.stderr(), outcome.failure.error.traceback):
+        assert text.splitlines()[1] == f'  File "{either.folder}/job.py", line 3, in <module>'
+        assert "raylaunch/" not in text.replace(str(either.folder), "")
+
+
+def test_variables_that_a_preload_sets_are_in_the_worker(mark: str, tmp_path: Path) -> None:
+    """It is as if the script had imported the module."""
+    from tests.node.harness import MessagePipe, basic_env, running
+
+    (tmp_path / "sets_env.py").write_text("import os; os.environ['SET_BY_IMPORT'] = '1'; os.environ['HOME'] = '/no'")
+    env = basic_env(mark) | {"PYTHONPATH": str(tmp_path)}
+    pipe = MessagePipe(tmp_path / "pipe")
+    with running(env=env, preload=("sets_env",)) as node:
+        node.folder = tmp_path
+        node.set(run_dir=str(tmp_path / "run"), cwd=str(tmp_path))
+        outcome = node.run(node.script("import os\nprint(os.environ['SET_BY_IMPORT'], os.environ['HOME'])"))
+    pipe.close()
+    assert outcome.stdout() == f"1 {os.environ['HOME']}\n"
+
+
+def test_multiprocessing_works_in_a_script(either: Node) -> None:
+    """A spawn pool finds the script's functions; forked children and DataLoader workers run."""
+    script = either.script("""
+        import multiprocessing
+
+        def double(x):
+            return 2 * x
+
+        class Numbers:
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, index):
+                return index
+
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.map(double, [1, 2, 3]))
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                print(pool.map(double, [1, 2, 3]))
+            from torch.utils.data import DataLoader
+            print([batch.tolist() for batch in DataLoader(Numbers(), batch_size=4, num_workers=2)])
+    """)
+    outcome = either.run(script)
+    assert outcome.exit_code == 0, outcome.stderr()
+    assert outcome.stdout().splitlines() == ["[2, 4, 6]", "[2, 4, 6]", "[[0, 1, 2, 3], [4, 5, 6, 7]]"]
+
+
+def test_a_command_gets_the_signals_of_a_shell(either: Node) -> None:
+    """SIGPIPE, which only Python ignores, is not ignored in another program, as under `subprocess`."""
+    question = ["grep", "SigIgn", "/proc/self/status"]
+    outcome = either.run(*question, kind="command")
+    assert outcome.exit_code == 0
+    assert outcome.stdout() == subprocess.run(question, capture_output=True, text=True, check=True).stdout
+
+
+def test_safe_path_is_honoured(mark: str, tmp_path: Path) -> None:
+    """With PYTHONSAFEPATH the script's folder is not on sys.path, and Python's own folders are."""
+    from tests.node.harness import basic_env, running
+
+    env = basic_env(mark) | {"PYTHONSAFEPATH": "1"}
+    (tmp_path / "train.py").write_text("import sys; print(sys.path)")
+    expected = run_python("train.py", env=env, cwd=tmp_path).stdout
+    for method in ("forkserver", "spawn"):
+        with running(method, env=env, preload=(), cwd=str(tmp_path), run_dir=str(tmp_path / method)) as node:
+            found = node.run("train.py").stdout()
+        assert str(with_root_last(json.loads(found.replace("'", '"')))) + "\n" == expected, method
+
+
+def test_python_is_the_same(node: Node) -> None:
+    """Workers run with the launcher's interpreter."""
+    assert node.run(node.script("import sys\nprint(sys.executable)")).stdout() == f"{sys.executable}\n"

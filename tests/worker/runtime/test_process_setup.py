@@ -1,0 +1,40 @@
+"""Only the user can read the folders of a run, on every node and whatever the umask."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raylaunch.worker.runtime.process_setup import make_private_dir
+
+
+@pytest.fixture(autouse=True)
+def umask_0() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_folders_of_a_run_are_private(tmp_path):
+    """Folders above the run's have the mode that the umask gives."""
+    rank = tmp_path / "runs" / "name" / "run" / "attempt-1" / "rank-0"
+    make_private_dir(str(rank), private_parents=2)
+    make_private_dir(str(rank.with_name("rank-1")), private_parents=2)
+    assert [mode(path) for path in (rank, *rank.parents[:4])] == [0o700, 0o700, 0o700, 0o777, 0o777]
+    assert mode(rank.with_name("rank-1")) == 0o700
+
+
+def test_an_existing_folder_is_left_as_it_is(tmp_path):
+    """Another worker may have just made it. A file of that name is an error."""
+    (tmp_path / "file").touch()
+    make_private_dir(str(tmp_path), private_parents=2)
+    with pytest.raises(NotADirectoryError):
+        make_private_dir(str(tmp_path / "file" / "rank-0"), private_parents=2)

@@ -1,0 +1,404 @@
+"""The self-check, under torchrun where all is well, and with ranks that were told to fail."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from raylaunch.worker.selfcheck import collectives, program, rendezvous
+from raylaunch.worker.selfcheck import runner as runner_module
+from raylaunch.worker.selfcheck.bounded_check import CheckSkippedError, WrongResultError, is_unsupported, run_bounded
+from raylaunch.worker.selfcheck.check_context import CheckContext
+from raylaunch.worker.selfcheck.coordinator import AbsentError, Coordinator, SilentError
+from raylaunch.worker.selfcheck.findings import CheckStatus, gpu_sharing_text
+from raylaunch.worker.selfcheck.runner import CheckRunner
+
+_FAILING_RANKS = Path(__file__).parents[1] / "failing_ranks.py"
+_TORCHRUN = Path(sys.executable).with_name("torchrun")
+_OPERATIONS = {
+    "broadcast",
+    "broadcast_object_list",
+    "reduce",
+    "all_reduce",
+    "gather",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+}
+_PAIRS = {"send, recv", "isend, irecv", "batch_isend_irecv"}
+_JOINING = {"init env://", "init tcp://", "init file://"}
+_MODELS = {"DDP step", "init_device_mesh, 1-D", "FSDP2 step"}
+
+
+def _statuses(rows):
+    return {row["name"]: row["status"] for row in rows if row["part"] == "gloo"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_where_all_is_well_every_row_is_ok(ranks, tmp_path):
+    found = tmp_path / "rows.json"
+    command = [_TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "-m", "raylaunch.worker.selfcheck"]
+    done = subprocess.run(
+        [*command, "--json", found, "--backends", "gloo"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(found.read_text())
+    wanted = dict.fromkeys(_JOINING | _OPERATIONS | _MODELS, "ok")
+    wanted |= dict.fromkeys(_PAIRS, "skipped" if ranks == 1 else "ok")
+    wanted["init_device_mesh, 2-D"] = "skipped"  # tests/cluster has four ranks
+    wanted["all_reduce speed"] = "skipped" if ranks == 1 else "info"
+    assert _statuses(rows) == wanted
+    assert [row["lines"][0].split(", ")[-1] for row in rows if row["part"] == "nodes"] == [
+        "rank 0" if ranks == 1 else f"ranks 0-{ranks - 1}"
+    ]
+    assert os.listdir(tmp_path) == ["rows.json"]  # the files of file:// are gone
+    lines = done.stderr.splitlines()
+    before = lines.index("gloo: broadcast ...")
+    assert lines[before + 1].startswith("gloo: broadcast: ok, ")
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    """Two checks at a time: one whose rank 1 stops, one in which many things go wrong; their folder and exit codes."""
+    folder = tmp_path_factory.mktemp("failing")
+    done = subprocess.run(
+        [sys.executable, _FAILING_RANKS],
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=250,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        cwd=folder,
+    )
+    return folder, json.loads(done.stdout)
+
+
+@pytest.fixture
+def sabotaged(failing):
+    """The check in which many things go wrong: its rows by name."""
+    rows = json.loads((failing[0] / "wrong_in_many_ways" / "rows.json").read_text())
+    return {row["name"]: row for row in rows}
+
+
+def test_all_ranks_fail_if_anything_is_wrong(failing):
+    assert failing[1][1:] == [1, 1]
+
+
+def test_a_wrong_value_is_shown_beside_the_expected_one(sabotaged):
+    row = sabotaged["all_reduce"]
+    assert row["status"] == "wrong"
+    assert "rank 1: expected [1000.0, 1.0, 0.0], got [1001.0, 2.0, 1.0]" in row["lines"]
+
+
+def test_a_message_of_another_rank_than_the_expected_is_noticed(sabotaged):
+    row = sabotaged["all_gather"]
+    assert row["status"] == "wrong"
+    assert "rank 1: expected [0.0, 0.0, 0.0] from rank 0, got [1000.0, 1.0, 0.0]" in row["lines"]
+
+
+def test_a_barrier_that_does_not_wait_is_noticed(sabotaged):
+    row = sabotaged["barrier"]
+    assert row["status"] == "wrong"
+    assert "rank 0: expected all 2 ranks to have come, but 1 had" in row["lines"]
+
+
+def test_an_exception_of_one_rank_comes_before_the_timeouts_it_causes(sabotaged):
+    row = sabotaged["broadcast"]
+    assert row["status"] == "wrong"
+    assert row["lines"][0] == "rank 1: ValueError: no cable"
+    assert row["lines"][1].startswith("rank 0: RuntimeError: ")
+    assert "GLOO_SOCKET_IFNAME" in row["hint"]
+
+
+def test_an_operation_that_never_comes_back_is_named_with_its_rank_and_place(sabotaged, failing):
+    row = sabotaged["gather"]
+    assert row["status"] == "wrong"
+    stuck = next(line for line in row["lines"] if line.startswith("rank 1: "))
+    assert "has not come back after 8 s, in `wait` (" in stuck
+    said = (failing[0] / "wrong_in_many_ways" / "said-0.txt").read_text().splitlines()
+    assert said.index("gloo: gather ...") < said.index("gloo: gather: wrong")
+
+
+def test_what_the_backend_lacks_on_all_ranks_is_not_wrong(sabotaged):
+    row = sabotaged["all_to_all_single"]
+    assert row["status"] == "not supported"
+    assert row["lines"] == ["Backend gloo does not implement startCoalescing"]
+
+
+def test_what_comes_after_a_failure_is_checked_in_a_group_of_its_own(sabotaged):
+    bad = {
+        "init tcp://",
+        "broadcast",
+        "all_reduce",
+        "gather",
+        "all_gather",
+        "barrier",
+        "all_to_all_single",
+        "init file://",
+    }
+    good = (_JOINING | _OPERATIONS | _PAIRS | _MODELS) - bad
+    assert {name: sabotaged[name]["status"] for name in good} == dict.fromkeys(good, "ok")
+
+
+def test_a_way_in_that_fails_says_what_to_look_at(sabotaged):
+    row = sabotaged["init tcp://"]
+    assert row["status"] == "wrong"
+    assert row["lines"][0] == "rank 1: ValueError: no cable"
+    assert "firewall" in row["hint"]
+
+
+def test_without_a_shared_file_system_the_file_row_is_skipped(sabotaged):
+    row = sabotaged["init file://"]
+    assert row["status"] == "skipped"
+    assert row["lines"] == ["the nodes share no file system; give a path on one with `--file`"]
+
+
+def test_another_torch_is_wrong_and_another_numpy_a_warning(sabotaged):
+    rows = sabotaged
+    assert rows["torch"]["status"] == "wrong"
+    assert rows["torch"]["lines"][1].startswith("1.0 on node 1 ")
+    assert rows["torch"]["lines"][1].endswith(": rank 1")
+    assert rows["numpy"]["status"] == "warning"
+    assert "python" not in rows
+
+
+def test_variables_that_name_interfaces_may_differ_between_nodes(sabotaged):
+    assert sabotaged["NCCL_SOCKET_IFNAME"]["status"] == "info"
+    assert sabotaged["NCCL_DEBUG"]["status"] == "warning"
+
+
+def test_a_rank_that_stops_altogether_is_named_and_ends_the_check(failing):
+    said = (failing[0] / "one_stopped" / "said-0.txt").read_text()
+    assert failing[1][0] == 1
+    assert "did not arrive: rank 1, last heard of in `gloo reduce`" in said
+    assert said.splitlines()[-1] == "wrong: gloo: reduce"
+
+
+def test_a_path_that_cannot_be_written_is_said_at_the_end(alone, capsys):
+    assert program.report(alone, "/dev/null/rows.json") == 1
+    assert "error: cannot write `/dev/null/rows.json`: Not a directory" in capsys.readouterr().err
+
+
+def test_the_check_can_be_imported_where_there_is_no_torch():
+    code = "import sys, raylaunch.worker.selfcheck.program; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_outside_of_a_job_the_check_says_how_to_run_it(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    assert program.main([]) == 2
+    assert "hint: run it by `raylaunch check`" in capsys.readouterr().err
+
+
+def test_a_check_that_raises_becomes_an_outcome():
+    def fail(error):
+        raise error
+
+    def outcome(error):
+        return run_bounded(lambda: fail(error), timeout=100, limit=100)
+
+    assert outcome(WrongResultError("3, not 4")).text == "3, not 4"
+    assert outcome(CheckSkippedError("alone")).status is CheckStatus.SKIPPED
+    assert outcome(SystemExit(3)).text == "SystemExit: 3"
+    assert outcome(RuntimeError("Timed out waiting 5000ms\nstack")).late
+    assert outcome(RuntimeError("Timed out waiting 5000ms\nstack")).text == "RuntimeError: Timed out waiting 5000ms"
+    assert not outcome(RuntimeError("Connection reset")).late
+
+
+def test_a_check_that_stays_away_is_left_behind():
+    hold = threading.Event()
+    outcome = run_bounded(lambda: str(hold.wait()), timeout=0.05, limit=0.05)
+    hold.set()
+    assert outcome.stuck
+    assert outcome.status is CheckStatus.WRONG
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Backend gloo does not support reduce_scatter"),
+        NotImplementedError("Could not run 'c10d::alltoall_' with arguments from the 'CUDA' backend"),
+        RuntimeError("No backend type associated with device type cuda"),
+    ],
+)
+def test_what_torch_says_of_missing_operations_is_understood(error):
+    assert is_unsupported(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Connection closed by peer; this transport does not support retries"),
+        ValueError("Backend gloo does not support reduce_scatter"),
+        RuntimeError("Timed out waiting 5000ms for recv operation to complete"),
+    ],
+)
+def test_a_real_failure_is_not_called_unsupported(error):
+    assert not is_unsupported(error)
+
+
+def test_gloo_itself_words_a_missing_operation_so():
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            dist.group.WORLD._get_backend(torch.device("cpu"))._start_coalescing()  # noqa: SLF001
+    finally:
+        dist.destroy_process_group()
+    assert is_unsupported(caught.value)
+
+
+def _coordinators(size, margin=10.0):
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=100))
+    return [Coordinator(store, rank, size, margin) for rank in range(size)]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A check of one rank in this process, whose groups need no launcher."""
+    monkeypatch.setattr(runner_module, "CHECKS", [("broadcast", collectives.broadcast)])
+    monkeypatch.setattr(runner_module, "MODELS", [])
+    for way in ("init_env", "init_tcp", "init_file"):
+        monkeypatch.setattr(rendezvous, way, lambda on, *_: on.init_new_group())
+    for name in ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING"):
+        monkeypatch.setenv(name, "")  # the check sets them; that is undone
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    runner = CheckRunner(coordinator=_coordinators(1)[0], timeout=3.0, grace=0.5)
+    yield runner
+    for context in runner.contexts:
+        context.abandoned.clear()
+    gc.collect()
+
+
+def test_who_is_stuck_in_making_a_group_ends_the_check(alone, monkeypatch):
+    monkeypatch.setattr(rendezvous, "init_env", lambda _: threading.Event().wait())
+    alone.run(["gloo"], None)
+    rows = {row.name: row for row in alone.rows if row.part == "gloo"}
+    assert rows.pop("init env://").status is CheckStatus.WRONG
+    assert {row.result for row in rows.values()} == {"skipped: a rank is stuck in init env:// of gloo"}
+    assert "broadcast" in rows
+    assert alone.has_leftovers
+
+
+def test_checks_that_run_into_the_timeout_one_after_another_are_given_up(alone, monkeypatch):
+    def late(_):
+        raise TimeoutError("timed out")
+
+    names = ("first", "second", "third", "fourth")
+    monkeypatch.setattr(runner_module, "CHECKS", [(name, late) for name in names])
+    alone.run(["gloo"], None)
+    results = {row.name: row.result for row in alone.rows}
+    assert [results[name] for name in names] == [
+        "wrong",
+        "wrong",
+        "wrong",
+        "skipped: 3 checks before it ran into the timeout",
+    ]
+
+
+def test_without_a_group_there_is_nothing_to_check(alone, monkeypatch):
+    def fail(_):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(CheckContext, "init_new_group", fail)
+    alone.run(["gloo"], None)
+    results = {row.name: row.result for row in alone.rows}
+    assert results["group for the checks"] == "wrong"
+    assert results["broadcast"] == results["all_reduce speed"] == "skipped: no group could be made"
+
+
+def test_a_backend_that_was_asked_for_must_be_there(alone):
+    alone.run(["mpi", "carrier-pigeon"], None)
+    rows = {row.part: row for row in alone.rows}
+    assert rows["mpi"].lines == ("rank 0: only `mpirun` can start its ranks",)
+    assert rows["carrier-pigeon"].lines == ("rank 0: torch knows no such backend",)
+
+
+def test_a_file_that_cannot_be_written_is_no_place_for_a_group(alone):
+    alone.run(["gloo"], "/dev/null/file")
+    rows = {row.name: row for row in alone.rows}
+    assert rows["init file://"].result == "skipped: rank 0 cannot write `/dev/null/file.probe`: Not a directory"
+
+
+def test_ranks_that_share_a_gpu_are_found():
+    assert gpu_sharing_text(["a 1", "a 2", "b 1", "a 2"]) == "ranks 1, 3 share GPUs, which NCCL does not take"
+    assert gpu_sharing_text(["a 1", "a 2"]) == ""
+
+
+def test_all_ranks_get_the_decision_of_rank_0():
+    got = {}
+
+    def take_part(coordinator):
+        got[coordinator.rank] = coordinator.decide(coordinator.rank, lambda values: sum(values.values()), timeout=100)
+
+    threads = [threading.Thread(target=take_part, args=(coordinator,)) for coordinator in _coordinators(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {0: 3, 1: 3, 2: 3}
+
+
+def test_rank_0_names_who_stays_away_and_tells_the_others():
+    first, second, third, _ = _coordinators(4, margin=0.1)
+    third.set_position("gloo gather")
+    second.store.set("1/value/1", "null")
+    with pytest.raises(AbsentError) as caught:
+        first.decide(None, dict, timeout=0)
+    assert caught.value.where == {2: "gloo gather", 3: "nothing: it did not begin"}
+    with pytest.raises(AbsentError) as told:
+        second.decide(None, dict, timeout=0)
+    assert told.value.where == caught.value.where
+
+
+def test_the_others_stay_until_rank_0_has_named_the_absent():
+    first, second = _coordinators(2)
+    gone = threading.Event()
+    thread = threading.Thread(target=lambda: (second.wait_until_absent_are_reported(), gone.set()))
+    thread.start()
+    assert not gone.wait(0.1)
+    first.wait_until_absent_are_reported()
+    thread.join()
+
+
+def test_a_silent_rank_0_is_noticed():
+    _, second = _coordinators(2, margin=0.1)
+    second.set_position("gloo gather")
+    with pytest.raises(SilentError, match="this rank is in `gloo gather`"):
+        second.decide(None, dict, timeout=0)
+
+
+def test_rank_0_goes_last():
+    first, second = _coordinators(2)
+    gone = []
+    thread = threading.Thread(target=lambda: (first.leave(), gone.append(time.monotonic())))
+    thread.start()
+    thread.join(0.1)
+    assert not gone
+    second.leave()
+    thread.join()
+    assert gone
