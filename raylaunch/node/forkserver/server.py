@@ -91,15 +91,15 @@ class ForkServer:
 
         Never returns. In each forked child `BecomeChild` is raised from here.
         """
-        self.timer.start(self._run_timer)
-        self._renew_standby()
-        self._send(self.ready)
         wake, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # before the first fork: a child may end at once
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._terminate)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        self.timer.start(self._run_timer)
+        self._renew_standby()
+        self._send(self.ready)
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
