@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -24,6 +25,9 @@ MARK = "RAYLAUNCH_TEST_MARK"
 BIN = Path(sys.executable).parent
 _HEAD_ID = "f" * 51 + "00000"
 """The id that Ray's node provider for tests gives the head."""
+_PORT_BLOCK = 24
+_PORTS = itertools.cycle(range(_first := 20000 + os.getpid() % 512 * _PORT_BLOCK, _first + _PORT_BLOCK))
+"""Ports of this test process: see `free_ports`."""
 LEAN = ("--no-monitor", "--include-log-monitor=false")
 """Options for `ray start` that save a second each: no autoscaler, and no monitor of Ray's own logs."""
 
@@ -182,11 +186,18 @@ def _run(cluster: Cluster, command: list[str], env: dict[str, str]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports at which nothing listens now."""
-    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in socks]
-    for sock in socks:
-        sock.close()
+    """Return ports that nobody else takes until they are used.
+
+    They are below 32768, where the range begins from which Linux takes the ports of outgoing connections and of sockets
+    that are bound to port 0. Inside that range, whoever connects to a port at which nobody listens yet may be connected
+    to itself. Test processes whose ids differ by less than 512 draw from different blocks.
+    """
+    ports: list[int] = []
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+        if len(ports) == count:
+            break
     return ports
 
 

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from tests.private_cluster import MARK, marked
+from tests.private_cluster import MARK, free_ports, marked
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -34,32 +34,28 @@ def program(launcher, text: str, *, env: dict[str, str] | None = None) -> list:
 
 TUTORIAL = """
 def run(spawn):
-    def work(i, folder, n):
+    def work(i, port, n):
         # As the tutorial has it: the address and the port are the program's own.
-        import os, socket
+        import os
         import torch, torch.distributed as dist
-        if i == 0:
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                port = server.getsockname()[1]
-            with open(folder + "/port.part", "w") as file:
-                file.write(str(port))
-            os.rename(folder + "/port.part", folder + "/port")
-        while not os.path.exists(folder + "/port"):
-            pass
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", open(folder + "/port").read()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", port
         dist.init_process_group("gloo", rank=i, world_size=n)
         total = torch.tensor([i + 1.0])
         dist.all_reduce(total)
         print([i, total.item()], flush=True)
         dist.destroy_process_group()
-    return spawn(work, (os.getcwd(), 3), nprocs=3, preload=["torch"])
+    return spawn(work, (os.environ["OWN_PORT"], 3), nprocs=3, preload=["torch"])
 assert run(raylaunch.spawn) is None
 """
 
 
 def test_the_tutorial_program(launcher):
     """`fn(i, *args)` in several processes, which make their process group themselves, at an address they choose."""
-    assert sorted(program(launcher, TUTORIAL)) == [[0, 6.0], [1, 6.0], [2, 6.0]]
+    assert sorted(program(launcher, TUTORIAL, env={"OWN_PORT": str(free_ports(1)[0])})) == [
+        [0, 6.0],
+        [1, 6.0],
+        [2, 6.0],
+    ]
 
 
 FAILURES = """

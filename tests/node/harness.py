@@ -48,18 +48,8 @@ import os as _os
 def say(*words):
     with open(_os.environ["SAY"], "w") as pipe:
         pipe.write(" ".join(map(str, words)) + "\\n")
-
-def own_port(rank):
-    import socket
-    if rank == 0:
-        with socket.create_server(("127.0.0.1", 0)) as server, open("port.part", "w") as file:
-            file.write(str(server.getsockname()[1]))
-        _os.rename("port.part", "port")
-    while not _os.path.exists("port"):
-        pass
-    return open("port").read()
 """
-"""Code before each script: `say` writes a line to the test's `MessagePipe`; `own_port` is a free port, the same for all ranks."""
+"""Code before each script: `say` writes a line to the test's `MessagePipe`."""
 
 
 def basic_env(mark: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from raylaunch.node.forkserver.deferred_signals import DeferredSignals
 from raylaunch.node.forkserver.worker_group import WorkerGroup
 from raylaunch.node.protocol.orders import SignalWorkers, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running
+from tests.private_cluster import free_ports
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -139,11 +140,12 @@ def test_a_forwarded_signal_is_delivered_after_a_time_without_a_handler() -> Non
 
 def test_a_script_may_set_the_master_address_itself(node: Node) -> None:
     """As in PyTorch's tutorial: the script sets MASTER_ADDR and MASTER_PORT, and its rank 0 serves the store."""
-    text = """
+    (port,) = free_ports(1)
+    text = f"""
         import os
         import torch.distributed as dist
         rank = int(os.environ["RANK"])
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", own_port(rank)
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "{port}"
         dist.init_process_group("gloo", rank=rank, world_size=2)
         print(dist.get_world_size())
         dist.destroy_process_group()

@@ -25,6 +25,7 @@ from tests.node.harness import (
     wait_gone,
     wait_stopped_by_signal,
 )
+from tests.private_cluster import free_ports
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -309,12 +310,12 @@ def test_four_ranks_meet_by_env(node: Node) -> None:
 
 def test_ranks_of_either_start_method_meet_by_env(either: Node) -> None:
     """Also with a group that the script makes at an address of its own before."""
-    text = """
+    (port,) = free_ports(1)
+    text = f"""
         import os
         import torch.distributed as dist
         rank = int(os.environ["RANK"])
-        url = "tcp://127.0.0.1:" + own_port(rank)
-        dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2)
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:{port}", rank=rank, world_size=2)
         print(dist.get_world_size())
         dist.destroy_process_group()
         dist.init_process_group("gloo")
