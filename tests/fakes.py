@@ -176,7 +176,7 @@ class FakeFleet:
     def _launch(self, node: str, part: Assignment) -> None:
         self._parts[node] = part
         self._up.add(node)
-        self.report(node, WorkersForked(attempt=part.attempt, pids=(), turnover=TIMINGS))
+        self.report(node, WorkersForked(attempt=part.attempt, pids=(), timings=TIMINGS))
         if len(self._up) == part.nnodes:
             self._up.clear()
             self.on_launched.get(part.attempt, self.finish)()
@@ -224,11 +224,11 @@ class RunRecorder:
         self.stacks[attempt] = text
         return f"attempt-{attempt}/stacks.txt"
 
-    def decided(self, entry: Any, machine: Any) -> None:
+    def on_entry(self, entry: Any, machine: Any) -> None:
         pass
 
-    def wrote(self, output: Any) -> None:
+    def on_output(self, output: Any) -> None:
         self.output.extend(output)
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.lines.append(text)

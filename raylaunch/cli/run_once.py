@@ -41,7 +41,7 @@ def run(job: Job, job_text: str, *, is_check: bool = False) -> int:
     console = Console()
     try:
         result = run_job(job, job_text, run_observer(job, console)).result
-        write_error_file(result, os.environ, console.said)
+        write_error_file(result, os.environ, console.on_message)
         if not (is_check and is_failed_check(result)):
             console.report(report(result), ok=result.ok)
     finally:

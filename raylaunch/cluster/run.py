@@ -40,7 +40,7 @@ _NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it al
 class RunObserver(Observer, Protocol):
     """An observer that is also told of the plan and the run folder, before the first event."""
 
-    def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
+    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
         """The run begins. `run_dir`: the path of the run folder, `""` if nothing is kept."""
 
 
@@ -108,21 +108,21 @@ def _prepare(
         raise ClusterError(msg, hint=plan.shortage)
     began, began_at = datetime.now(UTC), time.monotonic()
     run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
-    folder = RunFolder.create(job, run_id, observer.said)
+    folder = RunFolder.create(job, run_id, observer.on_message)
     folder.open(settled(job, plan), job_text, plan, began.isoformat(), began_at)
-    observer.planned(job, plan, folder.where)
+    observer.on_plan(job, plan, folder.where)
     if _NO_CLUSTER in plan.assumed:
-        observer.said("no Ray cluster is running: this machine does it alone, without Ray")
+        observer.on_message("no Ray cluster is running: this machine does it alone, without Ray")
     for warning in plan.warnings:
-        observer.said(warning)
+        observer.on_message(warning)
     template = _template(job, plan, folder.where, payload)
     links = session.links()
     if session.in_process:
         job = replace(job, node_timeout=math.inf)  # agents in this process cannot be lost without it
     if why := agent_pool.why_unusable(job, plan, in_process=session.in_process):
-        observer.said(f"keep_warm has no effect: {why}")
+        observer.on_message(f"keep_warm has no effect: {why}")
         job = replace(job, keep_warm=0.0)
-    fleet = session.fleet(plan, _agent_spec(job, session, template, submitter_env, links), observer.said)
+    fleet = session.fleet(plan, _agent_spec(job, session, template, submitter_env, links), observer.on_message)
     driver = Driver(settled(job, plan), run_id, fleet, folder, observer, began_at, links)
     return _PreparedRun(job=job, folder=folder, fleet=fleet, driver=driver, links=links, began=began.isoformat())
 
@@ -214,7 +214,7 @@ def _template(job: Job, plan: Plan, run_dir: str, payload: bytes) -> WorkerTempl
         several_nodes=plan.max_nodes > 1,
         backend=job.backend,
         preload=job.preloaded,
-        learn=isinstance(job.preload, str),
+        preload_auto=isinstance(job.preload, str),
         start_method=job.start_method,
     )
 
@@ -242,6 +242,6 @@ def _agent_spec(
         ray_address=session.address,
         view=outputs.view(job),
         node_timeout=job.node_timeout,
-        anchor=links.anchor if links else None,
+        link_address=links.address if links else None,
         keep_warm=job.keep_warm,
     )

@@ -160,7 +160,7 @@ class Crowd:
     def _launch(self, stub: Stub, part: Assignment) -> None:
         stub.launched_at, stub.part, stub.step = time.monotonic(), part, 0
         pids = tuple(range(1000, 1000 + part.nproc))
-        stub.say(WorkersForked(attempt=part.attempt, pids=pids, turnover=TIMINGS))
+        stub.say(WorkersForked(attempt=part.attempt, pids=pids, timings=TIMINGS))
 
     async def close(self, node: str) -> None:
         """There is nothing to end."""

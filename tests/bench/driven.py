@@ -120,11 +120,11 @@ class Seen:
         self._changed = threading.Condition()
         self._running: dict[int, float] = {}
         self.lost = 0
-        self.wrote, self.said = self._console.wrote, self._console.said
+        self.on_output, self.on_message = self._console.on_output, self._console.on_message
 
-    def decided(self, entry: JournalEntry, machine: Machine) -> None:
+    def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """One step of the machine."""
-        self._console.decided(entry, machine)
+        self._console.on_entry(entry, machine)
         self.lost += isinstance(entry.event, NodeLost)
         if machine.phase is Phase.RUNNING and machine.attempt not in self._running:
             with self._changed:
@@ -179,7 +179,9 @@ class Bench:
         self._rss = _rss()
         self._gaps, self._seen = Gaps(), Seen()
         self._on_ray = address != ""
-        self._agents: Agents = OnRay(self._job, plan, run_folder.where, self._seen.said) if address else Here(agents)
+        self._agents: Agents = (
+            OnRay(self._job, plan, run_folder.where, self._seen.on_message) if address else Here(agents)
+        )
         self._gaps.around(self._agents.fleet)
         self._nodes: list[str] = []
         self._attempt = 1

@@ -51,18 +51,18 @@ def _between(entries: Sequence[JournalEntry], clock: float, death: float, passed
     then = [entry for entry in entries if entry.event is not None and death <= clock + entry.event.at <= passed]
     told = [clock + entry.event.at for entry in then if isinstance(entry.event, WorkersExited)]
     attempts = [action.attempt for entry in then for action in entry.actions if isinstance(action, Launch)]
-    turnovers = [turnover for attempt in attempts[-1:] for turnover in _turnovers(entries, attempt)]
+    timings = [one for attempt in attempts[-1:] for one in _timings(entries, attempt)]
     times = {"told": told[0]} if told else {}
-    if turnovers:
-        times["ordered"] = max(turnover.ordered for turnover in turnovers)
-        times["killed"] = max(turnover.ended for turnover in turnovers)
-        times["forked"] = max(turnover.forked for turnover in turnovers)
+    if timings:
+        times["ordered"] = max(one.ordered for one in timings)
+        times["killed"] = max(one.ended for one in timings)
+        times["forked"] = max(one.forked for one in timings)
     return {name: at - death for name, at in times.items()}
 
 
-def _turnovers(entries: Sequence[JournalEntry], attempt: int) -> list[RestartTimings]:
+def _timings(entries: Sequence[JournalEntry], attempt: int) -> list[RestartTimings]:
     started = [entry.event for entry in entries if isinstance(entry.event, WorkersStarted)]
-    return [event.turnover for event in started if event.attempt == attempt and event.turnover is not None]
+    return [event.timings for event in started if event.attempt == attempt and event.timings is not None]
 
 
 def breakdown(title: str, recoveries: Sequence[Times], stations: Mapping[str, str] = STATIONS) -> Detail:

@@ -124,8 +124,6 @@ def _of_driver(started: Started) -> Times:
     times = {
         "planned": clock,
         "up": clock + max(event.at for event in events if isinstance(event, NodeJoined)),
-        "forked": max(
-            event.turnover.forked for event in events if isinstance(event, WorkersStarted) and event.turnover
-        ),
+        "forked": max(event.timings.forked for event in events if isinstance(event, WorkersStarted) and event.timings),
     }
     return {name: at - started.began for name, at in times.items()}

@@ -2,7 +2,7 @@
 
     python -m tests.chaos [--faults 60] [--seed 1] [--json FILE]
 
-In the end: the final parameters are bit for bit those of a run without faults, no two worlds trained at one time, no
+In the end: the final parameters are bit for bit those of a run without faults, no two attempts trained at one time, no
 planned resize lost a step, only failures of workers spent restarts, the event log leads to the same decisions again,
 and nothing is left behind on any host. Exit code 1 where any of this is not so.
 """
@@ -62,7 +62,7 @@ class Chaos:
         self.complaints: list[str] = []
 
     def strike(self) -> None:
-        """One fault at a random moment of a world that trains; now and then another before it has recovered."""
+        """One fault at a random moment of an attempt that trains; now and then another before it has recovered."""
         if not self._trains():
             return
         time.sleep(self.random.uniform(0.1, 2.0))
@@ -87,14 +87,14 @@ class Chaos:
         return (fault, self.random.choice(hosts)) if hosts else None
 
     def _trains(self) -> bool:
-        """Wait for a world with more than the head in it."""
+        """Wait for an attempt with more than the head in it."""
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             if self.job.process.poll() is not None:
                 self.complaints.append(f"the job ended with exit code {self.job.process.returncode}")
                 return False
-            world = self.job.present()
-            if world and world.trained and time.time() - world.ended / 1e9 < 1.0 and self._others():
+            present = self.job.present()
+            if present and present.trained and time.time() - present.ended / 1e9 < 1.0 and self._others():
                 return True
             time.sleep(0.05)
         self.complaints.append(f"the job did not train within {_PATIENCE:.0f} s")
@@ -130,13 +130,13 @@ class Chaos:
             if self.job.attempt != attempt and not self.job.asked(attempt):
                 self.complaints.append(f"{fault.name} was not harmless")
         else:
-            world = wait_for(lambda: self.job.trains(attempt, latest), _PATIENCE)
-            if world is None:
+            found = wait_for(lambda: self.job.trains(attempt, latest), _PATIENCE)
+            if found is None:
                 self.complaints.append(
-                    f"after {' and '.join(f.name for f, _ in done)}: no world within {_PATIENCE:.0f} s"
+                    f"after {' and '.join(f.name for f, _ in done)}: no attempt that trains within {_PATIENCE:.0f} s"
                 )
             else:
-                recovered = world.trained / 1e9 - began
+                recovered = found.trained / 1e9 - began
             detected = min((event["at"] - began for event in self._told(kinds, began, host)), default=None)
         for each, where in done:
             each.mend(self.job, where)
@@ -164,8 +164,8 @@ class Chaos:
         what = ", then ".join(f"{fault.name} ({host.name})" for fault, host in done)
         times = [f"noticed after {detected:.2f} s"] if detected is not None else []
         times += [f"trains again after {recovered:.2f} s"] if recovered is not None else []
-        world = self.job.present()
-        size = f"; world of {world.size}" if world else ""
+        present = self.job.present()
+        size = f"; world of {present.size}" if present else ""
         return f"{len(self.struck):4}  {what}: {', '.join(times) or 'nothing came of it'}{size}"
 
     # The end.
@@ -176,13 +176,13 @@ class Chaos:
         if code != 0:
             self.complaints.append(f"the job ended with exit code {code}")
             return
-        worlds = self.job.worlds()
-        self.complaints += problems(self.job.notes(), worlds[-1].last)
-        self.complaints += verdict.lost_steps(self.job.lines(), worlds)
+        found = self.job.attempts()
+        self.complaints += problems(self.job.notes(), found[-1].last)
+        self.complaints += verdict.lost_steps(self.job.lines(), found)
         spends = {fault.name for _, fault in FAULTS if fault.spends}
         self.complaints += verdict.replayed(self.job.log, sum(each.fault in spends for each in self.struck))
         final = self.job.training / "final.bin"
-        if final.read_bytes() != reference(scratch / "reference", worlds[-1].last).read_bytes():
+        if final.read_bytes() != reference(scratch / "reference", found[-1].last).read_bytes():
             self.complaints.append("the final parameters are not those of a run without faults")
         left = wait_for(lambda: not self._left(), 100) or self._left()
         if left is not True:
@@ -243,10 +243,10 @@ def main() -> int:
             job.end()
         print()
         print("\n".join(table(chaos)))
-        worlds = job.worlds()
-        planned = verdict.planned_ends(job.lines()) & {world.attempt for world in worlds}
+        found = job.attempts()
+        planned = verdict.planned_ends(job.lines()) & {one.attempt for one in found}
         print(
-            f"\n{len(worlds)} worlds, {worlds[-1].last if worlds else 0} steps; {len(planned)} planned resizes; ",
+            f"\n{len(found)} attempts, {found[-1].last if found else 0} steps; {len(planned)} planned resizes; ",
             end="",
         )
         print(f"{time.monotonic() - began:.0f} s")

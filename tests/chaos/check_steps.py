@@ -27,8 +27,8 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """An attempt that did at least one step."""
+class AttemptSteps:
+    """The steps of an attempt that did at least one."""
 
     attempt: int
     size: int
@@ -43,7 +43,7 @@ class World:
     lost: int
     """Steps that had been done before it, and that it did again."""
     pause: float
-    """Seconds without a world before it."""
+    """Seconds between the last step of the attempts before it and its own first one."""
 
 
 def read(folder: Path, after: int = 0) -> list[Note]:
@@ -60,15 +60,15 @@ def read(folder: Path, after: int = 0) -> list[Note]:
     return sorted(found)
 
 
-def worlds(notes: Sequence[Note]) -> list[World]:
+def attempts(notes: Sequence[Note]) -> list[AttemptSteps]:
     """The attempts in their order."""
-    found: list[World] = []
+    found: list[AttemptSteps] = []
     done, ended = 0, 0
     for attempt, group in groupby(notes, key=lambda note: note.attempt):
         own = list(group)
         first, began = min(note.step for note in own), min(note.began for note in own)
         found.append(
-            World(
+            AttemptSteps(
                 attempt=attempt,
                 size=own[0].world_size,
                 first=first,
@@ -91,36 +91,36 @@ def _trained(own: Sequence[Note]) -> int:
 
 def problems(notes: Sequence[Note], steps: int) -> list[str]:
     """What must not be; none if the run was as it should be."""
-    found = worlds(notes)
+    found = attempts(notes)
     return [*_at_the_same_time(found), *_left_out(found, steps), *_not_together(notes)]
 
 
-def _at_the_same_time(found: Sequence[World]) -> Iterator[str]:
+def _at_the_same_time(found: Sequence[AttemptSteps]) -> Iterator[str]:
     """Attempts count up, so each must begin after all before it have done their last step."""
-    for index, world in enumerate(found):
+    for index, after in enumerate(found):
         for before in found[:index]:
-            if before.ended > world.began:
-                late = (before.ended - world.began) / 1e9
-                yield f"attempt {before.attempt} did a step {late:.3f} s after attempt {world.attempt} had begun one"
+            if before.ended > after.began:
+                late = (before.ended - after.began) / 1e9
+                yield f"attempt {before.attempt} did a step {late:.3f} s after attempt {after.attempt} had begun one"
 
 
-def _left_out(found: Sequence[World], steps: int) -> Iterator[str]:
+def _left_out(found: Sequence[AttemptSteps], steps: int) -> Iterator[str]:
     done = 0
-    for world in found:
-        if world.first > done + 1:
-            yield f"attempt {world.attempt} begins with step {world.first}, but only {done} are done"
-        done = max(done, world.last)
+    for one in found:
+        if one.first > done + 1:
+            yield f"attempt {one.attempt} begins with step {one.first}, but only {done} are done"
+        done = max(done, one.last)
     if done != steps:
         yield f"{done} of {steps} steps are done"
 
 
 def _not_together(notes: Sequence[Note]) -> Iterator[str]:
-    """In one world all ranks do the same steps, each once; only of the last may some not have come to tell."""
+    """In one attempt all ranks do the same steps, each once; only of the last may some not have come to tell."""
     for attempt, group in groupby(notes, key=lambda note: note.attempt):
         own = list(group)
         sizes = sorted({note.world_size for note in own})
         if len(sizes) > 1:
-            yield f"attempt {attempt} has worlds of {' and '.join(map(str, sizes))}"
+            yield f"attempt {attempt} has world sizes {' and '.join(map(str, sizes))}"
             continue
         first, last = min(note.step for note in own), max(note.step for note in own)
         by_rank = {rank: [note.step for note in own if note.rank == rank] for rank in range(sizes[0])}
@@ -133,21 +133,21 @@ def _not_together(notes: Sequence[Note]) -> Iterator[str]:
     yield from (f"attempt {attempt} has a rank {rank}" for attempt, rank in strangers)
 
 
-def table(found: Sequence[World]) -> str:
-    """A line for each world."""
-    lines = ["attempt  world  steps        lost  pause before"]
-    for world in found:
-        steps = f"{world.first}-{world.last}"
-        lines.append(f"{world.attempt:7}  {world.size:5}  {steps:11}  {world.lost:4}  {world.pause:.3f} s")
+def table(found: Sequence[AttemptSteps]) -> str:
+    """A line for each attempt."""
+    lines = ["attempt  ranks  steps        lost  pause before"]
+    for one in found:
+        steps = f"{one.first}-{one.last}"
+        lines.append(f"{one.attempt:7}  {one.size:5}  {steps:11}  {one.lost:4}  {one.pause:.3f} s")
     return "\n".join(lines)
 
 
 def main() -> int:
     folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     notes = read(folder)
-    print(table(worlds(notes)))
+    print(table(attempts(notes)))
     wrong = problems(notes, steps)
-    print("\n".join(wrong or ["every step was done, and never by two worlds at once"]))
+    print("\n".join(wrong or ["every step was done, and never by two attempts at once"]))
     return bool(wrong)
 
 

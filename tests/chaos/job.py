@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.check_steps import Note, World, read, worlds
+from tests.chaos.check_steps import AttemptSteps, Note, attempts, read
 from tests.hosts.host import Host, Process, parent
 from tests.hosts.hosts import Hosts, inside
 
@@ -105,17 +105,17 @@ class Job:
     def notes(self) -> list[Note]:
         return read(self.training)
 
-    def worlds(self) -> list[World]:
-        return worlds(self.notes())
+    def attempts(self) -> list[AttemptSteps]:
+        return attempts(self.notes())
 
-    def trains(self, beyond: int, since: float) -> World | None:
+    def trains(self, beyond: int, since: float) -> AttemptSteps | None:
         """Return the first attempt after that one all of whose ranks have made their first step since then."""
-        found = worlds(read(self.training, beyond))
-        return next((world for world in found if world.trained > since * 1e9), None)
+        found = attempts(read(self.training, beyond))
+        return next((one for one in found if one.trained > since * 1e9), None)
 
-    def present(self) -> World | None:
+    def present(self) -> AttemptSteps | None:
         """Return the current attempt, if it has begun to train."""
-        return next(iter(worlds(read(self.training, self.attempt - 1))), None)
+        return next(iter(attempts(read(self.training, self.attempt - 1))), None)
 
     # The processes of the job.
 
@@ -150,8 +150,8 @@ class Job:
 
     def finish(self, steps_more: int = 40) -> int | None:
         """Let the job end a few steps later; return its exit code. None: it does not end."""
-        worlds = self.worlds()
-        last = (worlds[-1].last if worlds else 0) + steps_more
+        found = self.attempts()
+        last = (found[-1].last if found else 0) + steps_more
         aside = self.training / "last.tmp"
         aside.write_text(str(last))
         aside.replace(self.training / "last")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.chaos.check_steps import Note, problems, read, table, worlds
+from tests.chaos.check_steps import Note, attempts, problems, read, table
 
 JOB = Path(__file__).with_name("train.py")
 STEPS = 30
@@ -66,14 +66,14 @@ def test_the_job_ends_at_the_same_bits(start, tmp_path):
     assert (disturbed / "final.bin").read_bytes() == (tmp_path / "whole" / "final.bin").read_bytes()
     notes = read(disturbed)
     assert problems(notes, STEPS) == []
-    first, second = worlds(notes)
+    first, second = attempts(notes)
     assert (first.size, second.size, second.last) == (2, 1, STEPS)
     assert second.first % 5 == 1
     assert second.lost == first.last - second.first + 1
 
 
 def steps(attempt: int, size: int, first: int, last: int, *, start: float | None = None) -> list[Note]:
-    """What a world notes that does a step a second, the first when the run is that many seconds old."""
+    """What an attempt notes that does a step a second, the first when the run is that many seconds old."""
     at = [int(((first if start is None else start) + step - first) * SECOND) for step in range(first, last + 1)]
     return [
         Note(attempt=attempt, rank=rank, step=step, began=began, ended=began + SECOND // 2, world_size=size)
@@ -86,12 +86,12 @@ def test_a_run_as_it_should_be():
     """A planned resize loses nothing, a crash the steps since the checkpoint; some attempts do no step."""
     notes = [*steps(1, 2, 1, 9), *steps(2, 3, 10, 15), *steps(4, 2, 11, 20, start=30)]
     assert problems(notes, 20) == []
-    assert [(world.attempt, world.size, world.lost, world.pause) for world in worlds(notes)] == [
+    assert [(one.attempt, one.size, one.lost, one.pause) for one in attempts(notes)] == [
         (1, 2, 0, 0.0),
         (2, 3, 0, 0.5),
         (4, 2, 5, 14.5),
     ]
-    assert table(worlds(notes)).splitlines()[-1] == "      4      2  11-20           5  14.500 s"
+    assert table(attempts(notes)).splitlines()[-1] == "      4      2  11-20           5  14.500 s"
 
 
 def without(attempt: int, rank: int, *left_out: int) -> Callable[[Note], bool]:
@@ -115,7 +115,7 @@ def without(attempt: int, rank: int, *left_out: int) -> Callable[[Note], bool]:
         (filter(without(1, 1, 1), steps(1, 2, 1, 20)), "rank 1 of attempt 1 did not do one step after the other"),
         ([*steps(1, 2, 1, 20), *steps(1, 2, 20, 20)], "rank 0 of attempt 1 did not do one step after the other"),
         (filter(without(1, 1, 19, 20), steps(1, 2, 1, 20)), "rank 1 of attempt 1 is 2 steps behind"),
-        ([*steps(1, 2, 1, 9), *steps(1, 3, 10, 20)], "attempt 1 has worlds of 2 and 3"),
+        ([*steps(1, 2, 1, 9), *steps(1, 3, 10, 20)], "attempt 1 has world sizes 2 and 3"),
         (
             [*steps(1, 1, 1, 20), Note(attempt=1, rank=1, step=9, began=9, ended=9, world_size=1)],
             "attempt 1 has a rank 1",

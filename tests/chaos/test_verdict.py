@@ -8,14 +8,14 @@ from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events import Event, NodeJoined, WorkersExited
 from raylaunch.core.record import journal
-from tests.chaos.check_steps import World
+from tests.chaos.check_steps import AttemptSteps
 from tests.chaos.verdict import lost_steps, planned_ends, replayed
 
 JOB = Job(entrypoint=Entrypoint(script="train.py"), nnodes=1, max_restarts=9)
 
 
-def world(attempt: int, first: int, last: int) -> World:
-    return World(attempt=attempt, size=2, first=first, last=last, began=0, ended=0, trained=0, lost=0, pause=0.0)
+def attempt_steps(attempt: int, first: int, last: int) -> AttemptSteps:
+    return AttemptSteps(attempt=attempt, size=2, first=first, last=last, began=0, ended=0, trained=0, lost=0, pause=0.0)
 
 
 def line(event: str, order: str, attempt: int, **facts: object) -> dict[str, object]:
@@ -46,8 +46,8 @@ def test_whose_end_was_planned(stop, planned):
 def test_a_planned_end_that_lost_steps():
     """None may be; others may."""
     lines = [ASKED, line("WorkersCheckpointed", "Stop", 1, step=9)]
-    assert list(lost_steps(lines, [world(1, 1, 9), world(2, 10, 20), world(4, 18, 30)])) == []
-    assert list(lost_steps(lines, [world(1, 1, 9), world(3, 6, 20)])) == [
+    assert list(lost_steps(lines, [attempt_steps(1, 1, 9), attempt_steps(2, 10, 20), attempt_steps(4, 18, 30)])) == []
+    assert list(lost_steps(lines, [attempt_steps(1, 1, 9), attempt_steps(3, 6, 20)])) == [
         "the planned end of attempt 1 lost 4 steps: step 6 is the next"
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.record import journal
-from tests.chaos.check_steps import World
+from tests.chaos.check_steps import AttemptSteps
 
 Lines = Iterable[dict[str, Any]]
 
@@ -32,10 +32,10 @@ def _is_a_blow(event: dict[str, Any]) -> bool:
     return event["is"] in ("NodeLost", "WorkersHung", "StopRequested") or bool(event.get("failures"))
 
 
-def lost_steps(lines: Lines, worlds: Sequence[World]) -> Iterator[str]:
+def lost_steps(lines: Lines, found: Sequence[AttemptSteps]) -> Iterator[str]:
     """A planned end loses none, whether or not the workers answered."""
     planned = planned_ends(lines)
-    for before, after in pairwise(worlds):
+    for before, after in pairwise(found):
         if before.attempt in planned and after.first != before.last + 1:
             lost = before.last + 1 - after.first
             yield f"the planned end of attempt {before.attempt} lost {lost} steps: step {after.first} is the next"

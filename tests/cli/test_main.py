@@ -227,7 +227,7 @@ def test_the_head_of_a_run_shows_no_secret(capsys):
 
     of = Job(entrypoint=Entrypoint(script="train.py", args=["--token", "hunter22"]))
     console = Console()
-    console.planned(of, make_plan(of, (), local=True), "")
+    console.on_plan(of, make_plan(of, (), local=True), "")
     console.close()
     err = capsys.readouterr().err
     assert "train: train.py --token ***" in err

@@ -55,7 +55,7 @@ class Console:
         #: Addresses of hosts by host id.
         self._addresses: dict[str, str] = {}
 
-    def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
+    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
         """Print the name of the run and what it requests. `run_dir` is "" if no logs are kept."""
         self._writer.has_log_files = run_dir != ""
         self._redactor = Redactor.of(job, os.environ)
@@ -67,7 +67,7 @@ class Console:
             for line in plan.shortage.splitlines()[1:]:
                 self.say(f"  {line}", colour="yellow")
 
-    def decided(self, entry: JournalEntry, machine: Machine) -> None:
+    def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """Print what changed, and why."""
         self._print_event(entry, machine)
         whys = [action.why for action in entry.actions if isinstance(action, Launch)]
@@ -144,13 +144,13 @@ class Console:
             case _:
                 pass
 
-    def wrote(self, output: Iterable[LogOutput]) -> None:
+    def on_output(self, output: Iterable[LogOutput]) -> None:
         """Write output of the workers, which the nodes have already filtered and prefixed."""
         for part in output:
             self._shown_ranks.add(part.rank)
             self._writer.put(part.stream, part.data)
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Print a warning that no event or action stands for."""
         self.say(text, colour="yellow")
 
@@ -174,7 +174,7 @@ class Console:
             self._writer.say(f"\n{text}".encode())
 
     def close(self) -> None:
-        """Write what is queued."""
+        """Write everything that is queued, and stop the writer thread."""
         self._writer.close()
 
 

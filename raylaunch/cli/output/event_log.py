@@ -35,23 +35,23 @@ class EventLog:
         self._run_id = ""
         self._secrets = Redactor()
 
-    def planned(self, job: Job, plan: Plan, run_dir: str) -> None:
+    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
         """Keep the run id, which every event contains."""
         self._secrets = Redactor.of(job, os.environ)
         self._run_id = job.run_id or run_dir.rstrip("/").rpartition("/")[2]
-        self._observer.planned(job, plan, run_dir)
+        self._observer.on_plan(job, plan, run_dir)
 
-    def wrote(self, output: Iterable[LogOutput]) -> None:
+    def on_output(self, output: Iterable[LogOutput]) -> None:
         """Pass it on to the observer of the run."""
-        self._observer.wrote(output)
+        self._observer.on_output(output)
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Pass it on to the observer of the run."""
-        self._observer.said(text)
+        self._observer.on_message(text)
 
-    def decided(self, entry: JournalEntry, machine: Machine) -> None:
+    def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """Write the events that torchrun's agents would write."""
-        self._observer.decided(entry, machine)
+        self._observer.on_entry(entry, machine)
         for action in entry.actions:
             match action:
                 case Launch():

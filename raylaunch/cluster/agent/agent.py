@@ -51,7 +51,7 @@ class AgentSpec:
     """Which workers' output is sent to the driver."""
     node_timeout: float = field(metadata=PER_RUN)
     """Seconds without a call from the driver after which the node ends everything of the run. Infinity: never."""
-    anchor: LinkAddress | None = field(default=None, metadata=PER_RUN)
+    link_address: LinkAddress | None = field(default=None, metadata=PER_RUN)
     """Where the agent opens its link to the driver; None: nowhere."""
     keep_warm: float = field(default=0.0, metadata=PER_RUN)
     """Seconds that the agent stays idle after the run, for the next one; 0: it ends with the run."""
@@ -130,7 +130,7 @@ class Agent:
         self._report_interval = report_interval(spec.node_timeout)
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end_this_process)
         self._lease.start()
-        self._link = Link(spec.anchor, spec.node, end_this_process) if spec.anchor is not None else None
+        self._link = Link(spec.link_address, spec.node, end_this_process) if spec.link_address is not None else None
 
     async def next_report(self) -> AgentReport:
         """Wait until there is something to report, for the report interval at most.

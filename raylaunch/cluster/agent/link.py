@@ -29,7 +29,7 @@ _MOST_BYTES = 256
 class LinkAddress:
     """Where the driver listens, and the secret that a connection must begin with."""
 
-    address: str
+    host: str
     port: int
     secret: str = field(repr=False)
 
@@ -49,12 +49,12 @@ class LinkServer:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._server = socket.create_server((address, 0), family=family)
         host, port = self._server.getsockname()[:2]
-        self.anchor = LinkAddress(address=host, port=port, secret=secrets.token_hex(32))
+        self.address = LinkAddress(host=host, port=port, secret=secrets.token_hex(32))
         self._lines: dict[str, socket.socket] = {}
         self._tell: Callable[[LinkDown], None] = lambda _: None
         self._selector = selectors.DefaultSelector()
         self._stop, self._stopped = socket.socketpair()
-        self._thread = threading.Thread(target=self._listen, daemon=True, name="raylaunch-lifelines")
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="raylaunch-link-server")
 
     def start(self, tell: Callable[[LinkDown], None]) -> None:
         """Start the thread that serves the links, and calls `tell`."""
@@ -76,7 +76,7 @@ class LinkServer:
                 line.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close all links."""
+        """Stop the thread and close all links; the agents then end their nodes."""
         self._stop.close()
         if self._thread.ident is not None:
             self._thread.join()
@@ -129,21 +129,21 @@ class LinkServer:
     def _admitted(self, hello: bytes) -> str:
         """Return the node's name if the secret is right and the name is new, else `""`."""
         secret, _, name = hello.decode(errors="replace").partition(" ")
-        known = hmac.compare_digest(secret.encode(), self.anchor.secret.encode())
+        known = hmac.compare_digest(secret.encode(), self.address.secret.encode())
         return name if known and name not in self._lines else ""
 
 
 class Link:
     """The agent's end of its link."""
 
-    def __init__(self, anchor: LinkAddress, node: str, ended: Callable[[], None]) -> None:
+    def __init__(self, address: LinkAddress, node: str, ended: Callable[[], None]) -> None:
         """Connect, in a thread, which calls `ended` when the driver has shut the link down or is gone."""
-        self._anchor = anchor
+        self._address = address
         self._node = node
         self._ended = ended
         self._released = False
         self._line: socket.socket | None = None
-        threading.Thread(target=self._hold, daemon=True, name="raylaunch-lifeline").start()
+        threading.Thread(target=self._hold, daemon=True, name="raylaunch-link").start()
 
     def release(self) -> None:
         """Close the link without calling `ended`."""
@@ -154,9 +154,9 @@ class Link:
 
     def _hold(self) -> None:
         try:
-            with socket.create_connection((self._anchor.address, self._anchor.port), timeout=_CONNECT_SECONDS) as line:
+            with socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS) as line:
                 self._line = line
-                line.sendall(f"{self._anchor.secret} {self._node}".encode())
+                line.sendall(f"{self._address.secret} {self._node}".encode())
                 line.settimeout(KEEPALIVE_SECONDS)
                 while not self._released and not _closed(line):
                     line.send(b".")

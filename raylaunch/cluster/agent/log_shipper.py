@@ -30,7 +30,7 @@ class LogShipper:
         self._room = asyncio.Event()
 
     def add(self, sources: Sequence[LogSource]) -> None:
-        """Follow these files too."""
+        """Also follow the files of these workers."""
         self.tailer.add(sources)
         self._news.set()
         if sources and self._task is None:
@@ -55,12 +55,12 @@ class LogShipper:
             self._room.set()
 
     def read(self) -> None:
-        """Read once, without waiting."""
+        """Ship what the files contain now, without waiting for more."""
         self._outbox.put_output(self.tailer.read(MOST_PER_TURN))
         self._tell()
 
     def close(self) -> None:
-        """Stop reading."""
+        """Cancel the task that reads, and close the files."""
         if self._task is not None:
             self._task.cancel()
             if (growth := self.tailer.inotify.fileno()) >= 0:

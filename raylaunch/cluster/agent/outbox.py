@@ -34,7 +34,7 @@ class Outbox(Generic[Event]):
         self._events.append((event, last))
 
     def put_output(self, output: list[LogOutput]) -> None:
-        """Append output."""
+        """Append output of workers to the next report."""
         self._output.extend(output)
         self.queued_bytes += sum(len(part.data) for part in output)
 

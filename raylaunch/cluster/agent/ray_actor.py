@@ -64,12 +64,12 @@ class AgentActor:
         """Return what functions returned, pickled, by rank."""
         return await self._agent.values()
 
-    async def become_idle(self, name: str, anchor: LinkAddress | None, seconds: float) -> IdleAgent | None:
+    async def become_idle(self, name: str, link_address: LinkAddress | None, seconds: float) -> IdleAgent | None:
         """End the run, so that another can `reuse` the agent within so many seconds. None: it cannot be reused.
 
-        `name` and `anchor`: the name and address of a link to the process that pools the agent. Either ends with it.
+        `name` and `link_address`: those of a link to the process that pools the agent, whose end is the agent's too.
         """
-        link = Link(anchor, name, end_this_process) if anchor is not None else None
+        link = Link(link_address, name, end_this_process) if link_address is not None else None
         self._client = await self._agent.become_idle(seconds)
         if self._client is None:
             return None

@@ -80,7 +80,7 @@ class Driver:
         self._began = began
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.nodes = NodeRegistry(job.node_timeout, links)
-        self._monitor = ProgressMonitor(_progress(job), fleet, self._write_stacks, observer.said)
+        self._monitor = ProgressMonitor(_progress(job), fleet, self._write_stacks, observer.on_message)
         self._executor = Executor(self.machine, run_id, fleet, self._monitor, self.nodes.give_up)
         self._draining: dict[str, HostDraining] = {}
         #: What was shown to the user once and need not be shown again for other nodes or attempts.
@@ -151,13 +151,13 @@ class Driver:
         for event, actions in steps:
             entry = JournalEntry(event=event, actions=actions)
             self._journal.append(entry)
-            self._observer.decided(entry, self.machine)
+            self._observer.on_entry(entry, self.machine)
             if any(isinstance(action, ReportUnsaved) for action in actions) and (text := self._executor.unsaved()):
-                self._observer.said(text)
+                self._observer.on_message(text)
 
     def _write_stacks(self, attempt: int, text: str) -> None:
         if where := self._journal.write_stacks(attempt, text):
-            self._observer.said(f"what all workers were doing is in {where}")
+            self._observer.on_message(f"what all workers were doing is in {where}")
 
     # What is due.
 
@@ -209,7 +209,7 @@ class Driver:
     def _host_draining(self, item: HostDraining) -> Iterator[Event]:
         self._draining[item.host] = item
         if item.ours:
-            self._observer.said("the host that this command runs on is being drained: with it the run ends")
+            self._observer.on_message("the host that this command runs on is being drained: with it the run ends")
         for node in self.nodes.on_host(item.host):
             yield self._node_draining(node, item)
 
@@ -218,7 +218,7 @@ class Driver:
 
     def _report(self, item: ReportReceived) -> Iterator[Event]:
         if item.report.output:
-            self._observer.wrote(item.report.output)
+            self._observer.on_output(item.report.output)
         if item.report.heartbeat is not None:
             self._monitor.heartbeat(item.report.heartbeat, self._now())
         for event in item.report.events:
@@ -245,12 +245,12 @@ class Driver:
     def _warn_once(self, text: str) -> None:
         if text and text not in self._shown_warnings:
             self._shown_warnings.add(text)
-            self._observer.said(text)
+            self._observer.on_message(text)
 
     def _came_up(self, item: ReportReceived, up: AgentReady) -> Iterator[Event]:
         node = item.node
         for why in up.ready.why:
-            self._observer.said(f"{node}: {why}")
+            self._observer.on_message(f"{node}: {why}")
         if not up.ready.torch and node in self.machine.nodes:
             yield from self._reject(node, "no worker can be started there any more")
             return

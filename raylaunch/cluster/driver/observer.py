@@ -13,13 +13,13 @@ from raylaunch.node.logs.tail import LogOutput
 class Observer(Protocol):
     """Shows the run to a person: the terminal. Called in the driver's thread, which waits for it."""
 
-    def decided(self, entry: JournalEntry, machine: Machine) -> None:
+    def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """The machine handled an event; `machine` is its state afterwards."""
 
-    def wrote(self, output: Iterable[LogOutput]) -> None:
+    def on_output(self, output: Iterable[LogOutput]) -> None:
         """Workers whose output is shown wrote something."""
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Show a line that is not about a decision of the machine."""
 
 

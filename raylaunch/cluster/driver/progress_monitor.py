@@ -86,7 +86,7 @@ class ProgressMonitor:
 
     @property
     def next_check(self) -> float:
-        """When to call `due_events`."""
+        """When `due_events` must be called next, in run time."""
         return min(self._examine_at, self._report_at) if self._probe is None else self._probe.next_check
 
     def due_events(self, now: RunTime) -> Iterator[Event]:

@@ -40,7 +40,7 @@ class Signals:
             self.install()
 
     def install(self) -> None:
-        """Install the handlers."""
+        """Install the handlers of the signals that end the run or are forwarded to its workers."""
         if self._is_main:
             for number in self._before:
                 signal.signal(number, self._handle)

@@ -32,7 +32,7 @@ def worker_event(
     """
     match event:
         case WorkersForked():
-            return WorkersStarted(at=now, attempt=event.attempt, node=node, pids=event.pids, turnover=event.turnover)
+            return WorkersStarted(at=now, attempt=event.attempt, node=node, pids=event.pids, timings=event.timings)
         case CheckpointAnswer():
             return WorkersCheckpointed(at=now, attempt=event.attempt, node=node, step=event.step)
         case ProcessesExited() | ProcessesStopped():

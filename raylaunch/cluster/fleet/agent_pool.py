@@ -96,9 +96,9 @@ class AgentPool:
         with self._lock:
             if self._links is None and of_run is not None:
                 with contextlib.suppress(OSError):
-                    self._links = LinkServer(of_run.address)
+                    self._links = LinkServer(of_run.host)
                     self._links.start(self._link_down)
-            return None if self._links is None else self._links.anchor
+            return None if self._links is None else self._links.address
 
     def put(self, agents: Sequence[PooledAgent], seconds: float) -> None:
         """Hold these agents for so many seconds, and end all that the pool held before."""
@@ -135,7 +135,7 @@ class AgentPool:
             threading.Thread(target=self._end, args=([one.handle for one in ending],), daemon=True).start()
 
     def agents(self) -> tuple[PooledAgent, ...]:
-        """Return the idle agents."""
+        """Return the agents that are idle now."""
         with self._lock:
             return tuple(self._agents)
 

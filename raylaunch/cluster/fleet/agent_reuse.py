@@ -156,9 +156,9 @@ class AgentReuse:
         """
         placements = {node: self._beside[node] for node in actors}
         names = dict(zip(placements, self._pool.new_names(len(placements)), strict=True))
-        anchors = {node: self._pool.link_address(placement.spec.anchor) for node, placement in placements.items()}
+        addresses = {node: self._pool.link_address(of.spec.link_address) for node, of in placements.items()}
         answers = {
-            node: actors[node].become_idle.remote(names[node], anchors[node], seconds + _MARGIN_SECONDS)
+            node: actors[node].become_idle.remote(names[node], addresses[node], seconds + _MARGIN_SECONDS)
             for node in placements
         }
         if answers:

@@ -82,7 +82,7 @@ class Allocator:
     # What was observed.
 
     def start(self, now: float) -> None:
-        """Request the gang."""
+        """Request the gang: the slots that are reserved together or not at all."""
         self._requests.append(ReserveGang({slot.number: self._bundles[slot.kind] for slot in self._slots}))
         self._reconcile(now)
 

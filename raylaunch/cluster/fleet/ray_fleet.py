@@ -57,16 +57,16 @@ class RayFleet(FleetBase):
         """`say` takes a line for a person, in the thread that calls the fleet. `pool`: idle agents between runs."""
         super().__init__(plan, spec, say)
         self._plan = plan
-        self._reservation = PlacementGroups(spread=plan.spread)
+        self._placement_groups = PlacementGroups(spread=plan.spread)
         self.actor_class = actor_class()
         #: Actor handles of all and only the agents that were started and are neither lost nor released.
         self._actors: dict[str, Any] = {}
         self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._pool = pool
-        self._warmth: AgentReuse | None = None
+        self._agent_reuse: AgentReuse | None = None
         if pool is not None:
-            self._warmth = AgentReuse(pool, self._reservation.options, self._start, self._take, self._to_do)
+            self._agent_reuse = AgentReuse(pool, self._placement_groups.options, self._start, self._take, self._to_do)
         #: Slots that have a host, or had one.
         self._placed: set[int] = set()
         self._addresses: dict[str, str] = {}
@@ -170,8 +170,8 @@ class RayFleet(FleetBase):
 
     def _work_once(self) -> None:
         now = time.monotonic()
-        if self._warmth is not None:
-            self._warmth.check_deadlines(now)
+        if self._agent_reuse is not None:
+            self._agent_reuse.check_deadlines(now)
         wake = self._wake(now)
         wait = min(LOOK_SECONDS, LOOK_SECONDS if wake is None else max(0.0, wake - now))
         try:
@@ -204,15 +204,15 @@ class RayFleet(FleetBase):
 
     def _find_moved_gang(self) -> None:
         with contextlib.suppress(RayError, RuntimeError):  # the head does not answer; it is asked again
-            self._decide(partial(self._allocator.moved, self._reservation.gang_hosts()))
+            self._decide(partial(self._allocator.moved, self._placement_groups.gang_hosts()))
 
     def _do(self, request: Request) -> None:
         match request:
             case ReserveGang():
-                self._reservation.reserve_gang(request.bundles)
+                self._placement_groups.reserve_gang(request.bundles)
                 self._watch(next(iter(request.bundles)))
             case ReserveSlot():
-                self._reservation.reserve(request.slot, request.bundle, request.avoid)
+                self._placement_groups.reserve(request.slot, request.bundle, request.avoid)
                 self._watch(request.slot)
             case StartAgent():
                 self._start_agent(request)
@@ -221,24 +221,24 @@ class RayFleet(FleetBase):
             case StopAgent():
                 self._end(request)
             case ReleaseSlot():
-                self._reservation.release(request.slot)
+                self._placement_groups.release(request.slot)
 
     def _watch(self, slot: int) -> None:
-        self._reservation.when_granted(slot, lambda: self._to_do.put(partial(self._granted, slot)))
+        self._placement_groups.when_granted(slot, lambda: self._to_do.put(partial(self._granted, slot)))
 
     def _granted(self, slot: int) -> None:
-        hosts = self._reservation.hosts(slot)
+        hosts = self._placement_groups.hosts(slot)
         self._placed.update(hosts)
         self._decide(partial(self._allocator.granted, hosts))
-        if self._warmth is not None:  # after what follows of the grant: some may not be wanted there
-            self._to_do.put(partial(self._warmth.granted, hosts, self._address))
+        if self._agent_reuse is not None:  # after what follows of the grant: some may not be wanted there
+            self._to_do.put(partial(self._agent_reuse.granted, hosts, self._address))
 
     def _start_agent(self, request: StartAgent) -> None:
         spec = self._spec_for(request)
-        if self._warmth is not None and request.slot not in self._placed:
-            self._warmth.start_when_granted(request, spec)
+        if self._agent_reuse is not None and request.slot not in self._placed:
+            self._agent_reuse.start_when_granted(request, spec)
         else:
-            self._start(request, spec, self._reservation.options(request.slot, request.bundle))
+            self._start(request, spec, self._placement_groups.options(request.slot, request.bundle))
 
     def _start(self, request: StartAgent, spec: AgentSpec, options: Mapping[str, Any]) -> None:
         try:
@@ -260,8 +260,8 @@ class RayFleet(FleetBase):
         return self._addresses.get(host, "")
 
     def _end(self, request: StopAgent) -> None:
-        if self._warmth is not None:
-            self._warmth.stopped(request.node)
+        if self._agent_reuse is not None:
+            self._agent_reuse.stopped(request.node)
         actor = self._actors.pop(request.node, None)
         if actor is not None:
             with contextlib.suppress(Exception):  # dead already
@@ -295,22 +295,24 @@ class RayFleet(FleetBase):
 
     def make_idle(self) -> None:
         """Put agents into the pool, where `keep_warm` is set: those that are alive, on hosts that are not draining."""
-        if self._warmth is None:
+        if self._agent_reuse is None:
             return
         self._stop_thread()
         staying = [
-            node for node in self._actors if self._allocator.is_on_usable_host(node) and self._warmth.can_be_idle(node)
+            node
+            for node in self._actors
+            if self._allocator.is_on_usable_host(node) and self._agent_reuse.can_be_idle(node)
         ]
-        self._warmth.make_idle({node: self._actors.pop(node) for node in staying}, self._spec.keep_warm)
+        self._agent_reuse.make_idle({node: self._actors.pop(node) for node in staying}, self._spec.keep_warm)
 
     def close(self) -> None:
         """Have each agent end its processes, for seconds at most; then kill it and return what was reserved."""
         self._stop_thread()
-        if self._warmth is not None:
-            self._warmth.close()
+        if self._agent_reuse is not None:
+            self._agent_reuse.close()
         actors, self._actors = dict(self._actors), {}
         close([actor for node, actor in actors.items() if self._allocator.is_up(node)])
-        kill(list(actors.values()), then=self._reservation.cancel)
+        kill(list(actors.values()), then=self._placement_groups.cancel)
 
     def _stop_thread(self) -> None:
         self._head.close()

@@ -77,7 +77,7 @@ class SlotTable:
         return slot
 
     def remove(self, slot: Slot) -> None:
-        """Remove an empty slot."""
+        """Remove a slot in which there is no agent."""
         del self._slots[slot.number]
 
     def occupy(self, slot: Slot) -> None:

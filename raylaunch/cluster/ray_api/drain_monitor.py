@@ -56,7 +56,7 @@ class DrainMonitor:
         self._thread = threading.Thread(target=self._run, daemon=True, name="raylaunch-drains")
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that polls Ray for draining nodes."""
         self._thread.start()
 
     def check(self) -> None:

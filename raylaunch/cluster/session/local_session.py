@@ -24,7 +24,7 @@ class LocalSession(Session):
         super().__init__(address="", local=True, brings_files=False, in_process=True)
 
     def nodes(self, job: Job) -> tuple[NodeFacts, ...]:
-        """Return this machine."""
+        """Return this machine as the only node."""
         return (local_machine.facts(job),)
 
     def links(self) -> LinkServer | None:

@@ -23,7 +23,7 @@ class SharedConnection(Generic[Made]):
     """A connection that is made for the first run that needs it, and closed by `end` once no run uses it."""
 
     def __init__(self, end: Callable[[Made], None]) -> None:
-        """`end` closes a connection."""
+        """`end` closes the connection that nobody uses any more."""
         self._end = end
         self._lock = threading.RLock()
         self._open: _OpenConnection[Made] | None = None

@@ -72,7 +72,7 @@ class NodeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """Where the cluster is."""
+    """Where the Ray cluster is, and which folder it copies to its nodes."""
 
     address: str = "auto"
     """`host:port`: the cluster there. `none`: this machine alone, without Ray. `local`: this machine, with a Ray that

@@ -69,7 +69,7 @@ class WorkersStarted:
     attempt: int
     node: str
     pids: tuple[int, ...] = ()
-    turnover: RestartTimings | None = None
+    timings: RestartTimings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ class AwaitingNodes:
 
 @dataclass(slots=True, kw_only=True)
 class Starting(AwaitingNodes):
-    """STARTING: awaits `WorkersStarted`."""
+    """STARTING: the nodes in `awaited` have not reported `WorkersStarted`."""
 
     phase: ClassVar[Phase] = Phase.STARTING
     resize: ResizeTimes = field(default_factory=ResizeTimes)
@@ -155,7 +155,7 @@ class Saving(AwaitingNodes):
 
 @dataclass(slots=True, kw_only=True)
 class Stopping(AwaitingNodes):
-    """STOPPING: awaits `WorkersStopped`."""
+    """STOPPING: the nodes in `awaited` have not reported `WorkersStopped`."""
 
     phase: ClassVar[Phase] = Phase.STOPPING
     ending: Finish | None = None

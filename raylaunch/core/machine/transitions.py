@@ -76,7 +76,7 @@ class PhaseTransitions:
 
     @property
     def phase(self) -> Phase:
-        """The present phase."""
+        """The phase that the machine is in."""
         return self.state.phase
 
     @property

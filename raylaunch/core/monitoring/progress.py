@@ -14,7 +14,7 @@ class ProgressTracker:
     """Follows one attempt after the other. All times are on one clock; only reports need it to be the run's."""
 
     def __init__(self, hang_timeout: float | None, auto: bool) -> None:
-        """See `HangLimits.of`."""
+        """The arguments are those of `HangLimits.of`."""
         self._limits = HangLimits.of(hang_timeout, auto=auto)
         #: Whether all workers of an earlier attempt have called `should_checkpoint`.
         self._calls_should_checkpoint = False
@@ -22,7 +22,7 @@ class ProgressTracker:
         self.begin(0, ())
 
     def begin(self, attempt: int, ranks: Iterable[int]) -> None:
-        """Follow another attempt."""
+        """Forget the attempt before, and follow this one."""
         workers = self.world.workers.values()
         self._calls_should_checkpoint |= bool(workers) and all(each.latest.asked is not None for each in workers)
         self.world = WorldProgress(attempt, ranks)

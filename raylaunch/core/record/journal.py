@@ -40,6 +40,9 @@ _FORMER_NAMES = {
 }
 """Names that classes have in journals of raylaunch 0.1. Such journals still replay."""
 
+_FORMER_FIELDS = {"turnover": "timings"}
+"""Names that fields have in such journals."""
+
 _KINDS |= {former: _KINDS[name] for former, name in _FORMER_NAMES.items()}
 
 _KIND = "is"
@@ -120,7 +123,7 @@ def decode(value: Any) -> Any:
     """Return the value that `encode` was given. Lists become tuples, except values of the user in a job."""
     if isinstance(value, dict) and value.get(_KIND) in _KINDS:
         kind = _KINDS[value[_KIND]]
-        body = {name: item for name, item in value.items() if name != _KIND}
+        body = {str(_FORMER_FIELDS.get(name, name)): item for name, item in value.items() if name != _KIND}
         return kind(**{name: item if name in _AS_WRITTEN else decode(item) for name, item in body.items()})
     if isinstance(value, list):
         return tuple(decode(item) for item in value)

@@ -71,7 +71,9 @@ class ForkServer:
         forks = ready.start_method == "forkserver"
         self.stores = StoreTable(self._run_store)
         self.timer = FileTimer(file_timer.file_of(os.environ))
-        self.preloader = PreloadController(replace(initialize, learn=initialize.learn and forks), self._send, imported)
+        self.preloader = PreloadController(
+            replace(initialize, preload_auto=initialize.preload_auto and forks), self._send, imported
+        )
         self.standby = HotStandby(wanted=forks, send=self._send)
         self.workers = WorkerGroup(self._send, other_children=self._other_children)
         self._launch: _PendingLaunch | None = None
@@ -189,7 +191,7 @@ class ForkServer:
         if forked is not None:
             forked.start()
         timings = RestartTimings(ordered=launch.ordered, ended=ended, forked=NodeTime(time.monotonic()))
-        self._send(messages.WorkersForked(attempt=order.attempt, pids=self.workers.pids(), turnover=timings))
+        self._send(messages.WorkersForked(attempt=order.attempt, pids=self.workers.pids(), timings=timings))
 
     def _run_worker(self, spec: WorkerSpec, report: int, stacks: int, imports: int) -> int:
         self._detach()

@@ -49,7 +49,7 @@ class StoreTable:
         self._close([number for number in self._pids if number < attempt])
 
     def close_all(self) -> None:
-        """Kill all stores."""
+        """Kill the processes of all stores."""
         self._close(list(self._pids))
 
     def vacate(self, attempt: int) -> None:

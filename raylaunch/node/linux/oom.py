@@ -69,7 +69,7 @@ class OomKills:
         return _count_text(machine, "machine") if machine and cgroup is None else ""
 
     def close(self) -> None:
-        """Close the kernel's log."""
+        """Close the kernel's log, if it was opened."""
         if self._log_fd is not None:
             os.close(self._log_fd)
             self._log_fd = None

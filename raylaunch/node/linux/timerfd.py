@@ -14,7 +14,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class _Itimerspec(ctypes.Structure):
-    """`struct itimerspec`."""
+    """`struct itimerspec` of timerfd_settime(2)."""
 
     _fields_ = (
         ("interval_s", ctypes.c_long),
@@ -43,5 +43,5 @@ class TimerFd:
         _LIBC.timerfd_settime(self._fd, 0, ctypes.byref(_Itimerspec(0, 0, *divmod(value, _NS_PER_S))), None)
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the file descriptor of the timer."""
         os.close(self._fd)

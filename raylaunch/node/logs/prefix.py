@@ -45,7 +45,7 @@ class LineFilter:
         return any(needle in text for needle in self._needles)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the output file of the filter."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -180,7 +180,7 @@ class LogTailer:
         return found
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files that are followed."""
         for tail in self._tails:
             _close(tail)
         self._tails.clear()

@@ -49,7 +49,7 @@ class PreloadController:
         imported: ImportManifest | None,
     ) -> None:
         self.zygote = ZygoteClient()
-        self._is_wanted = begin.learn
+        self._is_wanted = begin.preload_auto
         self._send = send
         self._manifest = self._requested = begin.manifest or ImportManifest(entry=())
         #: What a zygote has imported without side effects.

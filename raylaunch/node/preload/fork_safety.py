@@ -81,7 +81,7 @@ class ProcessSnapshot:
 
     @classmethod
     def take(cls) -> ProcessSnapshot:
-        """Return the present state."""
+        """Return the state of this process now."""
         masks = procfs.signal_masks(os.getpid())
         return cls(
             files=_open_files(),

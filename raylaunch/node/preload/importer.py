@@ -117,7 +117,7 @@ class _SideEffectWatcher:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Watch during this block."""
+        """Record side effects of imports within the `with` block."""
         environ = type(os.environ)
         original = environ.__getitem__
 

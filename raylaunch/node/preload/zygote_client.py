@@ -27,7 +27,7 @@ class ForkedWorkers:
         self._gate = gate
 
     def start(self) -> None:
-        """Let the workers begin."""
+        """Let the workers, which wait after the fork, run their script."""
         os.write(self._gate, b"." * len(self.pids))
         os.close(self._gate)
 

@@ -21,10 +21,10 @@ class Initialize:
     preload: tuple[str, ...]
     start_method: str
     page: str
-    learn: bool = False
-    """Also import what the workers of an attempt import, for those of the next one."""
+    preload_auto: bool = False
+    """`preload: auto`: also import what the workers of an attempt import, for those of the next one."""
     manifest: ImportManifest | None = None
-    """What the fork server before this one had learned to import."""
+    """What the fork server before this one could import ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class WorkersForked:
 
     attempt: int
     pids: tuple[int, ...]
-    turnover: RestartTimings
+    timings: RestartTimings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

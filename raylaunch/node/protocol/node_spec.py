@@ -45,8 +45,8 @@ class WorkerTemplate:
     """The job may use more than one node."""
     backend: str | None = field(metadata=PER_RUN)
     preload: tuple[str, ...] = field(metadata=PER_PROCESS)
-    learn: bool = field(default=False, metadata=PER_PROCESS)
-    """Also preload what the workers of an attempt import, for those of the next one."""
+    preload_auto: bool = field(default=False, metadata=PER_PROCESS)
+    """`preload: auto`: also preload what the workers of an attempt import, for those of the next one."""
     start_method: str = field(metadata=PER_PROCESS)
 
 

@@ -42,7 +42,7 @@ class ForkServerClient:
         self.pid = 0
         #: What the fork server answered to `activate`, until the supervisor takes it.
         self.ready: messages.Ready | None = None
-        #: What the fork server has learned to import, for its successor.
+        #: What the fork server can import ahead, for its successor.
         self.manifest: ImportManifest | None = None
         #: Our end of the socket to the fork server, while there is one; and to its standby, while we know of one.
         self.control: socket.socket | None = None
@@ -73,7 +73,7 @@ class ForkServerClient:
             preload=preload,
             start_method=spec.template.start_method,
             page=spec.page,
-            learn=spec.template.learn,
+            preload_auto=spec.template.preload_auto,
             manifest=self.manifest,
         )
         wire.send(ours, self._initialize)

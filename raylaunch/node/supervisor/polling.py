@@ -32,7 +32,7 @@ class PagePoller:
         return self._timer.fileno()
 
     def wake(self) -> None:
-        """Make `poll` due now."""
+        """Make the file descriptor readable, so that `poll` is called soon."""
         self._timer.set(0)
 
     def propose_checkpoint(self, order: ProposeCheckpoint, state: AttemptState | None) -> None:
@@ -77,6 +77,6 @@ class PagePoller:
             self._timer.set(stack_dumps.POLL_SECONDS if self._dumps.is_open else None)
 
     def close(self) -> None:
-        """Close all files."""
+        """Close the files of stack dumps, and the timer."""
         self._dumps.close()
         self._timer.close()

@@ -31,7 +31,7 @@ class CheckContext:
 
     @property
     def group(self) -> Any:
-        """The default process group."""
+        """The default process group, which has all ranks."""
         import torch.distributed as dist  # noqa: PLC0415
 
         return dist.group.WORLD

@@ -53,7 +53,7 @@ class Runs:
             "keep_warm": _job.keep_warm,
         }
         print_line(watcher, json.dumps(found))
-        watcher.said("a warning")
+        watcher.on_message("a warning")
         return int(code)
 
     @staticmethod
@@ -98,7 +98,7 @@ def is_kept():
 
 
 def print_line(watcher, text):
-    watcher.wrote([LogOutput(rank=0, stream="stdout", data=f"{text}\n".encode())])
+    watcher.on_output([LogOutput(rank=0, stream="stdout", data=f"{text}\n".encode())])
 
 
 def result(code):

@@ -225,13 +225,13 @@ def test_a_line_of_raylaunch(capsys, monkeypatch):
     """Without colour the line is plain; with colour the name is dim."""
     monkeypatch.setenv("NO_COLOR", "1")
     plain = Console()
-    plain.said("careful")
+    plain.on_message("careful")
     plain.close()
     assert capsys.readouterr() == ("", "raylaunch: careful\n")
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("FORCE_COLOR", "1")
     coloured = Console()
-    coloured.said("careful")
+    coloured.on_message("careful")
     coloured.say("plain")
     coloured.close()
     assert capsys.readouterr().err == (
@@ -246,11 +246,11 @@ def _lost(capsys, rank: int | None) -> str:
     for node in ("node-1", "node-2"):
         event = NodeJoined(at=0.0, node=node, address="10.0.0.1", nproc=2)
         actions = machine.handle(event)
-        shown.decided(JournalEntry(event=event, actions=tuple(actions)), machine)
+        shown.on_entry(JournalEntry(event=event, actions=tuple(actions)), machine)
     assert any(isinstance(action, Launch) for action in actions)
     if rank is not None:
-        shown.wrote([LogOutput(rank=rank, stream="stdout", data=b"line\n")])
-    shown.decided(JournalEntry(event=NodeLost(at=1.0, node="node-2", why="its agent died"), actions=()), machine)
+        shown.on_output([LogOutput(rank=rank, stream="stdout", data=b"line\n")])
+    shown.on_entry(JournalEntry(event=NodeLost(at=1.0, node="node-2", why="its agent died"), actions=()), machine)
     shown.close()
     return capsys.readouterr().err.splitlines()[-1]
 
@@ -278,9 +278,9 @@ def _lines(capsys, *steps: tuple[Event | None, *tuple[Action, ...]]) -> list[str
     machine, shown = Machine(job), Console()
     for at, node in enumerate(("node-1", "node-2"), 1):
         joined = NodeJoined(at=0.0, node=node, address=f"10.0.0.{at}", nproc=2)
-        shown.decided(JournalEntry(event=joined, actions=tuple(machine.handle(joined))), machine)
+        shown.on_entry(JournalEntry(event=joined, actions=tuple(machine.handle(joined))), machine)
     for event, *actions in steps:
-        shown.decided(JournalEntry(event=event, actions=tuple(actions)), machine)
+        shown.on_entry(JournalEntry(event=event, actions=tuple(actions)), machine)
     shown.close()
     first, second, *lines = (line.removeprefix("raylaunch: ") for line in capsys.readouterr().err.splitlines())
     assert "node-1 (10.0.0.1) is ready" in first
@@ -329,7 +329,7 @@ def test_nodes_granted_before_the_first_attempt(capsys):
     """Before the first attempt, only ready nodes get a line."""
     console, machine = Console(), Machine(Job(entrypoint=Entrypoint(script="train.py")))
     granted = NodeGranted(at=1.0, node="node-1", address="10.0.0.1")
-    console.decided(JournalEntry(event=granted, actions=()), machine)
+    console.on_entry(JournalEntry(event=granted, actions=()), machine)
     console.close()
     assert capsys.readouterr().err == ""
 

@@ -27,10 +27,10 @@ def events_of(*events, **settings):
     job = Job(entrypoint=Entrypoint(script="train.py"), nnodes=2, run_id="night", **settings)
     machine, lines = Machine(job), []
     log = EventLog(Mock(), lines.append)
-    log.planned(job, make_plan(job, (), local=True), "")
+    log.on_plan(job, make_plan(job, (), local=True), "")
     machine.start()
     for event in events:
-        log.decided(JournalEntry(event=event, actions=tuple(machine.handle(event))), machine)
+        log.on_entry(JournalEntry(event=event, actions=tuple(machine.handle(event))), machine)
     return [json.loads(line) for line in lines]
 
 

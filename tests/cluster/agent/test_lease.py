@@ -158,15 +158,15 @@ def start_recording(link_server: LinkServer):
     return events, some
 
 
-def connect(anchor: LinkAddress, hello: str) -> socket.socket:
-    connection = socket.create_connection((anchor.address, anchor.port), timeout=100)
+def connect(address: LinkAddress, hello: str) -> socket.socket:
+    connection = socket.create_connection((address.host, address.port), timeout=100)
     connection.sendall(hello.encode())
     return connection
 
 
 def test_link_down_follows_the_end_of_an_agent(link_server, until):
     events, some = start_recording(link_server)
-    connection = connect(link_server.anchor, f"{link_server.anchor.secret} node-1")
+    connection = connect(link_server.address, f"{link_server.address.secret} node-1")
     until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
     connection.send(b".")
     connection.close()
@@ -178,10 +178,10 @@ def test_link_down_follows_the_end_of_an_agent(link_server, until):
 def test_a_connection_without_the_secret_is_refused(link_server, until):
     """So is a second connection with the same name. Neither counts as a link."""
     events, _ = start_recording(link_server)
-    connection = connect(link_server.anchor, f"{link_server.anchor.secret} node-1")
+    connection = connect(link_server.address, f"{link_server.address.secret} node-1")
     until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
-    for hello in (f"{'0' * 64} node-1", f"{'0' * 64} node-2", f"{link_server.anchor.secret} node-1", "GET / HTTP/1.1"):
-        other = connect(link_server.anchor, hello)
+    for hello in (f"{'0' * 64} node-1", f"{'0' * 64} node-2", f"{link_server.address.secret} node-1", "GET / HTTP/1.1"):
+        other = connect(link_server.address, hello)
         assert other.recv(1) == b""
         other.close()
     assert link_server.is_up("node-1")
@@ -194,7 +194,7 @@ def test_an_agent_ends_when_its_link_is_shut_down(link_server, until):
     """`LinkDown` then proves to the driver that it is gone."""
     events, some = start_recording(link_server)
     ended = threading.Event()
-    link.Link(link_server.anchor, "node-1", ended.set)
+    link.Link(link_server.address, "node-1", ended.set)
     until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
     assert not ended.is_set()
     link_server.shut_down("node-1")
@@ -207,7 +207,7 @@ def test_an_agent_ends_when_the_driver_is_gone(until):
     link_server = LinkServer("127.0.0.1")
     link_server.start(lambda _: None)
     ended = threading.Event()
-    link.Link(link_server.anchor, "node-1", ended.set)
+    link.Link(link_server.address, "node-1", ended.set)
     until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
     link_server.close()
     assert ended.wait(100)
@@ -217,9 +217,9 @@ def test_an_idle_link_sends_keepalive_bytes(link_server, until, monkeypatch):
     """Proxies close idle connections."""
     monkeypatch.setattr(link, "KEEPALIVE_SECONDS", 0.01)
     server = socket.create_server(("127.0.0.1", 0))
-    anchor = LinkAddress(address="127.0.0.1", port=server.getsockname()[1], secret="0")
+    address = LinkAddress(host="127.0.0.1", port=server.getsockname()[1], secret="0")
     ended = threading.Event()
-    link.Link(anchor, "node-1", ended.set)
+    link.Link(address, "node-1", ended.set)
     connection, _ = server.accept()
     connection.settimeout(100)
     data = b""
@@ -234,10 +234,10 @@ def test_an_idle_link_sends_keepalive_bytes(link_server, until, monkeypatch):
 def test_an_agent_that_cannot_connect_runs_on(link_server):
     """Without a link, only the lease and Ray's report count."""
     ended = threading.Event()
-    anchor = LinkAddress(address="127.0.0.1", port=link_server.anchor.port, secret="0")
+    address = LinkAddress(host="127.0.0.1", port=link_server.address.port, secret="0")
     link_server.close()
-    link.Link(anchor, "node-1", ended.set)
-    threads = [thread for thread in threading.enumerate() if thread.name == "raylaunch-lifeline"]
+    link.Link(address, "node-1", ended.set)
+    threads = [thread for thread in threading.enumerate() if thread.name == "raylaunch-link"]
     for thread in threads:
         thread.join(10)
     assert not ended.is_set()

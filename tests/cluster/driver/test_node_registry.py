@@ -206,7 +206,7 @@ def test_a_node_that_reports_is_not_lost():
             send_report(fleet, "node-1")
         fleet.finish()
 
-    recorder.wrote = write_slowly
+    recorder.on_output = write_slowly
     fleet.on_launched[1] = lambda: fleet.report("node-1", output=["anything"])
     assert driver.run().exit_code == 0
     assert events(recorder, NodeLost) == []
@@ -313,5 +313,5 @@ def test_what_arrived_in_time_is_handled_before_a_deadline():
     """While the driver was paused, a node came up and a deadline passed."""
     fleet = FakeFleet(2)
     driver, recorder = driver_of(fleet, placement_timeout=0.05)
-    recorder.decided = lambda entry, _: time.sleep(0.1) if isinstance(entry.event, NodeJoined) else None
+    recorder.on_entry = lambda entry, _: time.sleep(0.1) if isinstance(entry.event, NodeJoined) else None
     assert driver.run().exit_code == 0

@@ -81,7 +81,7 @@ def test_the_first_steps_are_reported_at_once():
     fleet = FakeFleet(1, nproc=2, heartbeat_seconds=0.05)
     fleet.on_launched[1] = lambda: fleet.report("node-1", heartbeat=heartbeat({0: 1, 1: 1}))
     driver, recorder = driver_of(fleet)
-    recorder.decided = lambda entry, _: fleet.finish() if isinstance(entry.event, Progressed) else None
+    recorder.on_entry = lambda entry, _: fleet.finish() if isinstance(entry.event, Progressed) else None
     assert driver.run().exit_code == 0
     assert [event.marks for event in events(recorder, Progressed)] == [1]
 

@@ -53,7 +53,7 @@ def test_another_run_of_the_same_kind_has_the_same_key():
     """Another script, other arguments, another folder for logs, another window."""
     template = replace(TEMPLATE, run_dir="/runs/2", target="eval.py", args=(), payload=b"f")
     told = replace(TOLD, template=template, node="node-2", submitter_env={"B": "2", "COLUMNS": "120"}, node_timeout=9.0)
-    assert not differs(TOLD, replace(told, anchor=LinkAddress(address="", port=1, secret="")))
+    assert not differs(TOLD, replace(told, link_address=LinkAddress(host="", port=1, secret="")))
 
 
 @pytest.mark.parametrize("name", ["env", "preload", "start_method", "kept"])
@@ -75,7 +75,7 @@ def test_every_field_says_how_long_it_lasts(spec):
 
 
 def test_the_fields_in_the_key():
-    names = "kept env cwd preload learn start_method nproc rules submitter_env ray_address"
+    names = "kept env cwd preload preload_auto start_method nproc rules submitter_env ray_address"
     assert set(agent_pool.key_of(TOLD)) == set(names.split())
 
 
@@ -155,10 +155,10 @@ def test_an_agent_whose_process_ended_leaves_the_pool(agents, until, monkeypatch
             servers.append(self)
 
     monkeypatch.setattr(agent_pool, "LinkServer", Server)
-    anchor = agents.pool.link_address(LinkAddress(address="127.0.0.1", port=1, secret="of the run"))
+    address = agents.pool.link_address(LinkAddress(host="127.0.0.1", port=1, secret="of the run"))
     first, second = agents.pool.new_names(2)
     ends = threading.Event()
-    lines = [Link(anchor, first, ends.set), Link(anchor, second, lambda: None)]
+    lines = [Link(address, first, ends.set), Link(address, second, lambda: None)]
     until(lambda: all(map(servers[0].is_up, (first, second))), 10, "the links")
     agents.pool.put([replace(idle("1"), name=first), replace(idle("2"), name=second)], 60.0)
     lines[1].release()

@@ -65,7 +65,7 @@ groups = st.builds(
     frames=st.lists(texts, max_size=2).map(tuple),
     note=texts,
 )
-turnovers = st.builds(RestartTimings, ordered=times, ended=times, forked=times)
+timings = st.builds(RestartTimings, ordered=times, ended=times, forked=times)
 jobs = st.builds(
     Job,
     entrypoint=st.builds(
@@ -93,7 +93,7 @@ def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
         "tuple[int, ...]": st.lists(st.integers(1, 99), max_size=3).map(tuple),
         "tuple[str, ...]": st.lists(texts, max_size=3).map(tuple),
         "tuple[Failure, ...]": st.lists(failures, max_size=2).map(tuple),
-        "RestartTimings | None": st.none() | turnovers,
+        "RestartTimings | None": st.none() | timings,
         "tuple[StackGroup, ...]": st.lists(groups, max_size=2).map(tuple),
     }
     return st.builds(kind, **{field.name: by_type[str(field.type)] for field in dataclasses.fields(kind)})

@@ -69,7 +69,7 @@ def site(tmp_path: Path) -> Path:
 @pytest.fixture
 def auto_node(site: Path, tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
     """A node with `preload: auto` and no other preloads."""
-    node = Node(env=basic_env(mark) | {"PYTHONPATH": str(site)}, preload=(), learn=True)
+    node = Node(env=basic_env(mark) | {"PYTHONPATH": str(site)}, preload=(), preload_auto=True)
     node.use_for_test(tmp_path, mark, pipe)
     node.start()
     yield node
