@@ -71,6 +71,7 @@ class ProgressMonitor:
         """A node started its workers."""
         if word.attempt == self._attempt:
             self._pids[word.node] = word.pids
+            self._progress.workers_started(word.at)
 
     def heartbeat(self, heartbeat: Heartbeat, now: RunTime) -> None:
         """Take the heartbeats of a node's workers."""

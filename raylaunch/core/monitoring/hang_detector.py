@@ -11,7 +11,7 @@ AUTO_FLOOR = 300.0
 AUTO_FACTOR = 2.0
 """With `hang_timeout: auto` the limit of a worker is its longest pause times the factor, and the floor at least."""
 FIRST_FLOOR = 600.0
-"""The least limit, in seconds, of a worker that has not warmed up."""
+"""With `hang_timeout: auto`, the least limit, in seconds, of a worker that has not warmed up."""
 _CHECK_SECONDS = 0.3
 """Seconds between two checks while a worker is over its limit: the next heartbeat tells more."""
 
@@ -20,8 +20,8 @@ _CHECK_SECONDS = 0.3
 class HangLimits:
     """For how long a worker may be silent.
 
-    A number of seconds is obeyed, except for workers that have not warmed up. For these, and with `auto`, a silence
-    over the limit is only a reason to look at what the workers do.
+    A number of seconds is obeyed, from the start of the attempt. With `auto`, a silence over the limit is only a reason
+    to look at what the workers do.
     """
 
     timeout: float
@@ -35,13 +35,9 @@ class HangLimits:
 
     def limit(self, worker: RankProgress) -> float:
         """Seconds of silence after which a worker is suspected to hang."""
-        if worker.marks < WARM_UP:
-            return max(FIRST_FLOOR, self.timeout)
-        return max(self.timeout, AUTO_FACTOR * worker.longest_pause) if self.auto else self.timeout
-
-    def is_final(self, worker: RankProgress) -> bool:
-        """Whether the limit is the number of seconds that the user gave."""
-        return not self.auto and worker.marks >= WARM_UP
+        if not self.auto:
+            return self.timeout
+        return max(self.timeout, FIRST_FLOOR if worker.marks < WARM_UP else AUTO_FACTOR * worker.longest_pause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +61,7 @@ class SuspectedHang:
     workers: tuple[Stall, ...]
     """All workers that are alive."""
     is_sure: bool = True
-    """The silence is longer than the number of seconds that the user gave. Else see what the workers do first."""
+    """The silence is longer than the number of seconds that the user gave. Otherwise see what the workers do first."""
     is_young: bool = False
     """No worker has warmed up."""
     quiet: float = 0.0
@@ -103,7 +99,7 @@ class HangDetector:
         if not over:
             return None
         warm = [worker for worker in alive if worker.marks >= WARM_UP]
-        first = max([worker for worker in over if self._limits.is_final(worker)] or over, key=world.silence)
+        first = max([worker for worker in over if self._is_sure(worker)] or over, key=world.silence)
         nearly = min(map(self._limits.limit, over)) / 2
         return SuspectedHang(
             seconds=world.silence(first),
@@ -112,7 +108,7 @@ class HangDetector:
                 Stall(rank=worker.rank, marks=worker.marks, since=worker.seen_at - world.silence(worker))
                 for worker in alive
             ),
-            is_sure=self._limits.is_final(first),
+            is_sure=self._is_sure(first),
             is_young=not warm,
             quiet=min(map(world.silence, warm or alive)),
             limit=max(map(self._limits.limit, warm or alive)),
@@ -128,6 +124,13 @@ class HangDetector:
     def next_check(self, now: float) -> float | None:
         """When to call `check` again, besides after each heartbeat; None if no worker can hang yet."""
         return max(self.due, now + _CHECK_SECONDS) if self.due < math.inf else None
+
+    def _is_sure(self, worker: RankProgress) -> bool:
+        """Whether silence over the limit proves that this worker hangs.
+
+        If others have made steps and this one has not, the script may have an optimizer on some ranks only.
+        """
+        return not self._limits.auto and (worker.marks > 0 or not self._world.started)
 
     def _reschedule(self) -> None:
         self.due = min(map(self._due, self._world.alive()), default=math.inf)
