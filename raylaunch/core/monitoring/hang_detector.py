@@ -84,6 +84,11 @@ class HangDetector:
         #: No worker is over its limit before this time; infinity: none is there, or there is no limit.
         self.due = math.inf
 
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a limit."""
+        return self._limits.timeout < math.inf
+
     def expect(self, worker: RankProgress) -> None:
         """Take a worker into account that `WorldProgress.update` returned."""
         self.due = min(self.due, self._due(worker))
