@@ -104,7 +104,7 @@ class HangDetector:
         if not over:
             return None
         warm = [worker for worker in alive if worker.marks >= WARM_UP]
-        first = max([worker for worker in over if self._is_sure(worker)] or over, key=world.silence)
+        first = max(over, key=world.silence)
         nearly = min(map(self._limits.limit, over)) / 2
         return SuspectedHang(
             seconds=world.silence(first),
@@ -113,7 +113,7 @@ class HangDetector:
                 Stall(rank=worker.rank, marks=worker.marks, since=worker.seen_at - world.silence(worker))
                 for worker in alive
             ),
-            is_sure=self._is_sure(first),
+            is_sure=not self._limits.auto,
             is_young=not warm,
             quiet=min(map(world.silence, warm or alive)),
             limit=max(map(self._limits.limit, warm or alive)),
@@ -130,13 +130,6 @@ class HangDetector:
         """When to call `check` again, besides after each heartbeat; None if no worker can hang yet."""
         return max(self.due, now + _CHECK_SECONDS) if self.due < math.inf else None
 
-    def _is_sure(self, worker: RankProgress) -> bool:
-        """Whether silence over the limit proves that this worker hangs.
-
-        If others have made steps and this one has not, the script may have an optimizer on some ranks only.
-        """
-        return not self._limits.auto and (worker.marks > 0 or not self._world.started)
-
     def _reschedule(self) -> None:
         self.due = min(map(self._due, self._world.alive()), default=math.inf)
 
@@ -145,4 +138,10 @@ class HangDetector:
         return self._world.silent_since(worker) + self._allowed(worker)
 
     def _allowed(self, worker: RankProgress) -> float:
+        """With a number, a worker without steps may be silent if others have made some, unless it is stopped.
+
+        The script may have an optimizer on some ranks only. With `auto`, stacks tell whether such a worker hangs.
+        """
+        if not (self._limits.auto or worker.marks or worker.latest.stopped) and self._world.started:
+            return math.inf
         return max(self._limits.limit(worker), worker.accepted_silence)

@@ -139,8 +139,9 @@ class WorldProgress:
     def update(self, heartbeat: Heartbeat, at: float) -> list[RankProgress]:
         """Take over a heartbeat received at this time.
 
-        Return the workers that were absent until now, and those that have just warmed up: their silence is measured
-        differently from now on. Heartbeats of other attempts, or overtaken by later ones, change nothing.
+        Return the workers that were absent until now, that have just made their first mark or warmed up, or that were
+        stopped: their silence is measured differently from now on. Heartbeats of other attempts, or overtaken by later
+        ones, change nothing.
         """
         if heartbeat.attempt != self.attempt:
             return []
@@ -156,6 +157,7 @@ class WorldProgress:
         if worker is None or at < worker.seen_at or new.marks < worker.marks:
             return None
         marks, absent = worker.marks, at - worker.seen_at > STALE
+        was_stopped = worker.latest.stopped
         worker.update(new, at, self.busy_until)
         for flag, workers in ((new.busy, self._busy), (new.stopped, self._stopped)):
             if flag:
@@ -165,7 +167,8 @@ class WorldProgress:
         if new.marks and not marks:
             self.started += 1
             self.first_at = min(self.first_at, worker.first_at)
-        return worker if absent or marks < WARM_UP <= new.marks else None
+        is_further = any(marks < limit <= new.marks for limit in (1, WARM_UP))
+        return worker if absent or is_further or (new.stopped and not was_stopped) else None
 
     def _is_busy(self) -> bool:
         """Whether silence is expected. A process that is stopped does nothing that others would have to wait for."""

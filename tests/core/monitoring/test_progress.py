@@ -141,13 +141,26 @@ def test_attempt_without_steps_is_checked_from_its_first_heartbeat():
     assert found == [(702, True), (1304, True), (1906, True)]
 
 
-def test_worker_that_never_makes_steps_is_no_sure_hang_while_others_make_some():
-    """For example, only one rank has an optimizer. After `hang_timeout` it is only suspected: it may be stopped."""
+def test_worker_that_never_makes_steps_is_no_hang_while_others_make_some():
+    """For example, only one rank has an optimizer. If it is stopped, it is a hang."""
     progress = tracker()
     for second in range(1, 1000):
         receive(progress, float(second), worker(0, second, 0.1), worker(1, 0))
+        assert progress.hangs.check(float(second)) is None
+    receive(progress, 1000.0, worker(0, 1000, 0.1), worker(1, 0, stopped=True))
+    assert progress.hangs.due < 1000.0
+    hang = progress.hangs.check(1000.0)
+    assert hang is not None
+    assert (hang.ranks, hang.others_progress, hang.is_sure) == ((1,), True, True)
+
+
+def test_with_auto_a_worker_that_never_makes_steps_is_suspected():
+    """After 600 s. It is no sure hang."""
+    progress = tracker(auto=True)
+    for second in range(1, 1000):
+        receive(progress, float(second), worker(0, second, 0.1), worker(1, 0))
         hang = progress.hangs.check(float(second))
-        assert (hang is None) == (second < 6)
+        assert (hang is None) == (second <= 600)
         assert hang is None or (hang.ranks == (1,) and hang.others_progress and not hang.is_sure)
 
 
