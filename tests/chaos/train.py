@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from raylaunch.worker import checkpointed, context, should_checkpoint
+from raylaunch.worker import checkpointed, context, section, should_checkpoint
 
 WIDTH = 16
 KEEP = 3
@@ -148,8 +148,10 @@ def notes(folder: Path) -> int:
 
 
 def train(args: argparse.Namespace) -> None:
-    trainer = Trainer(args)
-    trainer.load()
+    with section("start"):  # which takes longer than `hang_timeout` on a busy machine
+        dist.init_process_group("gloo")
+        trainer = Trainer(args)
+        trainer.load()
     log = notes(args.folder)
     who = f"{context().attempt} {dist.get_world_size()} {dist.get_rank()}"
     while trainer.done < args.steps:
@@ -171,7 +173,6 @@ def main() -> None:
     signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
     args.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     train(args)
     dist.barrier()
     dist.destroy_process_group()

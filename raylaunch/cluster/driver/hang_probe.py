@@ -1,4 +1,4 @@
-"""A probe of a suspected hang: the stacks of all workers, collected before any worker is stopped."""
+"""Probes of workers that are alive: the stacks of all, collected when a hang is suspected, or when a start is slow."""
 
 from __future__ import annotations
 
@@ -18,22 +18,20 @@ _ANSWER_SECONDS = 1.5
 """How long nodes have to answer. A node that does not is left out of the report."""
 
 
-class HangProbe:
-    """One sample of all workers' stacks if that is enough, else several. Times are seconds since the run began."""
+class StackProbe:
+    """One sample of all workers' stacks. Times are seconds since the run began."""
 
-    def __init__(self, hang: SuspectedHang, parts: Sequence[Assignment], send: Callable[[str, Order], None]) -> None:
+    def __init__(self, parts: Sequence[Assignment], send: Callable[[str, Order], None]) -> None:
         """`send` sends an order to a node."""
         self._send = send
         self._parts = parts
         self.attempt = parts[0].attempt
-        self.hang = hang
-        self.samples: list[StackSample] = []
 
     def sample(self, now: float) -> None:
         """Ask all nodes for a sample."""
         self._began = now
         self._missing = {part.node for part in self._parts}
-        self._stacks: list[Stack] = []
+        self.stacks: list[Stack] = []
         for part in self._parts:
             self._send(part.node, DumpStacks(attempt=self.attempt))
 
@@ -41,19 +39,32 @@ class HangProbe:
         """Take a node's part of the sample."""
         if answer.attempt == self.attempt and answer.node in self._missing:
             self._missing.remove(answer.node)
-            self._stacks.extend(answer.stacks)
+            self.stacks.extend(answer.stacks)
 
     @property
     def next_check(self) -> float:
-        """When to call `sampled`: all nodes have answered, or had the time to."""
-        if self._missing:
-            return self._began + _ANSWER_SECONDS
-        return 0.0 if self.hang.is_sure else self._began + LOOK_SECONDS
+        """When the sample is complete: now, if all nodes have answered, or when they have had the time to."""
+        return self._began + _ANSWER_SECONDS if self._missing else 0.0
+
+
+class HangProbe(StackProbe):
+    """One sample if that is enough, else several."""
+
+    def __init__(self, hang: SuspectedHang, parts: Sequence[Assignment], send: Callable[[str, Order], None]) -> None:
+        super().__init__(parts, send)
+        self.hang = hang
+        self.samples: list[StackSample] = []
+
+    @property
+    def next_check(self) -> float:
+        """When to call `sampled`."""
+        complete = super().next_check
+        return complete if complete or self.hang.is_sure else self._began + LOOK_SECONDS
 
     def sampled(self, hang: SuspectedHang, now: float) -> bool:
         """Keep the sample. Return True if another one is needed, which is then begun. `hang`: its present state."""
         self.hang = hang
-        self.samples.append(StackSample(at=self._began, stacks=tuple(self._stacks)))
+        self.samples.append(StackSample(at=self._began, stacks=tuple(self.stacks)))
         if hang.is_sure or len(self.samples) == LOOKS:
             return False
         self.sample(now)
@@ -61,8 +72,8 @@ class HangProbe:
 
     def result(self, now: RunTime, pids: Mapping[str, tuple[int, ...]]) -> WorkersHung:
         """Return the hang with its cause, as far as the last sample tells. `pids`: by node."""
-        return hung(self.hang, now, self._parts, pids, self._stacks)
+        return hung(self.hang, now, self._parts, pids, self.stacks)
 
     def report(self, hung: WorkersHung) -> str:
         """Return the stacks of the last sample as text for a person."""
-        return report(self._stacks, hung.groups)
+        return report(self.stacks, hung.groups)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from raylaunch.cluster.driver.hang_probe import HangProbe
+from raylaunch.cluster.driver.hang_probe import HangProbe, StackProbe
 from raylaunch.cluster.fleet_api import Fleet
+from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.machine.events import Event, Progressed, WorkersHung, WorkersStarted
 from raylaunch.core.monitoring.checkpoint_step import checkpoints, propose_step, unsaved
+from raylaunch.core.monitoring.hang_cause import describe_absent
 from raylaunch.core.monitoring.hang_policy import activities, describe, max_silence, snooze_seconds
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.monitoring.progress import ProgressTracker
@@ -17,6 +19,8 @@ from raylaunch.core.placement.ranks import Assignment
 from raylaunch.node.protocol.node_events import StacksDumped
 
 _REPORT_SECONDS = 60.0
+_JOIN_SECONDS = 60.0
+"""How long after the start of all workers those are named that others wait for. Later it is tried again."""
 _EXAMINE_SECONDS = 0.25
 """How often the workers are examined at most: the heartbeats of a thousand nodes are examined together."""
 _NEVER = float("inf")
@@ -56,7 +60,8 @@ class ProgressMonitor:
         self._report_at = _NEVER
         self._examined_at = -_NEVER
         self._examine_at = _NEVER
-        self._probe: HangProbe | None = None
+        self._name_absent_at = _NEVER
+        self._probe: StackProbe | None = None
         self._hung = False
 
     def step_ahead(self, now: RunTime) -> int:
@@ -71,6 +76,9 @@ class ProgressMonitor:
         """A node started its workers."""
         if word.attempt == self._attempt:
             self._pids[word.node] = word.pids
+            self._progress.workers_started(word.at)
+            if self._progress.hangs.is_on:
+                self._name_absent_at = word.at + _JOIN_SECONDS
 
     def heartbeat(self, heartbeat: Heartbeat, now: RunTime) -> None:
         """Take the heartbeats of a node's workers."""
@@ -87,18 +95,24 @@ class ProgressMonitor:
     @property
     def next_check(self) -> float:
         """When `due_events` must be called next, in run time."""
-        return min(self._examine_at, self._report_at) if self._probe is None else self._probe.next_check
+        if self._probe is not None:
+            return self._probe.next_check
+        return min(self._examine_at, self._report_at, self._name_absent_at)
 
     def due_events(self, now: RunTime) -> Iterator[Event]:
         """Yield the events that are due. A suspected hang is reported when all nodes have answered its probe."""
         if now < self.next_check:
             return
-        if self._probe is not None:
+        if isinstance(self._probe, HangProbe):
             yield from self._continue_probe(self._probe, now)
             return
+        if self._probe is not None:
+            self._name_absent(self._probe, now)
         if self._reported is None or now >= self._report_at:
             yield from self.progress(now)
         self._examine(now)
+        if self._probe is None and now >= self._name_absent_at:
+            self._look_for_absent(now)
 
     def progress(self, now: RunTime) -> Iterator[Progressed]:
         """Yield how far the attempt is, unless that was reported before."""
@@ -117,6 +131,26 @@ class ProgressMonitor:
             self._probe = HangProbe(hang, self._parts, self._fleet.send)
             self._probe.sample(now)
         self._schedule(now)
+
+    def _look_for_absent(self, now: RunTime) -> None:
+        """Take a sample if workers have made no step since the start, and try again after twice the time."""
+        world = self._progress.world
+        self._name_absent_at = _NEVER
+        if any(not worker.marks for worker in world.alive()):
+            self._name_absent_at = now + (now - world.running_since)
+            self._probe = StackProbe(self._parts, self._fleet.send)
+            self._probe.sample(now)
+
+    def _name_absent(self, probe: StackProbe, now: RunTime) -> None:
+        """Tell a person, once in the attempt, which workers others wait for since the start."""
+        self._probe = None
+        world = self._progress.world
+        alive = [*world.alive()]
+        groups = grouped(probe.stacks, (worker.rank for worker in alive))
+        marked = {worker.rank for worker in alive if worker.marks}
+        if text := describe_absent(groups, marked, self._parts, now - world.running_since):
+            self._name_absent_at = _NEVER
+            self._say(text)
 
     def _schedule(self, now: RunTime) -> None:
         next_check = None if self._hung else self._progress.hangs.next_check(now)

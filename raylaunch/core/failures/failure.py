@@ -59,6 +59,10 @@ class WorkerError:
         return ":".join(frames[-1]) if frames else ""
 
 
+NO_FIRST_STEP = "no first step"
+"""How `Failure.hung` begins for a worker that has not completed a step in the attempt."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """One worker that was killed, exited with a code other than 0, or hung."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from raylaunch.core.failures.failure import Failure
+from raylaunch.core.failures.failure import NO_FIRST_STEP, Failure
 from raylaunch.core.failures.stacks import CHILD_STOPPED, IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED, StackGroup
 
 
@@ -99,6 +99,11 @@ _SLOW = (
     "`hang_timeout`, or `hang_timeout: off`"
 )
 
+_NO_STEPS = (
+    "`hang_timeout` counts from the start of the workers, with imports and the first step; in a loop without an "
+    "optimizer of torch, call `raylaunch.worker.heartbeat()`"
+)
+
 
 def hints(cause: Failure, unheard: tuple[int, ...] = (), stacks: tuple[StackGroup, ...] = ()) -> tuple[str, ...]:
     """Return at most a few hints about the root cause of an attempt.
@@ -115,15 +120,16 @@ def hints(cause: Failure, unheard: tuple[int, ...] = (), stacks: tuple[StackGrou
 
 def _of_hang(cause: Failure, stacks: tuple[StackGroup, ...]) -> list[str]:
     own = next((group for group in stacks if cause.rank in group.ranks), None)
+    slow = [_SLOW, _NO_STEPS] if cause.hung.startswith(NO_FIRST_STEP) else [_SLOW]
     if own is None:
-        return [_SLOW]
+        return slow
     if own.note in _NOTE_HINTS:
         return [_NOTE_HINTS[own.note]]
     if own.loads_data:
-        return [_LOADER, _SLOW]
+        return [_LOADER, *slow]
     if own.waits:
         return [_DIFFERENT_COLLECTIVES if len(stacks) > 1 else _ALL_WAIT]
-    return [_SLOW]
+    return slow
 
 
 def _of_message(cause: Failure) -> list[str]:

@@ -182,8 +182,9 @@ class Job:
     """A node from which nothing is heard for this long counts as lost. It ends its workers by itself within the same
     time. At least 1."""
     hang_timeout: int | float | str = "auto"
-    """If a worker completes no step for this long, the stacks of all ranks are written and the workers restarted.
-    `auto`: after 300 s or longer, raylaunch examines what the ranks do, and decides. `off`: never."""
+    """If a worker completes no step for this long, the stacks of all ranks are written and the workers restarted. A
+    number counts from the start of the worker: include the time of imports and of the first step. `auto`: after 300 s
+    or longer, raylaunch examines what the ranks do, and decides. `off`: never."""
     last_call: float = 5.0
     """With `MIN:MAX`: how long to wait for more nodes once MIN nodes are ready, or once a node has joined."""
     start_timeout: float = 120.0

@@ -1,19 +1,24 @@
-"""The cause of a hang: the ranks that the others wait for, as far as their stacks tell."""
+"""The ranks that the others wait for, as far as their stacks tell: in a hang, and in a start that takes long."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
-from raylaunch.core.failures.failure import Failure
+from raylaunch.core.failures.failure import NO_FIRST_STEP, Failure
 from raylaunch.core.failures.stacks import IN_THE_KERNEL, STOPPED, Stack, StackGroup, grouped
 from raylaunch.core.machine.events import WorkersHung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
 from raylaunch.core.newtypes import RunTime
 from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.text import count, spans
 
 _EXIT_CODE = -9
 """Hung workers are killed by SIGKILL: those that are stopped, or hold the GIL, react to no other signal."""
+_MAX_PLACES = 4
+_MAX_NODES = 2
+"""The number of places, and of nodes of each, that are named of ranks that have not joined the others."""
 
 
 def hung(
@@ -28,11 +33,11 @@ def hung(
     `parts` are the assignments of the attempt; `pids` are process ids by node, then by local rank.
     """
     groups = by_oddity(grouped(stacks, (worker.rank for worker in hang.workers)), hang)
-    since = {worker.rank: worker.since for worker in hang.workers}
+    stalls = {worker.rank: worker for worker in hang.workers}
     odd = groups[0]
     named = frozenset(hang.ranks).intersection(odd.ranks) or odd.ranks
     failures = tuple(
-        _failure(odd, since.get(rank, at - hang.seconds), at, part, rank - part.base_rank, pids)
+        _failure(odd, stalls.get(rank, Stall(rank=rank, marks=1, since=at - hang.seconds)), at, part, pids)
         for part in parts
         for rank in part.ranks
         if rank in named
@@ -64,20 +69,48 @@ def by_oddity(groups: Iterable[StackGroup], hang: SuspectedHang) -> list[StackGr
     return sorted(groups, key=key)
 
 
+def describe_absent(
+    groups: Iterable[StackGroup], marked: AbstractSet[int], parts: Sequence[Assignment], seconds: float
+) -> str:
+    """Say, for a person, which ranks have not joined the others so many seconds after the start, and where they are.
+
+    `groups` are of all workers that are alive; `marked` are the ranks that have completed a step. These have joined, as
+    have those that seem to wait for others. Return "" if all ranks have joined, or none has.
+    """
+    found = [(group, sorted(set(group.ranks) - marked)) for group in groups]
+    late = [(group, ranks) for group, ranks in found if ranks and not group.waits]
+    missing = sum(len(ranks) for _, ranks in late)
+    total = sum(len(group.ranks) for group, _ in found)
+    if missing in (0, total):
+        return ""
+    places = [_place(group, ranks, parts) for group, ranks in late[:_MAX_PLACES]]
+    places += ["..."] if len(late) > _MAX_PLACES else []
+    which = f"{missing} of {count(total, 'rank')} {'has' if missing == 1 else 'have'}"
+    return f"{which} not joined the others after {seconds:.0f} s: {'; '.join(places)}"
+
+
+def _place(group: StackGroup, ranks: Sequence[int], parts: Sequence[Assignment]) -> str:
+    nodes = [part.node for part in parts if not set(part.ranks).isdisjoint(ranks)]
+    where = " and ".join(nodes) if len(nodes) <= _MAX_NODES else count(len(nodes), "node")
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)} on {where}, {group.doing}"
+
+
 def _failure(
-    group: StackGroup, since: float, at: float, part: Assignment, local_rank: int, pids: Mapping[str, Sequence[int]]
+    group: StackGroup, worker: Stall, at: float, part: Assignment, pids: Mapping[str, Sequence[int]]
 ) -> Failure:
     known = [*pids.get(part.node, ())]
+    local_rank = worker.rank - part.base_rank
+    what = "no step" if worker.marks else NO_FIRST_STEP
     doing = f", {group.doing}" if group.doing else ""
     return Failure(
         attempt=part.attempt,
         node=part.node,
-        rank=part.base_rank + local_rank,
+        rank=worker.rank,
         local_rank=local_rank,
         pid=known[local_rank] if local_rank < len(known) else 0,
-        at=RunTime(since),
+        at=RunTime(worker.since),
         exit_code=_EXIT_CODE,
-        hung=f"no step for {at - since:.1f} s{doing}",
+        hung=f"{what} for {at - worker.since:.1f} s{doing}",
         hung_at=group.place,
         waited=group.waits,
     )

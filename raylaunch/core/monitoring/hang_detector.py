@@ -11,7 +11,7 @@ AUTO_FLOOR = 300.0
 AUTO_FACTOR = 2.0
 """With `hang_timeout: auto` the limit of a worker is its longest pause times the factor, and the floor at least."""
 FIRST_FLOOR = 600.0
-"""The least limit, in seconds, of a worker that has not warmed up."""
+"""With `hang_timeout: auto`, the least limit, in seconds, of a worker that has not warmed up."""
 _CHECK_SECONDS = 0.3
 """Seconds between two checks while a worker is over its limit: the next heartbeat tells more."""
 
@@ -20,8 +20,8 @@ _CHECK_SECONDS = 0.3
 class HangLimits:
     """For how long a worker may be silent.
 
-    A number of seconds is obeyed, except for workers that have not warmed up. For these, and with `auto`, a silence
-    over the limit is only a reason to look at what the workers do.
+    A number of seconds is obeyed, from the start of the attempt. With `auto`, a silence over the limit is only a reason
+    to look at what the workers do.
     """
 
     timeout: float
@@ -35,13 +35,9 @@ class HangLimits:
 
     def limit(self, worker: RankProgress) -> float:
         """Seconds of silence after which a worker is suspected to hang."""
-        if worker.marks < WARM_UP:
-            return max(FIRST_FLOOR, self.timeout)
-        return max(self.timeout, AUTO_FACTOR * worker.longest_pause) if self.auto else self.timeout
-
-    def is_final(self, worker: RankProgress) -> bool:
-        """Whether the limit is the number of seconds that the user gave."""
-        return not self.auto and worker.marks >= WARM_UP
+        if not self.auto:
+            return self.timeout
+        return max(self.timeout, FIRST_FLOOR if worker.marks < WARM_UP else AUTO_FACTOR * worker.longest_pause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +61,7 @@ class SuspectedHang:
     workers: tuple[Stall, ...]
     """All workers that are alive."""
     is_sure: bool = True
-    """The silence is longer than the number of seconds that the user gave. Else see what the workers do first."""
+    """The silence is longer than the number of seconds that the user gave. Otherwise see what the workers do first."""
     is_young: bool = False
     """No worker has warmed up."""
     quiet: float = 0.0
@@ -88,6 +84,11 @@ class HangDetector:
         #: No worker is over its limit before this time; infinity: none is there, or there is no limit.
         self.due = math.inf
 
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a limit."""
+        return self._limits.timeout < math.inf
+
     def expect(self, worker: RankProgress) -> None:
         """Take a worker into account that `WorldProgress.update` returned."""
         self.due = min(self.due, self._due(worker))
@@ -103,7 +104,7 @@ class HangDetector:
         if not over:
             return None
         warm = [worker for worker in alive if worker.marks >= WARM_UP]
-        first = max([worker for worker in over if self._limits.is_final(worker)] or over, key=world.silence)
+        first = max(over, key=world.silence)
         nearly = min(map(self._limits.limit, over)) / 2
         return SuspectedHang(
             seconds=world.silence(first),
@@ -112,7 +113,7 @@ class HangDetector:
                 Stall(rank=worker.rank, marks=worker.marks, since=worker.seen_at - world.silence(worker))
                 for worker in alive
             ),
-            is_sure=self._limits.is_final(first),
+            is_sure=not self._limits.auto,
             is_young=not warm,
             quiet=min(map(world.silence, warm or alive)),
             limit=max(map(self._limits.limit, warm or alive)),
@@ -137,4 +138,10 @@ class HangDetector:
         return self._world.silent_since(worker) + self._allowed(worker)
 
     def _allowed(self, worker: RankProgress) -> float:
+        """With a number, a worker without steps may be silent if others have made some, unless it is stopped.
+
+        The script may have an optimizer on some ranks only. With `auto`, stacks tell whether such a worker hangs.
+        """
+        if not (self._limits.auto or worker.marks or worker.latest.stopped) and self._world.started:
+            return math.inf
         return max(self._limits.limit(worker), worker.accepted_silence)

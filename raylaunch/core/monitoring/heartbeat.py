@@ -22,6 +22,8 @@ class WorkerProgress:
     """The last step that the script reported as saved."""
     busy: bool = False
     """Whether it is in a `section`, in which no signs of life are expected."""
+    stopped: bool = False
+    """Whether its process is stopped by a signal. Looked up only if there was no sign of life for a while."""
     first_age: float | None = None
     """Seconds since the first mark of the attempt; None if only the last is known."""
     first_step: int | None = None

@@ -29,6 +29,10 @@ class ProgressTracker:
         self.hangs = HangDetector(self.world, self._limits)
         self.reporter = ProgressReporter(self.world, awaits_counts=self._calls_should_checkpoint)
 
+    def workers_started(self, at: float) -> None:
+        """Note that a node has started its workers of this attempt."""
+        self.world.workers_started(at)
+
     def update(self, heartbeat: Heartbeat, at: float) -> None:
         """Take over what a node said, at the time when it was received."""
         for worker in self.world.update(heartbeat, at):

@@ -122,18 +122,26 @@ class WorldProgress:
         self.workers = {rank: RankProgress(rank) for rank in ranks}
         #: When the latest heartbeat of any node came.
         self.seen_at = -math.inf
+        #: When the last of the nodes started its workers, as far as that is known.
+        self.running_since = -math.inf
         #: No worker's silence counts before this time, because some worker was in a section without signs of life.
         self.busy_until = -math.inf
         #: The number of workers with a mark, and when the first of them made it.
         self.started = 0
         self.first_at = math.inf
         self._busy: dict[int, RankProgress] = {}
+        self._stopped: dict[int, RankProgress] = {}
+
+    def workers_started(self, at: float) -> None:
+        """Note that a node has started its workers. Workers of other nodes may have waited for them until now."""
+        self.running_since = max(self.running_since, at)
 
     def update(self, heartbeat: Heartbeat, at: float) -> list[RankProgress]:
         """Take over a heartbeat received at this time.
 
-        Return the workers that were absent until now, and those that have just warmed up: their silence is measured
-        differently from now on. Heartbeats of other attempts, or overtaken by later ones, change nothing.
+        Return the workers that were absent until now, that have just made their first mark or warmed up, or that were
+        stopped: their silence is measured differently from now on. Heartbeats of other attempts, or overtaken by later
+        ones, change nothing.
         """
         if heartbeat.attempt != self.attempt:
             return []
@@ -149,18 +157,22 @@ class WorldProgress:
         if worker is None or at < worker.seen_at or new.marks < worker.marks:
             return None
         marks, absent = worker.marks, at - worker.seen_at > STALE
+        was_stopped = worker.latest.stopped
         worker.update(new, at, self.busy_until)
-        if new.busy:
-            self._busy[new.rank] = worker
-        elif self._busy:
-            self._busy.pop(new.rank, None)
+        for flag, workers in ((new.busy, self._busy), (new.stopped, self._stopped)):
+            if flag:
+                workers[new.rank] = worker
+            elif workers:
+                workers.pop(new.rank, None)
         if new.marks and not marks:
             self.started += 1
             self.first_at = min(self.first_at, worker.first_at)
-        return worker if absent or marks < WARM_UP <= new.marks else None
+        is_further = any(marks < limit <= new.marks for limit in (1, WARM_UP))
+        return worker if absent or is_further or (new.stopped and not was_stopped) else None
 
     def _is_busy(self) -> bool:
-        return any(map(self.is_alive, self._busy.values()))
+        """Whether silence is expected. A process that is stopped does nothing that others would have to wait for."""
+        return any(map(self.is_alive, self._busy.values())) and not any(map(self.is_alive, self._stopped.values()))
 
     def is_alive(self, worker: RankProgress) -> bool:
         """Whether the latest heartbeat of its node still shows the worker, compared to those of other nodes."""
@@ -171,8 +183,8 @@ class WorldProgress:
         return filter(self.is_alive, self.workers.values())
 
     def silent_since(self, worker: RankProgress) -> float:
-        """Since when a worker is silent. Without a mark: since the first mark of any worker, or since it is there."""
-        unmarked = self.first_at if self.started else worker.first_seen_at
+        """Since when a worker is silent. Without a mark: since the first mark of any worker, or since all are there."""
+        unmarked = self.first_at if self.started else max(worker.first_seen_at, self.running_since)
         return max(worker.marked_at if worker.marks else unmarked, self.busy_until)
 
     def silence(self, worker: RankProgress) -> float:

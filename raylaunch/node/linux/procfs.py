@@ -32,6 +32,11 @@ def process_state(pid: int) -> str:
         return GONE
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped the process."""
+    return process_state(pid) in ("T", "t")
+
+
 def pss(pid: int) -> int:
     """Return the proportional set size in bytes: pages shared with other processes count in part. 0: not known."""
     return _fields(f"/proc/{pid}/smaps_rollup", {"Pss"}).get("Pss", 0) * 1024

@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
+from raylaunch.node.linux import procfs
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
+
+_QUIET_SECONDS = 1.0
+"""A worker with a later sign of life is not stopped, or only just. To look costs a system call for each worker."""
 
 
 def read_heartbeat(page: SharedPage, state: AttemptState | None) -> Heartbeat | None:
@@ -16,17 +20,19 @@ def read_heartbeat(page: SharedPage, state: AttemptState | None) -> Heartbeat | 
         return None
     now = time.monotonic_ns()
     marks = [
-        _mark(page, local_rank, rank, now)
-        for local_rank, rank, _ in state.forked()
+        _mark(page, local_rank, rank, now, 0 if rank in state.ends else pid)
+        for local_rank, rank, pid in state.forked()
         if local_rank < fields.MAX_WORKERS and rank not in state.shown
     ]
     state.shown |= state.ends.keys()
     return Heartbeat(attempt=state.attempt, marks=tuple(marks))
 
 
-def _mark(page: SharedPage, local_rank: int, rank: int, now: int) -> WorkerProgress:
+def _mark(page: SharedPage, local_rank: int, rank: int, now: int, pid: int) -> WorkerProgress:
+    """`pid`: the worker's process id; 0: it has ended."""
     numbers, slot = page.numbers, fields.slot_offset(local_rank)
     marked_at, first_at = numbers[slot + fields.ALIVE_AT], numbers[slot + fields.FIRST_PROGRESS_AT]
+    is_quiet = now - marked_at > _QUIET_SECONDS * 1e9
     return WorkerProgress(
         rank=rank,
         marks=numbers[slot + fields.PROGRESS],
@@ -35,6 +41,7 @@ def _mark(page: SharedPage, local_rank: int, rank: int, now: int) -> WorkerProgr
         asked=_step(numbers[slot + fields.POLLED_STEP]),
         saved=_step(numbers[slot + fields.SAVED_STEP]),
         busy=numbers[slot + fields.BUSY] > 0,
+        stopped=is_quiet and pid > 0 and procfs.is_stopped(pid),
         first_age=max(0.0, (now - first_at) / 1e9) if first_at else None,
         first_step=_step(numbers[slot + fields.FIRST_STEP]),
     )

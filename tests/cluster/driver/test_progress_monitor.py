@@ -13,7 +13,7 @@ from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.actions import Cordon, Launch, Release, RequestCheckpoint, Stop, Uncordon
-from raylaunch.core.machine.events import Progressed, WorkersExited, WorkersHung
+from raylaunch.core.machine.events import Progressed, WorkersExited, WorkersHung, WorkersStarted
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.monitoring.hang_detector import AUTO_FLOOR
 from raylaunch.core.monitoring.hang_policy import LOOKS
@@ -393,3 +393,76 @@ def test_a_hang_at_the_same_place_is_reported_later_each_time():
         fleet.begin(attempt)
         found += fleet.run_silent(3000)
     assert [round(hung_at / AUTO_FLOOR) for hung_at in found] == [2, 4, 8]
+
+
+# A start that takes long.
+
+
+def test_who_has_not_joined_is_said_once():
+    """60 s after all workers were started, and again later until there is something to say."""
+    fleet = FakeFleet(2, nproc=1)
+    looks = {"node-1": [FETCH, REDUCE, REDUCE], "node-2": [FETCH, FETCH, FETCH]}
+    taken: list[float] = []
+    said: list[tuple[float, str]] = []
+    now = 0.0
+
+    def answer(node: str, order: DumpStacks) -> None:
+        taken.append(now)
+        rank = fleet.names.index(node)
+        stack = Stack(rank=rank, state="S", text=looks[node].pop(0))
+        monitor.stacks(StacksDumped(node=node, attempt=order.attempt, stacks=(stack,)))
+
+    fleet.overrides[DumpStacks] = answer
+    monitor = ProgressMonitor(
+        ProgressTracker(None, auto=True), fleet, lambda *_: None, lambda text: said.append((now, text))
+    )
+    monitor.begin(assign(1, [Member(node=name, address="10.0.0.1", nproc=1) for name in fleet.names]))
+    for at in range(1, 500):
+        now = float(at)
+        if at in (10, 20):
+            monitor.started(WorkersStarted(at=now, attempt=1, node=fleet.names[at // 10 - 1]))
+        monitor.heartbeat(heartbeat({0: 0, 1: 0}), now)
+        assert list(monitor.due_events(now)) == []
+    assert taken == [80.0, 80.0, 140.0, 140.0]
+    assert said == [
+        (141.0, "1 of 2 ranks has not joined the others after 121 s: rank 1 on node-2, at train.py:33 in fetch")
+    ]
+
+
+@pytest.mark.parametrize(("timeout", "marks"), [(None, 0), (1000.0, 1)])
+def test_nobody_is_examined_at_the_start_without_need(timeout, marks):
+    """With `hang_timeout: off`, or if all workers have completed a step."""
+    fleet = FakeFleet(1, nproc=1)
+    monitor = ProgressMonitor(ProgressTracker(timeout, auto=False), fleet, lambda *_: None)
+    monitor.begin(assign(1, [Member(node="node-1", address="10.0.0.1", nproc=1)]))
+    monitor.started(WorkersStarted(at=1.0, attempt=1, node="node-1"))
+    for at in range(1, 200):
+        monitor.heartbeat(heartbeat({0: marks}, age=float(at)), float(at))
+        list(monitor.due_events(float(at)))
+    assert [order for order in fleet.sent if order[0] == "stacks"] == []
+
+
+def test_a_number_is_obeyed_before_the_first_step():
+    """It counts from the time at which the last node has started its workers; the rank that is not in a collective is
+    the cause.
+    """
+    fleet = FakeFleet(2, nproc=1)
+    fleet.stacks = {
+        "node-1": (Stack(rank=0, state="S", text=REDUCE),),
+        "node-2": (Stack(rank=1, state="S", text=FETCH),),
+    }
+    monitor = ProgressMonitor(ProgressTracker(8.0, auto=False), fleet, lambda *_: None)
+    monitor.begin(assign(1, [Member(node=name, address="10.0.0.1", nproc=1) for name in fleet.names]))
+    fleet.overrides[DumpStacks] = lambda node, order: monitor.stacks(
+        StacksDumped(node=node, attempt=order.attempt, stacks=fleet.stacks[node])
+    )
+    found = []
+    monitor.heartbeat(heartbeat({0: 0}), 1.0)
+    monitor.started(WorkersStarted(at=1.0, attempt=1, node="node-1"))
+    monitor.started(WorkersStarted(at=30.0, attempt=1, node="node-2"))
+    for at in range(31, 60):
+        monitor.heartbeat(heartbeat({0: 0, 1: 0}), float(at))
+        found += [(at, event) for event in monitor.due_events(float(at)) if isinstance(event, WorkersHung)]
+    ((at, hung),) = found
+    assert at == 40
+    assert [failure.what for failure in hung.failures] == ["hung: no first step for 9.0 s, at train.py:33 in fetch"]

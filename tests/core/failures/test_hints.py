@@ -73,9 +73,9 @@ def test_kill_counts_more_than_an_error_file():
     assert "`dmesg`" in only_hint(exit_code=-9, error=left)
 
 
-def hang_hints(*groups: StackGroup, waited: bool = False) -> list[str]:
+def hang_hints(*groups: StackGroup, waited: bool = False, hung: str = "no step for 5.0 s") -> list[str]:
     """Return the hints for a hang of rank 1 with these stacks."""
-    cause = failure(rank=1, host="gpu-7", hung="no step for 5.0 s", waited=waited, tail="CUDA out of memory")
+    cause = failure(rank=1, host="gpu-7", hung=hung, waited=waited, tail="CUDA out of memory")
     return [*hints(cause, (0,), groups)]
 
 
@@ -123,6 +123,14 @@ def test_hang_that_may_be_slow_work():
         (hint,) = hang_hints(*groups)
         assert "`hang_timeout`" in hint
         assert "raylaunch.worker.section" in hint
+
+
+def test_hang_before_the_first_step():
+    """The hint says that imports count, and what a loop without an optimizer has to do."""
+    slow, first = hang_hints(at("/job/train.py:33 in fetch"), hung="no first step for 8.0 s")
+    assert "raylaunch.worker.section" in slow
+    assert "imports and the first step" in first
+    assert "raylaunch.worker.heartbeat()" in first
 
 
 PEER_LOST = raised("RuntimeError", "Connection closed by peer")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from raylaunch.core.failures.failure import Failure
-from raylaunch.core.failures.stacks import STOPPED, Stack
+from raylaunch.core.failures.stacks import STOPPED, Stack, grouped
 from raylaunch.core.machine.events import WorkersHung
-from raylaunch.core.monitoring.hang_cause import hung
+from raylaunch.core.monitoring.hang_cause import describe_absent, hung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
 from raylaunch.core.placement.ranks import Assignment
 
@@ -32,13 +32,15 @@ def hang(*workers: tuple[int, float], ranks: tuple[int, ...] | None = None) -> S
     )
 
 
+PARTS = [
+    Assignment(attempt=2, node=f"node-{at}", node_rank=at, nnodes=2, base_rank=2 * at, nproc=2, world_size=4)
+    for at in (0, 1)
+]
+
+
 def hang_event(suspected: SuspectedHang, *stacks: Stack) -> WorkersHung:
     """Return the event for a hang of two ranks on each of two nodes."""
-    parts = [
-        Assignment(attempt=2, node=f"node-{at}", node_rank=at, nnodes=2, base_rank=2 * at, nproc=2, world_size=4)
-        for at in (0, 1)
-    ]
-    return hung(suspected, 50.0, parts, {"node-1": (4002, 4003)}, stacks)
+    return hung(suspected, 50.0, PARTS, {"node-1": (4002, 4003)}, stacks)
 
 
 def culprits(suspected: SuspectedHang, *stacks: Stack) -> list[int]:
@@ -137,3 +139,56 @@ def test_rank_without_heartbeat_may_be_the_cause():
     event = hang_event(hang((9, 5.0)), stack(0, FETCH), stack(1, FETCH, "T"))
     assert [failure.rank for failure in event.failures] == [1]
     assert [group.ranks for group in event.groups] == [(1,), (0,)]
+
+
+def test_rank_without_a_step_is_described_as_such():
+    """Its time counts from the start of the workers."""
+    event = hang_event(hang((0, 8.0), (0, 8.0)), stack(0, REDUCE), stack(1, FETCH))
+    assert [failure.hung for failure in event.failures] == ["no first step for 8.0 s, at train.py:33 in fetch"]
+
+
+# A start that takes long.
+
+
+def absent(*stacks: Stack, marked: frozenset[int] = frozenset()) -> str:
+    return describe_absent(grouped(stacks, range(4)), marked, PARTS, 60.2)
+
+
+def test_ranks_that_others_wait_for_at_the_start_are_named():
+    """With their nodes and what they do; those that wait, or have completed a step, have joined."""
+    assert absent(stack(0, REDUCE), stack(1, REDUCE), stack(2, FETCH), stack(3, BARRIER)) == (
+        "1 of 4 ranks has not joined the others after 60 s: rank 2 on node-1, at train.py:33 in fetch"
+    )
+    assert absent(stack(0, FETCH), stack(1, state="T"), stack(2, FETCH), stack(3, REDUCE)) == (
+        "3 of 4 ranks have not joined the others after 60 s: "
+        "ranks 0, 2 on node-0 and node-1, at train.py:33 in fetch; rank 1 on node-0, stopped by a signal"
+    )
+    assert absent(*(stack(rank, FETCH) for rank in range(3)), marked=frozenset({0, 1, 2})) == (
+        "1 of 4 ranks has not joined the others after 60 s: rank 3 on node-1, did not answer"
+    )
+
+
+def test_nobody_is_named_if_nobody_is_waited_for():
+    """All load or compile, or all wait for each other, or have completed a step."""
+    assert absent(*(stack(rank, FETCH) for rank in range(4))) == ""
+    assert absent(*(stack(rank, REDUCE) for rank in range(4))) == ""
+    assert absent(*(stack(rank, FETCH) for rank in range(4)), marked=frozenset(range(4))) == ""
+    assert absent() == ""
+
+
+def test_few_places_and_nodes_are_named():
+    """A world may have thousands of ranks."""
+    parts = [
+        Assignment(attempt=1, node=f"node-{at}", node_rank=at, nnodes=9, base_rank=at, nproc=1, world_size=9)
+        for at in range(9)
+    ]
+    everywhere = [stack(rank, (f"/job/train.py:{min(rank, 6)} in fetch",)) for rank in range(1, 9)]
+    assert describe_absent(grouped([stack(0, REDUCE), *everywhere], range(9)), frozenset(), parts, 60.0) == (
+        "8 of 9 ranks have not joined the others after 60 s: rank 1 on node-1, at train.py:1 in fetch; "
+        "rank 2 on node-2, at train.py:2 in fetch; rank 3 on node-3, at train.py:3 in fetch; "
+        "rank 4 on node-4, at train.py:4 in fetch; ..."
+    )
+    same = [stack(rank, FETCH) for rank in range(1, 9)]
+    assert describe_absent(grouped([stack(0, REDUCE), *same], range(9)), frozenset(), parts, 60.0).endswith(
+        ": ranks 1-8 on 8 nodes, at train.py:33 in fetch"
+    )

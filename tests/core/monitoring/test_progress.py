@@ -13,6 +13,7 @@ from raylaunch.core.machine.events import Progressed
 from raylaunch.core.monitoring.checkpoint_step import propose_step
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.monitoring.progress import ProgressTracker
+from raylaunch.core.monitoring.rank_progress import WARM_UP
 from raylaunch.core.record.steps import StepHistory
 from tests.profiles import examples
 
@@ -83,9 +84,39 @@ def test_workers_that_are_silent_nearly_as_long_are_suspected():
     assert hung_ranks(progress, 10.0) == (0, 1)
 
 
-def test_first_steps_are_not_limited_by_hang_timeout():
+@pytest.mark.parametrize("marks", [0, 1, WARM_UP - 1])
+def test_a_number_limits_the_first_steps_too(marks):
+    """It is obeyed from the start of the attempt: the hang is sure, whatever the workers do."""
+    progress = tracker(5.0)
+    for second in range(1, 6):
+        receive(progress, float(second), *(worker(rank, marks, second - 1.0 if marks else 0.0) for rank in (0, 1)))
+        assert progress.hangs.check(float(second)) is None
+    assert progress.hangs.due == 6.0
+    receive(progress, 6.5, *(worker(rank, marks, 5.5 if marks else 0.0) for rank in (0, 1)))
+    hang = progress.hangs.check(6.5)
+    assert hang is not None
+    assert (hang.is_sure, hang.is_young, hang.ranks, hang.seconds, hang.limit) == (True, True, (0, 1), 5.5, 5.0)
+
+
+def test_a_number_counts_from_when_all_nodes_have_started_their_workers():
+    """Workers that were started earlier wait for the others, and are not to blame for it."""
+    progress = tracker(5.0)
+    progress.workers_started(1.0)
+    for second in range(1, 60):
+        receive(progress, float(second), worker(0, 0))
+    progress.workers_started(58.0)
+    for second in (59.0, 60.0, 61.0, 62.0, 63.0):
+        receive(progress, second, worker(0, 0), worker(1, 0))
+        assert progress.hangs.check(second) is None
+    receive(progress, 64.5, worker(0, 0), worker(1, 0))
+    hang = progress.hangs.check(64.5)
+    assert hang is not None
+    assert [each.since for each in hang.workers] == [58.0, 59.0]
+
+
+def test_with_auto_the_first_steps_may_take_ten_minutes():
     """They compile, load and connect. After 600 s the hang is not sure: stacks must tell what the workers do."""
-    progress = tracker()
+    progress = tracker(5.0, auto=True)
     receive(progress, 1.0, worker(0, 2, 0.5), worker(1, 2, 0.5))
     receive(progress, 600.0, worker(0, 2, 599.5), worker(1, 2, 599.5))
     assert progress.hangs.check(600.0) is None
@@ -110,13 +141,27 @@ def test_attempt_without_steps_is_checked_from_its_first_heartbeat():
     assert found == [(702, True), (1304, True), (1906, True)]
 
 
-def test_worker_that_never_makes_steps_is_no_sure_hang():
-    """For example, only one rank has an optimizer. After 600 s it is only suspected."""
+def test_worker_that_never_makes_steps_is_no_hang_while_others_make_some():
+    """For example, only one rank has an optimizer. If it is stopped, it is a hang."""
     progress = tracker()
     for second in range(1, 1000):
         receive(progress, float(second), worker(0, second, 0.1), worker(1, 0))
+        assert progress.hangs.check(float(second)) is None
+    receive(progress, 1000.0, worker(0, 1000, 0.1), worker(1, 0, stopped=True))
+    assert progress.hangs.due < 1000.0
+    hang = progress.hangs.check(1000.0)
+    assert hang is not None
+    assert (hang.ranks, hang.others_progress, hang.is_sure) == ((1,), True, True)
+
+
+def test_with_auto_a_worker_that_never_makes_steps_is_suspected():
+    """After 600 s. It is no sure hang."""
+    progress = tracker(auto=True)
+    for second in range(1, 1000):
+        receive(progress, float(second), worker(0, second, 0.1), worker(1, 0))
         hang = progress.hangs.check(float(second))
-        assert hang is None or (second > 600 and hang.ranks == (1,) and hang.others_progress and not hang.is_sure)
+        assert (hang is None) == (second <= 600)
+        assert hang is None or (hang.ranks == (1,) and hang.others_progress and not hang.is_sure)
 
 
 def test_snooze_lasts_until_the_next_mark():
@@ -191,6 +236,31 @@ def test_no_hang_while_a_worker_is_busy():
         assert progress.hangs.check(float(second)) is None
     receive(progress, 66.0, worker(0, 9, 65.0), worker(1, 9, 65.0))
     assert hung_ranks(progress, 66.0) == (0, 1)
+
+
+def test_a_stopped_process_is_not_waited_for():
+    """It does nothing of what is expected to take long: the silence of all counts from when it was seen stopped."""
+    progress = tracker(ranks=2)
+    receive(progress, 1.0, worker(0, 9), worker(1, 9))
+    for second in range(2, 30):
+        receive(progress, float(second), worker(0, 9, second - 1.0, busy=True), worker(1, 9, second - 1.0))
+    assert progress.hangs.check(29.0) is None
+    for second in range(30, 35):
+        age = second - 1.0
+        receive(progress, float(second), worker(0, 9, age, busy=True), worker(1, 9, age, stopped=True))
+        assert progress.hangs.check(float(second)) is None
+    receive(progress, 35.5, worker(0, 9, 34.5, busy=True), worker(1, 9, 34.5, stopped=True))
+    assert hung_ranks(progress, 35.5) == (0, 1)
+    receive(progress, 36.0, worker(0, 9, 35.0, busy=True), worker(1, 9, 35.0))
+    assert progress.hangs.check(36.0) is None
+
+
+def test_a_busy_process_that_is_stopped_is_not_waited_for():
+    progress = tracker(ranks=1)
+    receive(progress, 1.0, worker(0, 9, busy=True))
+    receive(progress, 20.0, worker(0, 9, 19.0, busy=True, stopped=True))
+    receive(progress, 26.0, worker(0, 9, 25.0, busy=True, stopped=True))
+    assert hung_ranks(progress, 26.0) == (0,)
 
 
 def test_busy_worker_that_ended_does_not_prevent_a_hang():

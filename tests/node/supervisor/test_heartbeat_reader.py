@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -160,3 +161,16 @@ def test_a_closed_node_has_no_heartbeat(own_node: Node) -> None:
     own_node.supervisor.close()
     assert own_node.supervisor.heartbeat() is None
     own_node.supervisor.renew_lease(1)
+
+
+def test_a_stopped_process_is_reported(node: Node, pipe: MessagePipe) -> None:
+    """Until it goes on. Others are not."""
+    text = 'import os, time\nsay(os.environ["RANK"], os.getpid())\ntime.sleep(3600)'
+    node.launch(node.script(text), nproc=2)
+    pids = dict(map(int, line.split()) for line in pipe.read_lines(2))
+    node.wait(WorkersStarted)
+    send_signal(pids[1], signal.SIGSTOP)
+    wait_stopped_by_signal(pids[1])
+    assert {rank: mark.stopped for rank, mark in progress_of(node).items()} == {0: False, 1: True}
+    send_signal(pids[1], signal.SIGCONT)
+    until(lambda: not progress_of(node)[1].stopped, "the process goes on")
