@@ -27,7 +27,7 @@ run: install
 # Half of the time of a test is waiting for processes, for Ray and for torch to start: more parts run at one time than
 # there are CPUs, those that wait most first. The output of each is shown when it has ended.
 JOBS ?= $(shell expr $$(nproc) + 2)
-PARTS := check test-hosts test-cluster test-contract test-worker test-node test-agents test-rest test-core
+PARTS := check test-hosts test-own-cluster test-runs test-sessions test-contract test-worker test-node test-rest test-agents test-core
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: install run test $(PARTS) fuzz bench profile-restart chaos clean
@@ -38,8 +38,17 @@ test: install
 test-hosts test-contract test-worker test-node: test-%: install
 	$(PYTEST) tests/$*
 
-test-cluster: install
-	$(PYTEST) tests/cluster -m ray
+# The tests of tests/cluster in four parts: what two marks say, and whether the file is in a package below, decide.
+WHOLE_RUNS := $(wildcard tests/cluster/test_*.py)
+
+test-own-cluster: install
+	$(PYTEST) tests/cluster -m "ray and own_cluster"
+
+test-runs: install
+	$(PYTEST) $(WHOLE_RUNS) -m "ray and not own_cluster"
+
+test-sessions: install
+	$(PYTEST) tests/cluster $(addprefix --ignore ,$(WHOLE_RUNS)) -m "ray and not own_cluster"
 
 test-agents: install
 	$(PYTEST) tests/cluster -m "not ray"

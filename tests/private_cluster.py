@@ -30,6 +30,28 @@ _PORTS = itertools.cycle(range(_first := 20000 + os.getpid() % 512 * _PORT_BLOCK
 """Ports of this test process: see `free_ports`."""
 LEAN = ("--no-monitor", "--include-log-monitor=false")
 """Options for `ray start` that save a second each: no autoscaler, and no monitor of Ray's own logs."""
+_START = """
+import time
+from ray._private import services
+from ray.scripts import scripts
+
+def get_node(*args):
+    while True:
+        try:
+            return asked(*args)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+asked, services.get_node, deadline = services.get_node, get_node, time.monotonic() + 150
+scripts.get_ray_client_dependency_error = lambda: "no test uses Ray Client"
+scripts.main()
+"""
+"""`ray start` that waits for a node for longer than 30 s, which a busy machine may need, and that starts no server for
+Ray Client, which takes a second of CPU. Ray has options for neither."""
+_PATIENT = {"RAY_agent_register_timeout_ms": "150000"}
+"""A raylet ends if its agents are not up by then; else after 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +74,7 @@ class Cluster:
         """Start another raylet on this machine, which Ray counts as another machine. Not two at a time: they would clash."""
         agent_http, agent_grpc = free_ports(2)
         command = [
-            *(str(BIN / "ray"), "start", f"--address={self.address}", "--node-ip-address=127.0.0.1"),
+            *(sys.executable, "-c", _START, "start", f"--address={self.address}", "--node-ip-address=127.0.0.1"),
             *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--labels={labels}"),
             *(f"--dashboard-agent-listen-port={agent_http}", f"--dashboard-agent-grpc-port={agent_grpc}"),
             *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
@@ -149,7 +171,7 @@ def start(
     """Start a cluster, which the caller must stop."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
     folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))
-    port, http, client, agent_http, agent_grpc = free_ports(5)
+    port, http, agent_http, agent_grpc = free_ports(4)
     mark = secrets.token_hex(8)
     cluster = Cluster(
         address=f"127.0.0.1:{port}",
@@ -160,9 +182,9 @@ def start(
         lean=lean,
     )
     command = [
-        *(str(BIN / "ray"), "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
+        *(sys.executable, "-c", _START, "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
         *(f"--num-cpus={cpus}", f"--temp-dir={folder}", f"--include-dashboard={str(dashboard).lower()}"),
-        *(f"--labels={labels}", f"--dashboard-port={http}", f"--ray-client-server-port={client}"),
+        *(f"--labels={labels}", f"--dashboard-port={http}"),
         *(f"--dashboard-agent-listen-port={agent_http}", f"--dashboard-agent-grpc-port={agent_grpc}"),
         *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
         *(LEAN if lean else ()),
@@ -178,7 +200,7 @@ def start(
 
 def _run(cluster: Cluster, command: list[str], env: dict[str, str]) -> None:
     try:
-        subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=True)
+        subprocess.run(command, env=env | _PATIENT, capture_output=True, text=True, timeout=200, check=True)
     except subprocess.SubprocessError as error:
         cluster.stop()
         msg = f"`ray start` failed: {error}\n{getattr(error, 'stdout', '')}{getattr(error, 'stderr', '')}"

@@ -24,7 +24,7 @@ _LIMIT = 200
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with private_cluster(cpus=4, dashboard=True, lean=True) as found:
+    with private_cluster(cpus=4, lean=True) as found:
         yield found
 
 

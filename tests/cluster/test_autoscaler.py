@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.conftest import Launcher, left_in_ray, wait_until
 from tests.private_cluster import Autoscaler, Cluster, marked, private_cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 
 SCRIPT = """
 import os, pathlib, time

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from tests.private_cluster import BIN
+from tests.private_cluster import BIN, Cluster, private_cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A cluster with Ray's dashboard, whose eight processes nothing else needs."""
+    with private_cluster(cpus=4, dashboard=True, lean=True) as found:
+        yield found
 
 
 def submit(cluster, folder, *words: str):

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.conftest import wait_until
 from tests.private_cluster import MARK, end_marked, marked
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

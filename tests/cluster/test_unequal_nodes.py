@@ -141,6 +141,7 @@ def dumps(run, count: int, attempt: int = 1) -> list[dict[str, object]]:
 
 
 @pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_each_node_has_as_many_workers_as_cpus(unequal: Launcher):
     """1 + 2 + 3 ranks with one fixed port restart after kill -9 with the same ranks and with variables by rule."""
@@ -194,6 +195,7 @@ def _local_ranks(found: list[dict[str, object]]) -> list[str]:
 
 
 @pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_the_plan_shows_the_workers_of_each_node(unequal: Launcher):
     """And the rules that match it, and those that match no node."""
@@ -222,6 +224,7 @@ def test_the_plan_shows_the_workers_of_each_node(unequal: Launcher):
 
 
 @pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_workers_by_label_run_on_the_node_with_the_label(unequal: Launcher):
     """The two workers are placed by the rule, not on the largest node, where Ray would place them."""
@@ -242,6 +245,7 @@ def test_workers_by_label_run_on_the_node_with_the_label(unequal: Launcher):
 
 
 @pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_workers_by_label_see_all_gpus_of_their_bundle(unequal: Launcher):
     """2 workers with a GPU each on the node with the label. A single node may use `localhost`. Scripts find Ray."""
@@ -268,6 +272,7 @@ def test_workers_by_label_see_all_gpus_of_their_bundle(unequal: Launcher):
 
 
 @pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_a_number_of_workers_in_total(unequal: Launcher):
     """5 workers run on the two largest nodes. A `master_addr` that is not theirs is not used, and the user is told."""
@@ -292,6 +297,7 @@ def test_a_number_of_workers_in_total(unequal: Launcher):
 
 
 @pytest.mark.ray
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_a_port_in_use(unequal: Launcher):
     """Exit code 3 at the first attempt, with the port and the node."""

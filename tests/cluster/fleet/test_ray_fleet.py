@@ -35,7 +35,7 @@ from tests.cluster.conftest import left_in_ray, wait_until
 from tests.fakes import READY
 from tests.private_cluster import Cluster, private_cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
