@@ -64,7 +64,14 @@ class JobFailedError(RaylaunchError):
     exit_code = ExitCode.JOB_FAILED
 
 
-class InterruptedByUserError(RaylaunchError):
-    """A signal stopped the run before it finished."""
+class InterruptedByUserError(KeyboardInterrupt):
+    """A signal stopped the run before it finished.
+
+    It is a KeyboardInterrupt and no RaylaunchError, so that no `except Exception` of a program swallows Ctrl-C.
+    """
 
     exit_code: int = ExitCode.INTERRUPTED
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message

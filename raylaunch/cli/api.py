@@ -36,7 +36,7 @@ def launch(
         that failed first; `__cause__` is its exception, if that could be pickled.
     :raises ClusterError: the cluster cannot be reached, or did not provide the requested nodes in time.
     :raises ConfigError: a setting is wrong.
-    :raises InterruptedByUserError: SIGINT or SIGTERM stopped the run.
+    :raises InterruptedByUserError: SIGINT or SIGTERM stopped the run. It is a KeyboardInterrupt.
     """
     outcome = run_function(function, function, args, kwargs or {}, settings)
     if not outcome.result.ok:
@@ -68,7 +68,7 @@ def _job(function: Callable[..., Any], settings: Mapping[str, Any]) -> Job:
     return load.from_python({"name": name.strip("<>"), **settings, "entrypoint": entrypoint})
 
 
-def error_of(outcome: RunOutcome) -> Exception:
+def error_of(outcome: RunOutcome) -> BaseException:
     """Return the exception that stands for a run that did not succeed, with the report as its message."""
     result = outcome.result
     text = report(result).removeprefix("error: ").rstrip()

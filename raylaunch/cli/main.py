@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. `argv`: without the program's name; default: `sys.argv[1:]`."""
     arguments = sys.argv[1:] if argv is None else argv
     _open_missing_streams()
+    _encode_anything()
     return run_once.leave(run_once.exit_code_of(lambda: _command(parser.parse(arguments, os.environ))))
 
 
@@ -33,6 +35,12 @@ def _open_missing_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004
         os.set_inheritable(fd, True)
     os.close(fd)
+
+
+def _encode_anything() -> None:
+    r"""Have stdout write a character that its encoding lacks as stderr does, `\xe9`, instead of raising an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _command(line: CommandLine) -> int:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from raylaunch.core.text import printable
 from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 
 if TYPE_CHECKING:
@@ -36,14 +37,19 @@ def run(job: Job, job_text: str, *, is_check: bool = False) -> int:
     """
     from raylaunch.cli.output.console import Console, run_observer  # noqa: PLC0415
     from raylaunch.cli.output.report import is_failed_check, report, write_error_file  # noqa: PLC0415
+    from raylaunch.cluster.driver.observer import described  # noqa: PLC0415
     from raylaunch.cluster.run import run_job  # noqa: PLC0415
 
     console = Console()
     try:
         result = run_job(job, job_text, run_observer(job, console)).result
-        write_error_file(result, os.environ, console.on_message)
-        if not (is_check and is_failed_check(result)):
-            console.report(report(result), ok=result.ok)
+        try:
+            write_error_file(result, os.environ, console.on_message)
+            if not (is_check and is_failed_check(result)):
+                console.report(report(result), ok=result.ok)
+        except Exception as error:  # noqa: BLE001
+            console.on_message(f"the report cannot be made: {described(error)} (this is a bug in raylaunch)")
+            console.on_message(result.why)
     finally:
         console.close()
     return result.exit_code
@@ -53,12 +59,12 @@ def exit_code_of(work: Callable[[], int]) -> int:
     """Return the exit code of `work`. An exception is printed to stderr and turned into an exit code."""
     try:
         return work()
-    except KeyboardInterrupt:
-        say("stopped before anything was started")
-        return ExitCode.INTERRUPTED
     except InterruptedByUserError as error:
         say(error.message)
         return error.exit_code
+    except KeyboardInterrupt:
+        say("stopped before anything was started")
+        return ExitCode.INTERRUPTED
     except RaylaunchError as error:
         _print_error(error.message, error.hint or _os_error_hint(error.__cause__))
         return error.exit_code
@@ -69,7 +75,8 @@ def exit_code_of(work: Callable[[], int]) -> int:
         from raylaunch.core.job.job import Job  # noqa: PLC0415
         from raylaunch.core.job.redaction import Redactor  # noqa: PLC0415
 
-        print(Redactor.of(Job(), os.environ).hide(traceback.format_exc()), end="", file=sys.stderr)
+        text = Redactor.of(Job(), os.environ).hide(traceback.format_exc())
+        print(printable(text, several_lines=True), end="", file=sys.stderr)
         print(f"\nerror: this is a bug in raylaunch {version()}; please report it", file=sys.stderr)
         return ExitCode.INTERNAL
 
@@ -104,13 +111,13 @@ def version() -> str:
 
 def say(text: str) -> None:
     """Print one line of raylaunch to stderr, without a console."""
-    print(f"raylaunch: {text}", file=sys.stderr)
+    print(f"raylaunch: {printable(text)}", file=sys.stderr)
 
 
 def _print_error(message: str, hint: str) -> None:
-    print(message if message.startswith("error:") else f"error: {message}", file=sys.stderr)
-    if hint:
-        print("\n".join(["", *(f"hint: {line}" for line in hint.splitlines())]), file=sys.stderr)
+    text = message if message.startswith("error:") else f"error: {message}"
+    lines = [*text.split("\n"), *([""] if hint else []), *(f"hint: {line}" for line in hint.splitlines())]
+    print("\n".join(map(printable, lines)), file=sys.stderr)
 
 
 def _os_error_hint(error: BaseException | None) -> str:

@@ -39,7 +39,7 @@ def spawn(
     :raises torch.multiprocessing.ProcessExitedException: a process was killed, or its exit code was not 0.
     :raises ClusterError: the cluster cannot be reached, or did not provide the requested nodes in time.
     :raises ConfigError: a setting is wrong.
-    :raises InterruptedByUserError: a signal stopped the run.
+    :raises InterruptedByUserError: a signal stopped the run. It is a KeyboardInterrupt.
     """
     del daemon, start_method
     job_settings = {"show": "raw", "backend": NO_PROCESS_GROUP, "nprocs": nprocs} | settings

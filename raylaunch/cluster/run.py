@@ -9,13 +9,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.driver import signals
 from raylaunch.cluster.driver.driver import Driver
-from raylaunch.cluster.driver.observer import Observer
+from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet_api import Fleet
@@ -35,13 +34,6 @@ from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 
 _NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
-
-
-class RunObserver(Observer, Protocol):
-    """An observer that is also told of the plan and the run folder, before the first event."""
-
-    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
-        """The run begins. `run_dir`: the path of the run folder, `""` if nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +81,7 @@ def run_job(job: Job, job_text: str, observer: RunObserver, *, payload: bytes = 
     secrets = Redactor.of(job, os.environ)
     _cwd()
     with _redacted_errors(secrets), signals.handled(job) as handler, connect.connected(job) as session:
-        run = _prepare(job, job_text, observer, session, submitter_env, payload)
+        run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload)
         handler.go_to(run.driver.signalled)
         values, error = _execute(run, want_values=bool(payload))
         result = _report(run, session, secrets, error)

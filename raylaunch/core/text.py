@@ -1,10 +1,21 @@
-"""Texts for numbers: with nouns, and as short lists."""
+"""Texts for people: numbers with nouns and as short lists, and foreign text made safe for our own lines."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _MAX_SPANS = 12
+
+_UNSAFE = (
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
+    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # line separators, and marks that change the direction of text
+    r"\ud800-\udfff"  # surrogates, which no encoding has
+)
+_UNSAFE_IN_LINE = re.compile(rf"[\n{_UNSAFE}]")
+_UNSAFE_IN_LINES = re.compile(rf"[{_UNSAFE}]")
+_OF_WORDS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+/=.~")
+"""Characters of keys and tokens, between which `capped` does not cut."""
 
 
 def count(number: float, noun: str) -> str:
@@ -22,3 +33,34 @@ def spans(numbers: Iterable[int]) -> str:
             runs.append((number, number))
     texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
     return ", ".join(texts if len(texts) <= _MAX_SPANS else [*texts[:_MAX_SPANS], "..."])
+
+
+def printable(text: str, *, several_lines: bool = False) -> str:
+    r"""Return a text in which nothing moves the cursor, rings, hides or reorders: such characters become `\x1b`.
+
+    Surrogates, which Python decodes bytes to that are not UTF-8, become the bytes: `\xe9`. A newline is kept where the
+    text may have several lines, else it becomes `\n`.
+    """
+    return (_UNSAFE_IN_LINES if several_lines else _UNSAFE_IN_LINE).sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    if "\udc80" <= character <= "\udcff":  # PEP 383
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def capped(text: str, most: int) -> str:
+    """Return a text of at most about so many characters: its beginning and its end, with a note of what is missing.
+
+    It is never cut within a word, since a part of a secret could not be recognised.
+    """
+    if len(text) <= most:
+        return text
+    head, tail = most // 2, len(text) - most // 2
+    while head and text[head - 1] in _OF_WORDS:
+        head -= 1
+    while tail < len(text) and text[tail] in _OF_WORDS:
+        tail += 1
+    return f"{text[:head]}[... {tail - head} characters ...]{text[tail:]}"

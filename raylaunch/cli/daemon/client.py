@@ -42,7 +42,7 @@ def run(job: Job, job_text: str) -> int | None:
                 return code
     except (NoDaemonError, OSError) as error:
         why = str(error)
-    except RaylaunchError:  # the daemon died during the run
+    except (RaylaunchError, InterruptedByUserError):  # the daemon died during the run
         socket_dir.sweep(directory)
         raise
     say(f"keep_warm has no effect: {why}")
@@ -177,7 +177,7 @@ def _follow_run(connection: socket.socket, job: Job, request: RunRequest) -> int
     raise _daemon_died([name for name in forwarded if name in job.signals_to_handle])
 
 
-def _daemon_died(stops: list[str]) -> RaylaunchError:
+def _daemon_died(stops: list[str]) -> BaseException:
     """Return the error for a daemon that died during the run. `stops`: stop signals that it was sent."""
     if stops:  # without a daemon, the command itself would have died of the signal
         error = InterruptedByUserError(f"stopped by {stops[0]}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raylaunch.cli.daemon import client, daemon_messages, socket_dir
 from raylaunch.cli.daemon.daemon_messages import DaemonState
-from raylaunch.core.text import count
+from raylaunch.core.text import count, printable
 
 _END_HINT = "`raylaunch status --end` ends idle daemons now, and others after their run"
 
@@ -18,7 +18,7 @@ def text(environ: Mapping[str, str], *, end: bool) -> str:
     lines = [line for path in socket_dir.sockets(socket_dir.folder(environ)) for line in _daemon_lines(path, request)]
     if not lines:
         return "no raylaunch daemon is running on this machine\n"
-    return "\n".join(lines if end else [*lines, _END_HINT]) + "\n"
+    return "".join(f"{printable(line)}\n" for line in (lines if end else [*lines, _END_HINT]))
 
 
 def _daemon_lines(path: Path, request: str) -> Iterator[str]:

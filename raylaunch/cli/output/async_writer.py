@@ -90,7 +90,7 @@ class AsyncWriter:
             self._current, data = item
             for start in range(0, len(data), CHUNK):
                 chunk = data[start : start + CHUNK]
-                with contextlib.suppress(OSError, ValueError):  # the reader is gone; the run continues
+                with contextlib.suppress(Exception):  # the reader is gone, or a replaced stream fails; the run goes on
                     self._sinks[self._current](chunk)
                 with self._lock:
                     self._queued -= len(chunk)
@@ -110,7 +110,7 @@ class AsyncWriter:
         dropped = self._queued - sum(map(len, messages))
         if dropped:
             messages.append(self._dropped_message(dropped))
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):
             _write_nonblocking(self._files["stderr"], b"".join(messages), self._sinks["stderr"])
 
 

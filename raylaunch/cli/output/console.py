@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from raylaunch.cli.output.async_writer import AsyncWriter
 from raylaunch.cli.output.progress_line import ProgressLine
-from raylaunch.cluster.run import RunObserver
+from raylaunch.cluster.driver.observer import RunObserver
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.actions import Action, Cordon, ForwardSignal, Launch, RequestCheckpoint, Stop, Uncordon
@@ -26,7 +26,7 @@ from raylaunch.core.machine.state import Phase
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.placement.ranks import assign
 from raylaunch.core.record.journal import JournalEntry
-from raylaunch.core.text import count
+from raylaunch.core.text import count, printable
 from raylaunch.node.logs.tail import LogOutput
 
 _MAX_GROUPS = 8
@@ -40,6 +40,7 @@ class Console:
 
     def __init__(self) -> None:
         self._colour = is_coloured(os.environ, is_terminal=sys.stderr is not None and sys.stderr.isatty())
+        self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._writer = AsyncWriter(sys.stdout, sys.stderr)
         self._phase = Phase.GATHERING
         self._launched_at = 0.0
@@ -156,11 +157,15 @@ class Console:
 
     def say(self, text: str, *, colour: str = "") -> None:
         """Print one line of raylaunch, in order with the job's output."""
-        self._writer.say(f"{self._in('dim', 'raylaunch:')} {self._in(colour, self._redactor.hide(text))}\n".encode())
+        shown = printable(self._redactor.hide(text))
+        self._write(f"{self._in('dim', 'raylaunch:')} {self._in(colour, shown)}\n")
 
     def line(self, text: str) -> None:
         """Print a line for programs to stderr, without prefix or colour."""
-        self._writer.say(f"{text}\n".encode())
+        self._write(f"{text}\n")
+
+    def _write(self, text: str) -> None:
+        self._writer.say(text.encode(self._encoding, errors="backslashreplace"))
 
     def _in(self, colour: str, text: str) -> str:
         return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self._colour and colour else text
@@ -171,7 +176,7 @@ class Console:
             for line in text.splitlines():
                 self.say(line, colour="green")
         else:
-            self._writer.say(f"\n{text}".encode())
+            self._write(f"\n{text}")
 
     def close(self) -> None:
         """Write everything that is queued, and stop the writer thread."""

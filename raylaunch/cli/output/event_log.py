@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from raylaunch.cluster.run import RunObserver
+from raylaunch.cluster.driver.observer import RunObserver
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor

@@ -12,7 +12,7 @@ from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.placement.plan import NOT_NEEDED, Plan
 from raylaunch.core.record.result import Attempt, RunResult
 from raylaunch.core.record.run_layout import EVENTS, STACKS
-from raylaunch.core.text import count, spans
+from raylaunch.core.text import count, printable, spans
 from raylaunch.errors import ExitCode
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -30,13 +30,18 @@ def is_failed_check(result: RunResult) -> bool:
 
 def report(result: RunResult) -> str:
     """Return the report as plain text that ends with a newline: the outcome, or the root cause and what to look at."""
+    return "".join(f"{printable(line)}\n" for line in _report(result))
+
+
+def _report(result: RunResult) -> Iterator[str]:
     if result.ok:
-        return "\n".join(_success(result)) + "\n"
-    if result.cause is not None:
-        return "\n".join(_failure(result, result.cause)) + "\n"
-    first, *rest = result.why.splitlines()
-    head = first if result.exit_code in (ExitCode.OK, *range(129, 193)) else f"error: {first}"
-    return "\n".join([head, *(f"  {line}" for line in rest)]) + "\n"
+        yield from _success(result)
+    elif result.cause is not None:
+        yield from _failure(result, result.cause)
+    else:
+        first, *rest = result.why.splitlines() or [""]
+        yield first if result.exit_code in (ExitCode.OK, *range(129, 193)) else f"error: {first}"
+        yield from (f"  {line}" for line in rest)
 
 
 def write_error_file(result: RunResult, environ: Mapping[str, str], warn: Callable[[str], None]) -> None:
@@ -50,8 +55,8 @@ def write_error_file(result: RunResult, environ: Mapping[str, str], warn: Callab
         return
     try:
         Path(path).write_text(error_file.compose(cause.error, exit_code=cause.exit_code), encoding="utf-8")
-    except OSError as error:
-        warn(f"cannot write {path} ({ERROR_FILE_VARIABLE}): {error.strerror}")
+    except (OSError, ValueError) as error:  # ValueError: no path can be encoded so
+        warn(f"cannot write {path} ({ERROR_FILE_VARIABLE}): {getattr(error, 'strerror', None) or error}")
 
 
 def _success(result: RunResult) -> Iterator[str]:
@@ -190,4 +195,4 @@ def plan_table(plan: Plan, title: str) -> str:
         lines.append(f"would start {count(plan.workers, 'worker')} on {count(len(plan.seats), 'node')}")
     else:
         lines.append(f"would wait: there is room for {len(plan.seats)} of {plan.min_nodes} nodes")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{printable(line)}\n" for line in lines)

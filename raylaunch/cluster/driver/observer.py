@@ -1,12 +1,18 @@
-"""The interfaces by which the driver reports a run: to a person, and to the run folder."""
+"""The interfaces by which the driver reports a run, to a person and to the run folder; and a guard for observers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from raylaunch.core.job.job import Job
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
+from raylaunch.core.text import printable
 from raylaunch.node.logs.tail import LogOutput
 
 
@@ -23,6 +29,13 @@ class Observer(Protocol):
         """Show a line that is not about a decision of the machine."""
 
 
+class RunObserver(Observer, Protocol):
+    """An observer that is also told of the plan and the run folder, before the first event."""
+
+    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
+        """The run begins. `run_dir`: the path of the run folder, `""` if nothing is kept."""
+
+
 class RunRecord(Protocol):
     """Keeps the run: see `RunFolder`."""
 
@@ -31,3 +44,64 @@ class RunRecord(Protocol):
 
     def write_stacks(self, attempt: int, text: str) -> str:
         """Keep the stacks of an attempt that hung. Return the file's path; `""` if nothing is kept."""
+
+
+class GuardedObserver:
+    """Passes everything on to another observer, whose exceptions do not reach the driver: training goes on.
+
+    Each kind of exception is reported once, to the other observer's `on_message`, or on stderr if that fails too.
+    """
+
+    def __init__(self, observer: RunObserver) -> None:
+        self._observer = observer
+        self._reported: set[str] = set()
+
+    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
+        """The run begins."""
+        with self._guarded("the plan"):
+            self._observer.on_plan(job, plan, run_dir)
+
+    def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
+        """The machine handled an event."""
+        with self._guarded("a change of the run"):
+            self._observer.on_entry(entry, machine)
+
+    def on_output(self, output: Iterable[LogOutput]) -> None:
+        """Workers whose output is shown wrote something."""
+        with self._guarded("the output of workers"):
+            self._observer.on_output(output)
+
+    def on_message(self, text: str) -> None:
+        """Show a line."""
+        with self._guarded("a message"):
+            self._observer.on_message(text)
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            kind = f"{type(error).__name__} at {place_of(error)}"
+            if kind not in self._reported:
+                self._reported.add(kind)
+                text = f"{what} could not be shown: {described(error)}; the run goes on (this is a bug in raylaunch)"
+                _say_somehow(text, self._observer.on_message)
+
+
+def described(error: BaseException) -> str:
+    """Return an exception with the place that raised it, for the report of a bug."""
+    return f"{type(error).__name__}: {error} ({place_of(error)})"
+
+
+def place_of(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame; "" if it was not raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def _say_somehow(text: str, said: Callable[[str], None]) -> None:
+    try:
+        said(text)
+    except Exception:  # noqa: BLE001
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"raylaunch: {printable(text)}\n")

@@ -19,6 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TextIO
 
+from raylaunch.cluster.driver.observer import described
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.placement.plan import Plan
@@ -26,7 +27,9 @@ from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.record.result import RunResult, facts
 from raylaunch.core.record.run_layout import LAYOUTS, RunLayout
+from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError
+from raylaunch.worker.runtime.process_setup import encodable
 
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
@@ -51,7 +54,7 @@ class RunFolder:
         if job.log_dir == run_layout.NOWHERE:
             return cls(None, layout, secrets, warn)
         name = layout.run_dir(title=job.title, run_id=run_id, random=token_hex(4))
-        first = path = Path(job.log_dir).absolute() / name
+        first = path = Path(encodable(str(Path(job.log_dir).absolute() / name)))
         number = 1
         try:
             first.parent.mkdir(parents=True, exist_ok=True)
@@ -62,9 +65,9 @@ class RunFolder:
                 except FileExistsError:
                     number += 1
                     path = first.with_name(f"{first.name}-{number}")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no path has a NUL, or half a surrogate pair
             blocked = next((str(above) for above in path.parents if above.is_file()), "")
-            why = f"{blocked} is a file" if blocked else error.strerror
+            why = f"{blocked} is a file" if blocked else getattr(error, "strerror", None) or str(error)
             msg = f"cannot make the run folder {path}: {why}"
             raise ConfigError(msg, hint="`log_dir` says where run folders are made") from None
 
@@ -77,8 +80,8 @@ class RunFolder:
         """Write what is known before the first event. `job_text` has no secrets. `clock`: see `journal.header`."""
         if self.path is None:
             return
-        self._write(run_layout.JOB, job_text)
-        self._write(run_layout.PLAN, json.dumps(self._secrets.shown(asdict(plan)), indent=2) + "\n")
+        self._write(run_layout.JOB, lambda: job_text)
+        self._write(run_layout.PLAN, lambda: json.dumps(self._secrets.shown(asdict(plan)), indent=2) + "\n")
         try:
             self._events = LineWriter(_opened(self.path / run_layout.EVENTS), partial(self._warn_of, run_layout.EVENTS))
         except OSError as error:
@@ -99,7 +102,8 @@ class RunFolder:
         path = Path(self._layout.attempt_dir(str(self.path), attempt)) / run_layout.STACKS
         with contextlib.suppress(OSError):  # it exists, or the user is told below that the file cannot be written
             path.parent.mkdir(_FOLDER_MODE)
-        self._write(str(path.relative_to(self.path)), self._secrets.hide(text))
+        name = str(path.relative_to(self.path))
+        self._write(name, lambda: printable(self._secrets.hide(text), several_lines=True))
         return str(path)
 
     def close(self, result: RunResult) -> None:
@@ -107,34 +111,36 @@ class RunFolder:
         if self._events is not None:
             self._events.close()
             self._events = None
-        self._write(run_layout.RESULT, json.dumps(self._secrets.shown(facts(result)), indent=2) + "\n")
+        self._write(run_layout.RESULT, lambda: json.dumps(self._secrets.shown(facts(result)), indent=2) + "\n")
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, text: Callable[[], str]) -> None:
         if self.path is None:
             return
         target = self.path / name
         aside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with _opened(aside) as file:
-                file.write(text)
+                file.write(text())
             aside.replace(target)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001
             with contextlib.suppress(OSError):
                 aside.unlink()
             self._warn_of(name, error)
 
-    def _warn_of(self, name: str, error: OSError) -> None:
-        self._warn(f"cannot write {self.where}/{name}: {error.strerror}; the run goes on without it")
+    def _warn_of(self, name: str, error: Exception) -> None:
+        why = error.strerror if isinstance(error, OSError) else f"{described(error)} (this is a bug in raylaunch)"
+        self._warn(f"cannot write {self.where}/{name}: {why}; the run goes on without it")
 
 
 def _opened(path: Path) -> TextIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE), "w")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
+    return os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace")
 
 
 class LineWriter:
     """Writes lines to a file in order, in a thread of its own, so that the caller never waits for the disk."""
 
-    def __init__(self, file: TextIO, failed: Callable[[OSError], None]) -> None:
+    def __init__(self, file: TextIO, failed: Callable[[Exception], None]) -> None:
         """`failed` is called once, in the thread, if a write fails; nothing is written afterwards."""
         self._file = file
         self._failed = failed
@@ -158,7 +164,7 @@ class LineWriter:
             with self._file:
                 while self._write([self._lines.get()]):
                     pass
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001
             self._failed(error)
 
     def _write(self, lines: list[Callable[[], str] | None]) -> bool:

@@ -15,9 +15,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from raylaunch.core.failures.failure import UNKNOWN_TYPE, WorkerError
+from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, UNKNOWN_TYPE, WorkerError, capped_traceback
+from raylaunch.core.text import capped
 
-_NAMED = re.compile(r"([A-Za-z_][\w.]*): (.*)", re.DOTALL)
+_NAMED = re.compile(rf"([A-Za-z_][\w.]{{0,{MOST_TYPE - 1}}}): (.*)", re.DOTALL)
+_MOST_WRITTEN = 16_000
+"""Characters of an error file that are kept as they were written."""
 
 
 class MalformedError(ValueError):
@@ -40,7 +43,11 @@ def parse(text: str) -> WorkerError:
     else:
         msg = "it has no `message` that is a text, or an object with one"
         raise MalformedError(msg)
-    return error if _data(error) == data else replace(error, written=json.dumps(data))
+    try:
+        written = "" if _data(error) == data else json.dumps(data)
+    except RecursionError:
+        return error
+    return replace(error, written=written if len(written) <= _MOST_WRITTEN else "")
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -62,8 +69,8 @@ def _error(message: str, *, traceback: str, timestamp: object) -> WorkerError:
     named = _NAMED.fullmatch(message)
     return WorkerError(
         type=named[1] if named else UNKNOWN_TYPE,
-        message=named[2] if named else message,
-        traceback=traceback,
+        message=capped(named[2] if named else message, MOST_MESSAGE),
+        traceback=capped_traceback(traceback),
         from_file=True,
         timestamp=_seconds(timestamp),
     )
@@ -83,8 +90,10 @@ def compose(error: WorkerError, *, exit_code: int = 0) -> str:
     An exit code other than 0 is written to `message.errorCode`, as torchrun does. The flat form has no such field.
     """
     data = _data(error)
-    with contextlib.suppress(MalformedError):  # nothing was written, or redaction of secrets left no JSON
-        data = _object(error.written)
+    # Nothing may have been written, and redaction of secrets may have left no JSON or another object.
+    with contextlib.suppress(MalformedError):
+        written = _object(error.written)
+        data = written if "message" in written else data
     if exit_code and isinstance(data["message"], dict):
         data["message"]["errorCode"] = exit_code
     return json.dumps(data)

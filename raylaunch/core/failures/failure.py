@@ -8,6 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raylaunch.core.newtypes import RunTime
+from raylaunch.core.text import capped
+
+MOST_TYPE = 200
+MOST_MESSAGE = 4_000
+MOST_TRACEBACK = 16_000
+"""Characters of an exception that are kept; the worker's own output has all of it."""
+_MOST_SHOWN = 400
+"""Characters of a message that are shown in one line."""
 
 SAME_FAILURE_LIMIT = 3
 SAME_FAILURE_WINDOW = 60.0
@@ -20,15 +28,23 @@ _HOPELESS_TYPES = ("SyntaxError", "IndentationError", "TabError", "ImportError",
 
 _COLLATERAL = re.compile(
     r"connection (reset|closed|refused)|broken pipe|closed by (peer|remote)|socket (closed|timeout)"
-    r"|gloo.*(timed out|timeout|connectFullMesh)|(nccl|watchdog).*(abort|timeout|timed out|remote)"
     r"|recvValue failed|sendBytes failed|failed to recv|wait timeout after|DistBackendError|DistNetworkError"
     r"|DistStoreError",
     re.IGNORECASE,
 )
 """Errors of a healthy rank that lost a peer. They are never the root cause while another failure is known."""
 
+_COLLATERAL_OF = (
+    (re.compile("gloo", re.IGNORECASE), re.compile("timed out|timeout|connectFullMesh", re.IGNORECASE)),
+    (re.compile("nccl|watchdog", re.IGNORECASE), re.compile("abort|timeout|timed out|remote", re.IGNORECASE)),
+)
+"""The same for a library: its name, and what follows in the line. As one pattern, the search would be quadratic."""
+
 _OWN = re.compile(r"address already in use|EADDRINUSE|Duplicate GPU|ncclInvalid(Usage|Argument)", re.IGNORECASE)
 """Errors of the same types that are the fault of the rank itself."""
+
+_FRAME = re.compile(r'^[ \t|+]*File "([^"\n]*)", line (\d+)', re.MULTILINE)
+"""A frame in a traceback, also in one of an exception group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +71,7 @@ class WorkerError:
     @property
     def place(self) -> str:
         """`file:line` of the innermost frame; "" if the traceback has none."""
-        frames = re.findall(r'^\s*File "(.*?)", line (\d+)', self.traceback, re.MULTILINE)
+        frames = _FRAME.findall(self.traceback)
         return ":".join(frames[-1]) if frames else ""
 
 
@@ -134,10 +150,10 @@ class Failure:
     def is_collateral(self) -> bool:
         """Whether it looks like the error of a healthy worker that lost a peer."""
         if self.exception is not None:
-            return bool(_COLLATERAL.search(self.exception.text)) and not _OWN.search(self.exception.text)
+            return _tells_of_lost_peer(self.exception.text) and not _OWN.search(self.exception.text)
         if self.hung:
             return self.waited
-        return self.exit_code == -signals.SIGABRT and bool(_COLLATERAL.search(self.tail))
+        return self.exit_code == -signals.SIGABRT and _tells_of_lost_peer(self.tail)
 
     @property
     def signature(self) -> str:
@@ -160,6 +176,12 @@ class Failure:
         return self.signature
 
 
+def capped_traceback(text: str) -> str:
+    """Return a traceback of at most `MOST_TRACEBACK` characters, in which a long message hides no frames."""
+    lines = text.split("\n") if len(text) > MOST_MESSAGE else [text]
+    return capped("\n".join(capped(line, MOST_MESSAGE) for line in lines), MOST_TRACEBACK)
+
+
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """Return the first failure, but a collateral one only if there is no other, and never one that raylaunch caused."""
     own = [failure for failure in failures if not failure.stopped]
@@ -167,7 +189,10 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
 
 
 def alike(failures: Iterable[Failure], cause: Failure) -> tuple[int, ...]:
-    """Return the other ranks that failed in the same way as the root cause, such as for a missing module."""
+    """Return the other ranks that failed in the same way as the root cause, such as for a missing module.
+
+    A rank that raised the same exception is one of them, though raylaunch may have ended it before it had exited.
+    """
     return tuple(sorted(failure.rank for failure in failures if _is_like(failure, cause)))
 
 
@@ -177,13 +202,8 @@ def consequences(failures: Iterable[Failure], cause: Failure) -> list[tuple[str,
     for failure in failures:
         if _is_same(failure, cause) or _is_like(failure, cause):
             continue
-        how = failure.signal or f"exit code {failure.exit_code}"
-        what = f"stopped by raylaunch ({how})" if failure.stopped else _blank(failure.what)
-        groups.setdefault(what, []).append(failure)
-    found = [
-        (what if members[0].stopped else members[0].what, tuple(sorted(member.rank for member in members)))
-        for what, members in groups.items()
-    ]
+        groups.setdefault(_blank(_followed(failure)), []).append(failure)
+    found = [(_followed(members[0]), tuple(sorted(member.rank for member in members))) for members in groups.values()]
     return sorted(found, key=lambda group: (-len(group[1]), group[1]))
 
 
@@ -192,7 +212,20 @@ def _is_same(failure: Failure, cause: Failure) -> bool:
 
 
 def _is_like(failure: Failure, cause: Failure) -> bool:
-    return not failure.stopped and not _is_same(failure, cause) and _blank(failure.what) == _blank(cause.what)
+    if _is_same(failure, cause):
+        return False
+    if failure.exception is not None and cause.exception is not None:
+        return _blank(_raised(failure.exception)) == _blank(_raised(cause.exception))
+    return not failure.stopped and _blank(failure.what) == _blank(cause.what)
+
+
+def _followed(failure: Failure) -> str:
+    """Return what happened to a rank after the root cause."""
+    if not failure.stopped:
+        return failure.what
+    if failure.exception is not None:
+        return f"{_raised(failure.exception)}, and was stopped by raylaunch"
+    return f"stopped by raylaunch ({failure.signal or f'exit code {failure.exit_code}'})"
 
 
 def why_hopeless(cause: Failure, earlier: Sequence[tuple[float, str]], now: float) -> str:
@@ -208,8 +241,19 @@ def why_hopeless(cause: Failure, earlier: Sequence[tuple[float, str]], now: floa
     return ""
 
 
+def _tells_of_lost_peer(text: str) -> bool:
+    if _COLLATERAL.search(text):
+        return True
+    for line in text.split("\n"):
+        for library, trouble in _COLLATERAL_OF:
+            name = library.search(line)
+            if name is not None and trouble.search(line, name.end()):
+                return True
+    return False
+
+
 def _raised(error: WorkerError) -> str:
-    first_line = error.message.strip().split("\n", 1)[0]
+    first_line = capped(error.message.strip().split("\n", 1)[0], _MOST_SHOWN)
     if error.hopeless:
         return f"could not begin: {first_line}"
     return f"raised {error.type}: {first_line}" if first_line else f"raised {error.type}"

@@ -40,7 +40,7 @@ _PATTERNS = (
         "is `{0}` installed in the Python of {host}? Every node needs it",
     ),
     _pattern(
-        r"DataLoader worker .*is killed by signal: Killed",
+        r"DataLoader worker \([^\n()]*\) is killed by signal: Killed",
         "a process that loads data was killed: set fewer `num_workers` if memory is short; `dmesg` on {host} tells",
     ),
     _pattern(

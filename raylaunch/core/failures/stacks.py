@@ -14,8 +14,10 @@ RUNNING_ON = "running, and did not answer"
 NO_ANSWER = "did not answer"
 CHILD_STOPPED = "a process it started is stopped by a signal"
 
-_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+\b.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_MOST_LINE = 2_000
+"""Characters; faulthandler writes at most 500 of a name. A longer line is none of its own."""
 _CUT = "..."
 """What faulthandler writes instead of the threads beyond the hundredth."""
 
@@ -162,6 +164,8 @@ def main_thread(text: str) -> tuple[str, ...]:
     threads: list[tuple[bool, list[str]]] = []
     cut = False
     for line in text.splitlines():
+        if len(line) > _MOST_LINE:
+            continue
         if head := _THREAD.match(line):
             threads.append((head[1] == "Current thread", []))
         elif threads and (frame := _FRAME.match(line)):

@@ -16,10 +16,17 @@ Thing = TypeVar("Thing")
 
 _PATHS = ("_path", "_file", "_dir", "_home")
 """Suffixes of variables whose values are paths, which other texts may contain."""
-_MIN_LENGTH = 8
-"""Only values of so many characters are searched in other texts: shorter ones (`1`, `false`) occur by chance."""
-_URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
-"""The password in `postgres://ana:hunter2@db/runs`, whatever the variable's name."""
+_LONG = 8
+"""Values of so many characters are searched everywhere in other texts."""
+_SHORT = 4
+"""Shorter values are searched as whole words. Still shorter ones (`1`, `on`) occur by chance, and are not searched."""
+_COMMON = frozenset(("true", "false", "none", "null", "auto", "basic", "bearer", "token", "default"))
+"""Short values that are settings rather than secrets."""
+_MIN_DIGITS = 6
+"""Shorter numbers are ports, steps and sizes."""
+_URL = re.compile(r"""[^\s"'<>]*://[^\s"'<>]*""")
+_USER = re.compile(r"[^/:@]*")
+_PORT = re.compile(r"\d{1,5}(?:[/?#]|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +35,22 @@ class Redactor:
 
     values: tuple[str, ...] = ()
     """Longest first, because one may be a part of another."""
+    words: tuple[str, ...] = ()
+    """Values that are replaced only where they are whole words, since they are short."""
 
     @classmethod
     def of(cls, job: Job, environ: Mapping[str, str]) -> Redactor:
         """Collect the secrets of the job and of the submitter's environment, which workers may print."""
-        found = {form for value in _values(job, environ) for form in _forms(value) if len(form) >= _MIN_LENGTH}
-        return cls(tuple(sorted(found, key=lambda value: (-len(value), value))))
+        found = [*_values(job, environ)]
+        values = {form for _, value in found for form in _forms(value) if len(form) >= _LONG}
+        words = {form for is_sure, value in found if is_sure for form in _forms(value) if _is_searched_word(form)}
+        return cls(tuple(sorted(values, key=_longest_first)), tuple(sorted(words, key=_longest_first)))
 
     def hide(self, text: str) -> str:
-        """Return the text with each secret, and each password of a URL, replaced by `***`."""
-        text = _any_of(self.values).sub(HIDDEN, text) if self.values else text
-        return _URL_PASSWORD.sub(rf"\1{HIDDEN}@", text)
+        """Return the text with each secret, and each password or token in a URL, replaced by `***`."""
+        if self.values or self.words:
+            text = _any_of(self.values, self.words).sub(HIDDEN, text)
+        return _URL.sub(_without_password, text) if "://" in text else text
 
     def shown(self, thing: Thing) -> Thing:
         """Return a redacted copy of a job, a journal entry, or any other value of dataclasses, dicts and sequences."""
@@ -63,8 +75,48 @@ class Redactor:
 
 
 @lru_cache(maxsize=1)
-def _any_of(values: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, values)))
+def _any_of(values: tuple[str, ...], words: tuple[str, ...]) -> re.Pattern[str]:
+    parts = [*map(re.escape, values), *(rf"(?<!\w){re.escape(word)}(?!\w)" for word in words)]
+    return re.compile("|".join(parts))
+
+
+def _longest_first(value: str) -> tuple[int, str]:
+    return -len(value), value
+
+
+def _is_searched_word(value: str) -> bool:
+    if not _SHORT <= len(value) < _LONG or value.lower() in _COMMON:
+        return False
+    return not value.isdecimal() or len(value) >= _MIN_DIGITS
+
+
+def _without_password(match: re.Match[str]) -> str:
+    url, parts, done = match[0], [], 0
+    last_at = url.rfind("@")
+    begin = url.find("://")
+    while 0 <= begin < last_at:
+        start, end = _password_in(url, begin + len("://"), last_at)
+        parts += [url[done:start], HIDDEN] if start < end else []
+        done = end if start < end else done
+        begin = url.find("://", end)
+    return "".join((*parts, url[done:]))
+
+
+def _password_in(url: str, user: int, last_at: int) -> tuple[int, int]:
+    """Return start and end of the `hunter2` in `postgres://ana:hunter2@db/runs`, or the `ghp_0` in `https://ghp_0@host`.
+
+    `user`: index of the `ana`. `last_at`: index of the last `@`, since people write passwords with `/` and `@`, though
+    no URL may have them. Without a password, both are equal.
+    """
+    after_user = _USER.match(url, user)
+    colon = user if after_user is None else after_user.end()
+    if url.startswith(":", colon) and not _PORT.match(url, colon + 1):
+        slash = url.find("/", colon)
+        within_host = url.rfind("@", colon, slash) if slash >= 0 else last_at
+        return colon + 1, within_host if within_host >= 0 else last_at
+    if url.startswith("@", colon) and url.endswith(("http://", "https://"), 0, user):
+        return user, colon
+    return colon, colon
 
 
 def shown(job: Job, environ: Mapping[str, str]) -> Job:
@@ -86,8 +138,11 @@ def _forms(value: str) -> Iterator[str]:
         yield from (part, repr(part)[1:-1], json.dumps(part)[1:-1])
 
 
-def _values(job: Job, environ: Mapping[str, str]) -> Iterator[str]:
+def _values(job: Job, environ: Mapping[str, str]) -> Iterator[tuple[bool, str]]:
+    """Yield each secret, and whether its name says so for sure: `TOKENIZERS_PARALLELISM` has no token."""
     for env in (environ, job.env, *(rule.env for rule in job.nodes.values())):
-        yield from (value for name, value in env.items() if is_secret(name) and not name.lower().endswith(_PATHS))
-    yield from (secret for _, secret in split(job.entrypoint.args))
-    yield from (str(value) for name, value in job.entrypoint.kwargs.items() if is_secret_argument(str(name)))
+        for name, value in env.items():
+            if is_secret(name) and not name.lower().endswith(_PATHS):
+                yield is_secret_argument(name), value
+    yield from ((True, secret) for _, secret in split(job.entrypoint.args))
+    yield from ((True, str(value)) for name, value in job.entrypoint.kwargs.items() if is_secret_argument(str(name)))

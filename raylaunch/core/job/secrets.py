@@ -9,20 +9,39 @@ from typing import Any
 HIDDEN = "***"
 """The replacement for a secret."""
 
-_WORDS = ("token", "key", "secret", "password")
-_SETTING = re.compile(rf"""[\w.-]*(?:{"|".join(_WORDS)})[\w.-]*["']?\s*(?:=|:(?=\s|$))\s*""", re.IGNORECASE)
+_WORDS = ("token", "key", "secret", "password", "passwd", "passphrase", "credential", "credentials")
+_SHORT_WORDS = ("pass", "pwd", "auth")
+"""Words that are also parts of others (`compass`, `author`): they count alone, as the last part of a name."""
+_FOLDERS = ("pwd", "oldpwd")
+"""Variables of a shell whose names have one of these words."""
+_PART = re.compile(r"[\W_]+|(?<=[a-z])(?=[A-Z])")
+"""What separates the parts of a name."""
+_SETTING = re.compile(r"""(?<![\w.-])([\w.-]++)["']?\s*+(?:=|:(?=\s|$))\s*+""")
+"""A name with `=` or `:`. It is not searched from within a name, nor backwards: the search would be quadratic."""
 _NO_VALUE = re.compile(r"""\?\?\?|\$\{[^{}]*\}|\$\w+""")
 """Values that are missing (OmegaConf's `???`), and references to others."""
 
 
 def is_secret(variable: str) -> bool:
-    """Whether an environment variable of this name holds a secret."""
-    return any(word in variable.lower() for word in _WORDS)
+    """Whether an environment variable of this name holds a secret, as far as any name may tell that."""
+    return _contains_word(variable) or _ends_with_short_word(variable)
 
 
 def is_secret_argument(name: str) -> bool:
     """Whether an argument of this name holds a secret: `--api-key` does, `--tokenizer` and `--max-tokens` do not."""
-    return any(part.endswith(_WORDS) for part in re.split(r"[\W_]+", name.lower()))
+    return any(part.endswith(_WORDS) for part in _parts(name)) or _ends_with_short_word(name)
+
+
+def _contains_word(name: str) -> bool:
+    return any(word in name.lower() for word in _WORDS)
+
+
+def _ends_with_short_word(name: str) -> bool:
+    return name.lower() not in _FOLDERS and _parts(name)[-1] in _SHORT_WORDS
+
+
+def _parts(name: str) -> list[str]:
+    return [part.lower() for part in _PART.split(name) if part] or [""]
 
 
 def shown_arguments(arguments: Sequence[Any]) -> list[Any]:
@@ -35,7 +54,7 @@ def secret_at(line: str) -> int | None:
 
     The index may be the end of the line: then the secret is on the lines that follow.
     """
-    found = _SETTING.search(line)
+    found = next((one for one in _SETTING.finditer(line) if is_secret(one[1])), None)
     return found.end() if found and not _NO_VALUE.fullmatch(line[found.end() :].strip()) else None
 
 

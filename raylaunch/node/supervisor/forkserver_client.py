@@ -18,6 +18,7 @@ from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
 from raylaunch.node.supervisor.forkserver_process import ForkServerProcess
 from raylaunch.worker.heartbeats.shared_page import SharedPage
+from raylaunch.worker.runtime.process_setup import encodable
 
 RESET_SECONDS = 5.0
 ACTIVATE_SECONDS = 5.0
@@ -55,9 +56,9 @@ class ForkServerClient:
             template=template,
             node=node,
             address=address,
-            env=env | self._timer_env,
-            cwd=cwd,
-            run_dir=self._folder or template.run_dir,
+            env={encodable(name): encodable(value) for name, value in (env | self._timer_env).items()},
+            cwd=encodable(cwd),
+            run_dir=self._folder or encodable(template.run_dir),
             page=f"/proc/{os.getpid()}/fd/{self._page_fd}",
         )
 

@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.record.run_layout import ERROR, STDERR, STDOUT
+from raylaunch.core.text import capped
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.messages import WorkerExited
@@ -23,6 +24,8 @@ from raylaunch.worker.runtime.spec import Report
 _TAIL_BYTES = 8192
 _TAIL_LINES = 20
 _MOST_ERROR_BYTES = 256 * 1024
+_MOST_REASON = 200
+"""Characters that say why an error file cannot be read."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _SHELL = 128
 """A shell exits with this plus the number of the signal that killed its command."""
@@ -84,8 +87,8 @@ def _recorded(path: Path) -> tuple[WorkerError | None, str]:
         return None, f"it has more than {_MOST_ERROR_BYTES // 1024} KiB"
     try:
         return error_file.parse(data.decode()), ""
-    except ValueError as error:
-        return None, str(error)
+    except (ValueError, RecursionError) as error:
+        return None, capped(str(error), _MOST_REASON)
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -109,7 +112,7 @@ def _reported(report: Report, recorded: WorkerError | None) -> WorkerError:
 
 def _write(path: Path, error: WorkerError) -> None:
     """Write an error file in the form of torchelastic's `@record`, for tools that read those. Errors are ignored."""
-    with contextlib.suppress(OSError), open(path, "w", opener=_private) as file:
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8", opener=_private) as file:
         file.write(error_file.compose(error))
 
 

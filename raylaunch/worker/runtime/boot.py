@@ -13,6 +13,7 @@ if __name__ == "__main__":
     # Started by path: make our own package importable without putting the current folder on sys.path.
     sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 4)[0]]
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -22,9 +23,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, capped_traceback
+from raylaunch.core.text import capped, printable
 from raylaunch.worker.heartbeats import checkpoint_wait, slot_owner
 from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
-from raylaunch.worker.runtime.process_setup import set_up_process
+from raylaunch.worker.runtime.process_setup import encodable, set_up_process
 from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -105,12 +108,11 @@ def _exec_command(spec: WorkerSpec, report_fd: int) -> int:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # only Python ignores these
     try:
-        os.execvpe(spec.target, [spec.target, *map(str, spec.args)], spec.env)
-    except OSError as error:
-        report = Report(
-            error_type=type(error).__name__, message=f"cannot run `{spec.target}`: {error.strerror}", hopeless=True
-        )
-        print(f"{report.error_type}: {report.message}", file=sys.stderr)
+        os.execvpe(spec.target, [spec.target, *(encodable(str(one)) for one in spec.args)], spec.env)
+    except (OSError, ValueError) as error:  # ValueError: an argument that no command line can hold
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        report = Report(error_type=type(error).__name__, message=f"cannot run `{spec.target}`: {why}", hopeless=True)
+        _print(f"{report.error_type}: {report.message}")
         _write_report(report_fd, report)
         return 127
 
@@ -121,7 +123,7 @@ def _exit_code(stop: SystemExit) -> int:
         return 0
     if isinstance(stop.code, int):
         return stop.code & 0xFF
-    print(stop.code, file=sys.stderr)
+    _print(_text_of(stop.code))
     return 1
 
 
@@ -130,10 +132,16 @@ def _print_traceback(error: BaseException) -> None:
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception as failed:  # noqa: BLE001
-        print("Error in sys.excepthook:", file=sys.stderr)
-        traceback.print_exception(without_own_frames(failed))
-        print("\nOriginal exception was:", file=sys.stderr)
-        traceback.print_exception(error)
+        _print("Error in sys.excepthook:")
+        _print("".join(_formatted(without_own_frames(failed))))
+        _print("Original exception was:")
+        _print("".join(_formatted(error)).rstrip())
+
+
+def _print(text: str) -> None:
+    """Print to stderr, which the user's code may have closed or replaced."""
+    with contextlib.suppress(Exception):
+        print(text, file=sys.stderr)
 
 
 def without_own_frames(error: BaseException) -> BaseException:
@@ -149,32 +157,39 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _error_report(error: BaseException, *, with_object: bool) -> Report:
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
     return Report(
-        error_type=type(error).__name__,
-        message=_message(error),
-        traceback="".join(lines),
+        error_type=str.__str__(type(error).__name__)[:MOST_TYPE],
+        message=capped(_text_of(error), MOST_MESSAGE),
+        traceback=capped_traceback("".join(_formatted(error))),
         value=entry.pickled(error) if with_object else b"",
     )
 
 
-def _message(error: BaseException) -> str:
+def _formatted(error: BaseException) -> list[str]:
     try:
-        return str(error)
+        return traceback.format_exception(type(error), error, error.__traceback__)
     except Exception:  # noqa: BLE001
+        return []  # an attribute of the exception is not what it should be
+
+
+def _text_of(value: object) -> str:
+    """Return `str(value)`, whatever that does. A subclass of str becomes a str, which can be unpickled anywhere."""
+    try:
+        return str.__str__(str(value))
+    except BaseException:  # noqa: BLE001
         return "(its text cannot be made)"
 
 
 def _refuse(report_fd: int, error: BaseException) -> int:
     """Say on stderr and in the report that the user's code cannot be started; return the exit code."""
-    print(f"raylaunch: {error}", file=sys.stderr)
+    _print(f"raylaunch: {printable(_text_of(error))}")
     _write_permanent_error(report_fd, error)
     return 1
 
 
 def _write_permanent_error(report_fd: int, error: BaseException) -> None:
     """Report an error that a restart would meet again: a folder that is missing, a log file that cannot be opened."""
-    _write_report(report_fd, Report(error_type=type(error).__name__, message=str(error), hopeless=True))
+    _write_report(report_fd, Report(error_type=type(error).__name__, message=_text_of(error), hopeless=True))
 
 
 def _write_report(report_fd: int, report: Report) -> None:

@@ -34,6 +34,20 @@ def set_up_process(spec: WorkerSpec, report_fd: int, stacks_fd: int, parent: int
     os.chdir(spec.cwd)
 
 
+def encodable(text: str) -> str:
+    """Return a text that the file system encoding of this process has, for a path, an argument or a variable.
+
+    In a locale that is not UTF-8, it stands for the bytes that the text has in UTF-8. The result cannot be encoded
+    either if the text has surrogates that stand for no byte (PEP 383).
+    """
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        with contextlib.suppress(UnicodeEncodeError):
+            return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+    return text
+
+
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies; exit at once if the parent is dead already."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
