@@ -230,6 +230,7 @@ def _agent_spec(
         nproc=0,
         rules=job.nodes,
         submitter_env=submitter_env,
+        niceness=os.getpriority(os.PRIO_PROCESS, 0),
         cwd=None if session.brings_files else _cwd(),
         ray_address=session.address,
         view=outputs.view(job),

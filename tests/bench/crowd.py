@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
+from raylaunch.cluster.agent.agent import AgentReady, AgentReport
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
@@ -206,9 +206,16 @@ class _Method:
 class Handle:
     """One agent of a crowd, to whoever orders it about."""
 
-    def __init__(self, actor: Any, node: str) -> None:
-        self.actor = actor
-        self._node = node
+    def __init__(self, crowds: Crowds) -> None:
+        self._crowds = crowds
+        self.actor: Any = None
+        self._node = ""
+        self.begin = self
+
+    def remote(self, pickled: bytes) -> None:
+        """`begin.remote`: the agent gets its name."""
+        self._node = pickle.loads(pickled).node
+        self.actor = self._crowds.place(self._node)
 
     def __getattr__(self, name: str) -> _Method:
         return _Method(getattr(self.actor, name), self._node)
@@ -227,11 +234,14 @@ class Crowds:
         """They have their places."""
         return self
 
-    def remote(self, told: AgentSpec) -> Handle:
+    def remote(self) -> Handle:
         """One more agent."""
-        node = told.node
+        return Handle(self)
+
+    def place(self, node: str) -> Any:
+        """Return the actor that plays an agent, from now on."""
         actor = self.plays[node] = self.actors[len(self.plays) % len(self.actors)]
-        return Handle(actor, node)
+        return actor
 
     def told(self) -> dict[str, Told]:
         """Of all agents."""

@@ -43,6 +43,8 @@ class AgentSpec:
     rules: dict[str, NodeRule] = field(metadata=PER_PROCESS)
     submitter_env: dict[str, str] = field(repr=False, metadata=PER_PROCESS)
     """The environment of the process that submitted the run. Each agent makes its workers' of it and of its node's."""
+    niceness: int = field(default=0, metadata=PER_PROCESS)
+    """That of the process that submitted the run, which all processes of the node get (nice(1))."""
     cwd: str | None = field(metadata=PER_PROCESS)
     """The submitter's working folder; None: the folder into which Ray unpacked its copy."""
     ray_address: str = field(metadata=PER_PROCESS)

@@ -18,6 +18,7 @@ from raylaunch.cluster.agent import agent
 from raylaunch.cluster.agent.agent import AgentSpec, Home
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import Link, LinkAddress
+from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.protocol.orders import Order
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
@@ -35,40 +36,85 @@ class IdleAgent:
     """Bytes (PSS: shared pages are divided among their users); 0: not known."""
 
 
-class AgentActor:
-    """One for each node of the run."""
+class AgentError(Exception):
+    """An error of an agent, as the driver gets it: its text is `type: message`, and can be encoded.
 
-    def __init__(self, spec: AgentSpec) -> None:
-        processes.reset_niceness()  # workers that use all CPUs must not delay its reports
+    Ray itself would send the error and its traceback, and cannot if a path in them is not UTF-8.
+    """
+
+
+class AgentStartError(AgentError):
+    """The agent cannot start on its host."""
+
+
+class AgentActor:
+    """One for each node of the run. `begin` is its first call.
+
+    The constructor has no arguments, because Ray's head keeps those of every actor, also of dead ones: the submitter's
+    environment has secrets. The arguments of calls go from process to process.
+    """
+
+    def __init__(self) -> None:
         self._home = _home()
-        self._agent = agent.Agent(spec, self._home)
+        #: Until `begin`, and where that failed.
+        self._agent: agent.Agent | None = None
+        #: Why `begin` failed.
+        self._error: AgentStartError | None = None
+        #: Set when `begin` is over. Ray may start the first calls of an asynchronous actor in another order.
+        self._begun = asyncio.Event()
         #: While the agent is idle.
         self._client: ForkServerClient | None = None
         #: To the process that pools the agent, while it is idle.
         self._link: Link | None = None
 
+    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
+    async def begin(self, pickled: bytes) -> None:
+        """Start the agent by a pickled `AgentSpec`. `next_report` raises what goes wrong."""
+        try:
+            spec: AgentSpec = pickle.loads(pickled)  # noqa: S301
+            processes.set_niceness(spec.niceness)
+            self._agent = agent.Agent(spec, self._home)
+        except Exception as error:  # noqa: BLE001
+            self._error = AgentStartError(_described(error))
+        finally:
+            self._begun.set()
+
     async def next_report(self) -> bytes:
-        """Return the next `AgentReport`, pickled: Ray's own serialization costs a driver of 1,000 nodes far more."""
-        return pickle.dumps(await self._agent.next_report())
+        """Return the next `AgentReport`, pickled: Ray's own serialization costs a driver of 1,000 nodes far more.
+
+        Raises AgentError.
+        """
+        await self._begun.wait()
+        if self._agent is None:
+            raise self._error or AgentStartError("it was not begun")
+        try:
+            report = await self._agent.next_report()
+        except Exception as error:  # noqa: BLE001
+            raise AgentError(_described(error)) from None
+        return pickle.dumps(report)
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
     async def handle(self, pickled: bytes) -> None:
         """Carry out one pickled `Order`. `next_report` raises its errors, since nobody waits for this call."""
-        order: Order = pickle.loads(pickled)  # noqa: S301
+        if self._agent is None:
+            return
         try:
+            order: Order = pickle.loads(pickled)  # noqa: S301
             self._agent.handle(order)
         except Exception as error:  # noqa: BLE001
             self._agent.fail(error)
 
     async def values(self) -> dict[int, bytes]:
         """Return what functions returned, pickled, by rank."""
-        return await self._agent.values()
+        return await self._agent.values() if self._agent is not None else {}
 
     async def become_idle(self, name: str, link_address: LinkAddress | None, seconds: float) -> IdleAgent | None:
         """End the run, so that another can `reuse` the agent within so many seconds. None: it cannot be reused.
 
         `name` and `link_address`: those of a link to the process that pools the agent, whose end is the agent's too.
         """
+        if self._agent is None:
+            return None
         link = Link(link_address, name, end_this_process) if link_address is not None else None
         self._client = await self._agent.become_idle(seconds)
         if self._client is None:
@@ -78,10 +124,10 @@ class AgentActor:
 
     async def reuse(self, spec: AgentSpec) -> bool:
         """Begin another run. False: the fork server cannot be used any more."""
-        client = self._client
-        if client is None or not await asyncio.to_thread(client.activate):
+        client, before = self._client, self._agent
+        if client is None or before is None or not await asyncio.to_thread(client.activate):
             return False
-        before, self._agent = self._agent, agent.Agent(spec, self._home, client)
+        self._agent = agent.Agent(spec, self._home, client)
         self._client = None
         before.retire()
         if self._link is not None:
@@ -92,8 +138,12 @@ class AgentActor:
         """End every process on this node."""
         if self._client is not None:
             await asyncio.to_thread(self._client.close)
-        else:
+        elif self._agent is not None:
             await self._agent.close()
+
+
+def _described(error: Exception) -> str:
+    return printable(f"{type(error).__name__}: {error}")
 
 
 def _home() -> Home:

@@ -148,7 +148,7 @@ class RayFleet(FleetBase):
 
     def _is_hopeless(self, gone: AgentLost) -> bool:
         """Return whether another agent would be lost too. A failure on one host of several need not repeat."""
-        if actor_errors.is_raised_by_init(gone.error):
+        if actor_errors.is_raised_at_start(gone.error):
             return self._allocator.up_count < self._plan.min_nodes
         return self._allocator.cannot_start
 
@@ -242,7 +242,8 @@ class RayFleet(FleetBase):
 
     def _start(self, request: StartAgent, spec: AgentSpec, options: Mapping[str, Any]) -> None:
         try:
-            actor = self.actor_class.options(**options).remote(spec)
+            actor = self.actor_class.options(**options).remote()
+            actor.begin.remote(pickle.dumps(spec))
         except (RayError, RuntimeError) as error:
             self._tell(AgentLost(node=request.node, why=actor_errors.summary(error), error=error))
         else:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, OutOfMemoryError, RayActorError
 
+from raylaunch.cluster.agent.ray_actor import AgentError, AgentStartError
+
 _OF_THE_CONSTRUCTOR = "creation task"
 _NODE_DIED = "its node has died"
 """Texts in Ray's messages."""
 
 
-def is_raised_by_init(error: BaseException | None) -> bool:
-    """Return whether the actor's `__init__` raised the error, so that another one on the same host would fail too."""
+def is_raised_at_start(error: BaseException | None) -> bool:
+    """Return whether the agent could not start, so that another one on the same host could not either."""
+    if isinstance(error, AgentStartError):
+        return True
     return isinstance(error, RayActorError) and _OF_THE_CONSTRUCTOR in str(error)
 
 
 def summary(error: BaseException) -> str:
     """Return why an agent is gone, in one line for a person."""
+    if isinstance(error, AgentError):
+        return str(getattr(error, "cause", error))  # `RayTaskError` has the error that was raised as its `cause`
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, OutOfMemoryError):
@@ -24,6 +30,6 @@ def summary(error: BaseException) -> str:
         return "its host was taken away" if getattr(error, "preempted", False) else "its host died"
     if isinstance(error, ActorUnavailableError):
         return "the connection to its agent broke off"
-    if isinstance(error, RayActorError) and lines and not is_raised_by_init(error):
+    if isinstance(error, RayActorError) and lines and not is_raised_at_start(error):
         return "its agent died"
     return lines[-1] if lines else type(error).__name__

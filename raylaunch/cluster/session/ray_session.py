@@ -25,10 +25,11 @@ from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
-from raylaunch.cluster.ray_api import gcs_monitor, inventory
+from raylaunch.cluster.ray_api import gcs_monitor, inventory, job_entrypoint
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.cluster.session.shared_connection import SharedConnection
 from raylaunch.core.job.job import Job, RayOptions
+from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan
 from raylaunch.errors import ClusterError
@@ -89,7 +90,8 @@ def _connect(job: Job, address: str) -> RaySession:
     if ray.is_initialized():
         return _existing(job.ray)
     try:
-        return _start_local(job) if address == local_machine.LOCAL else _join(address, job.ray)
+        with job_entrypoint.redacted(Redactor.of(job, os.environ)):
+            return _start_local(job) if address == local_machine.LOCAL else _join(address, job.ray)
     except ClusterError:
         ray.shutdown()
         raise

@@ -28,7 +28,6 @@ def main() -> int:
     """`subreaper.py CONTROL_FD [FOLDER...]`. Returns in the subreaper, in fork servers, and in every worker."""
     started_at = time.time()
     control, folders, agent = int(sys.argv[1]), sys.argv[2:], os.getppid()
-    processes.reset_niceness()
     processes.become_subreaper()
     processes.signal_on_parent_death(signal.SIGCONT, agent)  # one that was stopped goes on, and cleans up
     me = os.getpid()

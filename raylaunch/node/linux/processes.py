@@ -101,14 +101,14 @@ def kill_children(timeout: float, *, spared: int = 0) -> bool:
     return True
 
 
-def reset_niceness() -> None:
-    """Set the niceness of all threads of this process to 0, if that is allowed.
+def set_niceness(niceness: int) -> None:
+    """Set the niceness of all threads of this process, if that is allowed: only root may lower it.
 
     Ray starts its workers at nice 15 (`RAY_worker_niceness`), and everything that they start would inherit it.
     """
     with contextlib.suppress(OSError):
         for thread in os.listdir("/proc/self/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+            os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
 
 
 @contextlib.contextmanager

@@ -22,15 +22,17 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group_table
 
 from raylaunch.cluster.agent import ray_actor
-from raylaunch.cluster.agent.agent import AgentReady, AgentReport
+from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
 from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.ray_api.inventory import nodes
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.node_spec import WorkerTemplate
 from tests.cluster.conftest import left_in_ray, wait_until
 from tests.fakes import READY
 from tests.private_cluster import Cluster, private_cluster
@@ -55,23 +57,41 @@ def hosts() -> Iterator[Cluster]:
         reset_auth_token_state()
 
 
-@dataclass
-class Told:
-    """The part of a node's spec that the fleet uses."""
-
-    address: str | None = None
-    nproc: int = 0
-    node: str = ""
+SPEC = AgentSpec(
+    template=WorkerTemplate(
+        run_dir="",
+        kind="script",
+        target="train.py",
+        args=(),
+        env={},
+        backend=None,
+        preload=(),
+        start_method="forkserver",
+    ),
+    address=None,
+    nproc=0,
+    rules={},
+    submitter_env={"API_KEY": "the environment of the submitter"},
+    cwd=None,
+    ray_address="",
+    view=view(Job()),
+    node_timeout=5.0,
+)
 
 
 class Agent:
     """An agent that reports that it is up."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    async def begin(self, pickled: bytes) -> None:
         host = ray.get_runtime_context().get_node_id()
-        self.unsaid = [AgentReady(node_id=host, address="", nproc=told.nproc, ready=READY)]
+        self.unsaid = [AgentReady(node_id=host, address="", nproc=pickle.loads(pickled).nproc, ready=READY)]
+        self.begun.set()
 
     async def next_report(self) -> bytes:
+        await self.begun.wait()
         if not self.unsaid:
             await asyncio.sleep(1000)
         return pickle.dumps(AgentReport(sent_at=float(os.getpid()), events=[self.unsaid.pop()]))
@@ -81,7 +101,7 @@ class Agent:
 
 
 class Unable(Agent):
-    def __init__(self, told: Told) -> None:
+    def __init__(self) -> None:
         raise FileNotFoundError("no such folder")
 
 
@@ -89,6 +109,7 @@ class Busy(Agent):
     """An agent that takes long to return its results, and reports meanwhile."""
 
     async def next_report(self) -> bytes:
+        await self.begun.wait()
         if not self.unsaid:
             await asyncio.sleep(0.1)
             return pickle.dumps(AgentReport(sent_at=0.0, events=[]))
@@ -105,8 +126,16 @@ class Silent(Agent):
         return {}
 
 
+class UnableToBegin(Agent):
+    async def begin(self, pickled: bytes) -> None:
+        pass
+
+    async def next_report(self) -> bytes:
+        raise ray_actor.AgentStartError("FileNotFoundError: no such folder")
+
+
 class Dying(Agent):
-    def __init__(self, told: Told) -> None:
+    def __init__(self) -> None:
         os._exit(1)
 
 
@@ -166,7 +195,7 @@ def crew(hosts: Cluster) -> Iterator[Callable[..., Crew]]:
         wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes, **job)
         plan = make_plan(wanted, nodes(local=False), local=False)
         lines: list[str] = []
-        found = Crew(RayFleet(plan, Told(), lines.append), lines=lines)
+        found = Crew(RayFleet(plan, SPEC, lines.append), lines=lines)
         found.fleet.actor_class = ray.remote(max_restarts=0)(agent)
         crews.append(found)
         found.fleet.start(found.tell)
@@ -236,7 +265,11 @@ def test_a_host_that_is_cordoned_and_uncordoned(crew):
 
 def test_agents_that_cannot_start(crew):
     """If none ever came up, the run fails: at once if the constructor raised, else after the third death."""
-    for agent, tries, why in ((Unable, 1, "no such folder"), (Dying, 3, "its agent died")):
+    for agent, tries, why in (
+        (Unable, 1, "no such folder"),
+        (UnableToBegin, 1, "no such folder"),
+        (Dying, 3, "its agent died"),
+    ):
         found = crew("2", agent)
         with pytest.raises(ClusterError, match=f"cannot start: .*{why}"):
             found.count(2)

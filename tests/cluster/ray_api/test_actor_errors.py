@@ -13,6 +13,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from raylaunch.cluster.agent.ray_actor import AgentStartError
 from raylaunch.cluster.ray_api import actor_errors
 
 
@@ -20,6 +21,13 @@ def died(message: str, *, reason: int = NodeDeathInfo.UNSPECIFIED) -> ActorDiedE
     """As Ray builds it from what its head knows."""
     info = NodeDeathInfo(reason=reason)
     return ActorDiedError(ActorDiedErrorContext(error_message=message, actor_id=b"1" * 16, node_death_info=info))
+
+
+def cannot_start() -> RayTaskError:
+    """Raised by `next_report` after a `begin` that failed."""
+    text = "Traceback (most recent call last):\n  ...\nAgentStartError: FileNotFoundError: no such folder"
+    error = RayTaskError("AgentActor.next_report", text, AgentStartError("FileNotFoundError: no such folder"))
+    return error.as_instanceof_cause()
 
 
 def raised() -> ActorDiedError:
@@ -46,6 +54,7 @@ KILLED = (
         (OutOfMemoryError("Memory was 95 %"), "Ray ended its agent, since the memory of its host ran out"),
         (ActorUnavailableError("Socket closed", b"1" * 16), "the connection to its agent broke off"),
         (raised(), "FileNotFoundError: no such folder"),
+        (cannot_start(), "FileNotFoundError: no such folder"),
         (GetTimeoutError("too late"), "too late"),
         (RuntimeError(), "RuntimeError"),
     ],
@@ -55,9 +64,10 @@ def test_why_an_agent_is_gone(error, words):
     assert actor_errors.summary(error) == words
 
 
-def test_an_error_of_the_constructor():
+def test_an_error_at_the_start():
     """It would be raised again; what was done to an agent from outside may not happen again."""
-    assert actor_errors.is_raised_by_init(raised())
+    assert actor_errors.is_raised_at_start(raised())
+    assert actor_errors.is_raised_at_start(cannot_start())
     assert not any(
-        map(actor_errors.is_raised_by_init, (died(KILLED), died(NODE_DIED), RuntimeError("creation task"), None))
+        map(actor_errors.is_raised_at_start, (died(KILLED), died(NODE_DIED), RuntimeError("creation task"), None))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.error_file import MalformedError
 from raylaunch.core.failures.failure import WorkerError
+from tests.core.adversarial import steep
 
 NESTED = {
     "message": {
@@ -103,3 +105,29 @@ def test_exit_code_is_added_to_the_nested_format():
     assert json.loads(error_file.compose(nested, exit_code=-11)) == {"message": NESTED["message"] | {"errorCode": -11}}
     flat = {"message": "gave up", "timestamp": 10}
     assert json.loads(error_file.compose(error_file.parse(json.dumps(flat)), exit_code=3)) == flat
+
+
+def test_a_long_file_is_capped():
+    """Neither the driver's memory nor the terminal gets all of it."""
+    for message in ("ValueError: " + "x " * 50_000, "Error" * 20_000 + ": x"):
+        found = error_file.parse(json.dumps({"message": message, "more": 1}))
+        assert len(found.type) + len(found.message) + len(found.written) < 5000
+    nested = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "line\n" * 50_000}}}
+    assert len(error_file.parse(json.dumps(nested)).traceback) < 20_000
+
+
+@pytest.mark.parametrize("depth", [10, 400, 900, 990, 5_000, 100_000])
+def test_a_nested_file(depth):
+    """Whether JSON of this depth can be read or not, an error or a `MalformedError` is the answer."""
+    text = '{"message": "ValueError: x", "more": ' + "[" * depth + "]" * depth + "}"
+    with contextlib.suppress(error_file.MalformedError):
+        assert error_file.compose(error_file.parse(text))
+
+
+def test_a_written_file_without_a_message_is_not_used():
+    error = WorkerError(type="A", message="b", traceback="", written='{"other": 1}')
+    assert json.loads(error_file.compose(error, exit_code=3))["message"]["message"] == "A: b"
+
+
+def test_time_is_linear():
+    assert steep(lambda text: error_file.parse(json.dumps({"message": text, "timestamp": text}))) == []

@@ -8,15 +8,19 @@ import pytest
 from machine_helpers import failure, raised
 
 from raylaunch.core.failures.failure import (
+    MOST_TRACEBACK,
     SAME_FAILURE_LIMIT,
     SAME_FAILURE_WINDOW,
     Failure,
     WorkerError,
     alike,
+    capped_traceback,
     consequences,
     root_cause,
     why_hopeless,
 )
+from raylaunch.core.failures.hints import hints
+from tests.core.adversarial import steep
 
 TWO_FRAMES = """Traceback (most recent call last):
   File "/job/train.py", line 88, in step
@@ -304,3 +308,49 @@ def test_failures_compare_by_value():
 def test_kind_of_a_failure(facts, kind):
     """The kind does not contain the rank. It tells failures of a host from those of the script."""
     assert failure(**facts).kind == kind
+
+
+def test_the_same_exception_of_a_stopped_rank():
+    """It was raised before raylaunch ended the process, which takes longer than the exception."""
+    cause = failure("a", rank=0, **raised("ValueError", "NaN"))
+    killed = failure("b", rank=1, **(raised("ValueError", "NaN") | {"exit_code": -15}), stopped=True)
+    other = failure("b", rank=2, **(raised("KeyError", "x") | {"exit_code": -9}), stopped=True)
+    in_file = failure("b", rank=3, exit_code=-15, stopped=True)
+    assert alike([cause, killed, other, in_file], cause) == (1,)
+    assert consequences([cause, killed, other, in_file], cause) == [
+        ("raised KeyError: x, and was stopped by raylaunch", (2,)),
+        ("stopped by raylaunch (SIGTERM)", (3,)),
+    ]
+
+
+def test_a_long_traceback_keeps_its_frames():
+    """A message of any length leaves the innermost frame."""
+    trace = TWO_FRAMES + "x " * 100_000
+    assert error(trace=capped_traceback(trace)).place == "/job/my model.py:12"
+    assert len(capped_traceback(trace)) < MOST_TRACEBACK + 100
+    assert capped_traceback(TWO_FRAMES) == TWO_FRAMES
+
+
+def test_a_long_message_is_one_short_line():
+    assert len(failure(**raised("ValueError", "long " * 1000)).what) < 500
+
+
+def test_frames_of_exception_groups():
+    """They have a margin."""
+    trace = '  + Exception Group Traceback (most recent call last):\n  |   File "/job/a.py", line 7, in f\n'
+    assert error(trace=trace).place == "/job/a.py:7"
+
+
+def test_time_is_linear():
+    """Workers may raise a text of any length and content."""
+
+    def read(text: str) -> None:
+        of_exception = failure(**(raised("RuntimeError", text) | {"error": error("RuntimeError", text, trace=text)}))
+        of_abort = failure("b", exit_code=-6, tail=text)
+        for each in (of_exception, of_abort):
+            assert each.is_collateral in (True, False)
+            assert each.signature + each.what + each.kind
+            hints(each)
+        consequences([of_exception, of_abort], of_exception)
+
+    assert steep(read) == []

@@ -19,6 +19,7 @@ from raylaunch.core.failures.stacks import (
     main_thread,
     report,
 )
+from tests.core.adversarial import steep
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 LOADER = f"{TORCH}/utils/data/dataloader.py"
@@ -228,3 +229,20 @@ def test_modules_include_subpackages() -> None:
     """Else the test above would have no cases."""
     assert "raylaunch/worker/runtime/boot.py" in MODULES
     assert "raylaunch/node/forkserver/server.py" in MODULES
+
+
+def test_time_is_linear():
+    """The text comes from a file that a worker writes."""
+
+    def read(text: str) -> None:
+        head = "Thread 0x1 (most recent call first):\n"
+        for each in (text, head + text, head + "\n".join(f'  File "{text[:400]}", line 3 in f' for _ in range(20))):
+            for found in stacks.grouped([stack(0, each)], [0]):
+                assert str(found)
+                assert (found.in_collective, found.in_backward, found.loads_data, found.place) is not None
+
+    assert steep(read) == []
+
+
+def test_a_line_that_is_none_of_faulthandler():
+    assert stacks.main_thread(f'Thread 0x1 (most recent call first):\n  File "{"a/" * 2000}", line 3 in f') == ()

@@ -13,6 +13,7 @@ from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
 from raylaunch.core.job.redaction import Redactor, shown
 from raylaunch.core.job.secrets import HIDDEN
+from tests.core.adversarial import steep
 from tests.profiles import examples
 
 VALUE = "hf_abcdefgh"
@@ -22,26 +23,42 @@ def job(*args: object, env: dict[str, str] | None = None, **entry: object) -> Jo
     return Job(entrypoint=Entrypoint(script="train.py", args=list(args), **entry), env=env or {})
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "wandb_api_key", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "Secrets"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "wandb_api_key", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "Secrets"),
+        *("DB_PASSWD", "SMTP_PASS", "MYSQL_PWD", "HTTP_AUTH", "GOOGLE_APPLICATION_CREDENTIALS", "SSH_PASSPHRASE"),
+    ],
+)
 def test_names_of_secret_variables(name):
     """The names contain one of the words, in upper or lower case."""
     assert secrets.is_secret(name)
 
 
-@pytest.mark.parametrize("name", ["PATH", "NCCL_DEBUG", "TOK", ""])
+@pytest.mark.parametrize(
+    "name", ["PATH", "NCCL_DEBUG", "TOK", "", "PWD", "OLDPWD", "RAY_AUTH_MODE", "COMPASS", "AUTHOR", "PASSES"]
+)
 def test_names_of_other_variables(name):
     """Their values are shown."""
     assert not secrets.is_secret(name)
     assert shown(job(env={name or "A": VALUE}), {}).env == {name or "A": VALUE}
 
 
-@pytest.mark.parametrize("name", ["--api-key", "--token", "hf_token", "--accessToken", "db.password", "url?key"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("--api-key", "--token", "hf_token", "--accessToken", "db.password", "url?key"),
+        *("--passwd", "--auth", "--smtp-pass", "dbPass", "--mysql_pwd", "--aws-credentials"),
+    ],
+)
 def test_names_of_secret_arguments(name):
     """One of the parts of the name ends with one of the words."""
     assert secrets.is_secret_argument(name)
 
 
-@pytest.mark.parametrize("name", ["--tokenizer", "--max-tokens", "--keys", "-m"])
+@pytest.mark.parametrize(
+    "name", ["--tokenizer", "--max-tokens", "--keys", "-m", "--author", "--lowpass", "--passes", "--auth-mode", "-"]
+)
 def test_names_of_other_arguments(name):
     """Names that are usual in training are not redacted."""
     assert not secrets.is_secret_argument(name)
@@ -99,9 +116,29 @@ def test_secrets_of_the_submitter_are_redacted():
     assert shown(job(VALUE), {"HOME": VALUE}).entrypoint.args == [VALUE]
 
 
-def test_short_values_and_paths_are_not_searched():
-    """`1`, `false` and folders occur in other texts by chance."""
-    environ = {"TOKENIZERS_PARALLELISM": "false", "SSH_KEY_DIR": "/home/ana", "AUTH_TOKEN_PATH": "/home/ana/t"}
+@pytest.mark.parametrize(
+    ("environ", "text", "seen"),
+    [
+        ({"SMTP_PASS": "hunter2"}, "login ana:hunter2 failed, hunter22", "login ana:*** failed, hunter22"),
+        ({"DB_PASSWD": "p@ss"}, "'p@ss' xp@ss", "'***' xp@ss"),
+        ({"PIN_TOKEN": "123456"}, "pin=123456 1234567", "pin=*** 1234567"),
+        ({"A_KEY": "s3cr", "B_KEY": "s3cr-t"}, "s3cr s3cr-t", "*** ***"),
+    ],
+)
+def test_short_values_are_searched_as_words(environ, text, seen):
+    """Where the name says for sure that the value is a secret."""
+    assert Redactor.of(job(), environ).hide(text) == seen
+    (name, value), *_ = environ.items()
+    assert Redactor.of(job(f"--{name}", value), {}).hide(text.replace("s3cr-t", "s3cr")) == seen
+
+
+def test_short_values_that_occur_by_chance_are_not_searched():
+    """Switches, small numbers, settings whose names only look like secrets, and folders."""
+    environ = {
+        "TOKENIZERS_PARALLELISM": "false", "KEYBOARD": "pc105", "USE_AUTH": "true", "A_PASS": "on", "B_PASS": "abc",
+        "MAX_TOKEN": "4096", "TOKENIZER": "bert", "NPM_AUTH": "none",
+        "SSH_KEY_DIR": "/home/ana", "AUTH_TOKEN_PATH": "/home/ana/t",
+    }
     assert Redactor.of(job(), environ) == Redactor()
     assert Redactor().hide("false 1") == "false 1"
 
@@ -129,7 +166,16 @@ def test_forms_of_a_secret():
         ("postgres://ana:hunter2@db/runs", "postgres://ana:***@db/runs"),
         ("(redis://:p:w@[::1]:6379)", "(redis://:***@[::1]:6379)"),
         ("http://10.0.0.7:8265/a@b", "http://10.0.0.7:8265/a@b"),
+        ("http://10.0.0.7:8265", "http://10.0.0.7:8265"),
         ("ssh://ana@db", "ssh://ana@db"),
+        ("https://ghp_0123@github.com/a/b", "https://***@github.com/a/b"),
+        ("git+https://ghp_0123@github.com/a@v1", "git+https://***@github.com/a@v1"),
+        ("https://user:p/w@host/a", "https://user:***@host/a"),
+        ("https://user:p@w@host/a?b=c@d", "https://user:***@host/a?b=c@d"),
+        ("http://h:80/x,https://u:p@h", "http://h:80/x,https://u:***@h"),
+        ("a://b:c@d,e://f:g@h", "a://b:***@d,e://f:***@h"),
+        ("https://h/a@b", "https://h/a@b"),
+        ("a://b:@c", "a://b:@c"),
     ],
 )
 def test_passwords_in_urls(address, seen):
@@ -179,3 +225,17 @@ def test_lines_are_cut_before_a_secret():
     """The name stays; lines without a secret are unchanged."""
     assert secrets.cut("env.API_KEY=abc") == "env.API_KEY=***"
     assert [secrets.cut(line) for line in ("nnodes=2", "env.API_KEY=")] == ["nnodes=2", "env.API_KEY="]
+
+
+def test_time_is_linear():
+    """Text of workers, arguments and lines of job files may be long."""
+    found = Redactor.of(job(env={"A_TOKEN": "aaaaaaaaab", "SMTP_PASS": "a1b2"}), {})
+
+    def read(text: str) -> None:
+        for line in (text, f"key: {text}", f"{text}=x", f"{text}: x"):
+            secrets.cut(line)
+            found.hide(line)
+        secrets.is_secret(text)
+        secrets.shown_arguments(["--key", text, f"--{text}={text}"])
+
+    assert steep(read) == []
