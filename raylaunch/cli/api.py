@@ -76,7 +76,9 @@ def error_of(outcome: RunOutcome) -> BaseException:
         return JobFailedError(text)
     if result.exit_code == ExitCode.UNAVAILABLE:
         return ClusterError(text)
-    return InterruptedByUserError(text)
+    error = InterruptedByUserError(text)
+    error.exit_code = result.exit_code
+    return error
 
 
 def exception_of(outcome: RunOutcome) -> BaseException | None:

@@ -72,7 +72,7 @@ UNITS = (
     ),
 )
 """What the texts repeat."""
-_SMALL = 2_000
+_SMALL = 1_000
 _FACTOR = 4
 _REPEATS = 1
 LIMIT = 9.0
@@ -80,20 +80,14 @@ LIMIT = 9.0
 _MEASURABLE_SECONDS = 0.001
 
 
-def texts(size: int = 64_000) -> list[str]:
-    """Return one text of each unit."""
-    return [(unit * (size // len(unit) + 1))[:size] for unit in UNITS]
-
-
-def steep(function: Callable[[str], object], *, before: str = "", after: str = "") -> list[tuple[str, float]]:
+def steep(function: Callable[[str], object]) -> list[tuple[str, float]]:
     """Return the units on which the time of a function grows faster than its text, with the growth. CPU time counts."""
     found = []
     for unit in UNITS:
         growth = 0.0
         for repeats in (_REPEATS, 4 * _REPEATS):
             small, large = (
-                _seconds(function, before + unit * (size // len(unit)) + after, repeats)
-                for size in (_SMALL, _FACTOR * _SMALL)
+                _seconds(function, unit * (size // len(unit)), repeats) for size in (_SMALL, _FACTOR * _SMALL)
             )
             growth = large / small if large > _MEASURABLE_SECONDS else 0.0
             if growth < LIMIT:

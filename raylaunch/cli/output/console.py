@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from raylaunch.cli.output.async_writer import AsyncWriter
 from raylaunch.cli.output.progress_line import ProgressLine
 from raylaunch.cluster.driver.observer import RunObserver
+from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.actions import Action, Cordon, ForwardSignal, Launch, RequestCheckpoint, Stop, Uncordon
@@ -22,11 +23,12 @@ from raylaunch.core.machine.events import (
     WorkersHung,
 )
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.machine.state import Phase
+from raylaunch.core.machine.state import Phase, Stopping
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.placement.ranks import assign
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.text import count, printable
+from raylaunch.errors import ExitCode
 from raylaunch.node.logs.tail import LogOutput
 
 _MAX_GROUPS = 8
@@ -132,6 +134,7 @@ class Console:
                 self._reasons.clear()
             case Stop(why=why, grace=grace) if grace > 0 and why not in self._reasons:
                 self._reasons.add(why)
+                why = _without_failure(machine) or why
                 self.say(f"stopping the workers, within {grace:g} s: {why}", colour="yellow")
             case RequestCheckpoint(why=why):
                 self._reasons.add(why)
@@ -190,6 +193,14 @@ def run_observer(job: Job, console: Console) -> RunObserver:
     from raylaunch.cli.output.event_log import EventLog  # noqa: PLC0415
 
     return EventLog(console, console.line)
+
+
+def _without_failure(machine: Machine) -> str:
+    """Return who failed, if the run ends with that: the report, which follows, says what it was; else ""."""
+    cause = root_cause(machine.world.failures)
+    ending = machine.state.ending if isinstance(machine.state, Stopping) else None
+    is_failed = ending is not None and ending.exit_code == ExitCode.JOB_FAILED
+    return f"rank {cause.rank} on {cause.node} failed" if is_failed and cause is not None else ""
 
 
 def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:

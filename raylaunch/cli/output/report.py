@@ -158,7 +158,8 @@ def _timeline(result: RunResult) -> Iterator[str]:
     for index, attempt in enumerate(shown):
         if omitted and index == _MAX_ATTEMPTS // 2:
             yield f"  ... {count(omitted, 'more attempt')}{f'; all are in {EVENTS}' if result.run_dir else ''}"
-        yield f"  attempt {attempt.number}: {_ran(attempt)}{attempt.why_ended or 'finished'}"
+        ended = "failed, see above" if result.cause and attempt is result.attempts[-1] else attempt.why_ended
+        yield f"  attempt {attempt.number}: {_ran(attempt)}{ended or 'finished'}"
     without = result.seconds - result.training_seconds
     lost = f", {count(result.lost_steps, 'step')} lost" if any(a.lost_steps is not None for a in shown) else ""
     yield f"  {result.training_seconds:.1f} s with all workers running, {without:.1f} s without{lost}"

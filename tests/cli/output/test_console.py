@@ -17,6 +17,7 @@ import pytest
 from raylaunch.cli.output import async_writer, console
 from raylaunch.cli.output.async_writer import AsyncWriter
 from raylaunch.cli.output.console import Console
+from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.actions import Action, Cordon, Launch, RequestCheckpoint, Stop, Uncordon
@@ -27,7 +28,9 @@ from raylaunch.core.machine.events import (
     NodeJoined,
     NodeLost,
     Progressed,
+    WorkersExited,
     WorkersHung,
+    WorkersStarted,
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.record.journal import JournalEntry
@@ -239,6 +242,20 @@ def test_a_line_of_raylaunch(capsys, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("encoding", "line"),
+    [("utf-8", r"caf\xe9 café \x1b[2J\n\r".encode()), ("ascii", rb"caf\xe9 caf\xe9 \x1b[2J\n\r")],
+)
+def test_text_that_the_terminal_cannot_show(monkeypatch, encoding, line):
+    """Bytes that are not UTF-8, control characters, and what the locale lacks are escaped; it is one line."""
+    stderr = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    found = Console()
+    found.said("caf\udce9 café \x1b[2J\n\r")
+    found.close()
+    assert stderr.buffer.getvalue() == b"raylaunch: " + line + b"\n"
+
+
 def _lost(capsys, rank: int | None) -> str:
     """Return the line for the loss of node-2 (ranks 2 and 3) after output of `rank` was shown."""
     machine = Machine(Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:2", nproc_per_node=2))
@@ -323,6 +340,24 @@ def test_a_reason_is_printed_once_per_attempt(capsys):
         why,
         f"stopping the workers, within 30 s: {why}",
     ]
+
+
+def test_the_failure_that_ends_the_run(capsys):
+    """The line says only who failed, since the report follows; before a restart it says what happened."""
+    machine, shown = Machine(Job(entrypoint=Entrypoint(script="train.py"), nproc_per_node=2)), Console()
+    error = WorkerError(type="ValueError", message="loss is NaN", traceback="")
+    where = {"attempt": 1, "node": "node-1", "rank": 1, "local_rank": 1, "pid": 2}
+    failed = Failure(**where, at=2.0, exit_code=1, error=error)
+    for event in (
+        NodeJoined(at=0.0, node="node-1", address="10.0.0.1", nproc=2),
+        WorkersStarted(at=1.0, attempt=1, node="node-1", pids=(1, 2)),
+        WorkersExited(at=2.0, attempt=1, node="node-1", failures=(failed,)),
+    ):
+        shown.decided(JournalEntry(event=event, actions=tuple(machine.handle(event))), machine)
+    shown.close()
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "raylaunch: stopping the workers, within 30 s: rank 1 on node-1 failed"
+    )
 
 
 def test_nodes_granted_before_the_first_attempt(capsys):

@@ -408,3 +408,16 @@ def test_a_full_disk_is_one_warning():
     """A full disk is only a warning, too."""
     (warning,) = copied(Path("/dev/full"), run_that_failed(NAN))
     assert warning.endswith("No space left on device")
+
+
+def test_text_that_a_terminal_must_not_get():
+    """From exceptions, host names, addresses and paths."""
+    evil = "caf\udce9\x1b[2J\rb\u202e"
+    cause = dead(1, 5.0, host=f"h{evil}", tail=f"t{evil}", **raised(f"E{evil}", f"m{evil}\nn", f"File x\n{evil}\n"))
+    text = report(ended(f"why{evil}", [cause, dead(2, 6.0, exit_code=3, evidence=evil)], cause=cause))
+    assert not set(text) & set("\udce9\x1b\r\u202e")
+    assert r"raised E" in text
+    assert r"caf\xe9\x1b[2J\rb\u202e" in text
+    assert text.encode()
+    unavailable = report(replace(ended(f"no nodes: {evil}\nmore", []), cause=None, exit_code=3))
+    assert unavailable == "error: no nodes: caf\\xe9\\x1b[2J\n  b\\u202e\n  more\n"

@@ -24,6 +24,7 @@ from raylaunch.core.placement.plan import make_plan
 from raylaunch.core.record import journal
 from raylaunch.core.record import result as results
 from raylaunch.core.record.journal import JournalEntry
+from raylaunch.errors import ConfigError
 
 BEGAN = "2026-01-01T00:00:00+00:00"
 SECRETS = ("hunter2-of-the-job", "hunter3-of-a-node", "hunter4-of-the-submitter", "hunter5")
@@ -184,3 +185,42 @@ def test_a_full_disk_is_reported_once(tmp_path):
     folder.close(results.result([], run_dir=folder.where, began=BEGAN))
     assert messages == [f"cannot write {folder.path}/events.jsonl: No space left on device; the run goes on without it"]
     assert len(folder.entries) == 10
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    """In arguments, names of hosts and exceptions: the files are JSON and YAML, and give the same texts back."""
+    of = replace(
+        job_with_secrets(tmp_path), name="caf\xe9", entrypoint=Entrypoint(script="train.py", args=["caf\udce9", "\x1b"])
+    )
+    folder = RunFolder.create(of, "1", pytest.fail)
+    folder.open(of, yaml12.dump(of), make_plan(of, [replace(NODE, address="h\udce9")], local=False), BEGAN, 0.0)
+    entry = JournalEntry(event=NodeJoined(at=0.0, node="n\udce9", address="h\x9b", nproc=1), actions=())
+    folder.append(entry)
+    where = folder.write_stacks(1, "caf\udce9\x1b[2J\n")
+    folder.close(results.result([entry], run_dir=folder.where, began=BEGAN))
+    assert Path(where).read_bytes() == rb"caf\xe9\x1b[2J" + b"\n"
+    lines = (folder.path / "events.jsonl").read_text(encoding="ascii").splitlines()
+    assert journal.read(lines)[1] == [entry]
+    assert json.loads((folder.path / "result.json").read_text())["addresses"] == {"n\udce9": "h\x9b"}
+    assert "caf" in (folder.path / "job.yaml").read_text()
+
+
+def test_an_entry_that_cannot_be_written_is_told_once(tmp_path):
+    """It is a bug in raylaunch, and the run goes on."""
+    of = job_with_secrets(tmp_path)
+    messages: list[str] = []
+    folder = RunFolder.create(of, "1", messages.append)
+    folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    for _ in range(3):
+        folder.append(JournalEntry(event=NodeJoined(at=0.0, node=object(), address="", nproc=1), actions=()))
+    folder.close(results.result([], run_dir=folder.where, began=BEGAN))
+    (message,) = messages
+    assert message.startswith(f"cannot write {folder.path}/events.jsonl: TypeError: ")
+    assert (folder.path / "result.json").exists()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_no_folder_can_have(tmp_path, name):
+    """It is an error in the job, and not in raylaunch."""
+    with pytest.raises(ConfigError, match="cannot make the run folder"):
+        RunFolder.create(job_with_secrets(tmp_path, name=name), "1", print)

@@ -135,9 +135,16 @@ def test_short_values_are_searched_as_words(environ, text, seen):
 def test_short_values_that_occur_by_chance_are_not_searched():
     """Switches, small numbers, settings whose names only look like secrets, and folders."""
     environ = {
-        "TOKENIZERS_PARALLELISM": "false", "KEYBOARD": "pc105", "USE_AUTH": "true", "A_PASS": "on", "B_PASS": "abc",
-        "MAX_TOKEN": "4096", "TOKENIZER": "bert", "NPM_AUTH": "none",
-        "SSH_KEY_DIR": "/home/ana", "AUTH_TOKEN_PATH": "/home/ana/t",
+        "TOKENIZERS_PARALLELISM": "false",
+        "KEYBOARD": "pc105",
+        "USE_AUTH": "true",
+        "A_PASS": "on",
+        "B_PASS": "abc",
+        "MAX_TOKEN": "4096",
+        "TOKENIZER": "bert",
+        "NPM_AUTH": "none",
+        "SSH_KEY_DIR": "/home/ana",
+        "AUTH_TOKEN_PATH": "/home/ana/t",
     }
     assert Redactor.of(job(), environ) == Redactor()
     assert Redactor().hide("false 1") == "false 1"
