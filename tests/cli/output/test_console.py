@@ -251,7 +251,7 @@ def test_text_that_the_terminal_cannot_show(monkeypatch, encoding, line):
     stderr = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stderr", stderr)
     found = Console()
-    found.said("caf\udce9 café \x1b[2J\n\r")
+    found.on_message("caf\udce9 café \x1b[2J\n\r")
     found.close()
     assert stderr.buffer.getvalue() == b"raylaunch: " + line + b"\n"
 
@@ -353,7 +353,7 @@ def test_the_failure_that_ends_the_run(capsys):
         WorkersStarted(at=1.0, attempt=1, node="node-1", pids=(1, 2)),
         WorkersExited(at=2.0, attempt=1, node="node-1", failures=(failed,)),
     ):
-        shown.decided(JournalEntry(event=event, actions=tuple(machine.handle(event))), machine)
+        shown.on_entry(JournalEntry(event=event, actions=tuple(machine.handle(event))), machine)
     shown.close()
     assert capsys.readouterr().err.splitlines()[-1] == (
         "raylaunch: stopping the workers, within 30 s: rank 1 on node-1 failed"

@@ -22,20 +22,20 @@ OUTPUT = LogOutput(rank=0, stream="stdout", data=b"x")
 class Broken(RunRecorder):
     """An observer that fails whenever it is to show anything but a message."""
 
-    def planned(self, *_: object) -> None:
+    def on_plan(self, *_: object) -> None:
         raise KeyError("caf\udce9")
 
-    def decided(self, *_: object) -> None:
+    def on_entry(self, *_: object) -> None:
         raise ValueError("caf\udce9")
 
-    def wrote(self, *_: object) -> None:
+    def on_output(self, *_: object) -> None:
         raise MemoryError
 
 
 class Mute(Broken):
     """An observer that cannot even show a message."""
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         raise UnicodeEncodeError("utf-8", "caf\udce9", 3, 4, "surrogates not allowed")
 
 
@@ -44,9 +44,9 @@ def test_each_kind_of_error_is_told_once():
     broken = Broken()
     guarded = GuardedObserver(broken)
     for _ in range(3):
-        guarded.planned(JOB, make_plan(JOB, [NODE], local=False), "")
-        guarded.decided(None, None)
-        guarded.wrote([OUTPUT])
+        guarded.on_plan(JOB, make_plan(JOB, [NODE], local=False), "")
+        guarded.on_entry(None, None)
+        guarded.on_output([OUTPUT])
     plan, change, output = broken.lines
     assert plan.startswith("the plan could not be shown: KeyError: ")
     assert change.startswith(f"a change of the run could not be shown: ValueError: caf\udce9 ({__file__}:")
@@ -57,8 +57,8 @@ def test_each_kind_of_error_is_told_once():
 def test_an_observer_that_shows_nothing_at_all(capsys):
     """Then stderr has to do, and the text can be written to it."""
     guarded = GuardedObserver(Mute())
-    guarded.said("hello")
-    guarded.decided(None, None)
+    guarded.on_message("hello")
+    guarded.on_entry(None, None)
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("raylaunch: a message could not be shown: UnicodeEncodeError: ")
     assert r"caf\xe9" in second
@@ -66,11 +66,11 @@ def test_an_observer_that_shows_nothing_at_all(capsys):
 
 def test_ctrl_c_is_no_error_of_an_observer():
     class Interrupted(RunRecorder):
-        def said(self, text: str) -> None:
+        def on_message(self, text: str) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        GuardedObserver(Interrupted()).said("hello")
+        GuardedObserver(Interrupted()).on_message("hello")
 
 
 def test_training_goes_on():
