@@ -10,7 +10,7 @@ HIDDEN = "***"
 """The replacement for a secret."""
 
 _WORDS = ("token", "key", "secret", "password")
-_SETTING = re.compile(rf"""[\w.-]*(?:{"|".join(_WORDS)})[\w.-]*["']?\s*(?:=|:(?=\s|$))\s*""", re.IGNORECASE)
+_SETTING = re.compile(rf"""(?:{"|".join(_WORDS)})[\w.-]{{0,80}}["']?\s*(?:=|:(?=\s|$))\s*""", re.IGNORECASE)
 _NO_VALUE = re.compile(r"""\?\?\?|\$\{[^{}]*\}|\$\w+""")
 """Values that are missing (OmegaConf's `???`), and references to others."""
 
