@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from raylaunch.cli.config import load, yaml12
+from raylaunch.cli.config import python_settings, yaml12
 from raylaunch.cli.output.console import Console, run_observer
 from raylaunch.cli.output.report import report
 from raylaunch.cluster.run import RunOutcome, run_job
@@ -65,7 +65,7 @@ def _job(function: Callable[..., Any], settings: Mapping[str, Any]) -> Job:
     module = getattr(function, "__module__", None) or "__main__"
     name = getattr(function, "__qualname__", type(function).__name__)
     entrypoint = {"function": f"{module}:{name}"}
-    return load.from_python({"name": name.strip("<>"), **settings, "entrypoint": entrypoint})
+    return python_settings.job_of({"name": name.strip("<>"), **settings, "entrypoint": entrypoint})
 
 
 def error_of(outcome: RunOutcome) -> BaseException:

@@ -85,8 +85,9 @@ def _plan(job: Job) -> int:
     from raylaunch.core.job.redaction import shown  # noqa: PLC0415
 
     redacted = shown(job, os.environ)
-    print(plan_table(plan_job(job), f"{redacted.title}: {redacted.entrypoint}"), end="")
-    return ExitCode.OK
+    plan = plan_job(job)
+    print(plan_table(plan, f"{redacted.title}: {redacted.entrypoint}"), end="")
+    return ExitCode.OK if plan.possible else ExitCode.UNAVAILABLE
 
 
 def _status(line: CommandLine) -> int:

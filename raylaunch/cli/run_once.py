@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -38,13 +39,18 @@ def run(job: Job, job_text: str, *, is_check: bool = False) -> int:
     from raylaunch.cli.output.console import Console, run_observer  # noqa: PLC0415
     from raylaunch.cli.output.report import is_failed_check, report, write_error_file  # noqa: PLC0415
     from raylaunch.cluster.driver.observer import described  # noqa: PLC0415
+    from raylaunch.cluster.driver.run_folder import STALL_SECONDS  # noqa: PLC0415
     from raylaunch.cluster.run import run_job  # noqa: PLC0415
 
     console = Console()
     try:
         result = run_job(job, job_text, run_observer(job, console)).result
         try:
-            write_error_file(result, os.environ, console.on_message)
+            writer = threading.Thread(
+                target=write_error_file, args=(result, os.environ, console.on_message), daemon=True
+            )
+            writer.start()
+            writer.join(STALL_SECONDS)  # the file system may not answer
             if not (is_check and is_failed_check(result)):
                 console.report(report(result), ok=result.ok)
         except Exception as error:  # noqa: BLE001

@@ -16,6 +16,7 @@ from raylaunch.cluster.driver import signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.driver.signals import Signals
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
@@ -83,7 +84,7 @@ def run_job(job: Job, job_text: str, observer: RunObserver, *, payload: bytes = 
     with _redacted_errors(secrets), signals.handled(job) as handler, connect.connected(job) as session:
         run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload)
         handler.go_to(run.driver.signalled)
-        values, error = _execute(run, want_values=bool(payload))
+        values, error = _execute(run, handler, want_values=bool(payload))
         result = _report(run, session, secrets, error)
         if error is not None:
             raise error
@@ -119,14 +120,17 @@ def _prepare(
     return _PreparedRun(job=job, folder=folder, fleet=fleet, driver=driver, links=links, began=began.isoformat())
 
 
-def _execute(run: _PreparedRun, *, want_values: bool) -> tuple[dict[int, bytes], ClusterError | None]:
+def _execute(run: _PreparedRun, handler: Signals, *, want_values: bool) -> tuple[dict[int, bytes], ClusterError | None]:
     """Drive the run to its end and end its agents. Return the values by rank, and what made the run hopeless if it is.
 
     Hopeless is for example a node without torch, or a `master_port` in use: to wait would not mend it.
     """
     with contextlib.closing(run.links) if run.links else contextlib.nullcontext(), contextlib.closing(run.fleet):
         try:
-            finish = run.driver.run()
+            try:
+                finish = run.driver.run()
+            finally:
+                handler.run_is_over()
             values = _values(run, finish) if want_values else {}
             run.fleet.make_idle()
         except ClusterError as error:

@@ -79,7 +79,10 @@ def test_plan_of_a_local_ray(job, capsys, golden, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert command.main([job, "--plan", "nproc_per_node=2", "gpus_per_worker=0"]) == ExitCode.OK
     golden("plan_local", capsys.readouterr().out)
-    assert command.main([job, "--plan", "nproc_per_node=auto", "gpus_per_worker=0", "placement=spread"]) == ExitCode.OK
+    assert (
+        command.main([job, "--plan", "nproc_per_node=auto", "gpus_per_worker=0", "placement=spread"])
+        == ExitCode.UNAVAILABLE
+    )
     golden("plan_local_spread", capsys.readouterr().out)
     assert command.main([job, "--plan", "nproc_per_node=2", "gpus_per_worker=0", "spares=1"]) == ExitCode.OK
     golden("plan_local_spare", capsys.readouterr().out)

@@ -97,7 +97,8 @@ def test_plan_starts_nothing(launcher):
     assert "gpus_per_worker: 0 (the nodes have no GPUs)" in run.out
     assert not list(launcher.folder.glob("runs"))
     run = launcher.start("placement=spread", entrypoint={"script": script}, plan=True).wait()
-    assert "would wait: there is room for 1 of 2 nodes" in run.out
+    assert "cannot start: there is no room for 2 nodes like this" in run.out
+    assert run.code == 3
 
 
 def test_a_module(launcher):

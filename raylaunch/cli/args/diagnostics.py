@@ -9,13 +9,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raylaunch.core.job import secrets
+from raylaunch.core.text import count
 
 if TYPE_CHECKING:
     import yaml
 
 
 COMMAND_LINE = "command line"
-_KEY = re.compile(r"""(\s*)["']?[^\s"'#:\[\]{}-][^"'#:]*["']?\s*:(?:\s|$)""")
+MAX_FINDINGS = 25
+"""How many mistakes are shown."""
+_MAX_LINE = 160
+"""Characters of a source's line that are shown."""
+_MAX_MESSAGE = 400
+"""Characters of a message, which may quote a value."""
+_KEY = re.compile(r"""(\s*)["']?[^\s"'#:\[\]{}-][^"'#:]*(?:["']\s*)?:(?:\s|$)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +117,38 @@ class Finding:
     def __str__(self) -> str:
         shown = [(self.span, "-->", "^")] + ([(self.related, ":::", "-")] if self.related else [])
         margin = " " * max(len(str(span.line)) for span, _, _ in shown)
-        lines = [f"error: {self.message}"]
+        lines = [f"error: {printable(self.message)}"]
         for span, arrow, caret in shown:
-            lines.append(f"{margin}{arrow} {span}")
+            lines.append(f"{margin}{arrow} {printable(str(span))}")
             if span.text:
-                # Tabs and control characters would move the cursor away from the carets.
-                text = "".join(char if char.isprintable() else " " for char in span.text)
+                text, column, width = _window(span)
                 lines += [f"{margin} |", f"{str(span.line or '').rjust(len(margin))} | {text}"]
-                lines += [f"{margin} | {' ' * span.column}{caret * span.width}"]
-        return "\n".join([*lines, f"{margin} = {self.hint}"] if self.hint else lines)
+                lines += [f"{margin} | {' ' * column}{caret * width}"]
+        return "\n".join([*lines, f"{margin} = {printable(self.hint)}"] if self.hint else lines)
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, which could change what the terminal shows, and not too long."""
+    if len(text) > _MAX_MESSAGE:
+        text = f"{text[: _MAX_MESSAGE // 2]} ... {text[-_MAX_MESSAGE // 2 :]}"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _window(span: SourceSpan) -> tuple[str, int, int]:
+    """Return the part of a long line around the mistake, and the column and width of the mistake in it."""
+    start = max(0, span.column - _MAX_LINE // 2) if len(span.text) > _MAX_LINE else 0
+    text = span.text[start : start + _MAX_LINE]
+    # Tabs and control characters would move the cursor away from the carets.
+    text = "".join(char if char.isprintable() else " " for char in text)
+    before, after = "... " * bool(start), " ..." * (start + _MAX_LINE < len(span.text))
+    column = min(span.column, start + _MAX_LINE) - start
+    return before + text + after, len(before) + column, max(1, min(span.width, _MAX_LINE - column))
 
 
 def render(findings: Sequence[Finding]) -> str:
     """Return the text of all findings in the order in which their sources are read, without duplicates."""
-    texts = map(str, sorted(findings, key=lambda finding: finding.span.order))
-    return "\n\n".join(dict.fromkeys(texts))
+    texts = list(dict.fromkeys(map(str, sorted(findings, key=lambda finding: finding.span.order))))
+    more = len(texts) - MAX_FINDINGS
+    return "\n\n".join(
+        [*texts[:MAX_FINDINGS], f"error: there are {count(more, 'more mistake')}"] if more > 0 else texts
+    )

@@ -20,7 +20,9 @@ from raylaunch.cli.args.flags import BY_NAME, BY_SHORT, FLAGS, Flag, matching_fl
 from raylaunch.core.job import secrets
 from raylaunch.errors import ConfigError
 
-_JOB_FILE_SUFFIXES = (".yaml", ".yml")
+_JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
+_NO_SCRIPT_SUFFIXES = (".json", ".toml")
+"""The ends of names that cannot be scripts. Python runs most JSON as an expression, which does nothing."""
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -136,16 +138,23 @@ class _Parser:
             self.args = tuple(self.argv[self.position :])
 
     def _set_script(self, index: int) -> None:
+        has_entry_flag = not {BY_NAME["module"], BY_NAME["no-python"]}.isdisjoint(found.flag for found in self.found)
+        if self.argv[index].endswith(_NO_SCRIPT_SUFFIXES) and not has_entry_flag:
+            self.position = index + 1
+            self._error(f"`{self.argv[index]}` is not a script", "a job file is YAML or JSON")
+            return
         self.mode, self.script = Mode.SCRIPT, index
         self.args = tuple(self.argv[index + 1 :])
 
     def _positional(self, argument: str) -> None:
-        has_entry_flag = any(found.flag in (BY_NAME["module"], BY_NAME["no-python"]) for found in self.found)
+        flags = {found.flag for found in self.found}
+        is_module = BY_NAME["module"] in flags
+        has_entry_flag = is_module or BY_NAME["no-python"] in flags
         if self.mode is Mode.STATUS:
             self._error("`status` takes no script", "to run a script named `status`, write `./status`")
         elif self.job_file is not None:
             self.found.append(_Given(flag=None, text=argument, index=self.position - 1))
-        elif argument.endswith(_JOB_FILE_SUFFIXES):
+        elif argument.endswith(_JOB_FILE_SUFFIXES) and not (is_module and argument.endswith(_NO_SCRIPT_SUFFIXES)):
             self.mode = Mode.JOB_FILE if self.mode is Mode.NOTHING else self.mode
             self.job_file = argument
         elif self.mode is Mode.CHECK:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -13,18 +14,39 @@ from raylaunch.cluster.local import local_machine
 from raylaunch.core.job.job import Job
 from raylaunch.errors import ConfigError
 
+MAX_BYTES = 256 * 1024
+"""The size of a job file. PyYAML reads about 100 kB in a second."""
+
 
 def read_job_file(name: str) -> str:
-    """Return the text of a job file. Raises ConfigError if it cannot be read."""
+    """Return the text of a job file. Raises ConfigError if it cannot be read.
+
+    A JSON file may be indented with tabs, which YAML forbids: they become spaces.
+    """
     path = Path(name)
+    data, hint = b"", ""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        # Without O_NONBLOCK, the open of a named pipe waits for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"error: `{name}` is not a regular file")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"error: `{name}` has more than {MAX_BYTES // 1024} KiB, the limit of a job file")
+        text = data.decode("utf-8-sig")
+        return text.replace("\t", " ") if path.suffix == ".json" else text
     except (FileNotFoundError, NotADirectoryError):
         message, hint = f"`{name}` does not exist", _similar_file(path, path, "*.y*ml")
-    except UnicodeDecodeError:
-        message, hint = f"`{name}` is not UTF-8", ""
+    except IsADirectoryError:
+        message = f"`{name}` is a folder"
+    except UnicodeDecodeError as error:
+        lines = data[: error.start].split(b"\n")
+        hint = "it looks like UTF-16; save it as UTF-8" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else ""
+        message = f"`{name}` is not UTF-8\n --> {name}:{len(lines)}:{len(lines[-1]) + 1}"
     except OSError as error:
-        message, hint = f"`{name}` cannot be read: {str(error.strerror or error).lower()}", ""
+        message = f"`{name}` cannot be read: {str(error.strerror or error).lower()}"
+    except ValueError:
+        message = f"{name!r} cannot name a file"
     raise ConfigError(f"error: {message}" + f"\n  = {hint}" * bool(hint))
 
 

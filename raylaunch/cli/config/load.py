@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import eq
 from typing import Any
 
@@ -12,14 +12,15 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
-from raylaunch.cli.args.diagnostics import Finding, Locator, SourceSpan, file_locator, render
+from raylaunch.cli.args.diagnostics import MAX_FINDINGS, Finding, Locator, SourceSpan, file_locator, render
 from raylaunch.cli.args.parser import CommandLine, GivenValue
 from raylaunch.cli.config import schema, type_errors
 from raylaunch.cli.config.files import read_job_file, script_findings
 from raylaunch.cli.config.flag_settings import FlagSetting, line_settings
+from raylaunch.cli.config.references import ReferenceLimits
 from raylaunch.cli.config.yaml12 import Yaml12Loader, escaped
 from raylaunch.core.job import secrets
-from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
+from raylaunch.core.job.job import Job, NodeRule
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.job.validation import problems
 from raylaunch.errors import ConfigError
@@ -135,60 +136,6 @@ def _resolve(config: Any, given: _Input, _hint: Any) -> None:
             OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
-def from_python(settings: Mapping[str, Any]) -> Job:
-    """Return the job of settings given in Python, where a section is a dataclass or a dict. Raises ConfigError."""
-    config = schema.defaults()
-    for path, value in _leaves((), settings):
-        try:
-            _update(config, path, value)
-        except ConfigAttributeError:
-            message, hint = type_errors.unknown_setting(path)
-            raise ConfigError(message, hint=hint) from None
-        except OmegaConfBaseException as error:
-            message, hint = type_errors.wrong_value(
-                error, path, schema.type_of(path, schema.SETTINGS), _as_node(path, value)
-            )
-            raise ConfigError(f"`{'.'.join(path)}`: {message}", hint=hint) from None
-    job = OmegaConf.to_object(config)
-    assert isinstance(job, Job)
-    found = problems(job)
-    if found:
-        raise ConfigError("; ".join(f"`{problem.key}`: {problem.message}" for problem in found), hint=found[0].hint)
-    return job
-
-
-def _leaves(path: schema.Path, value: Any) -> Iterator[tuple[schema.Path, Any]]:
-    """Yield the path and value of each setting in a section. A node rule is yielded before its settings."""
-    hint = schema.type_of(path, schema.SETTINGS)
-    inside = asdict(value) if isinstance(value, Entrypoint | NodeRule | RayOptions) else value
-    if isinstance(inside, Mapping) and schema.container(path) is dict:
-        if hint is NodeRule:
-            yield path, NodeRule()
-        for name, item in inside.items():
-            yield from _leaves((*path, str(name)), item)
-    else:
-        yield path, inside
-
-
-def _as_node(path: schema.Path, value: Any) -> yaml.Node:
-    """Return a value from Python as a YAML node, for an error message."""
-    if isinstance(value, Mapping):
-        return yaml.MappingNode(_MAP, [])
-    if isinstance(value, list | tuple) and schema.container(path) is not list:
-        return yaml.SequenceNode(_SEQ, [])
-    if value is None:
-        return yaml.ScalarNode(_NULL, "")
-    return yaml.ScalarNode(_STR, secrets.HIDDEN if secrets.is_secret(path[-1]) else str(value))
-
-
-def _update(config: Any, path: schema.Path, value: Any) -> None:
-    """Set a value from Python, where text is literal: `${x}` in it is not a reference."""
-    if isinstance(value, NodeRule):
-        schema.add_rule(config, schema.key_of(path))
-    else:
-        OmegaConf.update(config, schema.key_of(path), escaped(value), merge=isinstance(value, Mapping))
-
-
 class _JobReader:
     """Collects the inputs from all sources and the findings about them, then makes the job."""
 
@@ -247,7 +194,7 @@ class _JobReader:
         try:
             return Yaml12Loader(text).get_single_node() or yaml.ScalarNode(_NULL, "")
         except yaml.YAMLError as error:
-            (message, hint), mark = type_errors.wrong_syntax(error)
+            (message, hint), mark = type_errors.wrong_syntax(error, text)
             span = locate(yaml.ScalarNode(_STR, "", mark, mark)) if mark or path else self.whole
             if span.secret or secrets.is_secret(".".join(path)):
                 for quoted in re.findall("`(.+?)`", message):
@@ -261,7 +208,8 @@ class _JobReader:
         for given in _walk(node, locate, (), self.whole):
             old = self.given.get(given.path)
             if not (old and old.is_container and isinstance(old.node, yaml.MappingNode) and given.is_container):
-                self.forget(given.path)
+                if old:
+                    self.forget(given.path)
                 self.given[given.path] = given
 
     def job(self, args: list[str] | None) -> Job:
@@ -276,6 +224,8 @@ class _JobReader:
             self.types["entrypoint", "args"] = list[str]
         config = schema.defaults()
         correct = [given for given in self.given.values() if self._accepts(_set, config, given)]
+        limits = ReferenceLimits({given.path: given.node for given in correct if not given.is_container})
+        correct = [given for given in correct if self._is_bounded(limits, given)]
         correct = [given for given in correct if self._accepts(_resolve, config, given)]
         if self.findings:
             config = schema.defaults()
@@ -285,11 +235,23 @@ class _JobReader:
         assert isinstance(job, Job)
         if args is not None:
             job = replace(job, entrypoint=replace(job.entrypoint, args=args))
-        self.findings += self._problems(job)
+        if len(self.findings) <= MAX_FINDINGS:
+            self.findings += self._problems(job)
         return job
 
+    def _is_bounded(self, limits: ReferenceLimits, given: _Input) -> bool:
+        """Return whether the references in an input can be replaced; False, with a finding, if there are too many."""
+        if message := limits.problem(given.path):
+            self.findings.append(Finding(message=message, span=given.value, paths=(given.path,)))
+        return not message
+
     def _accepts(self, step: Callable[[Any, _Input, Any], None], config: Any, given: _Input) -> bool:
-        """Apply a step to an input; False, with a finding, if the step refuses it."""
+        """Apply a step to an input; False, with a finding, if the step refuses it.
+
+        After many findings no more inputs are tried: to find the key that was meant takes time.
+        """
+        if len(self.findings) > MAX_FINDINGS:
+            return False
         hint = schema.type_of(given.path, self.types)
         span, meant = given.value, given.path
         try:
@@ -302,7 +264,9 @@ class _JobReader:
             message, advice = type_errors.wrong_value(error, given.path, hint, given.node)
         except yaml.YAMLError as error:
             (message, advice), _ = type_errors.wrong_syntax(error)
-        except (KeyError, ValueError):
+        except RecursionError:
+            message, advice = "this is nested too deeply", ""
+        except (LookupError, ValueError):
             message, advice = f"`{given.node.value}` does not fit its tag", ""
         self.findings.append(Finding(message=message, span=span, hint=advice, paths=(given.path, meant)))
         return False

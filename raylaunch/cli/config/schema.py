@@ -47,7 +47,7 @@ def type_of(path: Path, types: Types) -> Any:
 
 def path_of(key: str) -> Path:
     """Return the path of a key such as `ray.address`. Names of nodes and of variables may contain dots."""
-    if match := re.fullmatch(rf"(nodes)\.(.+?)(?:\.({'|'.join(NODE_RULE)})(?:\.(.+))?)?", key):
+    if match := re.fullmatch(rf"(nodes)\.(.+?)(?:\.({'|'.join(NODE_RULE)})(?:\.(.+))?)?", key, re.DOTALL):
         return tuple(filter(None, match.groups()))
     section, dot, name = key.partition(".")
     return (section, name) if dot and get_origin(SETTINGS.get((section,))) is dict else tuple(key.split("."))

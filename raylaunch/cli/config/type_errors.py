@@ -127,7 +127,8 @@ _SYNTAX: _Table = (
     (r"sequence entries", "a list must start on its own line", "or write it as `[a, b]`"),
     (r"chomping|line break", "`|` and `>` cannot start a value on one line", _QUOTE),
     (r"constructor for the tag '(.+)'", "the tag `{0}` is not supported", ""),
-    (r"(.* is given twice.*|a key must be text)", "{0}", ""),
+    (r"(.* is given twice.*|a key must be text|an escape is half a character|a number of more .*)", "{0}", ""),
+    (r"(more than .*)", "{0}", "the reference has the limits of a job file"),
     (r"recursive", "a value cannot contain itself", ""),
     (r"(.*)", "this is not YAML: {0}", ""),
 )
@@ -135,15 +136,20 @@ _SYNTAX: _Table = (
 _NOTICED_LATE = re.compile(r"could not find expected ':'|unexpected end of stream|expected ',' or '.', but got '[^{]")
 
 
-def wrong_syntax(error: yaml.YAMLError) -> tuple[Advice, yaml.Mark | None]:
-    """Return the message for a text that PyYAML cannot parse, and the position of the mistake if it is known."""
+def wrong_syntax(error: yaml.YAMLError, text: str = "") -> tuple[Advice, yaml.Mark | None]:
+    """Return the message for what PyYAML refuses in a text, and the position of the mistake if it is known."""
     if isinstance(error, yaml.reader.ReaderError):
-        return (f"the character U+{error.character:04X} is not allowed in YAML", ""), None
+        return (f"the character U+{error.character:04X} is not allowed in YAML", ""), _mark(text, error.position)
     assert isinstance(error, yaml.MarkedYAMLError)
     problem = error.problem or ""
     marks = [error.problem_mark, error.context_mark]
     found = [mark for mark in (reversed(marks) if _NOTICED_LATE.search(problem) else marks) if mark]
     return _translated(_SYNTAX, problem), found[0] if found else None
+
+
+def _mark(text: str, position: int) -> yaml.Mark:
+    before = text[:position]
+    return yaml.Mark("", position, before.count("\n"), position - before.rfind("\n") - 1, None, None)  # type: ignore[arg-type]
 
 
 def _translated(table: _Table, problem: str, this: str = "") -> Advice:

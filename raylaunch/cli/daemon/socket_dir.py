@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from raylaunch.errors import ExitCode, RaylaunchError
@@ -74,10 +74,21 @@ def listen(directory: Path, key: str) -> tuple[socket.socket, Path]:
     hidden = directory / f".{os.getpid()}"
     hidden.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.bind(str(hidden))
+    with _short_name(hidden) as name:
+        server.bind(name)
     server.listen()
     hidden.rename(path)  # atomic: a socket that can be seen accepts connections
     return server, path
+
+
+@contextlib.contextmanager
+def _short_name(path: Path) -> Iterator[str]:
+    """Give a socket a name that is short enough, however long its path is: unix(7) allows 107 bytes."""
+    folder_fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder_fd}/{path.name}"
+    finally:
+        os.close(folder_fd)
 
 
 def connect(path: Path, seconds: float) -> socket.socket | None:
@@ -88,7 +99,8 @@ def connect(path: Path, seconds: float) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(seconds)
     try:
-        connection.connect(str(path))
+        with _short_name(path) as name:
+            connection.connect(name)
         if is_same_user(connection):
             return connection
     except ConnectionRefusedError:

@@ -194,6 +194,9 @@ def plan_table(plan: Plan, title: str) -> str:
     lines.append("")
     if plan.feasible:
         lines.append(f"would start {count(plan.workers, 'worker')} on {count(len(plan.seats), 'node')}")
-    else:
+    elif plan.possible:
         lines.append(f"would wait: there is room for {len(plan.seats)} of {plan.min_nodes} nodes")
+    else:
+        nodes = count(plan.min_nodes, "node")
+        lines.append(f"cannot start: there is no room for {nodes} like this, even if nothing else ran here")
     return "".join(f"{printable(line)}\n" for line in lines)

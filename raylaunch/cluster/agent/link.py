@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _CONNECT_SECONDS = 5.0
+_CLOSE_SECONDS = 2.0
 KEEPALIVE_SECONDS = 60.0
 """Seconds between two bytes that are sent, for proxies that close idle connections."""
 _MOST_BYTES = 256
@@ -79,7 +80,7 @@ class LinkServer:
         """Stop the thread and close all links; the agents then end their nodes."""
         self._stop.close()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)
         for sock in (self._server, self._stopped, *self._lines.values()):
             sock.close()
         self._selector.close()

@@ -1,20 +1,22 @@
 """The run folder: job, plan, journal, stacks and result, as the driver writes them.
 
-A full disk must not end the training, so only `RunFolder.create` raises errors. Only the user may read the folder:
-folders have mode 0700 and files 0600. Secrets are never written.
+A full disk must not end the training, so only `RunFolder.create` raises errors. A file system that does not answer must
+not stop it either, so all files are written in a thread. Only the user may read the folder: folders have mode 0700 and
+files 0600. Secrets are never written.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import queue
+import stat
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TextIO
@@ -33,6 +35,8 @@ from raylaunch.worker.runtime.process_setup import encodable
 
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
+STALL_SECONDS = 5.0
+"""The end of a run waits this long for a file system that does not answer."""
 
 
 class RunFolder:
@@ -45,31 +49,32 @@ class RunFolder:
         self._layout = layout
         self._secrets = secrets
         self._warn = warn
-        self._events: LineWriter | None = None
+        self._writer = FileWriter() if path is not None else None
+        #: The journal. Only the writer's thread uses it.
+        self._events: TextIO | None = None
 
     @classmethod
     def create(cls, job: Job, run_id: str, warn: Callable[[str], None]) -> RunFolder:
-        """Make a new folder, with a number added to its name if that is taken. Raises ConfigError."""
+        """Make a new folder, with a number added to its name if that is taken. Raises ConfigError.
+
+        Waits for the file system, but a signal interrupts that.
+        """
         layout, secrets = LAYOUTS[job.log_layout], Redactor.of(job, os.environ)
         if job.log_dir == run_layout.NOWHERE:
             return cls(None, layout, secrets, warn)
         name = layout.run_dir(title=job.title, run_id=run_id, random=token_hex(4))
-        first = path = Path(encodable(str(Path(job.log_dir).absolute() / name)))
-        number = 1
-        try:
-            first.parent.mkdir(parents=True, exist_ok=True)
-            while True:
-                try:
-                    path.mkdir(_FOLDER_MODE)
-                    return cls(path, layout, secrets, warn)
-                except FileExistsError:
-                    number += 1
-                    path = first.with_name(f"{first.name}-{number}")
-        except (OSError, ValueError) as error:  # ValueError: no path has a NUL, or half a surrogate pair
-            blocked = next((str(above) for above in path.parents if above.is_file()), "")
-            why = f"{blocked} is a file" if blocked else getattr(error, "strerror", None) or str(error)
-            msg = f"cannot make the run folder {path}: {why}"
-            raise ConfigError(msg, hint="`log_dir` says where run folders are made") from None
+        first = Path(encodable(str(Path(job.log_dir).absolute() / name)))
+        made: list[Path | OSError | ValueError] = []
+        thread = threading.Thread(target=lambda: made.append(_made(first)), daemon=True, name="raylaunch-run-folder")
+        thread.start()
+        thread.join()
+        (path,) = made
+        if isinstance(path, Path):
+            return cls(path, layout, secrets, warn)
+        blocked = next((str(above) for above in first.parents if above.is_file()), "")
+        why = f"{blocked} is a file" if blocked else getattr(path, "strerror", None) or str(path)
+        msg = f"cannot make the run folder {first}: {why}"
+        raise ConfigError(msg, hint="`log_dir` says where run folders are made")
 
     @property
     def where(self) -> str:
@@ -78,40 +83,69 @@ class RunFolder:
 
     def open(self, job: Job, job_text: str, plan: Plan, began: str, clock: float) -> None:
         """Write what is known before the first event. `job_text` has no secrets. `clock`: see `journal.header`."""
-        if self.path is None:
+        if self._writer is None:
             return
-        self._write(run_layout.JOB, lambda: job_text)
-        self._write(run_layout.PLAN, lambda: json.dumps(self._secrets.shown(asdict(plan)), indent=2) + "\n")
+        self._writer.put(lambda: self._write(run_layout.JOB, lambda: job_text))
+        self._writer.put(lambda: self._write(run_layout.PLAN, lambda: _json(self._secrets.shown(asdict(plan)))))
+        self._writer.put(lambda: self._open_journal(lambda: journal.header(self._secrets.shown(job), began, clock)))
+
+    def _open_journal(self, header: Callable[[], str]) -> None:
+        assert self.path is not None
         try:
-            self._events = LineWriter(_opened(self.path / run_layout.EVENTS), partial(self._warn_of, run_layout.EVENTS))
+            self._events = _opened(self.path / run_layout.EVENTS)
         except OSError as error:
             self._warn_of(run_layout.EVENTS, error)
-            return
-        self._events.write(lambda: journal.header(self._secrets.shown(job), began, clock))
+        self._write_line(header)
 
     def append(self, entry: JournalEntry) -> None:
         """Append a step of the machine to the journal, without waiting for the disk."""
         self.entries.append(entry)
-        if self._events is not None:
-            self._events.write(lambda: journal.line(self._secrets.shown(entry)))
+        if self._writer is not None:
+            self._writer.put(lambda: self._write_line(lambda: journal.line(self._secrets.shown(entry))))
+
+    def _write_line(self, line: Callable[[], str]) -> None:
+        """Append a line to the journal; after an error nothing more is written to it."""
+        if self._events is None:
+            return
+        try:
+            self._events.write(f"{line()}\n")
+            if self._writer is not None and self._writer.is_idle:
+                self._events.flush()
+        except Exception as error:  # noqa: BLE001
+            self._close_journal(error)
+
+    def _close_journal(self, error: Exception | None = None) -> None:
+        """Close the journal. `error`: a line could not be written."""
+        events, self._events = self._events, None
+        try:
+            if events is not None:
+                events.close()
+        except OSError as last:
+            error = error or last
+        if error is not None:
+            self._warn_of(run_layout.EVENTS, error)
 
     def write_stacks(self, attempt: int, text: str) -> str:
         """Write the stacks of an attempt that hung. Return the file's path; `""` if nothing is written."""
-        if self.path is None:
+        if self.path is None or self._writer is None:
             return ""
         path = Path(self._layout.attempt_dir(str(self.path), attempt)) / run_layout.STACKS
-        with contextlib.suppress(OSError):  # it exists, or the user is told below that the file cannot be written
-            path.parent.mkdir(_FOLDER_MODE)
         name = str(path.relative_to(self.path))
-        self._write(name, lambda: printable(self._secrets.hide(text), several_lines=True))
+        self._writer.put(lambda: self._write(name, lambda: printable(self._secrets.hide(text), several_lines=True)))
         return str(path)
 
     def close(self, result: RunResult) -> None:
-        """Write the result and close the journal. The file appears whole, by a rename."""
-        if self._events is not None:
-            self._events.close()
-            self._events = None
-        self._write(run_layout.RESULT, lambda: json.dumps(self._secrets.shown(facts(result)), indent=2) + "\n")
+        """Write the result and close the journal. The result appears whole, by a rename.
+
+        Waits until all is written, but gives up, with a warning, if the file system does not answer for seconds.
+        """
+        if self._writer is None:
+            return
+        self._writer.put(self._close_journal)
+        self._writer.put(lambda: self._write(run_layout.RESULT, lambda: _json(self._secrets.shown(facts(result)))))
+        if not self._writer.close():
+            self._warn(f"the file system of {self.where} does not answer: what was written last is missing there")
+        self._writer = None
 
     def _write(self, name: str, text: Callable[[], str]) -> None:
         if self.path is None:
@@ -119,6 +153,8 @@ class RunFolder:
         target = self.path / name
         aside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
+            with contextlib.suppress(FileExistsError):
+                target.parent.mkdir(_FOLDER_MODE)
             with _opened(aside) as file:
                 file.write(text())
             aside.replace(target)
@@ -132,46 +168,78 @@ class RunFolder:
         self._warn(f"cannot write {self.where}/{name}: {why}; the run goes on without it")
 
 
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
 def _opened(path: Path) -> TextIO:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
-    return os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, _FILE_MODE), "w", encoding="utf-8", errors="backslashreplace")
 
 
-class LineWriter:
-    """Writes lines to a file in order, in a thread of its own, so that the caller never waits for the disk."""
+def _made(first: Path) -> Path | OSError | ValueError:
+    """Make the folder `first`, or one with a number added to its name, and return it; or return what went wrong."""
+    path, number = first, 1
+    try:
+        first.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir(_FOLDER_MODE)
+                break
+            except FileExistsError:
+                number += 1
+                path = first.with_name(f"{first.name}-{number}")
+        if (stranger := _made_by_stranger(path)) is not None:
+            path.rmdir()
+            return PermissionError(errno.EPERM, f"{stranger} belongs to another user, who put it where everybody may")
+    except (OSError, ValueError) as error:  # ValueError: no path has a NUL, or half a surrogate pair
+        return error
+    return path
 
-    def __init__(self, file: TextIO, failed: Callable[[Exception], None]) -> None:
-        """`failed` is called once, in the thread, if a write fails; nothing is written afterwards."""
-        self._file = file
-        self._failed = failed
-        self._lines: queue.SimpleQueue[Callable[[], str] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="raylaunch-journal")
+
+def _made_by_stranger(path: Path) -> Path | None:
+    """Return the part of a path that another user put into a folder in which everybody may write, if there is one.
+
+    It may be a link, or be replaced by one: then this user's files would be written wherever it leads. Linux checks
+    the same if `fs.protected_symlinks` is set, for links alone.
+    """
+    trusted = {0, os.geteuid(), path.lstat().st_uid}  # on NFS, what root makes may belong to somebody else
+    for part in reversed(path.parents):
+        above = part.parent.stat()
+        if above.st_mode & stat.S_IWOTH and part.lstat().st_uid not in trusted | {above.st_uid}:
+            return part
+    return None
+
+
+class FileWriter:
+    """Does in a thread, one after the other, what may wait for a file system."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._do, daemon=True, name="raylaunch-journal")
         self._thread.start()
         atexit.register(self.close)  # the journal is needed most after an unexpected end
 
-    def write(self, line: Callable[[], str]) -> None:
-        """Append a line. The thread calls `line` for its text."""
-        self._lines.put(line)
+    def put(self, work: Callable[[], None]) -> None:
+        """Have the thread do something. Never blocks."""
+        self._work.put(work)
 
-    def close(self) -> None:
-        """Wait until all lines are written, and close the file."""
-        self._lines.put(None)
-        self._thread.join()
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be done."""
+        return self._work.empty()
+
+    def close(self) -> bool:
+        """Wait until all is done, and return True; False if nothing was done for 5 s, or on Ctrl-C."""
         atexit.unregister(self.close)
+        self._work.put(None)
+        left = None
+        with contextlib.suppress(KeyboardInterrupt):
+            while self._thread.is_alive() and left != self._work.qsize():
+                left = self._work.qsize()
+                self._thread.join(STALL_SECONDS)
+        return not self._thread.is_alive()
 
-    def _work(self) -> None:
-        try:
-            with self._file:
-                while self._write([self._lines.get()]):
-                    pass
-        except Exception as error:  # noqa: BLE001
-            self._failed(error)
-
-    def _write(self, lines: list[Callable[[], str] | None]) -> bool:
-        """Write these lines and all others that wait, with one call. Return False after the last one."""
-        with contextlib.suppress(queue.Empty):
-            while lines[-1] is not None:
-                lines.append(self._lines.get_nowait())
-        self._file.write("".join(f"{line()}\n" for line in lines if line is not None))
-        self._file.flush()
-        return lines[-1] is not None
+    def _do(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()

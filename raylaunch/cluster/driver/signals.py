@@ -1,4 +1,9 @@
-"""Signals to the driver: before the run starts they interrupt it; afterwards they become events of the run."""
+"""Signals to the driver: before the run starts they interrupt it; afterwards they become events of the run.
+
+A process that is stuck, perhaps in a system call that no signal interrupts, must obey too. So the third signal to end a
+run, and the first one when the run is over, end the process if it does not end by itself. Nothing is left behind then:
+what the driver started ends when its connections close.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,11 @@ from typing import Any
 
 from raylaunch.core.job.job import Job
 from raylaunch.errors import InterruptedByUserError, signal_exit_code
+
+LEAVE_SECONDS = 2.0
+"""How long the process may take to end by itself; after that it is interrupted, and then ended."""
+_SIGNALS_TO_END = 3
+"""The state machine ends the run with grace at the first signal, and without at the second."""
 
 
 class Signals:
@@ -27,6 +37,7 @@ class Signals:
             for number in stops | self._forwarded
             if (handler := signal.getsignal(number)) is not signal.SIG_IGN
         }
+        self._stops = stops
         self._is_main = threading.current_thread() is threading.main_thread()
         self._listener: _SignalListener | None = None
 
@@ -36,8 +47,13 @@ class Signals:
         Installs the handlers again, in case a library replaced them. `tell` is called in a thread.
         """
         if self._is_main:
-            self._listener = _SignalListener(self._before.keys(), tell)
+            self._listener = _SignalListener(self._before.keys(), self._stops, tell)
             self.install()
+
+    def run_is_over(self) -> None:
+        """From now on one signal ends the process, unless it ends by itself: only cleaning up is left to do."""
+        if self._listener is not None:
+            self._listener.signals_to_end = 1
 
     def install(self) -> None:
         """Install the handlers of the signals that end the run or are forwarded to its workers."""
@@ -57,8 +73,9 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._listener is None and number not in self._forwarded:
-            error = InterruptedByUserError(f"stopped by {signal.Signals(number).name} before anything was started")
+        if (self._listener is None or self._listener.interrupts) and number not in self._forwarded:
+            when = "before anything was started" if self._listener is None else "while the run ended"
+            error = InterruptedByUserError(f"stopped by {signal.Signals(number).name} {when}")
             error.exit_code = signal_exit_code(number)
             raise error
 
@@ -70,9 +87,18 @@ class _SignalListener:
     blocks, or that the kernel delivers to one of Ray's threads, would wait for the next event, perhaps for ever.
     """
 
-    def __init__(self, numbers: Iterable[signal.Signals], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, numbers: Iterable[signal.Signals], stops: Iterable[signal.Signals], tell: Callable[[str], None]
+    ) -> None:
+        """`stops`: those of the signals that end the run."""
         self._numbers = frozenset(numbers)
+        self._stops = frozenset(stops)
         self._tell = tell
+        #: Which of the next signals to end the run ends the process.
+        self.signals_to_end = _SIGNALS_TO_END
+        #: Whether the next signal interrupts the main thread.
+        self.interrupts = False
+        self._closed = threading.Event()
         self._readable, self._writable = os.pipe()
         os.set_blocking(self._writable, False)
         self._before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
@@ -84,12 +110,26 @@ class _SignalListener:
             for number in numbers:
                 if number in self._numbers:
                     self._tell(signal.Signals(number).name)
+                if number in self._numbers & self._stops:
+                    self.signals_to_end -= 1
+                    if self.signals_to_end <= 0:
+                        self._end_process(number)
         os.close(self._readable)
 
+    def _end_process(self, number: int) -> None:
+        """Have the main thread raise InterruptedByUserError, then end the process, unless it ends by itself."""
+        if self._closed.wait(LEAVE_SECONDS):
+            return
+        self.interrupts = True
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        if not self._closed.wait(LEAVE_SECONDS):
+            os._exit(signal_exit_code(number))
+
     def close(self) -> None:
+        self._closed.set()
         signal.set_wakeup_fd(self._before)
         os.close(self._writable)
-        self._thread.join()
+        self._thread.join(LEAVE_SECONDS)
 
 
 @contextlib.contextmanager

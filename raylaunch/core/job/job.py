@@ -22,6 +22,11 @@ EVENT_LOG_HANDLERS = ("null", "console")
 HANG_WORDS = ("auto", "off")
 AUTO_PRELOAD = "auto"
 
+_MAX_TITLE = 50
+"""Characters of a title, which is the name of a folder. Linux allows 255 bytes, and a character may have four."""
+_MAX_DIGITS = 18
+"""Digits of a number in a text, such as `0:3`. Python refuses to read numbers of more than 4,300 digits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrypoint:
@@ -83,7 +88,7 @@ class RayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One training job. All times are in seconds."""
+    """One training job. All times are in seconds, and a year at most."""
 
     entrypoint: Entrypoint = field(default_factory=Entrypoint)
     """What every worker runs."""
@@ -168,9 +173,9 @@ class Job:
     """Signals to the driver that all workers get, while the run continues. A worker that has not installed a handler
     yet gets the signal when it has, 10 s later at most."""
     placement_timeout: float = 300.0
-    """How long the first start waits for the cluster to provide the nodes."""
+    """How long the first start waits for the cluster to provide the nodes; `.inf`: without a limit."""
     join_timeout: float = 600.0
-    """How long the job waits for nodes when fewer than MIN are left."""
+    """How long the job waits for nodes when fewer than MIN are left; `.inf`: without a limit."""
     multiple_of: int = 1
     """WORLD_SIZE is always a multiple of this number. Nodes beyond the last multiple wait."""
     spares: int = 0
@@ -215,19 +220,26 @@ class Job:
 
     @property
     def title(self) -> str:
-        """The job's name, or its entry point's."""
+        """The job's name, or one made of its entry point's that a folder may have."""
         if self.name is not None:
             return self.name
         last = self.entrypoint.target.replace(":", "/").replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-        return last.removesuffix(".py") or "job"
+        found = "".join(char if char.isprintable() else "_" for char in last.removesuffix(".py"))
+        return "job" if found in ("", ".", "..") else found[:_MAX_TITLE]
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a whole number, 0 or more, of a size that people write."""
+    return text.strip().isdecimal() and len(text.strip()) <= _MAX_DIGITS
 
 
 def node_range(nnodes: int | str) -> tuple[int, int]:
     """Return (MIN, MAX): `2` is `(2, 2)`, `"1:4"` is `(1, 4)`. Raise ValueError for anything else."""
-    text = str(nnodes)
-    low, colon, high = text.partition(":")
-    if not low.strip().isdecimal() or (colon and not high.strip().isdecimal()):
-        msg = f"`{text}` is neither N nor MIN:MAX"
+    if isinstance(nnodes, int):
+        return nnodes, nnodes
+    low, colon, high = nnodes.partition(":")
+    if not is_number(low) or (colon and not is_number(high)):
+        msg = f"`{nnodes}` is neither N nor MIN:MAX"
         raise ValueError(msg)
     return int(low), int(high) if colon else int(low)
 
@@ -239,7 +251,7 @@ def shown_ranks(show: str) -> frozenset[int] | None:
     if show == "none":
         return frozenset()
     parts = [part.strip() for part in show.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    if not all(map(is_number, parts)):
         msg = f"`{show}` is not `all`, `raw`, `none` or a list of ranks like `0,3`"
         raise ValueError(msg)
     return frozenset(int(part) for part in parts)

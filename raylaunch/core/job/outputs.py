@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from string import Template
 
-from raylaunch.core.job.job import Job, shown_ranks
+from raylaunch.core.job.job import Job, is_number, shown_ranks
 
 STREAMS = ("stdout", "stderr")
 
 _BITS = {"stdout": 1, "stderr": 2}
 _VALUE = re.compile(r"[0-3]")
-_PAIR = re.compile(r"([0-9]+):([0-3])")
+_PAIR = re.compile(r"([0-9]{1,18}):([0-3])")
 _DEFAULT_TEMPLATE = "[${role_name}${local_rank}]:"
 
 
@@ -55,7 +55,7 @@ def local_ranks(text: str) -> frozenset[int] | None:
     if not text.strip():
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    if not all(map(is_number, parts)):
         msg = f"`{text}` is not a list of local ranks like `0,1`"
         raise ValueError(msg)
     return frozenset(int(part) for part in parts)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from raylaunch.core.job import node_rules, outputs
+from raylaunch.core.job import node_rules, outputs, ranges
 from raylaunch.core.job.job import (
     AUTO_PRELOAD,
     ENTRYPOINT_KINDS,
@@ -22,15 +22,17 @@ from raylaunch.core.job.job import (
     Entrypoint,
     Job,
     NodeRule,
+    is_number,
     node_range,
     shown_ranks,
 )
+from raylaunch.core.job.ranges import NumberRange, written
 from raylaunch.core.job.secrets import HIDDEN, is_secret
 from raylaunch.core.text import count
 
 _MAX_PORT = 65535
-_NODE_TIMEOUTS = (1, 86400)
-"""The least and the greatest `node_timeout`. A busy host may be silent for almost a second."""
+_MAX_NAME_BYTES = 200
+"""Linux allows 255 bytes in the name of a folder; the run folder's may get a number at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +105,21 @@ def _size_problems(job: Job) -> Iterator[Problem]:
         elif low > high:
             message = f"the minimum ({low}) is larger than the maximum ({high})"
             yield Problem(key="nnodes", message=message, hint=f"did you mean `{high}:{low}`?")
+        else:
+            yield from _range_problem("nnodes", high, ranges.NODES)
     if not _is_count(job.nproc_per_node, least=1) and job.nproc_per_node not in NPROC_WORDS:
-        message = f"`{job.nproc_per_node}` is neither a number of workers nor one of {', '.join(NPROC_WORDS)}"
-        hint = _near_miss(str(job.nproc_per_node), NPROC_WORDS) or "for example `8`, or `gpu` for one on each GPU"
+        message = f"`{written(job.nproc_per_node)}` is neither a number of workers nor one of {', '.join(NPROC_WORDS)}"
+        hint = _near_miss(written(job.nproc_per_node), NPROC_WORDS) or "for example `8`, or `gpu` for one on each GPU"
         yield Problem(key="nproc_per_node", message=message, hint=hint)
-    if job.nprocs is not None and job.nprocs < 1:
-        yield Problem(key="nprocs", message="at least one worker is needed")
     if not _is_count(job.gpus_per_worker, least=0) and job.gpus_per_worker != "auto":
-        message = f"`{job.gpus_per_worker}` is neither a number of GPUs nor auto"
+        message = f"`{written(job.gpus_per_worker)}` is neither a number of GPUs nor auto"
         yield Problem(key="gpus_per_worker", message=message)
 
 
 def _is_count(value: int | str, *, least: int) -> bool:
-    return str(value).isdecimal() and int(value) >= least
+    if isinstance(value, str):
+        return is_number(value) and int(value) >= least
+    return least <= value <= ranges.RULE_WORKERS.most
 
 
 def _near_miss(word: str, words: Sequence[str], cutoff: float = 0.6) -> str:
@@ -128,9 +132,8 @@ def _rule_problems(nodes: dict[str, NodeRule]) -> Iterator[Problem]:
         key = f"nodes.{which}"
         if wrong := node_rules.problem(which):
             yield Problem(key=key, message=wrong, hint="for example `10.0.0.7`, `10.1.0.0/16` or `label:zone=a`")
-        if rule.nproc_per_node is not None and rule.nproc_per_node < 0:
-            message = f"{rule.nproc_per_node} is less than 0"
-            yield Problem(key=f"{key}.nproc_per_node", message=message, hint="0 excludes such nodes")
+        if rule.nproc_per_node is not None:
+            yield from _range_problem(f"{key}.nproc_per_node", rule.nproc_per_node, ranges.RULE_WORKERS)
         yield from _variable_problems(f"{key}.env", rule.env)
 
 
@@ -203,47 +206,30 @@ def _signal_problems(job: Job) -> Iterator[Problem]:
 
 
 def _number_problems(job: Job) -> Iterator[Problem]:
-    for key in ("placement_timeout", "join_timeout", "start_timeout"):
+    for key, allowed in ranges.RANGES.items():
         value = getattr(job, key)
-        if not value > 0:
-            yield Problem(key=key, message=f"{value:g} seconds is no time: more than 0 is expected")
-    for key in (
-        *("max_restarts", "last_call", "shutdown_timeout", "cpus_per_worker", "spares", "exclude_after"),
-        "keep_warm",
-    ):
-        value = getattr(job, key)
-        if math.isnan(value):
-            yield Problem(key=key, message="nan is not a number")
-        elif value < 0:
-            yield Problem(key=key, message=f"{value:g} is less than 0", hint="0 or more is expected")
-    if math.isinf(job.cpus_per_worker):
-        yield Problem(key="cpus_per_worker", message=f"{job.cpus_per_worker:g} is more than any node has")
-    if math.isinf(job.keep_warm):
-        yield Problem(key="keep_warm", message="inf seconds never end", hint="a day is 86400")
+        if value is not None and not isinstance(value, str):
+            yield from _range_problem(key, value, allowed)
     if not 0 <= job.master_port <= _MAX_PORT:
-        message = f"{job.master_port} is not a port: 0 (a free one) to {_MAX_PORT} is expected"
+        message = f"{written(job.master_port)} is not a port: 0 (a free one) to {_MAX_PORT} is expected"
         yield Problem(key="master_port", message=message)
 
 
+def _range_problem(key: str, value: float, allowed: NumberRange) -> Iterator[Problem]:
+    if found := ranges.problem(value, allowed):
+        yield Problem(key=key, message=found[0], hint=found[1])
+
+
 def _elastic_problems(job: Job) -> Iterator[Problem]:
-    if job.multiple_of < 1:
-        yield Problem(key="multiple_of", message=f"{job.multiple_of} is less than 1", hint="1 allows every world size")
-    elif sizes := _no_multiple(job):
+    if job.multiple_of >= 1 and (sizes := _no_multiple(job)):
         message = f"no world size is a multiple of {job.multiple_of}: {sizes}"
         yield Problem(key="multiple_of", message=message, also="nnodes" if job.nprocs is None else "nprocs")
-    least, most = _NODE_TIMEOUTS
-    if not least <= job.node_timeout <= most:
-        message = f"{job.node_timeout:g} seconds is out of range: {least} to {most} is expected"
-        yield Problem(key="node_timeout", message=message)
     if isinstance(job.hang_timeout, str) and job.hang_timeout not in HANG_WORDS:
         message = f"`{job.hang_timeout}` is neither a number of seconds nor one of {', '.join(HANG_WORDS)}"
         close = "omit the quotes" if _is_count(job.hang_timeout, least=1) else ""
         close = close or _near_miss(job.hang_timeout.lower(), HANG_WORDS)
         hint = close or "for example `600`; `off` stands for never"
         yield Problem(key="hang_timeout", message=message, hint=hint)
-    elif not isinstance(job.hang_timeout, str) and not job.hang_timeout > 0:
-        message = f"{job.hang_timeout:g} seconds is no time: more than 0 is expected"
-        yield Problem(key="hang_timeout", message=message, hint="`off` stands for never")
 
 
 def _no_multiple(job: Job) -> str:
@@ -271,10 +257,34 @@ def _no_multiple(job: Job) -> str:
 def _name_problems(job: Job) -> Iterator[Problem]:
     for key in ("name", "run_id"):
         value = getattr(job, key)
-        if value is not None and (not value.strip() or "/" in value or "\0" in value or value in (".", "..")):
+        if value is None:
+            continue
+        hidden = next((char for char in value if not char.isprintable()), "")
+        if not value.strip() or "/" in value or value in (".", ".."):
             yield Problem(key=key, message=f"`{value}` cannot name a folder")
+        elif hidden:
+            yield Problem(key=key, message=f"the character U+{ord(hidden):04X} cannot be part of a name")
+        elif len(value.encode()) > _MAX_NAME_BYTES:
+            yield Problem(key=key, message=f"a name cannot have more than {_MAX_NAME_BYTES} bytes")
+    for key, text in _texts(job):
+        if "\0" in text:
+            yield Problem(key=key, message="a zero byte is not allowed here")
     yield from _variable_problems("env", job.env)
     if isinstance(job.preload, str) and job.preload != AUTO_PRELOAD:
         message = f"`{job.preload}` is neither a list of modules nor {AUTO_PRELOAD}"
         hint = _near_miss(job.preload.lower(), (AUTO_PRELOAD,)) or f"for example `[{job.preload or 'torch'}]`"
         yield Problem(key="preload", message=message, hint=hint)
+
+
+def _texts(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the key and the value of each text that is passed to the operating system, without `name` and `env`."""
+    entry = job.entrypoint
+    yield from ((f"entrypoint.{kind}", getattr(entry, kind) or "") for kind in ENTRYPOINT_KINDS)
+    if entry.kind != "function":
+        yield from ((f"entrypoint.args.{index}", str(text)) for index, text in enumerate(entry.args))
+    for key in ("role", "master_addr", "log_dir", "log_line_prefix_template"):
+        yield key, getattr(job, key) or ""
+    yield "ray.address", job.ray.address
+    yield "ray.working_dir", job.ray.working_dir or ""
+    if not isinstance(job.preload, str):
+        yield from ((f"preload.{index}", name) for index, name in enumerate(job.preload))

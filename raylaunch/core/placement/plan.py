@@ -58,6 +58,8 @@ class Plan:
     assumed: tuple[str, ...]
     """The settings that the job left open, and the values assumed for them."""
     warnings: tuple[str, ...]
+    possible: bool = True
+    """Whether these nodes could start the job if all their resources were free."""
 
     @property
     def feasible(self) -> bool:
@@ -106,10 +108,12 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
     Raise ValueError for `nproc_per_node: gpu` if no node of the cluster has a GPU.
     """
     spread = job.placement == "spread" or (job.placement == "auto" and not local)
-    if job.nprocs is None:
-        packing = by_node(job, nodes, spread=spread)
-    else:
-        packing = by_total(job, nodes, job.nprocs, spread=spread, local=local)
+    packing = _packing(job, nodes, spread=spread, local=local)
+    possible = len(packing.seated) >= packing.min_nodes
+    if not possible:
+        all_free = [replace(node, free_cpus=node.cpus, free_gpus=node.gpus) for node in nodes]
+        without_others = _packing(job, all_free, spread=spread, local=local)
+        possible = len(without_others.seated) >= without_others.min_nodes
     assumed = packing.assumed
     if job.placement == "auto":
         assumed += (f"placement: {'spread' if spread else 'pack'} ({'a cluster' if spread else 'one machine'})",)
@@ -123,7 +127,14 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
         skipped=tuple(_skipped(nodes, packing, spread=spread)),
         assumed=assumed,
         warnings=tuple(_warnings(job, nodes)),
+        possible=possible,
     )
+
+
+def _packing(job: Job, nodes: Sequence[NodeFacts], *, spread: bool, local: bool) -> Packing:
+    if job.nprocs is None:
+        return by_node(job, nodes, spread=spread)
+    return by_total(job, nodes, job.nprocs, spread=spread, local=local)
 
 
 def settled(job: Job, plan: Plan) -> Job:

@@ -38,6 +38,9 @@ from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import boot, entry, process_setup
 from raylaunch.worker.runtime.spec import WorkerSpec
 
+_MOST_SECONDS = 3600.0
+"""The longest that one turn waits: epoll(7) refuses more than 24 days."""
+
 
 @dataclass(frozen=True, slots=True)
 class _PendingLaunch:
@@ -118,7 +121,7 @@ class ForkServer:
         A lease that was renewed meanwhile costs one turn that finds nothing to do.
         """
         due = (self.workers.until_deadline(), lease_page.seconds_left(self.page), self.preloader.seconds_until_poll())
-        return min((max(0.0, seconds) for seconds in due if seconds is not None), default=None)
+        return min((min(max(0.0, seconds), _MOST_SECONDS) for seconds in due if seconds is not None), default=None)
 
     def _terminate(self, number: int, _frame: object) -> None:
         """Handle SIGTERM, from a person or because the subreaper died: exit in the next turn.

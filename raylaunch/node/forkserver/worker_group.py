@@ -80,6 +80,7 @@ class WorkerGroup:
             self._send(messages.WorkersGone(attempt=attempt), None)
             return
         self._stopping = self._reports_gone = True
+        grace = max(0.0, grace)  # also for nan, with which no comparison would ever be true
         kill_at = time.monotonic() + grace
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         if grace > 0 and not self._killing:

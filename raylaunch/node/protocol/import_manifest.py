@@ -59,6 +59,7 @@ def apart(workers: Iterable[WorkerSpec]) -> frozenset[str]:
 
 def grown(manifest: ImportManifest, records: Sequence[ImportRecord], nproc: int) -> ImportManifest:
     """Return the manifest with what the import records of another attempt of `nproc` workers add to it."""
+    records = [record for record in records if record.local_rank in range(nproc)]
     differing = manifest.apart | _differing(records, nproc)
     roots = _roots()
     parts = {part.name: part for part in manifest.parts}

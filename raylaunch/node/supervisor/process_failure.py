@@ -117,7 +117,7 @@ def _write(path: Path, error: WorkerError) -> None:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _evidence(exit_code: int, pid: int, last_lines: str, kills: OomKills) -> str:

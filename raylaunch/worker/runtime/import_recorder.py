@@ -1,15 +1,14 @@
 """Records which modules a worker imports, for `preload: auto`: the fork server imports them before the next attempt.
 
-Each worker of an attempt appends pickled records to one memory file that the fork server made. Local rank 0 records
-every module; the others only record how the script changed their environment, so that variables that differ between
-workers are known.
+Each worker of an attempt appends records, which are lines of JSON, to one memory file that the fork server made.
+Local rank 0 records every module; the others only record how the script changed their environment, so that variables
+that differ between workers are known.
 """
 
 from __future__ import annotations
 
-import io
+import json
 import os
-import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -92,20 +91,27 @@ class ImportRecorder:
 
     def _write(self, name: str, locations: tuple[str, ...]) -> None:
         if os.fstat(self._fd).st_ino == self._inode and len(self._recorded) < _MAX_MODULES:
-            os.write(self._fd, pickle.dumps((self._local_rank, name, locations, self._env_changes)))
+            line = json.dumps([self._local_rank, name, locations, self._env_changes])
+            os.write(self._fd, line.encode() + b"\n")
         else:
             self._disable()  # the script may have closed the file and opened one of its own under the same number
 
 
 def read_records(data: bytes) -> Iterator[ImportRecord]:
-    """Yield all complete records in `data`, the content of a recorder's file."""
-    file = io.BytesIO(data)
-    try:
-        while True:
-            local_rank, name, locations, env = pickle.load(file)  # noqa: S301
-            yield ImportRecord(local_rank=local_rank, name=name, locations=locations, env=env)
-    except (EOFError, pickle.UnpicklingError):
-        return
+    """Yield all complete records in `data`, the content of a recorder's file.
+
+    The file belongs to the workers, and a script may write to any descriptor: a line that is no record is left out.
+    """
+    for line in data.split(b"\n")[:-1]:
+        try:
+            local_rank, name, locations, env = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if not (isinstance(local_rank, int) and isinstance(locations, list) and isinstance(env, dict)):
+            continue
+        values = [value for value in env.values() if value is not None]
+        if all(isinstance(text, str) for text in (name, *locations, *values)):
+            yield ImportRecord(local_rank=local_rank, name=name, locations=tuple(locations), env=env)
 
 
 def _is_import(frame: FrameType | None) -> bool:

@@ -99,6 +99,6 @@ def _redirect(spec: WorkerSpec) -> None:
     os.dup2(null, 0)
     for fd, path in ((1, spec.stdout), (2, spec.stderr)):
         make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(opened, fd)
         os.close(opened)

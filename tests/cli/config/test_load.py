@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,7 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.cli.args import parser
+from raylaunch.cli.args.flags import FLAGS
+from raylaunch.cli.config import files, references, yaml12
 from raylaunch.cli.config import load as config
+from raylaunch.cli.config.python_settings import job_of
 from raylaunch.cli.config.yaml12 import dump
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
@@ -129,6 +135,41 @@ WRONG: dict[str, tuple[str, ...]] = {
     "yaml_tag": (RUN + "nnodes: !node 3\n",),
     "yaml_tag_that_does_not_fit": (RUN + "nnodes: !!int two\n",),
     "yaml_inside_itself": (RUN + "preload: &again [*again]\n",),
+    # limits
+    "limit_depth": (RUN + "env: " + "[" * 400,),
+    "limit_aliases": (
+        "a: &a [x, x, x, x, x, x, x, x]\n"
+        + "".join(f"{name}: &{name} [{', '.join([f'*{of}'] * 8)}]\n" for of, name in pairwise("abcdef"))
+        + RUN,
+    ),
+    "limit_merges": (
+        "a: &a {k: 1, l: 1}\n"
+        + "".join(f"{name}: &{name} {{<<: [{', '.join([f'*{of}'] * 8)}]}}\n" for of, name in pairwise("abcdef"))
+        + RUN,
+    ),
+    "limit_values": (RUN + "preload: [" + "a, " * 5_000 + "b]\n",),
+    "limit_number": (RUN + "max_restarts: 0x" + "f" * 64_000 + "\n",),
+    "limit_digits": (RUN + f"nnodes: '{'9' * 5_000}'\nnproc_per_node: '{'9' * 5_000}'\nshow: '{'9' * 5_000}'\n",),
+    "limit_references": (RUN + "env:\n  A0: x\n" + "".join(f"  A{n + 1}: '${{.A{n}}}${{.A{n}}}'\n" for n in range(9)),),
+    "limit_chain": (RUN + "env:\n  A0: x\n" + "".join(f"  A{n + 1}: '${{.A{n}}}'\n" for n in range(17)),),
+    "limit_length": (
+        RUN + f"env:\n  A0: {'x' * 5000}\n" + "".join(f"  A{n}: '{'${.A0}' * 90}'\n" for n in range(1, 5)),
+    ),
+    "limit_findings": (RUN + "".join(f"zebra{n}: 1\n" for n in range(40)),),
+    "reference_in_reference": (RUN + "name: ${${" + "${" * 300 + "\n",),
+    "number_ranges": (
+        RUN + "shutdown_timeout: .inf\nkeep_warm: 1e9\nplacement_timeout: 1e400\njoin_timeout: 1e18\nspares: 1000000\n"
+        "max_restarts: 99999999999999999999\nnnodes: 1:200000\nnproc_per_node: 0x7fffffffffffffff\n"
+        "cpus_per_worker: .nan\nlast_call: .nan\nnode_timeout: .nan\nhang_timeout: .inf\nnprocs: 2000000\n",
+    ),
+    # characters
+    "character_zero": (RUN + 'log_dir: "a\\0b"\nrole: "\\0"\n',),
+    "character_zero_in_args": ('entrypoint: {script: train.py, args: [a, "b\\0"]}\n',),
+    "character_of_the_terminal": (RUN + 'name: "a\\nb"\nrun_id: "\\e[1m"\n"x\\e[1m": 1\n',),
+    "character_half": (RUN + 'name: "\\ud83d"\n',),
+    "name_out_of_the_folder": (RUN + "name: ..\nrun_id: a/../../b\n",),
+    "name_too_long": (RUN + f"name: {'é' * 150}\n",),
+    "yaml_wrong_tag": (RUN + "show: !!timestamp foo\nkeep_warm: !!int ''\npreload: !!binary aa\n",),
     # overrides
     "override_near_miss": (RUN, "nproc_per_nod=4"),
     "override_nested": (RUN, "entrypont.args=[1]", "ray.adress=auto"),
@@ -202,7 +243,7 @@ def test_unreadable_file(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> Non
     """An unreadable file is reported."""
     # root may read everything, so a file mode would not do.
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", Mock(side_effect=PermissionError(13, "Permission denied")))
+        patch.setattr(os, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
         message = refused_file(FILE)
     golden("config/file_denied", message)
 
@@ -211,6 +252,40 @@ def test_file_in_another_encoding(golden: Golden) -> None:
     """A file that is not UTF-8 is reported."""
     Path(FILE).write_bytes(RUN.encode() + "name: Ren\u00e9\n".encode("latin-1"))
     golden("config/file_not_utf8", refused_file(FILE))
+
+
+def test_file_in_utf16(golden: Golden) -> None:
+    """The hint names the encoding, which editors on Windows call Unicode."""
+    Path(FILE).write_text(RUN, encoding="utf-16")
+    golden("config/file_utf16", refused_file(FILE))
+
+
+def test_what_is_no_file() -> None:
+    """A folder, a pipe without a writer and a device are refused at once; so is a file that is too long."""
+    Path("conf/folder.yaml").mkdir()
+    os.mkfifo("conf/pipe.yaml")
+    Path("conf/zero.yaml").symlink_to("/dev/zero")
+    Path("conf/long.yaml").write_text("# " + "x" * 300_000)
+    assert refused_file("conf/folder.yaml") == "error: `conf/folder.yaml` is a folder"
+    assert refused_file("conf/pipe.yaml") == "error: `conf/pipe.yaml` is not a regular file"
+    assert refused_file("conf/zero.yaml") == "error: `conf/zero.yaml` is not a regular file"
+    assert refused_file("conf/long.yaml") == "error: `conf/long.yaml` has more than 256 KiB, the limit of a job file"
+    assert "conf/xx" in refused_file(f"conf/{'x' * 300}.yaml")
+
+
+def test_json() -> None:
+    """JSON is YAML, but for tabs, and for characters that are written as two escapes."""
+    Path("conf/job.json").write_text('{\n\t"entrypoint": {"script":"train.py"},\n\t"name": "\\ud83d\\ude00"\n}\n')
+    assert load("conf/job.json", "nnodes=2") == Job(entrypoint=Entrypoint(script="train.py"), name="😀", nnodes=2)
+
+
+def test_the_reference_states_the_limits() -> None:
+    """Whoever runs into a limit can read it there."""
+    text = " ".join((Path(__file__).parents[3] / "docs" / "reference.md").read_text(encoding="utf-8").split())
+    assert f"{files.MAX_BYTES // 1024} KiB, {yaml12.MAX_VALUES:,} keys and values, and {yaml12.MAX_DEPTH} sec" in text
+    assert f"At most {references.MAX_REPLACED} references" in text
+    assert f"at most {references.MAX_DEPTH} of them one after another" in text
+    assert f"at most {references.MAX_CHARACTERS:,} characters" in text
 
 
 def test_exit_code() -> None:
@@ -318,10 +393,10 @@ def test_settings_from_python() -> None:
     """Sections are dicts or dataclasses, text is literal, and errors name the setting."""
     function = {"entrypoint": {"function": "a:b"}}
     rule = NodeRule(nproc_per_node=7, env={"A": "${node_address}"})
-    found = config.from_python(function | {"nodes": {"10.0.0.7": rule, "b": {"env": {"B": "1"}}}, "name": "${x}"})
+    found = job_of(function | {"nodes": {"10.0.0.7": rule, "b": {"env": {"B": "1"}}}, "name": "${x}"})
     assert found.nodes == {"10.0.0.7": rule, "b": NodeRule(env={"B": "1"})}
     assert found.name == "${x}"
-    assert config.from_python(function | {"ray": RayOptions(address="local")}).ray.address == "local"
+    assert job_of(function | {"ray": RayOptions(address="local")}).ray.address == "local"
     for wrong, said in (
         ({"nodes": {"10.0.0.7": {"nproc": 7}}}, "`nproc` is not a setting of a node"),
         ({"nodes": {"10.0.0.7": {"nproc_per_node": "x"}}}, "`nodes.10.0.0.7.nproc_per_node`: a whole number"),
@@ -334,7 +409,7 @@ def test_settings_from_python() -> None:
         ({"nnodes": "2:1"}, "`nnodes`: the minimum (2)"),
     ):
         with pytest.raises(ConfigError) as caught:
-            config.from_python(function | wrong)
+            job_of(function | wrong)
         assert said in str(caught.value)
 
 
@@ -477,9 +552,9 @@ values = st.recursive(
         texts.filter(lambda value: "\0" not in value),
         max_size=3,
     ),
-    args=st.lists(texts, max_size=3),
-    log_dir=texts.filter(str.strip),
-    timeout=st.floats(min_value=1e-3),
+    args=st.lists(texts.filter(lambda text: "\0" not in text), max_size=3),
+    log_dir=texts.filter(lambda text: text.strip() and "\0" not in text),
+    timeout=st.floats(min_value=1e-3, max_value=31_536_000) | st.just(math.inf),
 )
 def test_dump_and_load(env: dict[str, str], args: list[str], log_dir: str, timeout: float) -> None:
     """What is dumped is loaded as the same job, whatever the text in it."""
@@ -496,7 +571,95 @@ def test_dump_and_load_function(args: list[Any], kwargs: dict[str, Any]) -> None
     assert job(dump(wanted)) == wanted
 
 
+STRUCTURE = [
+    *(
+        "\n",
+        "\n  ",
+        "\n    ",
+        " ",
+        "\t",
+        ": ",
+        ", ",
+        "- ",
+        "? ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "'",
+        '"',
+        "|",
+        ">",
+        "#",
+        "%",
+        "---",
+    ),
+    *("&a ", "*a", "<<: ", "!!int ", "!!binary ", "!!python/name:os ", "???", "null", "${", "}", "${oc.env:", "\\"),
+    *("\0", "\x1b", "\u2028", "\ufeff", "'\\ud800'", "0x", "9" * 30, ".inf", "1e999", "1:4", "..", "/", "é", "\ud800"),
+]
+"""What is special in YAML, in references and in values of settings."""
+SETTINGS = [*Job.__slots__, *Entrypoint.__slots__, *RayOptions.__slots__, *NodeRule.__slots__]
+pieces = st.sampled_from(STRUCTURE) | st.sampled_from(SETTINGS).map(lambda name: f"\n{name}: ") | st.text(max_size=5)
+stretched = st.tuples(pieces, st.sampled_from([1, 1, 1, 2, 70, 3000])).map(lambda drawn: drawn[0] * drawn[1])
+structures = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(STRUCTURE),
+    lambda inside: (
+        st.lists(inside, max_size=4) | st.dictionaries(st.sampled_from(SETTINGS) | texts, inside, max_size=5)
+    ),
+    max_leaves=20,
+)
+contents = (
+    st.binary(max_size=200)
+    | st.lists(stretched, max_size=12).map(lambda drawn: "".join(drawn).encode("utf-8", "surrogatepass"))
+    | st.lists(stretched, max_size=12).map(lambda drawn: (RUN + "".join(drawn)).encode("utf-8", "surrogatepass"))
+    | structures.map(lambda value: json.dumps({"entrypoint": {"script": "a.py"}, "env": value}).encode())
+    | st.dictionaries(st.sampled_from(SETTINGS), structures).map(lambda value: json.dumps(value).encode())
+)
+words = st.sampled_from([flag.option for flag in FLAGS]) | st.sampled_from(SETTINGS).map(lambda name: name + "=")
+arguments = st.lists(
+    words
+    | pieces
+    | st.tuples(words, stretched).map("".join)
+    | st.sampled_from([FILE, "a.py", "--", "check", "-m", "x.json"]),
+    max_size=6,
+).map(lambda drawn: [word.replace("\0", "") for word in drawn])  # the system ends an argument at a zero byte
+
+
+def outcome(*given: str) -> Job | None:
+    """Return the job of a command line, or None after a ConfigError that can be shown."""
+    try:
+        found = load(*given)
+    except ConfigError as error:
+        text = error.message
+        assert text.strip()
+        assert all(char.isprintable() or char == "\n" for char in text)
+        assert len(text) < 50_000
+        return None
+    return found
+
+
+@examples(25)
+@given(data=contents, is_json=st.booleans())
+def test_any_file_is_a_job_or_a_mistake(data: bytes, is_json: bool) -> None:
+    """No content of a job file leads to another exception, to a text that changes the terminal, or to a long wait."""
+    name = "conf/any.json" if is_json else "conf/any.yaml"
+    Path(name).write_bytes(data)
+    found = outcome(name)
+    if found is not None:
+        assert job(dump(found)) == found
+
+
+@examples(60)
+@given(given=arguments)
+def test_any_command_line_is_a_job_or_a_mistake(given: list[str]) -> None:
+    """No command line leads to another exception, to a text that changes the terminal, or to a long wait."""
+    Path(FILE).write_text(RUN)
+    found = outcome(*given)
+    assert found is None or dump(found)
+
+
 OTHERS = {
+    "file_utf16",
     "dump",
     "file_missing",
     "file_like_nothing",

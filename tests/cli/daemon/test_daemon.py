@@ -227,6 +227,17 @@ def test_a_daemon_that_dies_is_reported(terminal):
     assert terminal.facts()["pid"] != pid
 
 
+def test_a_folder_with_a_long_path(tmp_path):
+    """A socket's name has at most 107 bytes, and TMPDIR may be longer."""
+    folder = tmp_path / ("x" * 200)
+    folder.mkdir()
+    server, path = socket_dir.listen(folder, "a")
+    connection = socket_dir.connect(path, 5.0)
+    assert connection is not None
+    connection.close()
+    server.close()
+
+
 def test_sockets_of_dead_daemons_are_removed(tmp_path):
     """Only the sockets of dead daemons are removed."""
     gone, _ = socket_dir.listen(tmp_path, "a")

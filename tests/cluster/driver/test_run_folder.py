@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import stat
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.cli.config import yaml12
+from raylaunch.cluster.driver import run_folder
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.job import redaction
@@ -135,6 +137,8 @@ def test_stacks_are_written_to_the_folder_of_the_attempt(tmp_path):
     (folder.path / "attempt-1").mkdir()
     for attempt in (1, 2):
         assert folder.write_stacks(attempt, "stacks") == str(folder.path / f"attempt-{attempt}" / "stacks.txt")
+    folder.close(results.result([], run_dir=folder.where, began=BEGAN))
+    for attempt in (1, 2):
         assert (folder.path / f"attempt-{attempt}" / "stacks.txt").read_text() == "stacks"
     assert sorted(path.name for path in (folder.path / "attempt-2").iterdir()) == ["stacks.txt"]
 
@@ -145,6 +149,7 @@ def test_stacks_that_cannot_be_written_do_not_end_the_run(tmp_path):
     folder = RunFolder.create(job_with_secrets(tmp_path), "1", messages.append)
     (folder.path / "attempt-1").write_text("")
     folder.write_stacks(1, "stacks")
+    folder.close(results.result([], run_dir=folder.where, began=BEGAN))
     assert messages == [f"cannot write {folder.path}/attempt-1/stacks.txt: Not a directory; the run goes on without it"]
 
 
@@ -158,9 +163,8 @@ def test_a_disk_that_hangs_does_not_delay_the_run(tmp_path):
     """All entries are written in order once it works again, before the folder is closed."""
     of = job_with_secrets(tmp_path)
     folder = RunFolder.create(of, "1", print)
-    os.mkfifo(folder.path / "disk")
-    (folder.path / "events.jsonl").symlink_to("disk")
-    disk = os.open(folder.path / "disk", os.O_RDWR)  # and nothing reads from it
+    os.mkfifo(folder.path / "events.jsonl")
+    disk = os.open(folder.path / "events.jsonl", os.O_RDWR)  # and nothing reads from it
     folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
     entries = [JournalEntry(event=Tick(at=float(number)), actions=()) for number in range(3000)]
     for entry in entries:
@@ -173,12 +177,78 @@ def test_a_disk_that_hangs_does_not_delay_the_run(tmp_path):
     assert journal.read(lines)[1] == entries
 
 
-def test_a_full_disk_is_reported_once(tmp_path):
-    """The run continues, and all entries are in memory."""
+def test_a_disk_that_never_answers_does_not_keep_the_run(tmp_path, monkeypatch):
+    """The end of the run waits for some seconds only, whatever is written to it, and says so."""
+    monkeypatch.setattr(run_folder, "STALL_SECONDS", 0.05)
     of = job_with_secrets(tmp_path)
     messages: list[str] = []
     folder = RunFolder.create(of, "1", messages.append)
-    (folder.path / "events.jsonl").symlink_to("/dev/full")
+    os.mkfifo(folder.path / f".job.yaml.{os.getpid()}")  # the first file: its open waits for a reader
+    folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    folder.append(JournalEntry(event=Tick(at=1.0), actions=()))
+    assert folder.write_stacks(1, "stacks") == str(folder.path / "attempt-1" / "stacks.txt")
+    folder.close(results.result([], run_dir=folder.where, began=BEGAN))
+    assert messages == [f"the file system of {folder.path} does not answer: what was written last is missing there"]
+
+
+def test_a_folder_that_cannot_be_made_in_time_does_not_keep_the_command(tmp_path, monkeypatch):
+    """A signal interrupts the wait for the file system."""
+    answered = threading.Event()
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: answered.wait())
+    handler = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(InterruptedError))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(InterruptedError):
+            RunFolder.create(job_with_secrets(tmp_path), "1", print)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        answered.set()
+
+
+def test_links_are_not_followed(tmp_path):
+    """What another user put there could lead to any file of this user."""
+    of = job_with_secrets(tmp_path)
+    messages: list[str] = []
+    folder = RunFolder.create(of, "1", messages.append)
+    (tmp_path / "mine").write_text("mine")
+    (folder.path / "events.jsonl").symlink_to(tmp_path / "mine")
+    (folder.path / f".job.yaml.{os.getpid()}").symlink_to(tmp_path / "mine")
+    folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    folder.close(results.result([], run_dir=folder.where, began=BEGAN))
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert [message.partition(": ")[2] for message in messages] == [
+        "Too many levels of symbolic links; the run goes on without it"
+    ] * 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_a_stranger_put_into_a_shared_folder_is_not_used(tmp_path, kind):
+    """They could replace it by a link at any time."""
+    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
+    for made in (shared, elsewhere):
+        made.mkdir()
+        made.chmod(0o1777)
+    runs = shared / "runs"
+    runs.mkdir() if kind == "folder" else runs.symlink_to(elsewhere)
+    RunFolder.create(job_with_secrets(tmp_path, log_dir=str(runs)), "1", print)
+    os.chown(runs, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(ConfigError, match=f"{runs} belongs to another user"):
+        RunFolder.create(job_with_secrets(tmp_path, log_dir=str(runs)), "2", print)
+    assert not list(tmp_path.rglob("2"))
+    shared.chmod(0o755)  # now only the folder's owner can put something there
+    RunFolder.create(job_with_secrets(tmp_path, log_dir=str(runs)), "2", print)
+
+
+def test_a_full_disk_is_reported_once(tmp_path, monkeypatch):
+    """The run continues, and all entries are in memory."""
+    really = os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *more: really("/dev/full" if str(path).endswith("events.jsonl") else path, *more)
+    )
+    of = job_with_secrets(tmp_path)
+    messages: list[str] = []
+    folder = RunFolder.create(of, "1", messages.append)
     folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
     for number in range(10):
         folder.append(JournalEntry(event=Tick(at=float(number)), actions=()))

@@ -151,3 +151,59 @@ def test_ignored_forwarded_and_handled_signals(start_waiting, until):
     run.wait()
     assert run.code == 128 + signal.SIGUSR2, run.err
     assert [run.log(rank) for rank in range(4)] == ["up\nSIGUSR1\nSIGUSR1\nSIGUSR2\n"] * 4
+
+
+STUCK = """
+import os, signal, sys, time
+from raylaunch.cluster.driver import signals
+from raylaunch.core.job.job import Job
+from raylaunch.errors import InterruptedByUserError
+
+signals.LEAVE_SECONDS = 0.1
+told = []
+try:
+    with signals.handled(Job(signals_to_forward=["SIGUSR1"])) as handler:
+        handler.go_to(told.append)
+        {over}
+        signal.pthread_sigmask({mask}, [signal.SIGTERM])  # as in a system call that no signal interrupts
+        for name in {sent}:
+            sent = len(told)
+            os.kill(os.getpid(), signal.Signals[name])
+            while len(told) == sent:
+                time.sleep(0.001)
+        time.sleep({stays})
+except InterruptedByUserError as error:
+    print(error.message)
+    sys.exit(error.exit_code)
+print(*told)
+"""
+
+
+def stuck(*sent: str, over: bool = False, blocked: bool = True, stays: float = 100.0) -> tuple[int, str]:
+    """Return the exit code and the output of a process that stays so many seconds after it was sent these signals."""
+    text = STUCK.format(
+        over="handler.run_is_over()" if over else "",
+        mask="signal.SIG_BLOCK" if blocked else "signal.SIG_UNBLOCK",
+        sent=sent,
+        stays=stays,
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=False)
+    assert not done.stderr
+    return done.returncode, done.stdout.strip()
+
+
+def test_a_process_that_is_stuck_is_ended_by_the_third_signal():
+    """Two are left to the state machine; signals to forward do not count."""
+    assert stuck("SIGTERM", "SIGUSR1", "SIGTERM", "SIGUSR1", stays=0.3) == (0, "SIGTERM SIGUSR1 SIGTERM SIGUSR1")
+    assert stuck("SIGTERM", "SIGTERM", "SIGTERM") == (143, "")
+
+
+def test_a_process_that_is_stuck_after_the_run_is_ended_by_one_signal():
+    """The main thread is interrupted, and if it does not hear that either, the process ends."""
+    assert stuck("SIGTERM", over=True) == (143, "")
+    assert stuck("SIGTERM", over=True, blocked=False) == (143, "stopped by SIGTERM while the run ended")
+
+
+def test_a_process_that_ends_by_itself_is_not_interrupted():
+    """A signal while the run is cleaned up does not cost the report."""
+    assert stuck("SIGTERM", over=True, stays=0.01) == (0, "SIGTERM")

@@ -115,6 +115,15 @@ def test_busy_node_is_skipped():
     why = "3 of 8 GPUs free, 8 needed, 96 of 96 CPUs free, 8 needed"
     assert found.skipped == (SkippedNode(node_id="id-2", address="10.0.0.2", why=why),)
     assert not found.feasible
+    assert found.possible, "when the node is free"
+
+
+@pytest.mark.parametrize("settings", [{"nproc_per_node": 9}, {"nproc_per_node": 1, "nnodes": 3}, {"nprocs": 17}])
+def test_a_job_that_no_free_nodes_could_hold(settings):
+    """It is not only the other jobs that it would have to wait for."""
+    found = plan(node(1), node(2, busy_cpus=7.5), **{"nnodes": 1, "placement": "spread"} | settings)
+    assert not found.possible
+    assert plan(node(1), node(2), nnodes=1, nproc_per_node=1, placement="spread").possible
 
 
 def test_text_of_a_shortage():

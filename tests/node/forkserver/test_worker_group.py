@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -46,12 +47,16 @@ def test_the_local_rank_as_an_argument(node: Node) -> None:
     assert outcome.stdout(1) == "['--local-rank=1', '--lr', '3']\n"
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"])
-def test_workers_are_stopped_by_the_signal_that_the_driver_got(node: Node, pipe: MessagePipe, name: str) -> None:
-    """They get the same signal, and time to end by themselves."""
+@pytest.mark.parametrize(
+    ("name", "grace"), [("SIGTERM", 20.0), ("SIGINT", 1e9), ("SIGHUP", math.inf), ("SIGQUIT", 1e300), ("SIGUSR1", 20.0)]
+)
+def test_workers_are_stopped_by_the_signal_that_the_driver_got(
+    node: Node, pipe: MessagePipe, name: str, grace: float
+) -> None:
+    """They get the same signal, and time to end by themselves; also more time than a timer of Linux can count."""
     node.launch(node.script(WAITS_FOR_SIGNAL.format(name=name, code=0)), nproc=1)
     pipe.read_lines()
-    node.supervisor.handle(StopWorkers(attempt=node.attempt, grace=20.0, signal=name))
+    node.supervisor.handle(StopWorkers(attempt=node.attempt, grace=grace, signal=name))
     node.wait(WorkersStopped)
     assert (node.rank_folder() / "stdout.log").read_text() == f"{name}\n"
 

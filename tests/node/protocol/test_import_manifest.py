@@ -30,6 +30,12 @@ def manifest_of(*notes: ImportRecord, nproc: int = 1) -> ImportManifest:
     return grown(ImportManifest(entry=()), notes, nproc)
 
 
+def test_records_of_workers_that_do_not_exist_are_left_out() -> None:
+    """A script may have written them."""
+    found = manifest_of(record("a", SITE, local_rank=2), record("b", SITE, local_rank=-1), record("c", SITE), nproc=2)
+    assert [part.name for part in found.parts] == ["c"]
+
+
 def test_the_manifest_has_installed_modules_in_order_and_none_of_the_scripts_own() -> None:
     """Nor modules without a file, or that are imported already.
 

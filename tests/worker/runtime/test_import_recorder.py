@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import os
-import pickle
 import sys
 
 import pytest
@@ -95,9 +94,33 @@ def test_another_file_under_the_same_descriptor_is_not_written(tmp_path, monkeyp
     os.close(file)
 
 
-def test_a_record_that_is_cut_off_is_left_out():
+WHOLE = b'[0, "a", ["b"], {"X": null}]\n'
+
+
+A = ImportRecord(local_rank=0, name="a", locations=("b",), env={"X": None})
+
+
+def test_a_record_that_is_cut_off_is_left_out() -> None:
     """The records before it are read."""
-    data = pickle.dumps((0, "a", ("b",), {}))
-    assert (
-        list(read_records(data * 2 + data[:-3])) == [ImportRecord(local_rank=0, name="a", locations=("b",), env={})] * 2
-    )
+    assert list(read_records(WHOLE * 2 + WHOLE[:-3])) == [A] * 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\x80\x04garbage \xff",
+        b"",
+        b"null",
+        b"[" * 100_000,
+        b'[0, "a", ["b"]]',
+        b'["0", "a", ["b"], {}]',
+        b'[0, 1, ["b"], {}]',
+        b'[0, "a", "b", {}]',
+        b'[0, "a", [1], {}]',
+        b'[0, "a", ["b"], {"X": 1}]',
+        b"1" * 5000,
+    ],
+)
+def test_a_line_that_is_no_record_is_left_out(line: bytes) -> None:
+    """A script may write to any descriptor; the records around the line are read."""
+    assert list(read_records(WHOLE + line + b"\n" + WHOLE)) == [A] * 2
