@@ -45,7 +45,17 @@ def test_workers_and_their_store_ask_nobody_for_names(tmp_path):
     _, asked = in_the_hole(sys.executable, "-c", ASK, cwd=tmp_path, RES_OPTIONS="timeout:1 attempts:1")
     assert asked == ["1.0.0.127.in-addr.arpa"]
     (tmp_path / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "raylaunch", "--nproc-per-node", "2", "--max-restarts", "1", "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "raylaunch",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        "train.py",
+    ]
     printed, asked = in_the_hole(*command, cwd=tmp_path)
     assert "both have met again" in printed, printed
     assert asked == []

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from raylaunch.cli.args.diagnostics import Finding, SourceSpan
-from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Job
 from raylaunch.errors import ConfigError
 
@@ -38,7 +38,7 @@ def script_findings(job: Job, span: SourceSpan, environ: Mapping[str, str]) -> I
     if script is None:
         return
     local = job.ray.address == "local" or (job.ray.address == "auto" and environ.get("RAY_ADDRESS") == "local")
-    local = local or local_machine.is_alone(job.ray, environ)
+    local = local or discovery.is_alone(job.ray, environ)
     if Path(script).is_absolute() and not local:
         return
     folder = Path(job.ray.working_dir or ".")

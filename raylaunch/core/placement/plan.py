@@ -58,6 +58,10 @@ class Plan:
     assumed: tuple[str, ...]
     """The settings that the job left open, and the values assumed for them."""
     warnings: tuple[str, ...]
+    cluster: str = ""
+    """The address of the Ray cluster; `""`: there is only this machine."""
+    fallback: str = ""
+    """The sentence that several nodes run on this machine because no cluster was found; `""`: they do not."""
 
     @property
     def feasible(self) -> bool:
