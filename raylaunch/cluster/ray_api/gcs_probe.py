@@ -43,24 +43,26 @@ def probe(address: str) -> dict[str, Any]:
     except OSError as error:
         msg = f"no Ray cluster at {address}: {error.strerror or error}"
         raise ClusterError(msg, hint="`ray status` on the head node tells whether it is up") from None
-    _check_token(address)
+    with _token_errors(address):  # without a token Ray's client would end this process
+        AuthenticationTokenLoader.instance().has_token()
     return _ask_head(address)
 
 
 def probe_as_auto(address: str) -> dict[str, Any]:
     """Like `probe`, with a token as `ray.init(address="auto")` uses it: if there is one, also without RAY_AUTH_MODE."""
-    with contextlib.suppress(AuthenticationError):  # `probe` reports it
+    with _token_errors(address):
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     return probe(address)
 
 
-def _check_token(address: str) -> None:
-    """Raise ClusterError if a token is required and there is none. Ray's client would end this process with code 1."""
+@contextlib.contextmanager
+def _token_errors(address: str) -> Iterator[None]:
+    """Turn Ray's error that a token is missing into a ClusterError."""
     try:
-        AuthenticationTokenLoader.instance().has_token()
+        yield
     except AuthenticationError as error:
         why = error.message.partition(". ")[0]
-        msg = f"there is no token to show to the Ray cluster at {address}: {why[:1].lower() + why[1:]}"
+        msg = f"there is no token to show to the Ray cluster at {address}: {why}"
         raise ClusterError(msg, hint=_AUTH_HINT) from None
 
 
