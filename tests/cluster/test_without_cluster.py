@@ -193,7 +193,7 @@ def test_several_nodes_say_first_and_last_that_there_is_no_cluster(unseen, capsy
     """They were meant for several machines."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     console = Console()
-    console.planned(Job(entrypoint=Entrypoint(script="train.py")), planned(), "")
+    console.on_plan(Job(entrypoint=Entrypoint(script="train.py")), planned(), "")
     console.report("finished\n", ok=True)
     console.close()
     first, *_, last = capsys.readouterr().err.splitlines()

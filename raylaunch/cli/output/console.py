@@ -64,7 +64,7 @@ class Console:
         seen = self._redactor.shown(job)
         self._fallback = plan.fallback
         if plan.fallback:
-            self.said(plan.fallback)
+            self.on_message(plan.fallback)
         self.say(f"{seen.title}: {seen.entrypoint}")
         if plan.cluster:
             self.say(f"on the Ray cluster at {plan.cluster}")
@@ -180,7 +180,7 @@ class Console:
         else:
             self._writer.say(f"\n{text}".encode())
         if self._fallback:
-            self.said(self._fallback)
+            self.on_message(self._fallback)
 
     def close(self) -> None:
         """Write everything that is queued, and stop the writer thread."""
