@@ -70,6 +70,7 @@ class FakeFleet:
         #: By type of order: what happens when one is sent, instead of `obey`.
         self.overrides: dict[type[Any], Callable[[str, Any], Any]] = {}
         self.ready = READY
+        self.interface_env: dict[str, str] = {}
         self.given_up: set[str] = set()
         self._parts: dict[str, Assignment] = {}
         self._up: set[str] = set()
@@ -92,7 +93,13 @@ class FakeFleet:
         self.tell(SlotGranted(node=node, host=f"id-{node}", address="10.0.0.1"))
 
     def join(self, node: str) -> None:
-        up = AgentReady(node_id=f"id-{node}", address="10.0.0.1", nproc=self.nproc, ready=self.ready)
+        up = AgentReady(
+            node_id=f"id-{node}",
+            address="10.0.0.1",
+            nproc=self.nproc,
+            ready=self.ready,
+            interface_env=self.interface_env,
+        )
         self._reporting.add(node)
         self.report(node, up)
 

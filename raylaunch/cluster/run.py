@@ -20,7 +20,7 @@ from raylaunch.cluster.driver.signals import Signals
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
-from raylaunch.cluster.session import connect
+from raylaunch.cluster.session import connect, discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job import outputs
 from raylaunch.core.job.job import Job
@@ -35,6 +35,7 @@ from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 
 _NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
+_CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ def plan_job(job: Job) -> Plan:
     with _redacted_errors(Redactor.of(job, os.environ)):
         found = connect.find(job.ray)
         if found in (local_machine.LOCAL, local_machine.NONE):
-            return _plan(job, (local_machine.facts(job),), local=True, alone=found == local_machine.NONE)
+            alone = found == local_machine.NONE and job.ray.address == "auto"
+            return _plan(job, (local_machine.facts(job),), local=True, alone=alone)
         with connect.connected(job) as session:
             return _plan_now(job, session)
 
@@ -104,7 +106,7 @@ def _prepare(
     folder = RunFolder.create(job, run_id, observer.on_message)
     folder.open(settled(job, plan), job_text, plan, began.isoformat(), began_at)
     observer.on_plan(job, plan, folder.where)
-    if _NO_CLUSTER in plan.assumed:
+    if _NO_CLUSTER in plan.assumed and not plan.fallback:
         observer.on_message("no Ray cluster is running: this machine does it alone, without Ray")
     for warning in plan.warnings:
         observer.on_message(warning)
@@ -179,15 +181,36 @@ def _redacted_errors(secrets: Redactor) -> Iterator[None]:
 
 
 def _plan_now(job: Job, session: Session) -> Plan:
-    return _plan(job, session.nodes(job), local=session.local, alone=session.in_process)
+    alone = session.in_process and job.ray.address == "auto"
+    plan = _plan(job, session.nodes(job), local=session.local, alone=alone)
+    return replace(plan, cluster="" if session.local else session.address)
 
 
 def _plan(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool, alone: bool) -> Plan:
+    """Return the plan. `alone`: this machine stands in for a cluster that was not found.
+
+    Raises ClusterError if the job cannot be planned, or needs a cluster.
+    """
     try:
         plan = make_plan(job, nodes, local=local)
     except ValueError as error:
         raise ClusterError(str(error)) from None
-    return replace(plan, assumed=(_NO_CLUSTER, *plan.assumed)) if alone and job.ray.address == "auto" else plan
+    if not alone:
+        return plan
+    plan = replace(plan, assumed=(_NO_CLUSTER, *plan.assumed))
+    if plan.max_nodes == 1:
+        return plan
+    if why := _needs_cluster(job, plan):
+        msg = f"no Ray cluster was found, and the job is for a cluster: {plan.max_nodes} nodes {why}"
+        raise ClusterError(msg, hint=f"{_CLUSTER_HINT}\n{discovery.NO_CLUSTER_HINT}")
+    return replace(plan, fallback=f"no Ray cluster was found: all {plan.max_nodes} nodes run on this machine")
+
+
+def _needs_cluster(job: Job, plan: Plan) -> str:
+    """Return why several nodes must not share this machine unless the person says so; `""`: they may."""
+    if job.placement == "spread":
+        return "with `placement: spread`"
+    return "with GPUs" if any(bundle.gpus for bundle in plan.bundles) else ""
 
 
 def _template(job: Job, plan: Plan, run_dir: str, payload: bytes) -> WorkerTemplate:

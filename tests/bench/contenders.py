@@ -140,8 +140,8 @@ def raylaunch(
     return _raylaunch(scratch, task, settings or {}, overrides, _access(cluster))
 
 
-def raylaunch_alone(scratch: Path, task: Task, *, address: str = "auto") -> contextlib.AbstractContextManager[Started]:
-    """`python -m raylaunch job.yaml` where no cluster is."""
+def raylaunch_alone(scratch: Path, task: Task, *, address: str = "none") -> contextlib.AbstractContextManager[Started]:
+    """`python -m raylaunch job.yaml` on this machine alone."""
     return _raylaunch(scratch, task, {}, (f"ray.address={address}",), {})
 
 

@@ -1,6 +1,6 @@
 """From the start of the command until all ranks are past their first `all_reduce`, on one machine without a cluster.
 
-1 x 4 workers, gloo, in turn: raylaunch, which finds no cluster and does without Ray; `torchrun --standalone`; raylaunch
+1 x 4 workers, gloo, in turn: raylaunch without Ray; `torchrun --standalone`; raylaunch
 with a Ray of its own (`ray.address=local`). Then the same two of a script with DDP and an optimizer, as training
 scripts are, until all ranks are past their first optimizer step.
 """

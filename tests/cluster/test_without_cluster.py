@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from raylaunch.cli.output.console import Console
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
 from raylaunch.cluster.fleet import local_fleet
 from raylaunch.cluster.fleet.local_fleet import LocalFleet
@@ -23,7 +24,8 @@ from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, 
 from raylaunch.cluster.local import gpus, local_machine
 from raylaunch.cluster.local.gpus import Gpus
 from raylaunch.cluster.local.slots import LocalSlots
-from raylaunch.cluster.session import connect
+from raylaunch.cluster.run import plan_job
+from raylaunch.cluster.session import connect, discovery
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
 from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.packing import Bundle
@@ -34,6 +36,9 @@ from raylaunch.node.protocol.node_spec import WorkerTemplate
 from raylaunch.node.protocol.orders import StopWorkers
 from tests.cluster.conftest import wait_until
 from tests.private_cluster import MARK, end_marked, marked
+
+NO_RAYLETS = "import sys; from raylaunch.cluster.session import discovery; discovery.running = lambda *_: []"
+"""Python code that hides the raylets of other tests, which run on this machine."""
 
 # From end to end.
 
@@ -53,7 +58,9 @@ def start(environ, folder: Path, script: str, *overrides: str, **job: Any) -> su
     (folder / "train.py").write_text(script)
     job = {"entrypoint": {"script": "train.py"}, "nnodes": 2, "nproc_per_node": 2, "preload": [], "show": "all"} | job
     (folder / "job.yaml").write_text(json.dumps(job))
-    program = "import sys; from raylaunch.cli.main import main; code = main(); print('ray' in sys.modules); exit(code)"
+    program = (
+        f"{NO_RAYLETS}; from raylaunch.cli.main import main; code = main(); print('ray' in sys.modules); exit(code)"
+    )
     command = [sys.executable, "-c", program, "job.yaml", *overrides]
     return subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -73,7 +80,7 @@ def test_trains_without_ray_and_leaves_nothing(alone):
     )
     out, err = finished(start(env | {"RAY_DEDUP_LOGS": "0"}, folder, script, preload=["torch"]))
     assert out == ["False", *["[0] 4 None 0", "[1] 4 None 0", "[2] 4 None 0", "[3] 4 None 0"]]
-    assert "no Ray cluster is running" in err
+    assert "no Ray cluster was found: all 2 nodes run on this machine" in err
     assert "node-2 (127.0.0.1) is ready" in err
 
 
@@ -129,7 +136,7 @@ def test_a_signal_to_the_driver(alone):
 def test_too_much_for_this_machine(alone):
     """The run fails at once instead of waiting for resources that never come."""
     env, folder = alone
-    process = start(env | {"CUDA_VISIBLE_DEVICES": ""}, folder, "", gpus_per_worker=1)
+    process = start(env | {"CUDA_VISIBLE_DEVICES": ""}, folder, "", gpus_per_worker=1, nnodes=1)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 3
     assert "this machine cannot hold the job" in err
@@ -150,7 +157,7 @@ def test_a_function(alone):
     """Its results are returned by rank, and its exception is raised."""
     env, folder = alone
     program = (
-        "import raylaunch, sys\n"
+        f"{NO_RAYLETS}; import raylaunch\n"
         "def rank(fails):\n"
         "    import os\n"
         "    if fails and os.environ['RANK'] == '1': raise KeyError('mine')\n"
@@ -169,50 +176,61 @@ def test_a_function(alone):
 # Whether there is a cluster.
 
 
-def test_the_file_that_ray_start_leaves(monkeypatch, tmp_path):
-    """It is where Ray itself looks for it, whatever the environment says."""
-    from ray._common.utils import get_ray_address_file
+@pytest.fixture
+def unseen(monkeypatch, tmp_path):
+    """Hide whatever Ray runs on this machine."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(discovery, "running", lambda _: [])
 
-    for name in ("TMPDIR", "RAY_TMPDIR"):
-        monkeypatch.delenv("RAY_TMPDIR", raising=False)
-        monkeypatch.setenv(name, str(tmp_path / name))
-        assert local_machine.is_alone(RayOptions(), os.environ)
-        file = Path(get_ray_address_file(None))
-        file.parent.mkdir(parents=True)
-        file.write_text("10.0.0.1:6379")
-        assert not local_machine.is_alone(RayOptions(), os.environ)
-    monkeypatch.delenv("RAY_TMPDIR")
-    monkeypatch.delenv("TMPDIR")
-    assert local_machine.is_alone(RayOptions(), os.environ) != Path(get_ray_address_file(None)).exists()
+
+def planned(**settings: Any):
+    return plan_job(Job(**{"entrypoint": Entrypoint(script="train.py"), "nnodes": 2, "nproc_per_node": 1} | settings))
+
+
+def test_several_nodes_say_first_and_last_that_there_is_no_cluster(unseen, capsys, monkeypatch):
+    """They were meant for several machines."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = Console()
+    console.on_plan(Job(entrypoint=Entrypoint(script="train.py")), planned(), "")
+    console.report("finished\n", ok=True)
+    console.close()
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == last
+    assert first.endswith("\x1b[33mno Ray cluster was found: all 2 nodes run on this machine\x1b[0m")
+
+
+def test_one_node_needs_no_cluster(unseen):
+    """The plan only says what is assumed."""
+    assert planned(nnodes=1, gpus_per_worker=1, placement="spread").fallback == ""
+    assert planned().assumed[0].startswith("ray.address: none (no cluster is running")
 
 
 @pytest.mark.parametrize(
-    ("address", "variable", "alone"),
+    ("settings", "words"),
     [
-        ("auto", None, True),
-        ("auto", "", True),
-        ("auto", "auto", True),
-        ("auto", "local", False),
-        ("auto", "10.0.0.1:6379", False),
-        ("none", "10.0.0.1:6379", True),
-        ("local", None, False),
-        ("10.0.0.1:6379", None, False),
+        ({"placement": "spread"}, "2 nodes with `placement: spread`"),
+        ({"gpus_per_worker": 1}, "2 nodes with GPUs"),
     ],
 )
-def test_the_address_of_a_cluster(tmp_path, address, variable, alone):
-    """`ray.address` first, then RAY_ADDRESS."""
-    environ = {"TMPDIR": str(tmp_path)} | ({} if variable is None else {"RAY_ADDRESS": variable})
-    assert local_machine.is_alone(RayOptions(address=address), environ) is alone
+def test_a_job_that_needs_a_cluster(unseen, settings, words):
+    """It is refused, with what to do. On this machine it runs only if the person says so."""
+    with pytest.raises(ClusterError, match="no Ray cluster was found, and the job is for a cluster: ") as error:
+        planned(**settings)
+    assert words in error.value.message
+    assert "`ray.address: none`, or `--standalone`, runs the job on this machine" in error.value.hint
+    assert planned(ray=RayOptions(address="none"), **settings).fallback == ""
 
 
-def test_a_cluster_that_is_gone(monkeypatch, tmp_path):
-    """The file of `ray start` is still there, but no head answers: that is the same as no cluster."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
-    assert connect.find(RayOptions()) == local_machine.NONE
+def test_a_cluster_that_is_gone(unseen, tmp_path):
+    """The file of `ray start` is still there, but no head answers: the run does not do without it in silence."""
+    file = tmp_path / "ray" / "ray_current_cluster"
+    file.parent.mkdir()
+    file.write_text("127.0.0.1:1")
+    with pytest.raises(ClusterError, match=r"no Ray cluster at 127\.0\.0\.1:1: Connection refused") as error:
+        connect.find(RayOptions())
+    assert f"(its address is from the file {file})" in error.value.message
 
 
 # Its GPUs.

@@ -26,7 +26,7 @@ _FIRST_PROCESS = """
 set -e
 mount -t tmpfs shm /dev/shm
 mount --bind "$0/hosts" /etc/hosts
-mount --bind "$0/resolv.conf" /etc/resolv.conf
+mount --bind "$3/resolv.conf" /etc/resolv.conf
 hostname "$1"
 ip link set lo up
 exec "$2" -ISc "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
@@ -109,8 +109,11 @@ def why_not() -> str:
 
 
 def start_host(number: int, folder: Path, shared: Path) -> Host:
-    """Start the first process of a host. `shared`: the folder of the files `hosts` and `resolv.conf` of all hosts."""
-    first = ["sh", "-c", _FIRST_PROCESS, str(shared), f"host-{number}", sys.executable]
+    """Start the first process of a host.
+
+    `folder` has its file `hosts`, and `shared` the file `resolv.conf` of all hosts.
+    """
+    first = ["sh", "-c", _FIRST_PROCESS, str(folder), f"host-{number}", sys.executable, str(shared)]
     holder = spawn(["unshare", *NAMESPACES, f"--boottime={SLEPT}", "--fork", "--kill-child", "--mount-proc", *first])
     return Host(number, holder, child(holder.pid), folder)
 

@@ -44,7 +44,6 @@ class Hosts:
         self._count = 0
         self._commands: list[subprocess.Popen[Any]] = []
         self._inspector: subprocess.Popen[str] | None = None
-        (self.folder / "hosts").write_text("127.0.0.1 localhost\n")
         (self.folder / "resolv.conf").write_text("")
         self._switch = spawn(["unshare", "--net", "sh", "-c", "echo; exec cat"])
         try:
@@ -290,15 +289,22 @@ class Hosts:
         self._count += 1
         folder = self.folder / str(self._count)
         (folder / "tmp").mkdir(parents=True)
+        (folder / "hosts").touch()
         host = start_host(self._count, folder, self.folder)
         self.hosts.append(host)
-        with (self.folder / "hosts").open("a") as names:
-            names.write(f"{host.address} {host.name}\n")
+        self._write_names()
         self._at_switch(f"ip link add {host.link} type veth peer name eth0 netns {host.init}")
         self._at_switch(f"ip link set {host.link} master bridge up")
         for command in (f"addr add {host.address}/16 dev eth0", "link set eth0 up", "route add default dev eth0"):
             self._at(host, f"ip {command}")
         return host
+
+    def _write_names(self) -> None:
+        """Write /etc/hosts of each host, where its own name leads to loopback, as on Debian and Ubuntu."""
+        for host in self.hosts:
+            names = {other.name: other.address for other in self.hosts} | {host.name: "127.0.1.1"}
+            lines = [f"{address} {name}" for name, address in ({"localhost": "127.0.0.1"} | names).items()]
+            (host.folder / "hosts").write_text("".join(f"{line}\n" for line in lines))
 
     def _start_ray(self, host: Host) -> None:
         place = ["--head", f"--port={_PORT}", "--include-dashboard=false"]

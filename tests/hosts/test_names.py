@@ -1,4 +1,4 @@
-"""A DNS server that does not answer: no part of a run may wait for it."""
+"""Names of hosts: a DNS server that does not answer, and names that lead to loopback, as on Debian and Ubuntu."""
 
 from __future__ import annotations
 
@@ -45,8 +45,40 @@ def test_workers_and_their_store_ask_nobody_for_names(tmp_path):
     _, asked = in_the_hole(sys.executable, "-c", ASK, cwd=tmp_path, RES_OPTIONS="timeout:1 attempts:1")
     assert asked == ["1.0.0.127.in-addr.arpa"]
     (tmp_path / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "raylaunch", "--nproc-per-node", "2", "--max-restarts", "1", "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "raylaunch",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        "train.py",
+    ]
     printed, asked = in_the_hole(*command, cwd=tmp_path)
     assert "both have met again" in printed, printed
     assert asked == []
     assert "hostname of the client socket" not in printed
+
+
+MEET = """
+import os, socket, torch, torch.distributed as dist
+assert socket.gethostbyname(socket.gethostname()) == "127.0.1.1"
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"met {int(total)} by {os.environ['GLOO_SOCKET_IFNAME']}", flush=True)
+dist.barrier()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_hosts_whose_names_lead_to_loopback_meet(launcher):
+    """gloo by itself would listen where only processes of the same host can reach it."""
+    run = launcher.start(MEET, show="all", preload=["torch"]).wait()
+    assert run.code == 0, run.err
+    assert sorted(run.out.splitlines()) == [f"[{rank}] met 3 by eth0" for rank in range(3)]
+    assert run.err.count("workers get GLOO_SOCKET_IFNAME=eth0, TP_SOCKET_IFNAME=eth0: other hosts cannot reach") == 1
+    assert f"on the Ray cluster at {run.hosts.address}" in run.err

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from raylaunch.cli.args.diagnostics import Finding, SourceSpan
-from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Job
 from raylaunch.errors import ConfigError
 
@@ -59,9 +59,7 @@ def script_findings(job: Job, span: SourceSpan, environ: Mapping[str, str]) -> I
     script = job.entrypoint.script
     if script is None:
         return
-    local = job.ray.address == "local" or (job.ray.address == "auto" and environ.get("RAY_ADDRESS") == "local")
-    local = local or local_machine.is_alone(job.ray, environ)
-    if Path(script).is_absolute() and not local:
+    if Path(script).is_absolute() and not _is_run_here(job, environ):
         return
     folder = Path(job.ray.working_dir or ".")
     if not folder.is_dir():
@@ -76,6 +74,12 @@ def script_findings(job: Job, span: SourceSpan, environ: Mapping[str, str]) -> I
         yield Finding(message=f"`{script}` cannot be read: permission denied", span=span, hint=f"chmod +r {script}")
     elif path.is_file() and zipfile.is_zipfile(path) and "__main__.py" not in zipfile.ZipFile(path).namelist():
         yield Finding(message=f"`{script}` is an archive without a `__main__.py`", span=span)
+
+
+def _is_run_here(job: Job, environ: Mapping[str, str]) -> bool:
+    """Return whether the job runs on this machine only."""
+    with_local_ray = job.ray.address == "auto" and environ.get("RAY_ADDRESS") == "local"
+    return job.ray.address == "local" or with_local_ray or discovery.is_alone(job.ray, environ)
 
 
 def _similar_file(path: Path, name: Path, pattern: str = "*") -> str:

@@ -16,7 +16,7 @@ from raylaunch.cli.daemon.daemon_messages import DaemonState, RunEnded, RunReque
 from raylaunch.cli.daemon.socket_dir import NoDaemonError
 from raylaunch.cli.run_once import say
 from raylaunch.cluster.driver import signals
-from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import shown
 from raylaunch.errors import InterruptedByUserError, RaylaunchError, signal_exit_code
@@ -51,7 +51,7 @@ def run(job: Job, job_text: str) -> int | None:
 
 def _check_usable(job: Job, environ: Mapping[str, str]) -> None:
     """Raise NoDaemonError if a daemon would be useless, or could not do what this process does."""
-    if local_machine.is_alone(job.ray, environ):
+    if discovery.is_alone(job.ray, environ):
         msg = "no Ray cluster is running, and without Ray nothing can be kept"
         raise NoDaemonError(msg)
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in environ:  # set by `ray job submit` for its entry points

@@ -57,13 +57,20 @@ class Console:
         self._redactor = Redactor()
         #: Addresses of hosts by host id.
         self._addresses: dict[str, str] = {}
+        #: What the first and the last line say.
+        self._fallback = ""
 
     def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
         """Print the name of the run and what it requests. `run_dir` is "" if no logs are kept."""
         self._writer.has_log_files = run_dir != ""
         self._redactor = Redactor.of(job, os.environ)
         seen = self._redactor.shown(job)
+        self._fallback = plan.fallback
+        if plan.fallback:
+            self.on_message(plan.fallback)
         self.say(f"{seen.title}: {seen.entrypoint}")
+        if plan.cluster:
+            self.say(f"on the Ray cluster at {plan.cluster}")
         self.say(f"requesting {plan.asked}; {f'logs in {run_dir}' if run_dir else 'no logs are kept'}")
         if not plan.feasible:
             self.say(f"waiting up to {job.placement_timeout:g} s for free resources", colour="yellow")
@@ -180,6 +187,8 @@ class Console:
                 self.say(line, colour="green")
         else:
             self._write(f"\n{text}")
+        if self._fallback:
+            self.on_message(self._fallback)
 
     def close(self) -> None:
         """Write everything that is queued, and stop the writer thread."""

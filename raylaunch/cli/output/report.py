@@ -185,6 +185,7 @@ def plan_table(plan: Plan, title: str) -> str:
     rows += [("-", skip.address, "-", skip.why) for skip in plan.skipped if skip.why == NOT_NEEDED]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"job      {title}", f"request  {plan.asked}"]
+    lines += [f"cluster  {plan.cluster}"] if plan.cluster else []
     lines += [f"assumed  {text}" for text in plan.assumed]
     lines += [f"warning  {text}" for text in plan.warnings]
     lines.append("")

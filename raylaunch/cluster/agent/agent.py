@@ -17,7 +17,7 @@ from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeTime
-from raylaunch.core.placement.environment import base_env
+from raylaunch.core.placement.environment import base_env, interface_env
 from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.tail import LogOutput, log_sources
@@ -68,6 +68,8 @@ class Home:
     environ: Mapping[str, str]
     """The environment of processes there, before anything of the job is added."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    host_addresses: tuple[str, ...] = ()
+    """The addresses of the machine to which its own name leads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class AgentReady:
     address: str
     nproc: int
     ready: Ready
+    interface_env: dict[str, str] = field(default_factory=dict)
+    """The variables that the node's workers get in a world of several hosts, so that other hosts can reach them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,8 @@ class Agent:
             nproc=spec.nproc,
             ray_address=spec.ray_address,
         )
+        #: For worlds of several hosts.
+        self._interface_env = interface_env(place, home.host_addresses, interfaces.bridges(), env)
         cwd = spec.cwd or os.getcwd()
         if not os.path.isdir(cwd):
             msg = f"the folder {cwd} does not exist on the node {address}"
@@ -120,7 +126,15 @@ class Agent:
         self._view = spec.view
         self._nproc = spec.nproc
         self._address = address
-        self._supervisor = Supervisor(spec.template, node=spec.node, address=address, env=env, cwd=cwd, client=client)
+        self._supervisor = Supervisor(
+            spec.template,
+            node=spec.node,
+            address=address,
+            env=env,
+            interface_env=self._interface_env,
+            cwd=cwd,
+            client=client,
+        )
         self._supervisor.start()
         self._outbox: Outbox[AgentReady | NodeEvent] = Outbox()
         #: Set when there is something to report.
@@ -231,7 +245,13 @@ class Agent:
 
     def _agent_ready(self, ready: Ready) -> AgentReady:
         processes.release_memory()  # from here on this process mostly waits
-        return AgentReady(node_id=self._node_id, address=self._address, nproc=self._nproc, ready=ready)
+        return AgentReady(
+            node_id=self._node_id,
+            address=self._address,
+            nproc=self._nproc,
+            ready=ready,
+            interface_env=self._interface_env,
+        )
 
     def _wake_if_needed(self) -> None:
         if self._outbox.has_some(more_output=self._logs.behind):

@@ -25,6 +25,8 @@ from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 CLOSE_SECONDS = 7.0
 _KILL_SECONDS = 2.0
+_RESOLVE_SECONDS = 2.0
+"""How long the lookup of this host's own name may take. It is in /etc/hosts, or known to the name server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,7 @@ def _home() -> Home:
         address=_numeric(ray.util.get_node_ip_address()),
         environ=dict(os.environ),
         labels=context.get_node_labels(),
+        host_addresses=interfaces.host_addresses(_RESOLVE_SECONDS),
     )
 
 

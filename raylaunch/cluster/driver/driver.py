@@ -85,6 +85,8 @@ class Driver:
         self._draining: dict[str, HostDraining] = {}
         #: What was shown to the user once and need not be shown again for other nodes or attempts.
         self._shown_warnings: set[str] = set()
+        #: What to say of nodes as soon as there are several hosts.
+        self._interface_warnings: set[str] = set()
 
     def signalled(self, signal: str) -> None:
         """Take a signal by name. Any thread and any signal handler may call this: the signal is only enqueued."""
@@ -264,9 +266,19 @@ class Driver:
             yield NodeLost(at=self._now(), node=node, why="it is not needed")
             return
         self.nodes.came_up(node, up.node_id, item.at)
+        self._warn_of_interfaces(up)
         yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc, host=up.node_id)
         if up.node_id in self._draining:
             yield self._node_draining(node, self._draining[up.node_id])
+
+    def _warn_of_interfaces(self, up: AgentReady) -> None:
+        """Say what workers get because other hosts could not reach them without it, if there are other hosts."""
+        if up.interface_env:
+            pairs = ", ".join(f"{name}={value}" for name, value in up.interface_env.items())
+            self._interface_warnings.add(f"workers get {pairs}: other hosts cannot reach what they would use otherwise")
+        if any(member.host != up.node_id for member in self.machine.nodes.values()):
+            for warning in sorted(self._interface_warnings):
+                self._warn_once(warning)
 
     def _reject(self, node: str, why: str) -> Iterator[Event]:
         """Give up a node that is alive but of no use."""

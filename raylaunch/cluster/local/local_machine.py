@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 from raylaunch.cluster.local import gpus
-from raylaunch.core.job.job import Job, RayOptions
+from raylaunch.core.job.job import Job
 from raylaunch.core.placement.packing import NodeFacts
 
 LOOPBACK = "127.0.0.1"
@@ -21,19 +18,6 @@ NONE = "none"
 """The `ray.address` of a run without Ray."""
 LOCAL = "local"
 """The `ray.address` of a run for which this process starts Ray."""
-
-
-def is_alone(options: RayOptions, environ: Mapping[str, str]) -> bool:
-    """Return whether there is no cluster to connect to, as far as can be told without importing Ray, which is slow."""
-    if options.address != "auto":
-        return options.address == NONE
-    uses_ray = "ray" in sys.modules and sys.modules["ray"].is_initialized()
-    return environ.get("RAY_ADDRESS", "") in ("", "auto") and not uses_ray and not _left_by_ray_start(environ).exists()
-
-
-def _left_by_ray_start(environ: Mapping[str, str]) -> Path:
-    """Return the file in which `ray start` leaves the cluster's address; see Ray's `get_ray_address_file`."""
-    return Path(environ.get("RAY_TMPDIR", environ.get("TMPDIR", "/tmp")), "ray", "ray_current_cluster")  # noqa: S108
 
 
 def facts(job: Job) -> NodeFacts:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.errors import ClusterError
@@ -23,7 +24,7 @@ def find(options: RayOptions) -> str:
 
     Raises ClusterError within seconds if the cluster that `ray.address` or RAY_ADDRESS names cannot be reached.
     """
-    if local_machine.is_alone(options, os.environ):
+    if discovery.is_alone(options, os.environ):
         return local_machine.NONE
     return str(_ray_session().find(options))
 

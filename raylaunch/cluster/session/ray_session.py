@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -14,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray._private import services
 from ray._private import worker as ray_worker
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray.exceptions import RayError
 
 from raylaunch.cluster.agent import ray_actor
 from raylaunch.cluster.agent.agent import AgentSpec
@@ -25,7 +23,8 @@ from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
-from raylaunch.cluster.ray_api import gcs_monitor, inventory, job_entrypoint
+from raylaunch.cluster.ray_api import gcs_monitor, gcs_probe, inventory, job_entrypoint
+from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.cluster.session.shared_connection import SharedConnection
 from raylaunch.core.job.job import Job, RayOptions
@@ -34,9 +33,7 @@ from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan
 from raylaunch.errors import ClusterError
 
-_PROBE_SECONDS = 5.0
 _SHUTDOWN_SECONDS = 8.0
-_DEFAULT_PORT = 6379
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """The least that Ray accepts; only a few messages go through the object store."""
 
@@ -131,8 +128,8 @@ def _is_alive(session: RaySession | None) -> bool:
         return False
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     with contextlib.suppress(Exception):
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS).close()  # Ray would retry
-        return gcs_monitor.is_same_head(int(_PROBE_SECONDS))
+        socket.create_connection((host.strip("[]"), int(port)), timeout=gcs_probe.SECONDS).close()  # Ray would retry
+        return gcs_monitor.is_same_head(int(gcs_probe.SECONDS))
     return False
 
 
@@ -159,20 +156,10 @@ def is_kept() -> bool:
     if made is None or made.local:
         return True
     try:
-        _probe(made.address)
-        return _session_name(made.address) == str(ray_worker._global_node.session_name)  # noqa: SLF001
+        gcs_probe.probe(made.address)
+        return gcs_probe.session_name(made.address) == str(ray_worker._global_node.session_name)  # noqa: SLF001
     except Exception:  # noqa: BLE001
         return False
-
-
-def _session_name(address: str) -> str:
-    """Return the name of the Ray session at an address, by which Ray tells clusters apart."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # noqa: PLC0415
-
-    with _silenced():
-        client = GcsClient(address=address)
-        found = client.internal_kv_get(b"session_name", namespace=b"session", timeout=int(_PROBE_SECONDS))
-    return bytes(found or b"").decode()
 
 
 def _quiet() -> None:
@@ -189,98 +176,17 @@ def find(options: RayOptions) -> str:
     """
     _quiet()
     if options.address not in ("auto", local_machine.LOCAL):
-        _probe(options.address)
+        gcs_probe.probe(options.address)
         return options.address
     named = local_machine.LOCAL if options.address == local_machine.LOCAL else os.environ.get("RAY_ADDRESS", "")
     if named not in ("", "auto"):
         if named != local_machine.LOCAL:
-            _probe(named)
+            gcs_probe.probe(named)
         return named
-    return _running() or (local_machine.LOCAL if ray.is_initialized() else local_machine.NONE)
-
-
-def _running() -> str | None:
-    """Return the address of a cluster that this machine is part of; None: there is none."""
-    running = _running_here()
-    if running is None:
-        return None
-    # As `ray.init(address="auto")` does; an address that was named gets no token unless RAY_AUTH_MODE says so.
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    try:
-        metadata = _probe(running)
-    except ClusterError:
-        return None  # the cluster is gone, or does not admit this user
-    return None if metadata.get("ray_init_cluster") else running
-
-
-def _running_here() -> str | None:
-    """Return the address that `ray start` left on this machine, found as `ray.init(address="auto")` does."""
-    with contextlib.suppress(Exception):
-        return str(found) if (found := services.find_bootstrap_address(None)) else None
-    return None
-
-
-def _probe(address: str) -> dict[str, Any]:
-    """Return the head's metadata, or raise ClusterError within seconds. Ray itself would try for 20 to 120 seconds."""
-    if address.startswith("ray://"):
-        msg = f"`{address}` is an address for Ray Client, which raylaunch does not use"
-        raise ClusterError(msg, hint="run on a node of the cluster, or with `ray job submit`")
-    host, _, port = address.rpartition(":") if ":" in address else (address, ":", str(_DEFAULT_PORT))
-    if not host or not port.isdecimal():
-        msg = f"`{address}` is not a Ray address: `host:port`, `auto` or `local` is expected"
-        raise ClusterError(msg)
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS).close()
-    except OSError as error:
-        msg = f"no Ray cluster at {address}: {error.strerror or error}"
-        raise ClusterError(msg, hint="`ray status` on the head node tells whether it is up") from None
-    return _ask_head(address)
-
-
-def _ask_head(address: str) -> dict[str, Any]:
-    """Return the head's metadata. Asked in a thread, since Ray's client waits half a minute for what is not Ray."""
-    answer: list[dict[str, Any] | Exception] = []
-
-    def ask() -> None:
-        try:
-            from ray._raylet import GcsClient  # type: ignore[attr-defined]  # noqa: PLC0415
-
-            with _silenced():
-                found = GcsClient(address=address).internal_kv_get(
-                    b"CLUSTER_METADATA", namespace=b"cluster", timeout=int(_PROBE_SECONDS)
-                )
-            answer.append(json.loads(found or b"{}"))
-        except Exception as error:  # noqa: BLE001
-            answer.append(error)
-
-    thread = threading.Thread(target=ask, daemon=True, name="raylaunch-probe")
-    thread.start()
-    thread.join(_PROBE_SECONDS)
-    if not answer:
-        msg = f"the server at {address} does not answer as a Ray head node does"
-        raise ClusterError(msg, hint="check the port: Ray's own is 6379 unless it was started with another")
-    if isinstance(answer[0], ray.exceptions.AuthenticationError):
-        msg = f"the Ray cluster at {address} refused our token"
-        hint = "give its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, with RAY_AUTH_MODE=token"
-        raise ClusterError(msg, hint=hint)
-    if isinstance(answer[0], Exception):
-        msg = f"the Ray cluster at {address} cannot be used: {answer[0]}"
-        raise ClusterError(msg)
-    return answer[0]
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep Ray's C++ code from writing warnings to stderr; what matters is in the exception."""
-    before = os.environ.get("RAY_BACKEND_LOG_LEVEL")
-    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["RAY_BACKEND_LOG_LEVEL"]
-        else:
-            os.environ["RAY_BACKEND_LOG_LEVEL"] = before
+    if ray.is_initialized() and (_connection.made is None or not _connection.made.ours):
+        return str(ray.get_runtime_context().gcs_address)  # the program's own connection
+    found = discovery.choose(discovery.signs(os.environ), gcs_probe.probe_as_auto)
+    return found or (local_machine.LOCAL if ray.is_initialized() else local_machine.NONE)
 
 
 def _existing(options: RayOptions) -> RaySession:
@@ -310,7 +216,7 @@ def _join(address: str, options: RayOptions) -> RaySession:
     runtime_env = {"working_dir": options.working_dir} if options.working_dir else None
     try:
         context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         msg = f"cannot use the Ray cluster at {address}: {error}"
         raise ClusterError(msg) from error
     return _session(str(context.address_info["gcs_address"]), local=False)

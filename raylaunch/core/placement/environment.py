@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ipaddress
+from collections.abc import Collection, Iterable, Mapping
 
 from raylaunch.core.job.node_rules import NodeAttributes, expand
 from raylaunch.core.placement.ranks import omp_env
@@ -66,6 +67,59 @@ def _without_ray_variables(node: Mapping[str, str]) -> dict[str, str]:
         for name, value in node.items()
         if name not in _SET_BY_RAY and (not name.startswith("RAY_") or name in _KEPT_RAY_VARIABLES)
     }
+
+
+def interface_env(
+    place: NodeAttributes, host_addresses: Iterable[str], bridges: Collection[str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables by which workers of a world of several hosts use the interface with the node's address.
+
+    There is one for each library that would choose a loopback address or a bridge by itself, such as docker0, unless
+    `given`, the worker's environment, has it. gloo and TensorPipe use the address to which the host's own name leads,
+    and a loopback address if it leads to none (torch 2.13, `ProcessGroupGloo.cpp`, `tensorpipe_agent.cpp`). On Debian
+    and Ubuntu a host's name leads to 127.0.1.1. `host_addresses`: those that are this machine's own, in the resolver's
+    order. `bridges`: the names of interfaces that are bridges.
+    """
+    own = _interface_of(place.address, place)
+    if not own or _is_loopback(place.address):
+        return {}
+    by_name = next((_interface_of(address, place) for address in host_addresses), "")
+    chosen = {
+        "GLOO_SOCKET_IFNAME": (by_name, own),
+        "TP_SOCKET_IFNAME": (by_name, own),
+        "NCCL_SOCKET_IFNAME": (_nccl_interface(place), f"={own}"),  # without `=` it is a prefix
+    }
+    return {
+        name: value
+        for name, (choice, value) in chosen.items()
+        if not given.get(name) and choice != own and (not choice or choice in bridges or _is_lo(choice, place))
+    }
+
+
+def _interface_of(address: str, place: NodeAttributes) -> str:
+    """Return the name of the interface that has an address, "" for none. Only one address of 127.0.0.0/8 has one."""
+    return next((name for name, addresses in place.interfaces.items() if address in addresses), "")
+
+
+def _nccl_interface(place: NodeAttributes) -> str:
+    """Return the first interface that NCCL would use (NCCL 2.28, `ncclFindInterfaces` in `src/misc/socket.cc`).
+
+    Earlier versions do not avoid virbr0.
+    """
+    names = list(place.interfaces)
+    for wanted in ("ib",), ("",), ("docker",), ("lo",):
+        for name in names:
+            if name.startswith(wanted) and (wanted != ("",) or not name.startswith(("docker", "lo"))):
+                return name
+    return ""
+
+
+def _is_lo(name: str, place: NodeAttributes) -> bool:
+    return any(_is_loopback(address) for address in place.interfaces[name])
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 _TERMINAL_VARIABLES = frozenset(

@@ -60,6 +60,10 @@ class Plan:
     warnings: tuple[str, ...]
     possible: bool = True
     """Whether these nodes could start the job if all their resources were free."""
+    cluster: str = ""
+    """The address of the Ray cluster; `""`: there is only this machine."""
+    fallback: str = ""
+    """The sentence that several nodes run on this machine because no cluster was found; `""`: they do not."""
 
     @property
     def feasible(self) -> bool:

@@ -31,6 +31,8 @@ class Assignment:
     base_rank: int
     nproc: int
     world_size: int
+    nhosts: int = 1
+    """The number of hosts of the world. Several nodes may share a host."""
 
     @property
     def ranks(self) -> range:
@@ -54,6 +56,7 @@ def order(candidates: Iterable[Member], survivors: Sequence[str]) -> tuple[Membe
 def assign(attempt: int, roster: Sequence[Member]) -> tuple[Assignment, ...]:
     """Assign ranks in the order of the roster: `base_rank` is the number of workers of the nodes before."""
     world_size = sum(member.nproc for member in roster)
+    nhosts = len({member.host for member in roster})
     found: list[Assignment] = []
     base = 0
     for node_rank, member in enumerate(roster):
@@ -66,6 +69,7 @@ def assign(attempt: int, roster: Sequence[Member]) -> tuple[Assignment, ...]:
                 base_rank=base,
                 nproc=member.nproc,
                 world_size=world_size,
+                nhosts=nhosts,
             )
         )
         base += member.nproc

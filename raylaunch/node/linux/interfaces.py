@@ -1,4 +1,4 @@
-"""The IP addresses of this machine's network interfaces (getifaddrs(3)), and what kind an address is."""
+"""The IP addresses of this machine's network interfaces (getifaddrs(3)) and of its name, and their kinds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import ctypes
 import ipaddress
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -66,6 +68,23 @@ def _to_text(address: _Sockaddr) -> str:
             return socket.inet_ntop(socket.AF_INET6, bytes(address.v6))
         case _:
             return ""
+
+
+def bridges() -> frozenset[str]:
+    """Return the names of the interfaces that are bridges, such as docker0 and virbr0."""
+    return frozenset(path.parent.name for path in Path("/sys/class/net").glob("*/bridge"))
+
+
+def host_addresses(seconds: float) -> tuple[str, ...]:
+    """Return the addresses to which this host's own name leads and that it has, in the resolver's order.
+
+    Empty if there are none, or if no name server answers within so many seconds.
+    """
+    found: list[tuple[str, ...]] = []
+    thread = threading.Thread(target=lambda: found.append(resolve(socket.gethostname())), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return tuple(address for address in (found[0] if found else ()) if is_local(address))
 
 
 def resolve(name: str) -> tuple[str, ...]:

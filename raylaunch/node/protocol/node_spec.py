@@ -60,6 +60,8 @@ class NodeSpec:
     """Where the node's stores listen, and what its workers are told."""
     env: dict[str, str]
     """All variables that workers have, but for those of an attempt."""
+    interface_env: dict[str, str] = field(default_factory=dict)
+    """More variables, for an attempt on several hosts; see `core/placement/environment.py`."""
     cwd: str
     run_dir: str
     """The template's, or a temporary folder where logs are not kept."""
@@ -81,6 +83,7 @@ class NodeSpec:
         folder = self.rank_dir(assignment.attempt, rank)
         error_file = str(folder / ERROR) if template.kept else ""
         ranks = worker_env(assignment, local_rank, rendezvous, error_file=error_file, given=self.env)
+        interface = self.interface_env if assignment.nhosts > 1 else {}
         return WorkerSpec(
             rank=rank,
             local_rank=local_rank,
@@ -89,7 +92,7 @@ class NodeSpec:
             args=entry.worker_args(template.args, local_rank, pass_local_rank=template.pass_local_rank),
             kwargs=template.kwargs,
             payload=template.payload,
-            env=self.env | ranks | self._heartbeat_env(assignment.attempt, local_rank),
+            env=self.env | interface | ranks | self._heartbeat_env(assignment.attempt, local_rank),
             cwd=self.cwd,
             stdout=str(folder / STDOUT),
             stderr=str(folder / STDERR),

@@ -49,13 +49,18 @@ class Supervisor:
         node: str,
         address: str,
         env: dict[str, str],
+        interface_env: dict[str, str] | None = None,
         cwd: str,
         client: ForkServerClient | None = None,
     ) -> None:
-        """`client`: that of an earlier run with equal per-process fields, whose fork server is active again."""
+        """`interface_env`: more variables for workers of a world of several hosts.
+
+        `client`: that of an earlier run with equal per-process fields, whose fork server is active again.
+        """
         self.client = ForkServerClient(env, kept=template.kept) if client is None else client
         self._page = self.client.page
-        self.spec = self.client.complete(template, node=node, address=address, env=env, cwd=cwd)
+        own = self.client.complete(template, node=node, address=address, env=env, cwd=cwd)
+        self.spec = replace(own, interface_env=interface_env or {})
         #: Whether the fork server has imported everything and takes orders.
         self.ready = False
         #: The fork server's process id, 0 until it is ready.

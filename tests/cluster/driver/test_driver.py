@@ -123,6 +123,16 @@ def test_a_module_that_cannot_be_preloaded_is_reported_once():
     assert recorder.lines == [warning]
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_interfaces_that_workers_are_told_are_reported_once(nodes):
+    """Though all nodes have them; and not at all if there is no other host that needs to reach them."""
+    fleet = FakeFleet(nodes)
+    fleet.interface_env = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
+    _, _, recorder = run_driver(fleet)
+    words = "workers get GLOO_SOCKET_IFNAME=eth0, TP_SOCKET_IFNAME=eth0: other hosts cannot reach"
+    assert [line.startswith(words) for line in recorder.lines] == [True] * (nodes > 1)
+
+
 def test_two_stop_requests():
     """The first stops with a grace period, the second at once. Both may come from a signal handler."""
     fleet = FakeFleet(1)

@@ -27,9 +27,11 @@ import raylaunch
 from raylaunch.cluster.session import local_session
 if os.environ.get("RAY_ADDRESS"):
     import ray
+ADDRESS = "auto" if os.environ.get("RAY_ADDRESS") else "none"
 
 def launch(function, *args, **settings):
-    told = dict(nnodes=2, nproc_per_node=1, placement="pack", keep_warm=60, backend="none", preload=[], show="none")
+    told = dict(nnodes=2, nproc_per_node=1, placement="pack", keep_warm=60, backend="none", preload=[], show="none",
+        ray={"address": ADDRESS})
     return raylaunch.launch(function, args, **{**told, "env": {"RAYLAUNCH_TEST_MARK": sys.argv[1]}, **settings})
 
 def pools():
@@ -98,7 +100,7 @@ class Program:
 
 
 def without_cluster(folder: Path) -> dict[str, str]:
-    """Return an environment in which no cluster is found."""
+    """Return an environment for runs on this machine alone."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"TMPDIR": str(folder)}
 
 

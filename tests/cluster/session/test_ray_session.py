@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -52,6 +56,7 @@ def test_wrong_token(launcher, cluster):
     ("address", "words"),
     [
         ("ray://127.0.0.1:10001", "Ray Client"),
+        ("http://127.0.0.1:8265", "is the address of Ray's jobs API, and raylaunch needs that of the cluster itself"),
         ("127.0.0.1:port", "is not a Ray address"),
         ("no.such.host", "no Ray cluster"),
     ],
@@ -73,6 +78,53 @@ def test_ray_address(launcher, cluster):
     run = launcher.run(entrypoint={"script": script}, nnodes=1, nproc_per_node=1)
     assert run.code == 0, run.err
     assert run.out == "0 4.0\n"
+
+
+def planned_as_auto(launcher, **env: str):
+    """Run `--plan` where only the processes of the cluster can be seen, without RAY_ADDRESS."""
+    port = launcher.cluster.address.rpartition(":")[2]
+    code = (
+        "import sys; from raylaunch.cluster.session import discovery; seen = discovery.running\n"
+        f"discovery.running = lambda proc: [sign for sign in seen(proc) if sign.address.endswith(':{port}')]\n"
+        "from raylaunch.cli.main import main; sys.exit(main(['--plan', '--nproc-per-node=1', 'train.py']))"
+    )
+    launcher.script("")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=launcher.folder,
+        env=kept | {"TMPDIR": str(launcher.folder), "HOME": str(launcher.folder)} | env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_a_cluster_of_this_machine_is_found_by_its_raylet(launcher, cluster):
+    """As `ray start --temp-dir` starts it: its address is in no file that Ray would find."""
+    done = planned_as_auto(launcher, RAY_AUTH_TOKEN=cluster.token)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"cluster  [0-9.]+:{cluster.address.rpartition(':')[2]}\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"RAY_AUTH_TOKEN": "f" * 64}, "refused our token (its address is from the raylet with process id "),
+        ({}, "refused our token"),
+        ({"RAY_AUTH_MODE": "token"}, "there is no token to show to the Ray cluster at "),
+        ({"RAY_AUTH_TOKEN_PATH": "/nowhere"}, "RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty"),
+    ],
+)
+def test_a_cluster_of_this_machine_that_does_not_admit_this_user(launcher, env, words):
+    """The run does not go on without it, and Ray does not end this process."""
+    done = planned_as_auto(launcher, **env)
+    assert done.returncode == 3, done.stderr
+    assert words in done.stderr
+    assert "hint: give its token in RAY_AUTH_TOKEN" in done.stderr
+    assert "hint: `ray.address: none`, or `--standalone`, runs the job on this machine without a cluster" in done.stderr
+    assert "Stack" not in done.stderr
 
 
 def test_named_address(launcher, cluster):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raylaunch.core.job.node_rules import NodeAttributes
-from raylaunch.core.placement.environment import base_env, is_of_a_terminal, submitted
+from raylaunch.core.placement.environment import base_env, interface_env, is_of_a_terminal, submitted
 
 NODE = {"PATH": "/node/bin", "HOME": "/node"}
 
@@ -92,3 +92,66 @@ def test_variables_of_the_terminal():
     """They differ between two windows of the same user without a meaning for the run."""
     assert all(map(is_of_a_terminal, ("COLUMNS", "TMUX_PANE", "SSH_TTY", "TERM", "PWD")))
     assert not any(map(is_of_a_terminal, ("PATH", "LR", "RAY_ADDRESS", "HOME", "PYTHONPATH", "COLUMNS_OF_MINE")))
+
+
+# The interface that other hosts can reach.
+
+LO, ETH = {"lo": ("127.0.0.1", "::1")}, {"eth0": ("10.0.0.7", "fd00::7")}
+BRIDGES = {"docker0": ("172.17.0.1",), "virbr0": ("192.168.122.1",), "br-1": ("172.18.0.1",)}
+BOTH = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
+
+
+def interface(host_addresses=(), interfaces=LO | ETH, address="10.0.0.7", **given):
+    """Return the variables of a node with these interfaces, of which br-1, docker0 and virbr0 are bridges."""
+    place = NodeAttributes(address=address, interfaces=interfaces)
+    return interface_env(place, host_addresses, BRIDGES.keys(), given)
+
+
+@pytest.mark.parametrize(
+    ("host_addresses", "expected"),
+    [
+        (["127.0.1.1"], BOTH),  # Debian, Ubuntu
+        (["127.0.0.1"], BOTH),
+        (["::1", "10.0.0.7"], BOTH),  # the first one counts
+        ([], BOTH),  # a name that leads nowhere
+        (["10.0.0.7"], {}),
+        (["fd00::7"], {}),
+        (["172.17.0.1", "10.0.0.7"], BOTH),
+        (["10.1.0.7"], {}),  # another network: that may be what is wanted
+    ],
+)
+def test_a_host_name_that_leads_to_an_address_that_others_cannot_reach(host_addresses, expected):
+    """Workers are told the interface with the node's address."""
+    interfaces = LO | ETH | {"eth1": ("10.1.0.7",)} | BRIDGES
+    assert interface(host_addresses, interfaces) == expected
+
+
+def test_variables_for_the_interface_that_a_person_set():
+    """Each counts by itself; an empty one is none."""
+    given = {"GLOO_SOCKET_IFNAME": "eth9", "NCCL_SOCKET_IFNAME": "ib0", "TP_SOCKET_IFNAME": ""}
+    assert interface(["127.0.1.1"], BRIDGES | ETH, **given) == {"TP_SOCKET_IFNAME": "eth0"}
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "expected"),
+    [
+        (LO | ETH, {}),
+        (LO | {"docker0": BRIDGES["docker0"]} | ETH, {}),
+        (LO | BRIDGES | ETH, {"NCCL_SOCKET_IFNAME": "=eth0"}),  # virbr0 is chosen by older versions
+        (LO | ETH | BRIDGES, {}),
+        (LO | {"eth1": ("10.1.0.7",)} | ETH, {}),
+        (BRIDGES | {"ibs1": ("10.2.0.7",)} | ETH, {}),
+        (LO | {"br-1": ("10.0.0.7",)}, {}),  # the node's own address is the bridge's
+        ({"lo": ("127.0.0.1", "10.0.0.7")}, {}),
+        ({"lo": ("127.0.0.1",), "docker-7": ("10.0.0.7",)}, {}),
+    ],
+)
+def test_nccl_is_told_only_if_it_would_choose_a_bridge(interfaces, expected):
+    """It looks for ib, then for anything but docker and lo, in the kernel's order."""
+    assert interface(["10.0.0.7"], interfaces) == expected
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.9.9.9", "a-name"])
+def test_a_node_whose_address_helps_nobody(address):
+    """One machine alone, or an address that no interface has, as behind NAT."""
+    assert interface(["127.0.1.1"], address=address) == {}

@@ -85,6 +85,14 @@ def test_ranks_of_unequal_nodes():
     assert [list(part.ranks) for part in parts] == [[0], [1, 2, 3], [4, 5]]
 
 
+def test_the_hosts_of_a_world():
+    """Several nodes may share one."""
+    hosts = [("a", "1"), ("b", "1"), ("c", "2")]
+    parts = assign(1, [Member(node=node, address="10.0.0.1", nproc=1, host=host) for node, host in hosts])
+    assert [part.nhosts for part in parts] == [2, 2, 2]
+    assert assign(1, [member("a", 1)])[0].nhosts == 1
+
+
 @examples(50)
 @given(st.lists(st.integers(1, 8), max_size=8))
 def test_ranks_cover_the_world_size(sizes):

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +45,16 @@ def restored_node(node: Node) -> Iterator[Node]:
 
 
 # The master address.
+
+
+def test_the_addresses_of_this_hosts_name(monkeypatch):
+    """Only those that it has; none if the name server does not answer in time."""
+    monkeypatch.setattr(interfaces, "resolve", lambda _: ("127.0.1.1", FOREIGN_ADDRESS))
+    assert interfaces.host_addresses(10.0) == ("127.0.1.1",)
+    answer = threading.Event()
+    monkeypatch.setattr(interfaces, "resolve", lambda _: answer.wait() and ())
+    assert interfaces.host_addresses(0.01) == ()
+    answer.set()
 
 
 def test_interfaces_of_this_machine():

@@ -1,0 +1,117 @@
+"""Asks the head of a Ray cluster (its GCS) who it is, before this process connects.
+
+Ray itself would try for minutes to reach a head that is not there, and end this process if there is no token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError
+
+from raylaunch.errors import ClusterError
+
+SECONDS = 5.0
+"""How long the head may take to answer."""
+_DEFAULT_PORT = 6379
+_AUTH_HINT = "give its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, with RAY_AUTH_MODE=token"
+
+
+def probe(address: str) -> dict[str, Any]:
+    """Return the head's metadata, or raise ClusterError within seconds. Ray itself would try for 20 to 120 seconds."""
+    if address.startswith("ray://"):
+        msg = f"`{address}` is an address for Ray Client, which raylaunch does not use"
+        raise ClusterError(msg, hint="run on a node of the cluster, or with `ray job submit`")
+    if address.startswith(("http://", "https://")):
+        msg = f"`{address}` is the address of Ray's jobs API, and raylaunch needs that of the cluster itself"
+        submit = f"to submit a job from here: `ray job submit --address {address} --working-dir . -- raylaunch ...`"
+        raise ClusterError(msg, hint=f"{submit}\non a node of the cluster: set RAY_ADDRESS to `HOST:{_DEFAULT_PORT}`")
+    host, _, port = address.rpartition(":") if ":" in address else (address, ":", str(_DEFAULT_PORT))
+    if not host or not port.isdecimal():
+        msg = f"`{address}` is not a Ray address: `host:port`, `auto` or `local` is expected"
+        raise ClusterError(msg)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
+    except OSError as error:
+        msg = f"no Ray cluster at {address}: {error.strerror or error}"
+        raise ClusterError(msg, hint="`ray status` on the head node tells whether it is up") from None
+    with _token_errors(address):  # without a token Ray's client would end this process
+        AuthenticationTokenLoader.instance().has_token()
+    return _ask_head(address)
+
+
+def probe_as_auto(address: str) -> dict[str, Any]:
+    """Like `probe`, with a token as `ray.init(address="auto")` uses it: if there is one, also without RAY_AUTH_MODE."""
+    with _token_errors(address):
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    return probe(address)
+
+
+@contextlib.contextmanager
+def _token_errors(address: str) -> Iterator[None]:
+    """Turn Ray's error that a token is missing into a ClusterError."""
+    try:
+        yield
+    except AuthenticationError as error:
+        why = error.message.partition(". ")[0]
+        msg = f"there is no token to show to the Ray cluster at {address}: {why}"
+        raise ClusterError(msg, hint=_AUTH_HINT) from None
+
+
+def _ask_head(address: str) -> dict[str, Any]:
+    """Return the head's metadata. Asked in a thread, since Ray's client waits half a minute for what is not Ray."""
+    answer: list[dict[str, Any] | Exception] = []
+
+    def ask() -> None:
+        try:
+            with _silenced():
+                found = GcsClient(address=address).internal_kv_get(
+                    b"CLUSTER_METADATA", namespace=b"cluster", timeout=int(SECONDS)
+                )
+            answer.append(json.loads(found or b"{}"))
+        except Exception as error:  # noqa: BLE001
+            answer.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True, name="raylaunch-probe")
+    thread.start()
+    thread.join(SECONDS)
+    if not answer:
+        msg = f"the server at {address} does not answer as a Ray head node does"
+        raise ClusterError(msg, hint="check the port: Ray's own is 6379 unless it was started with another")
+    if isinstance(answer[0], AuthenticationError):
+        msg = f"the Ray cluster at {address} refused our token"
+        raise ClusterError(msg, hint=_AUTH_HINT)
+    if isinstance(answer[0], Exception):
+        msg = f"the Ray cluster at {address} cannot be used: {answer[0]}"
+        raise ClusterError(msg)
+    return answer[0]
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep Ray's C++ code from writing warnings to stderr; what matters is in the exception."""
+    before = os.environ.get("RAY_BACKEND_LOG_LEVEL")
+    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["RAY_BACKEND_LOG_LEVEL"]
+        else:
+            os.environ["RAY_BACKEND_LOG_LEVEL"] = before
+
+
+def session_name(address: str) -> str:
+    """Return the name of the Ray session at an address, by which Ray tells clusters apart."""
+    with _silenced():
+        client = GcsClient(address=address)
+        found = client.internal_kv_get(b"session_name", namespace=b"session", timeout=int(SECONDS))
+    return bytes(found or b"").decode()
