@@ -16,24 +16,22 @@ from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.ranks import Assignment
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol import messages
-from raylaunch.node.protocol.messages import WorkersForked
-from raylaunch.node.protocol.node_events import (
+from raylaunch.node.protocol.messages import (
     CheckpointAnswer,
-    ProcessesExited,
-    ProcessesStopped,
-    ProcessFailure,
-    StacksDumped,
-    StepProposed,
-)
-from raylaunch.node.protocol.orders import (
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
     OpenStore,
     Order,
+    ProcessesExited,
+    ProcessesStopped,
+    ProcessFailure,
     ProposeCheckpoint,
     SignalWorkers,
+    StacksDumped,
+    StepProposed,
     StopWorkers,
+    WorkersForked,
 )
 
 READY = messages.Ready(start_method="forkserver", why=(), torch=True, pid=1)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.orders import Order
+from raylaunch.node.protocol.messages import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

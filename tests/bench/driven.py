@@ -34,8 +34,8 @@ from raylaunch.core.machine.state import Phase
 from raylaunch.core.placement.packing import Bundle
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
+from raylaunch.node.protocol.messages import LaunchWorkers, Order, StopWorkers
 from raylaunch.node.protocol.node_spec import WorkerTemplate
-from raylaunch.node.protocol.orders import LaunchWorkers, Order, StopWorkers
 from tests.bench.crowd import Crowds, Room, Told
 from tests.fakes import FakeFleet
 

@@ -28,10 +28,19 @@ from raylaunch.core.machine.events import WorkerEvent, WorkersExited, WorkersSta
 from raylaunch.core.newtypes import NodeTime, RunTime
 from raylaunch.core.placement.ranks import Member, Rendezvous, assign
 from raylaunch.node.linux import processes, procfs
-from raylaunch.node.protocol.messages import Ready, StoreOpened, WorkersForked
-from raylaunch.node.protocol.node_events import CheckpointAnswer, ProcessesExited, ProcessesStopped, SupervisorEvent
+from raylaunch.node.protocol.messages import (
+    CheckpointAnswer,
+    LaunchWorkers,
+    OpenStore,
+    ProcessesExited,
+    ProcessesStopped,
+    Ready,
+    StopWorkers,
+    StoreOpened,
+    SupervisorEvent,
+    WorkersForked,
+)
 from raylaunch.node.protocol.node_spec import WorkerTemplate
-from raylaunch.node.protocol.orders import LaunchWorkers, OpenStore, StopWorkers
 from raylaunch.node.supervisor.supervisor import Supervisor
 from tests import private_cluster
 from tests.private_cluster import MARK

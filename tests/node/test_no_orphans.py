@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events import WorkersExited, WorkersStopped
-from raylaunch.node.protocol.messages import Ready, StoreOpened
-from raylaunch.node.protocol.orders import OpenStore, StopWorkers
+from raylaunch.node.protocol.messages import OpenStore, Ready, StopWorkers, StoreOpened
 from tests.node.harness import (
     MessagePipe,
     Node,

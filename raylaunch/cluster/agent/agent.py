@@ -21,10 +21,16 @@ from raylaunch.core.placement.environment import base_env
 from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.tail import LogOutput, log_sources
-from raylaunch.node.protocol.messages import Ready, WorkersForked
-from raylaunch.node.protocol.node_events import NodeEvent, ProcessesExited, ProcessesStopped
+from raylaunch.node.protocol.messages import (
+    LaunchWorkers,
+    NodeEvent,
+    Order,
+    ProcessesExited,
+    ProcessesStopped,
+    Ready,
+    WorkersForked,
+)
 from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTemplate
-from raylaunch.node.protocol.orders import LaunchWorkers, Order
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
 

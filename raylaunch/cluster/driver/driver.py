@@ -37,14 +37,16 @@ from raylaunch.core.newtypes import RunTime
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
-from raylaunch.node.protocol.messages import ManifestChanged, StoreOpened, WorkersForked
-from raylaunch.node.protocol.node_events import (
+from raylaunch.node.protocol.messages import (
     CheckpointAnswer,
+    ManifestChanged,
     NodeEvent,
     ProcessesExited,
     ProcessesStopped,
     StacksDumped,
     StepProposed,
+    StoreOpened,
+    WorkersForked,
 )
 
 

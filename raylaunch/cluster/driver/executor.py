@@ -23,9 +23,14 @@ from raylaunch.core.machine.actions import (
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.newtypes import RunTime
 from raylaunch.core.placement.ranks import Rendezvous, assign
-from raylaunch.node.protocol.messages import StoreOpened
-from raylaunch.node.protocol.node_events import StepProposed
-from raylaunch.node.protocol.orders import LaunchWorkers, OpenStore, SignalWorkers, StopWorkers
+from raylaunch.node.protocol.messages import (
+    LaunchWorkers,
+    OpenStore,
+    SignalWorkers,
+    StepProposed,
+    StopWorkers,
+    StoreOpened,
+)
 
 
 class Executor:

@@ -16,7 +16,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.monitoring.progress import ProgressTracker
 from raylaunch.core.newtypes import RunTime
 from raylaunch.core.placement.ranks import Assignment
-from raylaunch.node.protocol.node_events import StacksDumped
+from raylaunch.node.protocol.messages import StacksDumped
 
 _REPORT_SECONDS = 60.0
 _JOIN_SECONDS = 60.0

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from raylaunch.cluster.fleet_api import Fleet
-from raylaunch.node.protocol.node_events import StepProposed
-from raylaunch.node.protocol.orders import CommitCheckpoint, ProposeCheckpoint
+from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed
 
 _STEPS_BEYOND = 2
 """From the furthest worker to the next proposal: a worker asks once a step, so it cannot have gone further by then."""

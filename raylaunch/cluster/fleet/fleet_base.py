@@ -15,7 +15,7 @@ from raylaunch.cluster.fleet.allocator import Allocator
 from raylaunch.cluster.fleet.requests import Request, StartAgent
 from raylaunch.cluster.fleet_api import Tell
 from raylaunch.core.placement.plan import Plan
-from raylaunch.node.protocol.orders import Order
+from raylaunch.node.protocol.messages import Order
 
 Answer = TypeVar("Answer")
 

@@ -35,7 +35,7 @@ from raylaunch.cluster.local.slots import LocalSlots
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.orders import Order
+from raylaunch.node.protocol.messages import Order
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 _CLOSE_SECONDS = 20.0

@@ -37,7 +37,7 @@ from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.orders import Order
+from raylaunch.node.protocol.messages import Order
 
 _JOIN_SECONDS = 2.0
 _ASK_SECONDS = 60.0

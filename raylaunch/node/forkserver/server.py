@@ -33,7 +33,7 @@ from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.preload.zygote import Zygote
 from raylaunch.node.protocol import lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.node.protocol.orders import DumpStacks, SignalWorkers, StopWorkers
+from raylaunch.node.protocol.messages import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import boot, entry, process_setup
 from raylaunch.worker.runtime.spec import WorkerSpec

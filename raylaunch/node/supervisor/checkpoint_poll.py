@@ -7,8 +7,7 @@ passed. Workers answer on the page without a message, so it is polled while a ch
 
 from __future__ import annotations
 
-from raylaunch.node.protocol.node_events import CheckpointAnswer
-from raylaunch.node.protocol.orders import CommitCheckpoint, ProposeCheckpoint
+from raylaunch.node.protocol.messages import CheckpointAnswer, CommitCheckpoint, ProposeCheckpoint
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage

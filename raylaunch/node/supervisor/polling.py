@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raylaunch.node.linux.timerfd import TimerFd
-from raylaunch.node.protocol.messages import StackDumpStarted
-from raylaunch.node.protocol.node_events import CheckpointAnswer, StacksDumped, StepProposed
-from raylaunch.node.protocol.orders import CommitCheckpoint, DumpStacks, ProposeCheckpoint
+from raylaunch.node.protocol.messages import (
+    CheckpointAnswer,
+    CommitCheckpoint,
+    DumpStacks,
+    ProposeCheckpoint,
+    StackDumpStarted,
+    StacksDumped,
+    StepProposed,
+)
 from raylaunch.node.supervisor import checkpoint_poll, stack_dumps
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.checkpoint_poll import CheckpointPoll

@@ -12,18 +12,21 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.node.protocol.node_events import ProcessesExited, ProcessesStopped, ProcessFailure, SupervisorEvent
-from raylaunch.node.protocol.node_spec import WorkerTemplate
-from raylaunch.node.protocol.orders import (
+from raylaunch.node.protocol.messages import (
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
     OpenStore,
     Order,
+    ProcessesExited,
+    ProcessesStopped,
+    ProcessFailure,
     ProposeCheckpoint,
     SignalWorkers,
     StopWorkers,
+    SupervisorEvent,
 )
+from raylaunch.node.protocol.node_spec import WorkerTemplate
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient

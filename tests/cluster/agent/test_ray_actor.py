@@ -7,7 +7,7 @@ import pickle
 from types import SimpleNamespace
 
 from raylaunch.cluster.agent import ray_actor
-from raylaunch.node.protocol.orders import StopWorkers
+from raylaunch.node.protocol.messages import StopWorkers
 
 
 def test_the_error_of_an_order_is_kept_for_the_next_report(monkeypatch):

@@ -14,8 +14,7 @@ from raylaunch.core.record.journal import replay
 from raylaunch.core.record.result import result
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol.messages import ManifestChanged, StoreOpened
-from raylaunch.node.protocol.orders import OpenStore, SignalWorkers, StopWorkers
+from raylaunch.node.protocol.messages import ManifestChanged, OpenStore, SignalWorkers, StopWorkers, StoreOpened
 from tests.fakes import READY, FakeFleet, RunRecorder
 
 

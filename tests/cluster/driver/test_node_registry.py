@@ -14,7 +14,7 @@ from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, HostDraining, Re
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events import NodeDraining, NodeGranted, NodeJoined, NodeLost, WorkersExited
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.node_events import ProcessesExited
+from raylaunch.node.protocol.messages import ProcessesExited
 from tests.fakes import FakeFleet, RunRecorder, process_failure
 
 

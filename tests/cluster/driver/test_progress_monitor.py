@@ -23,8 +23,7 @@ from raylaunch.core.monitoring.progress_report import ProgressReporter
 from raylaunch.core.monitoring.rank_progress import WARM_UP
 from raylaunch.core.placement.ranks import Member, assign
 from raylaunch.core.record.journal import replay
-from raylaunch.node.protocol.node_events import CheckpointAnswer, StacksDumped
-from raylaunch.node.protocol.orders import DumpStacks, ProposeCheckpoint, StopWorkers
+from raylaunch.node.protocol.messages import CheckpointAnswer, DumpStacks, ProposeCheckpoint, StacksDumped, StopWorkers
 from tests.fakes import FakeFleet, RunRecorder
 
 FETCH = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 33 in fetch\n'

@@ -16,8 +16,7 @@ import pytest
 
 from raylaunch.cluster.driver import sync_point
 from raylaunch.core.placement.ranks import Member, assign
-from raylaunch.node.protocol.node_events import StepProposed
-from raylaunch.node.protocol.orders import Order, ProposeCheckpoint
+from raylaunch.node.protocol.messages import Order, ProposeCheckpoint, StepProposed
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.checkpoint_poll import CheckpointPoll
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events import WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.node.protocol.messages import Ready
-from raylaunch.node.protocol.orders import StopWorkers
+from raylaunch.node.protocol.messages import Ready, StopWorkers
 from tests.node.harness import (
     MessagePipe,
     Node,

@@ -15,8 +15,7 @@ from raylaunch.core.machine.events import WorkersExited, WorkersStarted
 from raylaunch.node.forkserver import store
 from raylaunch.node.forkserver.store import StoreAddress, meeting_place
 from raylaunch.node.linux import interfaces
-from raylaunch.node.protocol.messages import StoreOpened
-from raylaunch.node.protocol.orders import OpenStore
+from raylaunch.node.protocol.messages import OpenStore, StoreOpened
 from tests.node.harness import ADDRESS, SECONDS, MessagePipe, Node, send_signal, until
 from tests.private_cluster import free_ports
 

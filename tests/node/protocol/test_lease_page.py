@@ -15,8 +15,7 @@ import pytest
 
 from raylaunch.core.machine.events import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.node.protocol import lease_page
-from raylaunch.node.protocol.messages import Ready
-from raylaunch.node.protocol.orders import StopWorkers
+from raylaunch.node.protocol.messages import Ready, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import LEASE_EXPIRES_AT, SharedPage, lease_clock
 from tests.node.harness import (
     MessagePipe,

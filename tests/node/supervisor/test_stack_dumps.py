@@ -13,8 +13,7 @@ from raylaunch.core.machine.events import WorkersExited, WorkersStarted
 from raylaunch.core.monitoring import hang_policy
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.node_events import StacksDumped
-from raylaunch.node.protocol.orders import DumpStacks
+from raylaunch.node.protocol.messages import DumpStacks, StacksDumped
 from raylaunch.node.supervisor import stack_dumps
 from raylaunch.worker.runtime import stack_signal
 from tests.node.harness import MessagePipe, Node, send_signal, until, wait_stopped_by_signal
