@@ -10,7 +10,7 @@ from typing import Any
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.failures.stacks import Stack
-from raylaunch.core.machine.events import RestartTimings
+from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.ranks import Assignment

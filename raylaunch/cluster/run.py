@@ -25,7 +25,7 @@ from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job import outputs
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
-from raylaunch.core.machine.actions import Finish
+from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.placement.environment import submitted
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan, settled

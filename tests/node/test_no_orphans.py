@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStopped
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
 from raylaunch.node.protocol.messages import OpenStore, Ready, StopWorkers, StoreOpened
 from tests.node.harness import (
     MessagePipe,

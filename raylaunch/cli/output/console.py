@@ -11,14 +11,20 @@ from raylaunch.cli.output.progress_line import ProgressLine
 from raylaunch.cluster.run import RunObserver
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
-from raylaunch.core.machine.actions import Action, Cordon, ForwardSignal, Launch, RequestCheckpoint, Stop, Uncordon
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
+    Action,
+    Cordon,
     ForwardRequested,
+    ForwardSignal,
+    Launch,
     NodeDraining,
     NodeGranted,
     NodeJoined,
     NodeLost,
     Progressed,
+    RequestCheckpoint,
+    Stop,
+    Uncordon,
     WorkersHung,
 )
 from raylaunch.core.machine.machine import Machine

@@ -11,7 +11,7 @@ from raylaunch.cluster.run import RunObserver
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
-from raylaunch.core.machine.actions import Finish, Launch
+from raylaunch.core.machine.events_and_actions import Finish, Launch
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.placement.ranks import Assignment, assign

@@ -18,14 +18,16 @@ from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.driver.worker_events import worker_event
 from raylaunch.cluster.fleet_api import AgentLost, Fleet, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.actions import Action, Finish, ReportUnsaved
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
+    Action,
     Event,
+    Finish,
     ForwardRequested,
     NodeDraining,
     NodeGranted,
     NodeJoined,
     NodeLost,
+    ReportUnsaved,
     StopRequested,
     Tick,
     WorkersStarted,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.driver.sync_point import SyncPoint
 from raylaunch.cluster.fleet_api import Fleet
-from raylaunch.core.machine.actions import (
+from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
     Finish,

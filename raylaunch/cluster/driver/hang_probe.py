@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from raylaunch.core.failures.stacks import Stack, report
-from raylaunch.core.machine.events import WorkersHung
+from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_cause import hung
 from raylaunch.core.monitoring.hang_detector import SuspectedHang
 from raylaunch.core.monitoring.hang_policy import LOOK_SECONDS, LOOKS, StackSample

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from raylaunch.cluster.driver.hang_probe import HangProbe, StackProbe
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.core.failures.stacks import grouped
-from raylaunch.core.machine.events import Event, Progressed, WorkersHung, WorkersStarted
+from raylaunch.core.machine.events_and_actions import Event, Progressed, WorkersHung, WorkersStarted
 from raylaunch.core.monitoring.checkpoint_step import checkpoints, propose_step, unsaved
 from raylaunch.core.monitoring.hang_cause import describe_absent
 from raylaunch.core.monitoring.hang_policy import activities, describe, max_silence, snooze_seconds

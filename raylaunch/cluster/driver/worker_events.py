@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from raylaunch.core.failures.failure import Failure
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
     WorkerEvent,
     WorkersCheckpointed,
     WorkersExited,

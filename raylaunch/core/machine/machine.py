@@ -6,9 +6,10 @@ import signal as signals
 from typing import assert_never
 
 from raylaunch.core.failures.failure import Failure, root_cause
-from raylaunch.core.machine.actions import Action, Finish, Release, Stop, Uncordon
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
+    Action,
     Event,
+    Finish,
     ForwardRequested,
     NodeDraining,
     NodeEvent,
@@ -16,8 +17,11 @@ from raylaunch.core.machine.events import (
     NodeJoined,
     NodeLost,
     Progressed,
+    Release,
+    Stop,
     StopRequested,
     Tick,
+    Uncordon,
     WorkerEvent,
     WorkersCheckpointed,
     WorkersExited,
@@ -25,7 +29,7 @@ from raylaunch.core.machine.events import (
     WorkersStarted,
     WorkersStopped,
 )
-from raylaunch.core.machine.host_health import came_from_outside
+from raylaunch.core.machine.restart_policy import came_from_outside
 from raylaunch.core.machine.state import Done, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import STOP_MARGIN, PhaseTransitions
 from raylaunch.core.placement.ranks import Member

@@ -6,22 +6,20 @@ import math
 from collections.abc import Collection
 
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.actions import (
+from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
+    Event,
     Finish,
     ForwardSignal,
     Launch,
+    NodeDraining,
+    NodeLost,
     Release,
     ReportUnsaved,
     RequestCheckpoint,
     SetTimer,
     Stop,
-)
-from raylaunch.core.machine.events import (
-    Event,
-    NodeDraining,
-    NodeLost,
     StopRequested,
     Tick,
     WorkersCheckpointed,
@@ -29,14 +27,13 @@ from raylaunch.core.machine.events import (
     WorkersHung,
     WorkersStopped,
 )
-from raylaunch.core.machine.host_health import NEEDED_EXCLUSION, CrashLoopBackoff, HostHealth
-from raylaunch.core.machine.membership import Membership
-from raylaunch.core.machine.restart_budget import RestartBudget
+from raylaunch.core.machine.restart_policy import NEEDED_EXCLUSION, CrashLoopBackoff, HostHealth, RestartBudget
 from raylaunch.core.machine.state import (
     TRANSITIONS,
     AwaitingNodes,
     Done,
     Gathering,
+    Membership,
     Phase,
     Running,
     Saving,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from raylaunch.core.machine.events import RestartTimings
+from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.stacks import Stack
-from raylaunch.core.machine.events import RestartTimings
+from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.ranks import Assignment, Rendezvous
 from raylaunch.node.protocol.import_manifest import ImportManifest

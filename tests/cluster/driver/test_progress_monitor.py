@@ -12,8 +12,18 @@ from raylaunch.cluster.driver.executor import Executor
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.actions import Cordon, Launch, Release, RequestCheckpoint, Stop, Uncordon
-from raylaunch.core.machine.events import Progressed, WorkersExited, WorkersHung, WorkersStarted
+from raylaunch.core.machine.events_and_actions import (
+    Cordon,
+    Launch,
+    Progressed,
+    Release,
+    RequestCheckpoint,
+    Stop,
+    Uncordon,
+    WorkersExited,
+    WorkersHung,
+    WorkersStarted,
+)
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.monitoring.hang_detector import AUTO_FLOOR
 from raylaunch.core.monitoring.hang_policy import LOOKS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stacks import STOPPED, Stack, grouped
-from raylaunch.core.machine.events import WorkersHung
+from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_cause import describe_absent, hung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
 from raylaunch.core.placement.ranks import Assignment

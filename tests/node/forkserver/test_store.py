@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.node.forkserver import store
 from raylaunch.node.forkserver.store import StoreAddress, meeting_place
 from raylaunch.node.linux import interfaces

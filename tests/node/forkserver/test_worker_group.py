@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStopped
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
 from raylaunch.node.forkserver.deferred_signals import DeferredSignals
 from raylaunch.node.forkserver.worker_group import WorkerGroup
 from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.node.protocol import lease_page
 from raylaunch.node.protocol.messages import Ready, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import LEASE_EXPIRES_AT, SharedPage, lease_clock

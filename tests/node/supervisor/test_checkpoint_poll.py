@@ -7,7 +7,7 @@ import select
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.machine.events_and_actions import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, until
 

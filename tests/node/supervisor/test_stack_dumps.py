@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.failures.stacks import Stack
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.core.monitoring import hang_policy
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol import wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machine_helpers import failure, raised
 
-from raylaunch.core.machine.restart_budget import RestartBudget
+from raylaunch.core.machine.restart_policy import RestartBudget
 from raylaunch.core.placement.ranks import Member
 
 PEER_LOST = raised("RuntimeError", "Connection reset by peer")
