@@ -22,10 +22,9 @@ from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer
 from raylaunch.node.forkserver.hot_standby import HotStandby, StandbyLink, wait_for_promotion
-from raylaunch.node.forkserver.store_table import StoreTable
+from raylaunch.node.forkserver.store import StoreTable
 from raylaunch.node.forkserver.worker_group import WorkerGroup, exec_boot
-from raylaunch.node.linux.fork import fork, run_at_bottom
-from raylaunch.node.linux.processes import CLEANUP_SECONDS
+from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
 from raylaunch.node.preload import staleness
 from raylaunch.node.preload.controller import PreloadController
 from raylaunch.node.preload.fork_safety import why_fork_is_unsafe

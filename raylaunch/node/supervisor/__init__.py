@@ -2,6 +2,6 @@
 
 Start with `supervisor`: `Supervisor.handle` takes the driver's orders and sends messages to the fork server by way of
 `forkserver_client`; `Supervisor.poll` receives its messages, reads what workers write on the shared page (`polling`,
-`heartbeat_reader`, `checkpoint_poll`, `stack_dumps`), and returns node events.
+`heartbeat_reader`, `stack_dumps`), and returns node events.
 `pending_orders` and `attempt_state` hold what is needed to go on when the fork server dies.
 """

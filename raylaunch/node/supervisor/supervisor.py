@@ -105,7 +105,7 @@ class Supervisor:
             case LaunchWorkers():
                 self._launch(order)
             case StopWorkers():
-                self._poller.drop_checkpoint()
+                self._poller.checkpoint.drop()
                 self._send(order)
             case SignalWorkers():
                 if self.ready:
@@ -119,14 +119,14 @@ class Supervisor:
             case ProposeCheckpoint():
                 self._poller.propose_checkpoint(order, self.attempt_state)
             case CommitCheckpoint():
-                self._poller.commit_checkpoint(order)
+                self._poller.checkpoint.commit(order)
             case _:
                 assert_never(order)
 
     def _launch(self, order: LaunchWorkers) -> None:
         assignment = order.assignment
         workers = tuple(self.spec.worker(assignment, rank, order.rendezvous) for rank in range(assignment.nproc))
-        self._poller.drop_checkpoint()
+        self._poller.checkpoint.drop()
         self.attempt_state = AttemptState(assignment=assignment)
         self._send(messages.StartWorkers(attempt=assignment.attempt, workers=workers))
         self._oom_kills.reset()
@@ -212,7 +212,7 @@ class Supervisor:
                 case messages.StoreOpened():
                     found.append(event)
                 case messages.StackDumpStarted():
-                    self._poller.dump_started(event, fd)
+                    self._poller.dumps.add_file(event, fd)
                 case messages.ManifestChanged():
                     found.append(replace(event, manifest=None))
                 case messages.StandbyReady() | messages.ResetDone():

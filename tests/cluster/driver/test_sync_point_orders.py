@@ -18,7 +18,7 @@ from raylaunch.cluster.driver import sync_point
 from raylaunch.core.placement.ranks import Member, assign
 from raylaunch.node.protocol.messages import Order, ProposeCheckpoint, StepProposed
 from raylaunch.node.supervisor.attempt_state import AttemptState
-from raylaunch.node.supervisor.checkpoint_poll import CheckpointPoll
+from raylaunch.node.supervisor.polling import CheckpointPoll
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.heartbeats.shared_page import slot_offset
