@@ -13,7 +13,7 @@ from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeTime
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol import messages
 from raylaunch.node.protocol.messages import (

@@ -21,8 +21,8 @@ from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.placement.packing import Bundle
-from raylaunch.core.placement.ranks import Assignment
 from raylaunch.node.protocol.messages import (
     LaunchWorkers,
     OpenStore,

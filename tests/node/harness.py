@@ -26,7 +26,7 @@ from raylaunch.cluster.driver.worker_events import worker_event
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.machine.events_and_actions import WorkerEvent, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.newtypes import NodeTime, RunTime
-from raylaunch.core.placement.ranks import Member, Rendezvous, assign
+from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.linux import processes, procfs
 from raylaunch.node.protocol.messages import (
     CheckpointAnswer,

@@ -29,8 +29,8 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
+from raylaunch.core.placement.environment import assign
 from raylaunch.core.placement.plan import Plan
-from raylaunch.core.placement.ranks import assign
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.text import count
 from raylaunch.node.logs.tail import LogOutput

@@ -10,7 +10,7 @@ from raylaunch.core.monitoring.hang_cause import hung
 from raylaunch.core.monitoring.hang_detector import SuspectedHang
 from raylaunch.core.monitoring.hang_policy import LOOK_SECONDS, LOOKS, StackSample
 from raylaunch.core.newtypes import RunTime
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.messages import DumpStacks, Order, StacksDumped
 
 _ANSWER_SECONDS = 1.5

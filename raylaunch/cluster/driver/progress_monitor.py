@@ -15,7 +15,7 @@ from raylaunch.core.monitoring.hang_policy import activities, describe, max_sile
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.monitoring.progress import ProgressTracker
 from raylaunch.core.newtypes import RunTime
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.messages import StacksDumped
 
 _REPORT_SECONDS = 60.0

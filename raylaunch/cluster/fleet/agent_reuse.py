@@ -21,7 +21,7 @@ from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.ray_actor import IdleAgent, dismiss
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, PooledAgent
-from raylaunch.cluster.fleet.requests import StartAgent
+from raylaunch.cluster.fleet.slot_table import StartAgent
 from raylaunch.core.placement.packing import Bundle
 
 _REUSE_SECONDS = 10.0

@@ -17,16 +17,17 @@ from dataclasses import dataclass, field
 from math import inf
 
 from raylaunch.cluster.fleet.backoff import Backoff
-from raylaunch.cluster.fleet.requests import (
+from raylaunch.cluster.fleet.slot_table import (
     AnnounceNode,
     ReleaseSlot,
     Request,
     ReserveGang,
     ReserveSlot,
+    Slot,
+    SlotTable,
     StartAgent,
     StopAgent,
 )
-from raylaunch.cluster.fleet.slot_table import Slot, SlotTable
 from raylaunch.core.placement.packing import Bundle
 
 _NOT_NEEDED = "it is not needed any more"

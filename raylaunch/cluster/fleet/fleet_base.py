@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.fleet.allocator import Allocator
-from raylaunch.cluster.fleet.requests import Request, StartAgent
+from raylaunch.cluster.fleet.slot_table import Request, StartAgent
 from raylaunch.cluster.fleet_api import Tell
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.messages import Order

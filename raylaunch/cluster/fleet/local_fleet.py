@@ -19,7 +19,7 @@ from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, Key, PooledAgent
 from raylaunch.cluster.fleet.fleet_base import FleetBase
-from raylaunch.cluster.fleet.requests import (
+from raylaunch.cluster.fleet.slot_table import (
     AnnounceNode,
     ReleaseSlot,
     Request,

@@ -21,7 +21,7 @@ from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
 from raylaunch.cluster.fleet.fleet_base import FleetBase
-from raylaunch.cluster.fleet.requests import (
+from raylaunch.cluster.fleet.slot_table import (
     AnnounceNode,
     ReleaseSlot,
     Request,

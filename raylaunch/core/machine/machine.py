@@ -32,7 +32,7 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.restart_policy import came_from_outside
 from raylaunch.core.machine.state import Done, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import STOP_MARGIN, PhaseTransitions
-from raylaunch.core.placement.ranks import Member
+from raylaunch.core.placement.environment import Member
 from raylaunch.errors import ExitCode, signal_exit_code
 
 MAX_HANG_GRACE = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import Failure, why_hopeless
-from raylaunch.core.placement.ranks import Member
+from raylaunch.core.placement.environment import Member
 
 PARDON_SECONDS = 30.0
 """The loss of a node within so many seconds after a failure explains the failure."""

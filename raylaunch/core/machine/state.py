@@ -15,7 +15,7 @@ from typing import ClassVar
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Finish
-from raylaunch.core.placement.ranks import Member, order
+from raylaunch.core.placement.environment import Member, order
 
 
 class Phase(StrEnum):

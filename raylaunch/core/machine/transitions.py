@@ -42,7 +42,7 @@ from raylaunch.core.machine.state import (
     Stopping,
     World,
 )
-from raylaunch.core.placement.ranks import Member
+from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
 
 MAX_SAVING_SECONDS = 600.0

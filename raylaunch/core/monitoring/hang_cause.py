@@ -11,7 +11,7 @@ from raylaunch.core.failures.stacks import IN_THE_KERNEL, STOPPED, Stack, StackG
 from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
 from raylaunch.core.newtypes import RunTime
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.text import count, spans
 
 _EXIT_CODE = -9

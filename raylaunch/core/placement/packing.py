@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from raylaunch.core.job import node_rules
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.node_rules import NodeAttributes
-from raylaunch.core.placement.ranks import natural_key
+from raylaunch.core.placement.environment import natural_key
 from raylaunch.core.text import count
 
 

@@ -14,7 +14,7 @@ from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
-from raylaunch.core.placement.ranks import Assignment, Rendezvous
+from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime.spec import WorkerSpec
 

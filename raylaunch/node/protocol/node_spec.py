@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from raylaunch.core.placement.ranks import Assignment, Rendezvous, worker_env
+from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.node.protocol import messages
 from raylaunch.worker.heartbeats import shared_page, slot_owner

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from raylaunch.core.newtypes import NodeTime
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol import messages
 from raylaunch.node.protocol.messages import ProcessFailure
 

@@ -31,7 +31,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.monitoring.progress import ProgressTracker
 from raylaunch.core.monitoring.progress_report import ProgressReporter
 from raylaunch.core.monitoring.rank_progress import WARM_UP
-from raylaunch.core.placement.ranks import Member, assign
+from raylaunch.core.placement.environment import Member, assign
 from raylaunch.core.record.journal import replay
 from raylaunch.node.protocol.messages import CheckpointAnswer, DumpStacks, ProposeCheckpoint, StacksDumped, StopWorkers
 from tests.fakes import FakeFleet, RunRecorder

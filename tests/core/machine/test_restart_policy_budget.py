@@ -6,7 +6,7 @@ import pytest
 from machine_helpers import failure, raised
 
 from raylaunch.core.machine.restart_policy import RestartBudget
-from raylaunch.core.placement.ranks import Member
+from raylaunch.core.placement.environment import Member
 
 PEER_LOST = raised("RuntimeError", "Connection reset by peer")
 NODES = ("a", "b")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raylaunch.cluster.driver.sync_point import SyncPoint
+from raylaunch.cluster.driver.executor import SyncPoint
 from raylaunch.node.protocol.messages import StepProposed
 from tests.fakes import FakeFleet
 

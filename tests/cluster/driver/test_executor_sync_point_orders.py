@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from raylaunch.cluster.driver import sync_point
-from raylaunch.core.placement.ranks import Member, assign
+from raylaunch.cluster.driver import executor
+from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.messages import Order, ProposeCheckpoint, StepProposed
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.polling import CheckpointPoll
@@ -204,7 +204,7 @@ def driver_event(world: World, answer: StepProposed | None, setting: Setting) ->
     """Propose a step, or handle an answer. The driver's earlier events are replayed, and their orders dropped."""
     sent = RecordingFleet()
     names = NODES[: len(world.nodes)]
-    driver = sync_point.SyncPoint(sent, 1, names, setting.step)  # type: ignore[arg-type]
+    driver = executor.SyncPoint(sent, 1, names, setting.step)  # type: ignore[arg-type]
     for earlier in world.answers or ():
         driver.answered(earlier)
     answers = world.answers or ()
