@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from raylaunch.worker.heartbeats import checkpoint_wait, slot_owner
+from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
 from raylaunch.worker.runtime.process_setup import close_other_fds, die_with_parent, make_private_dir
 from raylaunch.worker.runtime.spec import Report, WorkerSpec
@@ -105,12 +105,12 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
         import_recorder.ImportRecorder(imports_fd, spec.local_rank).install()
     try:
         value = entry.run(spec)
-        checkpoint_wait.wait_instead_of_exiting()
+        slot_owner.wait_instead_of_exiting()
         report = Report(value=entry.pickled(value)) if spec.kind == "pickle" else None
     except SystemExit as stop:
         code = _exit_code(stop)
         if code == 0:
-            checkpoint_wait.wait_instead_of_exiting()
+            slot_owner.wait_instead_of_exiting()
         return code
     except KeyboardInterrupt as error:
         _print_traceback(without_own_frames(error))
