@@ -16,7 +16,7 @@ from raylaunch.core.job.job import NodeRule
 from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.monitoring.heartbeat import Heartbeat
-from raylaunch.core.newtypes import NodeTime
+from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement.environment import base_env
 from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.linux import interfaces, processes
@@ -67,7 +67,7 @@ class AgentSpec:
 class Home:
     """The machine that an agent runs on, as its cluster knows it."""
 
-    node_id: str
+    node_id: HostId
     address: str
     environ: Mapping[str, str]
     """The environment of processes there, before anything of the job is added."""
@@ -78,7 +78,7 @@ class Home:
 class AgentReady:
     """The fork server takes orders: the node can join."""
 
-    node_id: str
+    node_id: HostId
     address: str
     nproc: int
     ready: Ready

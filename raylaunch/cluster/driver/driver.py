@@ -35,7 +35,7 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.progress import ProgressTracker
-from raylaunch.core.newtypes import RunTime
+from raylaunch.core.newtypes import HostId, RunTime
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
@@ -86,7 +86,7 @@ class Driver:
         self.nodes = NodeRegistry(job.node_timeout, links)
         self._monitor = ProgressMonitor(_progress(job), fleet, self._write_stacks, observer.on_message)
         self._executor = Executor(self.machine, run_id, fleet, self._monitor, self.nodes.give_up)
-        self._draining: dict[str, HostDraining] = {}
+        self._draining: dict[HostId, HostDraining] = {}
         #: What was shown to the user once and need not be shown again for other nodes or attempts.
         self._shown_warnings: set[str] = set()
 

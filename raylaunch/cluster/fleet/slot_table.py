@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from raylaunch.core.newtypes import NO_HOST, HostId
 from raylaunch.core.placement.packing import Bundle
 
 
@@ -22,9 +23,9 @@ class Slot:
     """Which bundle; the caller's number for it."""
     in_gang: bool
     """Reserved as part of the gang, which Ray grants and releases as a whole."""
-    avoid: frozenset[str] = frozenset()
+    avoid: frozenset[HostId] = frozenset()
     """Hosts that were excluded when the slot was requested."""
-    host: str = ""
+    host: HostId = NO_HOST
     """Where the slot is, or was when last seen; `""`: not known."""
     node: str = ""
     """The node whose agent runs or starts here; `""`: none."""
@@ -51,7 +52,7 @@ class SlotTable:
         self._by_node: dict[str, Slot] = {}
         self._slots_made = 0
         self._nodes_made = 0
-        self.up_on: Counter[str] = Counter()
+        self.up_on: Counter[HostId] = Counter()
         """Nodes that are up, by host."""
         self.up_of: Counter[int] = Counter()
         """Nodes that are up, by kind."""
@@ -75,7 +76,7 @@ class SlotTable:
         """Iterate over the slots in which an agent runs or starts."""
         return iter(self._by_node.values())
 
-    def add(self, kind: int, *, in_gang: bool = False, avoid: frozenset[str] = frozenset()) -> Slot:
+    def add(self, kind: int, *, in_gang: bool = False, avoid: frozenset[HostId] = frozenset()) -> Slot:
         """Add an empty slot with a number of its own."""
         self._slots_made += 1
         slot = self._slots[self._slots_made] = Slot(number=self._slots_made, kind=kind, in_gang=in_gang, avoid=avoid)
@@ -119,7 +120,7 @@ class ReserveSlot:
 
     slot: int
     bundle: Bundle
-    avoid: frozenset[str]
+    avoid: frozenset[HostId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class AnnounceNode:
     """Tell the driver that `node` is starting on `host`."""
 
     node: str
-    host: str
+    host: HostId
 
 
 @dataclass(frozen=True, slots=True)

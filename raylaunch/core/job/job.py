@@ -6,6 +6,7 @@ If torchrun has a flag for a setting, the key is that flag with underscores.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
@@ -14,13 +15,21 @@ DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data", "torch._dyn
 DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 PLACEMENTS = ("auto", "spread", "pack")
-START_METHODS = ("forkserver", "spawn")
 NPROC_WORDS = ("auto", "cpu", "gpu")
 LOG_LAYOUTS = ("raylaunch", "torchrun")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 EVENT_LOG_HANDLERS = ("null", "console")
 HANG_WORDS = ("auto", "off")
 AUTO_PRELOAD = "auto"
+
+
+class StartMethod(StrEnum):
+    """How workers are started (Python: `multiprocessing.set_start_method`)."""
+
+    FORKSERVER = "forkserver"
+    """They are forked from a process that has imported torch."""
+    SPAWN = "spawn"
+    """Each is a fresh interpreter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

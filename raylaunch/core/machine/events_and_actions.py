@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stacks import StackGroup
-from raylaunch.core.newtypes import NodeTime, RunTime
+from raylaunch.core.newtypes import NO_HOST, HostId, NodeTime, RunTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class NodeJoined:
     node: str
     address: str
     nproc: int
-    host: str = ""
+    host: HostId = NO_HOST
     """The id of the host (of the Ray node), the same for all agents that run there."""
 
 
@@ -235,7 +235,7 @@ class Release:
 class Cordon:
     """Request no more nodes on this host until `Uncordon`, and cancel pending requests there (as `kubectl cordon`)."""
 
-    host: str
+    host: HostId
     why: str
 
 
@@ -243,7 +243,7 @@ class Cordon:
 class Uncordon:
     """Allow nodes on this host again."""
 
-    host: str
+    host: HostId
     why: str
 
 

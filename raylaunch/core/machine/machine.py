@@ -32,6 +32,7 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.restart_policy import came_from_outside
 from raylaunch.core.machine.state import Done, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import STOP_MARGIN, PhaseTransitions
+from raylaunch.core.newtypes import NO_HOST
 from raylaunch.core.placement.environment import Member
 from raylaunch.errors import ExitCode, signal_exit_code
 
@@ -242,7 +243,7 @@ class Machine(PhaseTransitions):
         if drained := self._drained_node_that_explains(cause):
             return self._restart(f"{what}; {drained} is being drained")
         delay = self.crashes.delay(cause, self.now - self.world.launched_at)
-        host = "" if cause.is_collateral or cause.node not in self.nodes else self.nodes[cause.node].host
+        host = NO_HOST if cause.is_collateral or cause.node not in self.nodes else self.nodes[cause.node].host
         bad = self.health.blame(host, self.now, cause.kind)
         needed = bad and not self.members.enough_without(host)
         if refused := self.budget.spend(cause, self.now, self.world.nodes, elsewhere=bad and not needed):

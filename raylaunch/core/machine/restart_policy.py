@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import Failure, why_hopeless
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.environment import Member
 
 PARDON_SECONDS = 30.0
@@ -96,13 +97,13 @@ class HostHealth:
         self._limit = exclude_after
         self._needed_exclusion = needed_exclusion
         #: (time, kind) of failures by host.
-        self._failures: dict[str, list[tuple[float, str]]] = {}
+        self._failures: dict[HostId, list[tuple[float, str]]] = {}
         #: By kind of failure and host, when it last occurred. A failure of several hosts is no host's fault.
-        self._seen: dict[str, dict[str, float]] = {}
-        self._times_excluded: dict[str, int] = {}
-        self._until: dict[str, float] = {}
+        self._seen: dict[str, dict[HostId, float]] = {}
+        self._times_excluded: dict[HostId, int] = {}
+        self._until: dict[HostId, float] = {}
 
-    def blame(self, host: str, now: float, kind: str = "") -> bool:
+    def blame(self, host: HostId, now: float, kind: str = "") -> bool:
         """Count a failure; return whether the host has too many. `kind` is `Failure.kind`, "" for a lost node."""
         if not host:
             return False
@@ -116,15 +117,15 @@ class HostHealth:
     def _is_own(self, kind: str) -> bool:
         return not kind or len(self._seen[kind]) == 1
 
-    def _is_bad(self, host: str) -> bool:
+    def _is_bad(self, host: HostId) -> bool:
         return 0 < self._limit <= sum(self._is_own(kind) for _, kind in self._failures[host])
 
     @property
-    def doubtful(self) -> frozenset[str]:
+    def doubtful(self) -> frozenset[HostId]:
         """Hosts that have too many failures and are not excluded: they are chosen last."""
         return frozenset(host for host in self._failures if self._is_bad(host))
 
-    def exclude(self, host: str, now: float, *, needed: bool) -> float:
+    def exclude(self, host: HostId, now: float, *, needed: bool) -> float:
         """Exclude a host and return for how many seconds. `needed`: there are too few nodes without it."""
         times = self._times_excluded[host] = self._times_excluded.get(host, 0) + 1
         seconds = self._needed_exclusion if needed else min(FIRST_EXCLUSION * 2 ** (times - 1), MAX_EXCLUSION)
@@ -137,7 +138,7 @@ class HostHealth:
         latest = now + self._needed_exclusion
         self._until = {host: min(until, latest) for host, until in self._until.items()}
 
-    def end_exclusions(self, now: float) -> list[str]:
+    def end_exclusions(self, now: float) -> list[HostId]:
         """Return the hosts whose exclusion is over now. They are not excluded any more."""
         found = [host for host, until in self._until.items() if until <= now]
         for host in found:
@@ -145,7 +146,7 @@ class HostHealth:
         return found
 
     @property
-    def excluded(self) -> tuple[str, ...]:
+    def excluded(self) -> tuple[HostId, ...]:
         """The hosts that are excluded now."""
         return tuple(self._until)
 

@@ -15,6 +15,7 @@ from typing import ClassVar
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Finish
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.environment import Member, order
 
 
@@ -221,11 +222,11 @@ class Membership:
         if not self._sizes[member.nproc]:
             del self._sizes[member.nproc]
 
-    def on_host(self, host: str) -> list[str]:
+    def on_host(self, host: HostId) -> list[str]:
         """Return the names of all nodes of a host."""
         return [node for node, member in self.nodes.items() if member.host == host]
 
-    def choose(self, survivors: Sequence[str], *, last: Collection[str] = ()) -> tuple[Member, ...]:
+    def choose(self, survivors: Sequence[str], *, last: Collection[HostId] = ()) -> tuple[Member, ...]:
         """Return the largest possible world in rank order; empty if it would be too small.
 
         Survivors of the last world keep their order. Nodes of hosts in `last` are chosen only if there are no others.
@@ -249,7 +250,7 @@ class Membership:
             return bool(self.choose(()))
         return len(self) - surplus(self._sizes, self._multiple_of).total() >= self._min_nodes
 
-    def enough_without(self, host: str) -> bool:
+    def enough_without(self, host: HostId) -> bool:
         """Whether a world is possible without the nodes of this host."""
         others = [member for member in self._usable.values() if member.host != host]
         if len(others) == len(self):

@@ -42,6 +42,7 @@ from raylaunch.core.machine.state import (
     Stopping,
     World,
 )
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
 
@@ -297,7 +298,7 @@ class PhaseTransitions:
         self.world.unfinished.discard(node)
         return self.members.remove(node)
 
-    def _cordon_host(self, node: str, host: str, *, needed: bool) -> tuple[list[Action], str]:
+    def _cordon_host(self, node: str, host: HostId, *, needed: bool) -> tuple[list[Action], str]:
         """Exclude the host of this node, which failed too often. Return the actions and a clause that says so.
 
         `needed`: there are too few nodes without this host.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from raylaunch.core.job.node_rules import NodeAttributes, expand
+from raylaunch.core.newtypes import NO_HOST, HostId
 
 _HOST_VARIABLES = frozenset(
     (
@@ -43,7 +44,7 @@ class Member:
     address: str
     nproc: int
     draining: bool = False
-    host: str = ""
+    host: HostId = NO_HOST
     """The id of the host (of the Ray node), the same for all agents that run there."""
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver import file_timer, store
@@ -67,7 +68,7 @@ class ForkServer:
         self.page = SharedPage.open(initialize.page)
         self.ready = ready
         self.imported = imported
-        forks = ready.start_method == "forkserver"
+        forks = ready.start_method == StartMethod.FORKSERVER
         self.stores = StoreTable(self._run_store)
         self.timer = FileTimer(file_timer.file_of(os.environ))
         self.preloader = PreloadController(
@@ -194,7 +195,7 @@ class ForkServer:
 
     def _run_worker(self, spec: WorkerSpec, report: int, stacks: int, imports: int) -> int:
         self._detach()
-        spawns = self.ready.start_method == "spawn" and spec.kind != "command"
+        spawns = self.ready.start_method == StartMethod.SPAWN and spec.kind != "command"
         return boot.set_up_and_run(spec, report, stacks, imports, os.getppid(), exec_boot if spawns else boot.run)
 
     def _detach(self) -> None:
@@ -278,7 +279,7 @@ class ForkServer:
 
     def _run_store(self, address: str, port: int, listening: int) -> int:
         parent = self._become_helper(listening)
-        if self.ready.start_method == "spawn":
+        if self.ready.start_method == StartMethod.SPAWN:
             os.set_inheritable(listening, True)
             os.execv(sys.executable, [sys.executable, store.__file__, str(parent), address, str(port), str(listening)])
         store.serve(address, port, listening)
@@ -286,7 +287,7 @@ class ForkServer:
 
     def _run_timer(self) -> int:
         parent = self._become_helper()
-        if self.ready.start_method == "spawn":
+        if self.ready.start_method == StartMethod.SPAWN:
             os.execv(sys.executable, [sys.executable, file_timer.__file__, str(parent), self.timer.path])
         file_timer.serve(self.timer.path)
         return 0

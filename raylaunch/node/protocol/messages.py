@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.stacks import Stack
+from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment, Rendezvous
@@ -94,7 +95,7 @@ class Initialize:
     """The first message to a fork server: what to import, and where the node's shared page is."""
 
     preload: tuple[str, ...]
-    start_method: str
+    start_method: StartMethod
     page: str
     preload_auto: bool = False
     """`preload: auto`: also import what the workers of an attempt import, for those of the next one."""
@@ -158,7 +159,7 @@ class Ready:
     without which no store can be opened.
     """
 
-    start_method: str
+    start_method: StartMethod
     why: tuple[str, ...]
     torch: bool
     pid: int

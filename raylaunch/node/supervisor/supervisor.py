@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import assert_never
 
+from raylaunch.core.job.job import StartMethod
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import lease_page, messages, wire
@@ -327,4 +328,4 @@ class Supervisor:
                 return
         except OSError as error:
             why = f"the fork server cannot be started: {error}"
-        yield messages.Ready(start_method="", why=(why,), torch=False, pid=0), None
+        yield messages.Ready(start_method=StartMethod.SPAWN, why=(why,), torch=False, pid=0), None

@@ -89,6 +89,7 @@ def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
         "int": st.integers(0, 200),
         "int | None": st.none() | st.integers(0, 200),
         "str": texts,
+        "HostId": texts,
         "tuple[int, ...]": st.lists(st.integers(1, 99), max_size=3).map(tuple),
         "tuple[str, ...]": st.lists(texts, max_size=3).map(tuple),
         "tuple[Failure, ...]": st.lists(failures, max_size=2).map(tuple),

@@ -158,7 +158,7 @@ def test_the_hot_standby_does_not_take_over_after_the_lease(counted_node: Node, 
     renew_lease(counted_node, 0.05)
     time.sleep(0.1)
     send_signal(server)
-    assert counted_node.wait(Ready).start_method == ""
+    assert not counted_node.wait(Ready).torch
     wait_all_gone(pids, mark)
     assert import_count(counted_node) == 1
 
