@@ -214,7 +214,8 @@ class Machine(PhaseTransitions):
         self.world.finishing = True
         self.world.unfinished.discard(event.node)
         if not self.world.unfinished:
-            return self._all_finished()
+            size = self.world.size
+            return self._finish(ExitCode.OK, "the worker finished" if size == 1 else f"all {size} workers finished")
         match self.state:
             case Starting() as starting:
                 starting.awaited.discard(event.node)
@@ -224,10 +225,6 @@ class Machine(PhaseTransitions):
                 return self._stop_if_all_saved(saving)
             case _:
                 return []
-
-    def _all_finished(self) -> list[Action]:
-        size = self.world.size
-        return self._finish(ExitCode.OK, "the worker finished" if size == 1 else f"all {size} workers finished")
 
     def _workers_hung(self, event: WorkersHung) -> list[Action]:
         cause = root_cause(event.failures)
