@@ -10,30 +10,28 @@ from typing import Any
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.failures.stacks import Stack
-from raylaunch.core.machine.events import RestartTimings
+from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeTime
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol import messages
-from raylaunch.node.protocol.messages import WorkersForked
-from raylaunch.node.protocol.node_events import (
+from raylaunch.node.protocol.messages import (
     CheckpointAnswer,
-    ProcessesExited,
-    ProcessesStopped,
-    ProcessFailure,
-    StacksDumped,
-    StepProposed,
-)
-from raylaunch.node.protocol.orders import (
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
     OpenStore,
     Order,
+    ProcessesExited,
+    ProcessesStopped,
+    ProcessFailure,
     ProposeCheckpoint,
     SignalWorkers,
+    StacksDumped,
+    StepProposed,
     StopWorkers,
+    WorkersForked,
 )
 
 READY = messages.Ready(start_method="forkserver", why=(), torch=True, pid=1)

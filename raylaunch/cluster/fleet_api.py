@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.core.newtypes import HostId
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.orders import Order
+from raylaunch.node.protocol.messages import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class SlotGranted:
     """A slot was granted on a host (Ray's node id), and an agent starts: `AgentReady` or `AgentLost` follows."""
 
     node: str
-    host: str
+    host: HostId
     address: str
 
 
@@ -43,7 +44,7 @@ class AgentLost:
 class HostDraining:
     """A host (Ray's node id) will be removed at `deadline`, in time.monotonic() seconds of the driver's process."""
 
-    host: str
+    host: HostId
     deadline: float
     why: str
     ours: bool = False
@@ -71,7 +72,7 @@ class Fleet(Protocol):
     def send(self, node: str, order: Order) -> None:
         """Send an order to a node's agent, without waiting. Does nothing where the node has no agent any more."""
 
-    def joined(self, node: str, node_id: str) -> bool:
+    def joined(self, node: str, node_id: HostId) -> bool:
         """Take note that an agent is ready on this Ray node. False: it is not needed there, and was ended."""
 
     def release(self, node: str) -> None:
@@ -80,10 +81,10 @@ class Fleet(Protocol):
     def replace(self, gone: AgentLost) -> None:
         """Reserve another slot for an agent that is lost. Raises ClusterError where a new one would be lost too."""
 
-    def cordon(self, host: str) -> None:
+    def cordon(self, host: HostId) -> None:
         """Reserve nothing more on this host. An agent that is ready there stays, and another is started elsewhere."""
 
-    def uncordon(self, host: str) -> None:
+    def uncordon(self, host: HostId) -> None:
         """Allow reservations on the host again."""
 
     def values(self, nodes: Iterable[str], last_heard: Callable[[str], float]) -> dict[int, bytes]:

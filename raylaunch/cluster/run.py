@@ -23,9 +23,9 @@ from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.session import connect, discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job import outputs
-from raylaunch.core.job.job import Job
+from raylaunch.core.job.job import Job, StartMethod
 from raylaunch.core.job.redaction import Redactor
-from raylaunch.core.machine.actions import Finish
+from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.placement.environment import submitted
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan, settled
@@ -234,7 +234,7 @@ def _template(job: Job, plan: Plan, run_dir: str, payload: bytes) -> WorkerTempl
         backend=job.backend,
         preload=job.preloaded,
         preload_auto=isinstance(job.preload, str),
-        start_method=job.start_method,
+        start_method=StartMethod(job.start_method),
     )
 
 

@@ -1,4 +1,4 @@
-"""Types that mypy tells apart and the interpreter does not: times of different clocks."""
+"""Types that mypy tells apart and the interpreter does not: times of different clocks, and ids of hosts."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ RunTime = NewType("RunTime", float)
 
 NodeTime = NewType("NodeTime", float)
 """Seconds on one node's CLOCK_MONOTONIC. Means nothing on another node until the driver has converted it."""
+
+HostId = NewType("HostId", str)
+"""The id of a host: Ray's id of the node, the same for all agents that run there. No host name and no address."""
+NO_HOST = HostId("")
+"""Stands for a host that is not known."""

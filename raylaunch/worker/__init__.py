@@ -22,7 +22,7 @@ import os
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 
-from raylaunch.worker.heartbeats import checkpoint_wait, slot_owner
+from raylaunch.worker.heartbeats import slot_owner
 
 __all__ = ["Context", "Section", "checkpointed", "context", "heartbeat", "section", "should_checkpoint"]
 
@@ -97,7 +97,7 @@ def checkpointed(step: int) -> None:
     if writer is not None:
         writer.record_saved(completed)
         if writer.is_save_committed(completed):
-            checkpoint_wait.wait_for_stop(writer, completed)
+            writer.wait_for_stop(completed)
 
 
 def heartbeat() -> None:

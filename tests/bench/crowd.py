@@ -21,11 +21,20 @@ from raylaunch.cluster.agent.agent import AgentReady, AgentReport
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.placement.packing import Bundle
-from raylaunch.core.placement.ranks import Assignment
-from raylaunch.node.protocol.messages import Ready, StoreOpened, WorkersForked
-from raylaunch.node.protocol.node_events import ProcessesExited, ProcessesStopped, ProcessFailure
-from raylaunch.node.protocol.orders import LaunchWorkers, OpenStore, Order, StopWorkers
+from raylaunch.node.protocol.messages import (
+    LaunchWorkers,
+    OpenStore,
+    Order,
+    ProcessesExited,
+    ProcessesStopped,
+    ProcessFailure,
+    Ready,
+    StopWorkers,
+    StoreOpened,
+    WorkersForked,
+)
 from tests.fakes import TIMINGS, process_failure
 
 _READY = Ready(start_method="forkserver", why=(), torch=True, pid=1)

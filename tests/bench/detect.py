@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from raylaunch.core.machine.events import Event, NodeLost, WorkersExited, WorkersHung, WorkersStarted
+from raylaunch.core.machine.events_and_actions import Event, NodeLost, WorkersExited, WorkersHung, WorkersStarted
 from tests.bench import figures, launches, processes
 from tests.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
 from tests.bench.figures import Detail, Figure, Outcome

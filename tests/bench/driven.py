@@ -28,14 +28,14 @@ from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import Fleet, Item, ReportReceived, Tell
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.job.outputs import view
-from raylaunch.core.machine.events import NodeLost
+from raylaunch.core.machine.events_and_actions import NodeLost
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.placement.packing import Bundle
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
+from raylaunch.node.protocol.messages import LaunchWorkers, Order, StopWorkers
 from raylaunch.node.protocol.node_spec import WorkerTemplate
-from raylaunch.node.protocol.orders import LaunchWorkers, Order, StopWorkers
 from tests.bench.crowd import Crowds, Room, Told
 from tests.fakes import FakeFleet
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raylaunch.core.machine.actions import Launch as LaunchAction
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import Launch as LaunchAction
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from tests.bench import chatter, cpu, figures, launches, processes
 from tests.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
 from tests.bench.figures import Detail, Figure, Outcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raylaunch.core.machine.events import NodeJoined, WorkersStarted
+from raylaunch.core.machine.events_and_actions import NodeJoined, WorkersStarted
 from raylaunch.core.record import journal
 from tests.bench import contenders
 from tests.bench.contenders import Started

@@ -9,8 +9,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 
-from raylaunch.core.machine.actions import Launch
-from raylaunch.core.machine.events import RestartTimings, WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import Launch, RestartTimings, WorkersExited, WorkersStarted
 from raylaunch.core.record import journal
 from raylaunch.core.record.journal import JournalEntry
 from tests.bench import contenders

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from raylaunch.core.machine.events import NodeJoined, WorkersStarted
+from raylaunch.core.machine.events_and_actions import NodeJoined, WorkersStarted
 from raylaunch.core.record import journal
 from tests.bench import contenders, figures, processes, starts
 from tests.bench.contenders import CLUSTER_CPUS, RAYLAUNCH, TORCHRUN, Started, Task

@@ -6,7 +6,7 @@ import pytest
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.events import Event, NodeJoined, WorkersExited
+from raylaunch.core.machine.events_and_actions import Event, NodeJoined, WorkersExited
 from raylaunch.core.record import journal
 from tests.chaos.check_steps import AttemptSteps
 from tests.chaos.verdict import lost_steps, planned_ends, replayed

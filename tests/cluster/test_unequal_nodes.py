@@ -15,8 +15,7 @@ from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.local import local_machine
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.messages import StoreOpened
-from raylaunch.node.protocol.orders import LaunchWorkers, OpenStore
+from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, StoreOpened
 from tests.cluster.conftest import Launcher, left_in_ray, wait_until
 from tests.fakes import FakeFleet, RunRecorder
 from tests.private_cluster import Cluster, end_marked, free_ports, marked, private_cluster

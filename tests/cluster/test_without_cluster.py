@@ -31,9 +31,8 @@ from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.packing import Bundle
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.messages import Ready
+from raylaunch.node.protocol.messages import Ready, StopWorkers
 from raylaunch.node.protocol.node_spec import WorkerTemplate
-from raylaunch.node.protocol.orders import StopWorkers
 from tests.cluster.conftest import wait_until
 from tests.private_cluster import MARK, end_marked, marked
 

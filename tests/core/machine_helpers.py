@@ -9,15 +9,20 @@ from typing import Any
 
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.actions import Action, Launch, ReportUnsaved, RequestCheckpoint, SetTimer, Stop
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
+    Action,
     Event,
     ForwardRequested,
+    Launch,
     NodeDraining,
     NodeGranted,
     NodeJoined,
     NodeLost,
     Progressed,
+    ReportUnsaved,
+    RequestCheckpoint,
+    SetTimer,
+    Stop,
     StopRequested,
     Tick,
     WorkersCheckpointed,

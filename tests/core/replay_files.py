@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.events import Event
+from raylaunch.core.machine.events_and_actions import Event
 from raylaunch.core.record import journal
 
 FOLDER = Path(__file__).parent / "replays"

@@ -32,22 +32,20 @@ from machine_helpers import (
 )
 
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.actions import (
+from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
+    Event,
     Finish,
     Launch,
+    NodeDraining,
+    NodeJoined,
+    NodeLost,
     Release,
     RequestCheckpoint,
     SetTimer,
     Stop,
     Uncordon,
-)
-from raylaunch.core.machine.events import (
-    Event,
-    NodeDraining,
-    NodeJoined,
-    NodeLost,
     WorkerEvent,
     WorkersCheckpointed,
     WorkersExited,

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from machine_helpers import checkpointed, failed, finished, gathering_machine, job, joined, lost, started, stopped, tick
 
-from raylaunch.core.machine.events import Event
+from raylaunch.core.machine.events_and_actions import Event
 from raylaunch.core.machine.machine import Machine
 
 NODES = 10_000

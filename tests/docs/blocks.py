@@ -16,8 +16,7 @@ from typing import Any, get_args
 
 from raylaunch.cli.args import usage
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
-from raylaunch.core.machine.actions import Action
-from raylaunch.core.machine.events import Event
+from raylaunch.core.machine.events_and_actions import Action, Event
 from raylaunch.core.machine.state import TRANSITIONS, Phase
 from raylaunch.core.record import run_layout
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.failures.failure import Failure
-from raylaunch.core.placement.ranks import Assignment, Rendezvous, worker_env
+from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.result import Attempt, RunResult
 from raylaunch.errors import ExitCode
 from tests.bench import __main__ as bench

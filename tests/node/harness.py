@@ -24,14 +24,23 @@ import pytest
 
 from raylaunch.cluster.driver.worker_events import worker_event
 from raylaunch.core.failures.failure import Failure
-from raylaunch.core.machine.events import WorkerEvent, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.machine.events_and_actions import WorkerEvent, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.newtypes import NodeTime, RunTime
-from raylaunch.core.placement.ranks import Member, Rendezvous, assign
+from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.linux import processes, procfs
-from raylaunch.node.protocol.messages import Ready, StoreOpened, WorkersForked
-from raylaunch.node.protocol.node_events import CheckpointAnswer, ProcessesExited, ProcessesStopped, SupervisorEvent
+from raylaunch.node.protocol.messages import (
+    CheckpointAnswer,
+    LaunchWorkers,
+    OpenStore,
+    ProcessesExited,
+    ProcessesStopped,
+    Ready,
+    StopWorkers,
+    StoreOpened,
+    SupervisorEvent,
+    WorkersForked,
+)
 from raylaunch.node.protocol.node_spec import WorkerTemplate
-from raylaunch.node.protocol.orders import LaunchWorkers, OpenStore, StopWorkers
 from raylaunch.node.supervisor.supervisor import Supervisor
 from tests import private_cluster
 from tests.private_cluster import MARK

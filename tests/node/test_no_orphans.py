@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStopped
-from raylaunch.node.protocol.messages import Ready, StoreOpened
-from raylaunch.node.protocol.orders import OpenStore, StopWorkers
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
+from raylaunch.node.protocol.messages import OpenStore, Ready, StopWorkers, StoreOpened
 from tests.node.harness import (
     MessagePipe,
     Node,

@@ -12,7 +12,7 @@ import textwrap
 import time
 
 from raylaunch.worker.heartbeats import shared_page
-from raylaunch.worker.runtime import boot, process_setup
+from raylaunch.worker.runtime import boot
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -177,7 +177,7 @@ def main():
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        process_setup.set_up_process(spec, report, stacks, parent)
+        boot.set_up_process(spec, report, stacks, parent)
         return boot.run(spec, report, stacks)
     with contextlib.suppress(KeyboardInterrupt):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -12,20 +12,26 @@ from raylaunch.cluster.driver.observer import RunObserver
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
-from raylaunch.core.machine.actions import Action, Cordon, ForwardSignal, Launch, RequestCheckpoint, Stop, Uncordon
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
+    Action,
+    Cordon,
     ForwardRequested,
+    ForwardSignal,
+    Launch,
     NodeDraining,
     NodeGranted,
     NodeJoined,
     NodeLost,
     Progressed,
+    RequestCheckpoint,
+    Stop,
+    Uncordon,
     WorkersHung,
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase, Stopping
+from raylaunch.core.placement.environment import assign
 from raylaunch.core.placement.plan import Plan
-from raylaunch.core.placement.ranks import assign
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.text import count, printable
 from raylaunch.errors import ExitCode

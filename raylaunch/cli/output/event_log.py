@@ -11,10 +11,10 @@ from raylaunch.cluster.driver.observer import RunObserver
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
-from raylaunch.core.machine.actions import Finish, Launch
+from raylaunch.core.machine.events_and_actions import Finish, Launch
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.placement.environment import Assignment, assign
 from raylaunch.core.placement.plan import Plan
-from raylaunch.core.placement.ranks import Assignment, assign
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ExitCode
 from raylaunch.node.logs.tail import LogOutput

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raylaunch.core.machine.events import Progressed
+from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.record.steps import StepHistory
 from raylaunch.core.text import count
 

@@ -16,15 +16,21 @@ from raylaunch.core.job.job import NodeRule
 from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.monitoring.heartbeat import Heartbeat
-from raylaunch.core.newtypes import NodeTime
+from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement.environment import base_env, interface_env
 from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.tail import LogOutput, log_sources
-from raylaunch.node.protocol.messages import Ready, WorkersForked
-from raylaunch.node.protocol.node_events import NodeEvent, ProcessesExited, ProcessesStopped
+from raylaunch.node.protocol.messages import (
+    LaunchWorkers,
+    NodeEvent,
+    Order,
+    ProcessesExited,
+    ProcessesStopped,
+    Ready,
+    WorkersForked,
+)
 from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTemplate
-from raylaunch.node.protocol.orders import LaunchWorkers, Order
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
 
@@ -63,7 +69,7 @@ class AgentSpec:
 class Home:
     """The machine that an agent runs on, as its cluster knows it."""
 
-    node_id: str
+    node_id: HostId
     address: str
     environ: Mapping[str, str]
     """The environment of processes there, before anything of the job is added."""
@@ -76,7 +82,7 @@ class Home:
 class AgentReady:
     """The fork server takes orders: the node can join."""
 
-    node_id: str
+    node_id: HostId
     address: str
     nproc: int
     ready: Ready

@@ -20,7 +20,7 @@ from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import Link, LinkAddress
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
-from raylaunch.node.protocol.orders import Order
+from raylaunch.node.protocol.messages import Order
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 CLOSE_SECONDS = 7.0

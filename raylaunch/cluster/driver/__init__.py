@@ -1,7 +1,7 @@
 """The driver of a run: the shell around the core's machine, in the process that the user started.
 
-Read `driver` first: its loop takes the next report of the fleet, turns it into events, has the machine handle them,
-and gives the actions to the `executor`, which sends orders to nodes. `node_registry` knows which nodes are alive.
-`progress_monitor` follows the workers and starts a `hang_probe` if they stall; a `sync_point` finds the step at which
-all save. What happens goes to an `observer` and to the `run_folder`; `signals` brings in the user's signals.
+Read `driver` first: its loop takes the next report of the fleet, turns it into events, has the machine handle them, and
+gives the actions to the `executor`, which sends orders to nodes. `node_registry` knows which nodes are alive.
+`progress_monitor` follows the workers and starts a `hang_probe` if they stall. What happens goes to an `observer` and
+to the `run_folder`; `signals` brings in the user's signals.
 """

@@ -18,14 +18,16 @@ from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.driver.worker_events import worker_event
 from raylaunch.cluster.fleet_api import AgentLost, Fleet, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.actions import Action, Finish, ReportUnsaved
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
+    Action,
     Event,
+    Finish,
     ForwardRequested,
     NodeDraining,
     NodeGranted,
     NodeJoined,
     NodeLost,
+    ReportUnsaved,
     StopRequested,
     Tick,
     WorkersStarted,
@@ -33,18 +35,20 @@ from raylaunch.core.machine.events import (
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.progress import ProgressTracker
-from raylaunch.core.newtypes import RunTime
+from raylaunch.core.newtypes import HostId, RunTime
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
-from raylaunch.node.protocol.messages import ManifestChanged, StoreOpened, WorkersForked
-from raylaunch.node.protocol.node_events import (
+from raylaunch.node.protocol.messages import (
     CheckpointAnswer,
+    ManifestChanged,
     NodeEvent,
     ProcessesExited,
     ProcessesStopped,
     StacksDumped,
     StepProposed,
+    StoreOpened,
+    WorkersForked,
 )
 
 
@@ -82,7 +86,7 @@ class Driver:
         self.nodes = NodeRegistry(job.node_timeout, links)
         self._monitor = ProgressMonitor(_progress(job), fleet, self._write_stacks, observer.on_message)
         self._executor = Executor(self.machine, run_id, fleet, self._monitor, self.nodes.give_up)
-        self._draining: dict[str, HostDraining] = {}
+        self._draining: dict[HostId, HostDraining] = {}
         #: What was shown to the user once and need not be shown again for other nodes or attempts.
         self._shown_warnings: set[str] = set()
         #: What to say of nodes as soon as there are several hosts.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
-from raylaunch.cluster.driver.sync_point import SyncPoint
 from raylaunch.cluster.fleet_api import Fleet
-from raylaunch.core.machine.actions import (
+from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
     Finish,
@@ -22,10 +21,20 @@ from raylaunch.core.machine.actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.newtypes import RunTime
-from raylaunch.core.placement.ranks import Rendezvous, assign
-from raylaunch.node.protocol.messages import StoreOpened
-from raylaunch.node.protocol.node_events import StepProposed
-from raylaunch.node.protocol.orders import LaunchWorkers, OpenStore, SignalWorkers, StopWorkers
+from raylaunch.core.placement.environment import Rendezvous, assign
+from raylaunch.node.protocol.messages import (
+    CommitCheckpoint,
+    LaunchWorkers,
+    OpenStore,
+    ProposeCheckpoint,
+    SignalWorkers,
+    StepProposed,
+    StopWorkers,
+    StoreOpened,
+)
+
+_STEPS_BEYOND = 2
+"""From the furthest worker to the next proposal: a worker asks once a step, so it cannot have gone further by then."""
 
 
 class Executor:
@@ -153,3 +162,41 @@ class Executor:
         self._stores = {key: other for key, other in self._stores.items() if key[1] > launch.attempt}
         if not self._machine.job.master_port:
             self._order_store(launch.roster[0], launch.attempt + 1)
+
+
+class SyncPoint:
+    """The search for the step at which all workers of an attempt save, without a collective (JAX's term).
+
+    It takes two phases, as two-phase commit does. Prepare: a step a little ahead is proposed to every node, workers
+    that come to it wait there, and every node answers how far its workers were when they could first know of the
+    proposal. If one had passed the step, a later step is proposed, which no worker can have passed. Commit: otherwise
+    all nodes are told to save at that step. Prepare takes one message to each node and back, rarely two.
+    """
+
+    def __init__(self, fleet: Fleet, attempt: int, nodes: Iterable[str], step: int) -> None:
+        self._fleet = fleet
+        self._attempt = attempt
+        self._nodes = tuple(nodes)
+        self._propose(step)
+
+    def _propose(self, step: int) -> None:
+        #: The step that was proposed last.
+        self.step = step
+        self._missing = set(self._nodes)
+        self._reached = -1
+        for node in self._nodes:
+            self._fleet.send(node, ProposeCheckpoint(attempt=self._attempt, step=step))
+
+    def answered(self, answer: StepProposed) -> None:
+        """Take a node's answer. Answers to earlier proposals are ignored."""
+        if (answer.attempt, answer.step) != (self._attempt, self.step) or answer.node not in self._missing:
+            return
+        self._missing.remove(answer.node)
+        self._reached = max(self._reached, answer.reached)
+        if self._missing:
+            return
+        if self._reached >= self.step:
+            self._propose(self._reached + _STEPS_BEYOND)
+            return
+        for node in self._nodes:
+            self._fleet.send(node, CommitCheckpoint(attempt=self._attempt, step=self.step))

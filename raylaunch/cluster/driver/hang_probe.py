@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from raylaunch.core.failures.stacks import Stack, report
-from raylaunch.core.machine.events import WorkersHung
+from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_cause import hung
 from raylaunch.core.monitoring.hang_detector import SuspectedHang
 from raylaunch.core.monitoring.hang_policy import LOOK_SECONDS, LOOKS, StackSample
 from raylaunch.core.newtypes import RunTime
-from raylaunch.core.placement.ranks import Assignment
-from raylaunch.node.protocol.node_events import StacksDumped
-from raylaunch.node.protocol.orders import DumpStacks, Order
+from raylaunch.core.placement.environment import Assignment
+from raylaunch.node.protocol.messages import DumpStacks, Order, StacksDumped
 
 _ANSWER_SECONDS = 1.5
 """How long nodes have to answer. A node that does not is left out of the report."""

@@ -16,6 +16,7 @@ from typing import Protocol
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.fleet_api import AgentLost
+from raylaunch.core.newtypes import NO_HOST, HostId
 
 _NEVER = float("inf")
 
@@ -42,7 +43,7 @@ class _State(enum.Enum):
 @dataclass(slots=True)
 class _Node:
     state: _State = _State.STARTING
-    host: str = ""
+    host: HostId = NO_HOST
     heard_at: float = -_NEVER
     reported: AgentLost | None = None
     """Ray's report that the node is gone, which is not proved yet."""
@@ -76,7 +77,7 @@ class NodeRegistry:
         found = self._nodes.get(node)
         return -_NEVER if found is None else found.heard_at
 
-    def came_up(self, node: str, host: str, at: float) -> None:
+    def came_up(self, node: str, host: HostId, at: float) -> None:
         """Record that a node is up on a host (Ray's node id). From now on it must be heard of."""
         found = self._nodes.setdefault(node, _Node())
         found.state, found.host = _State.UP, host
@@ -87,7 +88,7 @@ class NodeRegistry:
         """Return whether the node was given up. Whatever still arrives of it must be ignored."""
         return node in self._nodes and self._nodes[node].state is _State.LOST
 
-    def on_host(self, host: str) -> list[str]:
+    def on_host(self, host: HostId) -> list[str]:
         """Return the nodes that are up on a host."""
         return [name for name, node in self._up() if node.host == host]
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from raylaunch.cluster.driver.hang_probe import HangProbe, StackProbe
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.core.failures.stacks import grouped
-from raylaunch.core.machine.events import Event, Progressed, WorkersHung, WorkersStarted
+from raylaunch.core.machine.events_and_actions import Event, Progressed, WorkersHung, WorkersStarted
 from raylaunch.core.monitoring.checkpoint_step import checkpoints, propose_step, unsaved
 from raylaunch.core.monitoring.hang_cause import describe_absent
 from raylaunch.core.monitoring.hang_policy import activities, describe, max_silence, snooze_seconds
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.monitoring.progress import ProgressTracker
 from raylaunch.core.newtypes import RunTime
-from raylaunch.core.placement.ranks import Assignment
-from raylaunch.node.protocol.node_events import StacksDumped
+from raylaunch.core.placement.environment import Assignment
+from raylaunch.node.protocol.messages import StacksDumped
 
 _REPORT_SECONDS = 60.0
 _JOIN_SECONDS = 60.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from raylaunch.core.failures.failure import Failure
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
     WorkerEvent,
     WorkersCheckpointed,
     WorkersExited,
@@ -16,8 +16,13 @@ from raylaunch.core.machine.events import (
     WorkersStopped,
 )
 from raylaunch.core.newtypes import NodeTime, RunTime
-from raylaunch.node.protocol.messages import WorkersForked
-from raylaunch.node.protocol.node_events import CheckpointAnswer, ProcessesExited, ProcessesStopped, ProcessFailure
+from raylaunch.node.protocol.messages import (
+    CheckpointAnswer,
+    ProcessesExited,
+    ProcessesStopped,
+    ProcessFailure,
+    WorkersForked,
+)
 
 
 def worker_event(

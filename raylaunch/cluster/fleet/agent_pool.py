@@ -17,6 +17,7 @@ from typing import Any
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkAddress, LinkDown, LinkServer
 from raylaunch.core.job.job import Job
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.environment import is_of_a_terminal
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.node_spec import PER_RUN, WorkerTemplate
@@ -33,7 +34,7 @@ class PooledAgent:
     """The name by which its link to this process is known; `""`: it has no link."""
     handle: Any
     key: Key
-    host: str
+    host: HostId
     """Ray's id of its node."""
     address: str
     nproc: int
@@ -114,7 +115,7 @@ class AgentPool:
         self._end([one.handle for one in before])
         self._close_links_if_empty()
 
-    def take(self, host: str, key: Key) -> Any | None:
+    def take(self, host: HostId, key: Key) -> Any | None:
         """Remove an agent on this host with this key and return its handle; None: there is none."""
         with self._lock:
             for one in self._agents:

@@ -21,7 +21,8 @@ from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.ray_actor import IdleAgent, dismiss
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, PooledAgent
-from raylaunch.cluster.fleet.requests import StartAgent
+from raylaunch.cluster.fleet.slot_table import StartAgent
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.packing import Bundle
 
 _REUSE_SECONDS = 10.0
@@ -42,7 +43,7 @@ class _Placement:
 
     request: StartAgent
     spec: AgentSpec
-    host: str
+    host: HostId
     address: str
 
 
@@ -85,7 +86,7 @@ class AgentReuse:
         """Start an agent, or use an idle one, as soon as its slot is granted."""
         self._unplaced[request.slot] = (request, spec)
 
-    def granted(self, hosts: Mapping[int, str], address: Callable[[str], str]) -> None:
+    def granted(self, hosts: Mapping[int, HostId], address: Callable[[HostId], str]) -> None:
         """Slots were granted. `hosts`: by slot; `address` returns the address of a host."""
         for slot, host in hosts.items():
             request, spec = self._unplaced.pop(slot, (None, None))

@@ -17,16 +17,18 @@ from dataclasses import dataclass, field
 from math import inf
 
 from raylaunch.cluster.fleet.backoff import Backoff
-from raylaunch.cluster.fleet.requests import (
+from raylaunch.cluster.fleet.slot_table import (
     AnnounceNode,
     ReleaseSlot,
     Request,
     ReserveGang,
     ReserveSlot,
+    Slot,
+    SlotTable,
     StartAgent,
     StopAgent,
 )
-from raylaunch.cluster.fleet.slot_table import Slot, SlotTable
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.packing import Bundle
 
 _NOT_NEEDED = "it is not needed any more"
@@ -41,13 +43,13 @@ _CUT_OFF_SECONDS = 70.0
 class _Hosts:
     """Hosts on which nothing new is wanted."""
 
-    draining: frozenset[str] = frozenset()
-    cordoned: frozenset[str] = frozenset()
-    cut_off: dict[str, float] = field(default_factory=dict)
+    draining: frozenset[HostId] = frozenset()
+    cordoned: frozenset[HostId] = frozenset()
+    cut_off: dict[HostId, float] = field(default_factory=dict)
     """Hosts of silent nodes, with the time until which Ray may not know of it."""
 
     @property
-    def unusable(self) -> frozenset[str]:
+    def unusable(self) -> frozenset[HostId]:
         """Hosts whose nodes are to be replaced."""
         return self.draining | self.cordoned
 
@@ -75,7 +77,7 @@ class Allocator:
         self._is_gang_granted = False
         self._hosts = _Hosts()
         #: Shared by all slots that were requested with an equal set: a thousand sets of a thousand hosts are too big.
-        self._latest_avoid: frozenset[str] = frozenset()
+        self._latest_avoid: frozenset[HostId] = frozenset()
         self._backoff = Backoff()
         self._requests: list[Request] = []
 
@@ -86,7 +88,7 @@ class Allocator:
         self._requests.append(ReserveGang({slot.number: self._bundles[slot.kind] for slot in self._slots}))
         self._reconcile(now)
 
-    def granted(self, hosts: Mapping[int, str], now: float) -> None:
+    def granted(self, hosts: Mapping[int, HostId], now: float) -> None:
         """Slots were granted. `hosts`: by slot."""
         nodes_on = Counter(slot.host for slot in self._slots.with_nodes() if slot.number not in hosts)
         for number, host in hosts.items():
@@ -107,7 +109,7 @@ class Allocator:
                 self._requests.append(AnnounceNode(slot.node, host))
         self._reconcile(now)
 
-    def moved(self, hosts: Mapping[int, str], now: float) -> None:
+    def moved(self, hosts: Mapping[int, HostId], now: float) -> None:
         """Ray may have moved slots of the gang away from hosts that died. `hosts`: where they are, by slot."""
         for number, host in hosts.items():
             slot = self._slots.get(number)
@@ -115,7 +117,7 @@ class Allocator:
                 slot.host, slot.retry_at = host, now
         self._reconcile(now)
 
-    def joined(self, node: str, host: str, now: float) -> bool:
+    def joined(self, node: str, host: HostId, now: float) -> bool:
         """Record that the agent of a node came up on a host. Return False if the node is not wanted."""
         slot = self._slots.of(node)
         if slot is None:
@@ -151,17 +153,17 @@ class Allocator:
         self._reconcile(now)
         return pause
 
-    def draining(self, hosts: Iterable[str], now: float) -> None:
+    def draining(self, hosts: Iterable[HostId], now: float) -> None:
         """These hosts are being drained, and no others."""
         self._hosts.draining = frozenset(hosts)
         self._reconcile(now)
 
-    def cordon(self, host: str, now: float) -> None:
+    def cordon(self, host: HostId, now: float) -> None:
         """Request no more nodes on this host. A node that is up there stays, and another one is requested too."""
         self._hosts.cordoned |= {host}
         self._reconcile(now)
 
-    def uncordon(self, host: str, now: float) -> None:
+    def uncordon(self, host: HostId, now: float) -> None:
         """Allow nodes on this host again."""
         self._hosts.cordoned -= {host}
         self._reconcile(now)
@@ -259,7 +261,7 @@ class Allocator:
 
     def _renew_outdated(self) -> None:
         """Request slots anew that avoid a host which need not be avoided any more, or do not avoid a cordoned one."""
-        is_outdated: dict[tuple[int, frozenset[str]], bool] = {}  # many slots avoid the same hosts
+        is_outdated: dict[tuple[int, frozenset[HostId]], bool] = {}  # many slots avoid the same hosts
         for slot in self._slots:
             if slot.in_gang or slot.host:
                 continue
@@ -289,7 +291,7 @@ class Allocator:
     def _is_occupied(self, slot: Slot) -> bool:
         return self._spread and self._slots.up_on[slot.host] > slot.is_up
 
-    def _hosts_to_avoid(self, kind: int) -> frozenset[str]:
+    def _hosts_to_avoid(self, kind: int) -> frozenset[HostId]:
         """Return the hosts that a slot requested now is to be kept off."""
         avoid = self._hosts.cordoned.union(self._bundles[kind].avoid)
         if self._spread:

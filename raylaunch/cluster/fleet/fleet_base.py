@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.fleet.allocator import Allocator
-from raylaunch.cluster.fleet.requests import Request, StartAgent
+from raylaunch.cluster.fleet.slot_table import Request, StartAgent
 from raylaunch.cluster.fleet_api import Tell
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.plan import Plan
-from raylaunch.node.protocol.orders import Order
+from raylaunch.node.protocol.messages import Order
 
 Answer = TypeVar("Answer")
 
@@ -42,15 +43,15 @@ class FleetBase(ABC):
 
     # Which nodes there are.
 
-    def joined(self, node: str, node_id: str) -> bool:
+    def joined(self, node: str, node_id: HostId) -> bool:
         """Take note that an agent is ready on this Ray node. False: it is not needed there, and was ended."""
         return self._decide(partial(self._allocator.joined, node, node_id))
 
-    def cordon(self, host: str) -> None:
+    def cordon(self, host: HostId) -> None:
         """Reserve nothing more on this host."""
         self._decide(partial(self._allocator.cordon, host))
 
-    def uncordon(self, host: str) -> None:
+    def uncordon(self, host: HostId) -> None:
         """Allow reservations on the host again."""
         self._decide(partial(self._allocator.uncordon, host))
 

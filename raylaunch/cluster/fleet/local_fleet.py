@@ -19,7 +19,7 @@ from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, Key, PooledAgent
 from raylaunch.cluster.fleet.fleet_base import FleetBase
-from raylaunch.cluster.fleet.requests import (
+from raylaunch.cluster.fleet.slot_table import (
     AnnounceNode,
     ReleaseSlot,
     Request,
@@ -35,7 +35,7 @@ from raylaunch.cluster.local.slots import LocalSlots
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.orders import Order
+from raylaunch.node.protocol.messages import Order
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 _CLOSE_SECONDS = 20.0

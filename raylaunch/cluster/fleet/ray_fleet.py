@@ -21,7 +21,7 @@ from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
 from raylaunch.cluster.fleet.fleet_base import FleetBase
-from raylaunch.cluster.fleet.requests import (
+from raylaunch.cluster.fleet.slot_table import (
     AnnounceNode,
     ReleaseSlot,
     Request,
@@ -34,10 +34,11 @@ from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, 
 from raylaunch.cluster.ray_api import actor_errors, drain_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.orders import Order
+from raylaunch.node.protocol.messages import Order
 
 _JOIN_SECONDS = 2.0
 _ASK_SECONDS = 60.0
@@ -69,7 +70,7 @@ class RayFleet(FleetBase):
             self._agent_reuse = AgentReuse(pool, self._placement_groups.options, self._start, self._take, self._to_do)
         #: Slots that have a host, or had one.
         self._placed: set[int] = set()
-        self._addresses: dict[str, str] = {}
+        self._addresses: dict[HostId, str] = {}
         #: The host of this process.
         self._here = ""
         self._thread = threading.Thread(target=self._work, daemon=True, name="raylaunch-fleet")
@@ -124,7 +125,7 @@ class RayFleet(FleetBase):
         if node in self._actors:
             self._tell(AgentLost(node=node, why=actor_errors.summary(error), error=error))
 
-    def _drained(self, found: Mapping[str, int]) -> None:
+    def _drained(self, found: Mapping[HostId, int]) -> None:
         for notice in self._notices.new(found):
             self._tell(replace(notice, ours=notice.host == self._here))
         self._to_do.put(partial(self._decide, partial(self._allocator.draining, found)))
@@ -253,11 +254,11 @@ class RayFleet(FleetBase):
         self._actors[node] = actor
         self._listen(node)
 
-    def _address(self, host: str) -> str:
+    def _address(self, host: HostId) -> str:
         if self._spec.address:
             return self._spec.address
         if host not in self._addresses:
-            self._addresses = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes()}
+            self._addresses = {HostId(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes()}
         return self._addresses.get(host, "")
 
     def _end(self, request: StopAgent) -> None:

@@ -1,11 +1,17 @@
-"""The slots of a run: which exist, on which hosts, and which agent runs in each. It decides nothing."""
+"""The slots of a run, and the requests about them that a fleet carries out. Nothing is decided here.
+
+Slots are numbers; nodes and hosts are names. `RayFleet` carries requests out with Ray, `LocalFleet` on this machine.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
+
+from raylaunch.core.newtypes import NO_HOST, HostId
+from raylaunch.core.placement.packing import Bundle
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -17,9 +23,9 @@ class Slot:
     """Which bundle; the caller's number for it."""
     in_gang: bool
     """Reserved as part of the gang, which Ray grants and releases as a whole."""
-    avoid: frozenset[str] = frozenset()
+    avoid: frozenset[HostId] = frozenset()
     """Hosts that were excluded when the slot was requested."""
-    host: str = ""
+    host: HostId = NO_HOST
     """Where the slot is, or was when last seen; `""`: not known."""
     node: str = ""
     """The node whose agent runs or starts here; `""`: none."""
@@ -46,7 +52,7 @@ class SlotTable:
         self._by_node: dict[str, Slot] = {}
         self._slots_made = 0
         self._nodes_made = 0
-        self.up_on: Counter[str] = Counter()
+        self.up_on: Counter[HostId] = Counter()
         """Nodes that are up, by host."""
         self.up_of: Counter[int] = Counter()
         """Nodes that are up, by kind."""
@@ -70,7 +76,7 @@ class SlotTable:
         """Iterate over the slots in which an agent runs or starts."""
         return iter(self._by_node.values())
 
-    def add(self, kind: int, *, in_gang: bool = False, avoid: frozenset[str] = frozenset()) -> Slot:
+    def add(self, kind: int, *, in_gang: bool = False, avoid: frozenset[HostId] = frozenset()) -> Slot:
         """Add an empty slot with a number of its own."""
         self._slots_made += 1
         slot = self._slots[self._slots_made] = Slot(number=self._slots_made, kind=kind, in_gang=in_gang, avoid=avoid)
@@ -99,3 +105,54 @@ class SlotTable:
             self.up_on[slot.host] -= 1
             self.up_of[slot.kind] -= 1
         slot.node, slot.granted_at, slot.up_since, slot.failed = "", inf, None, True
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveGang:
+    """Reserve resources for these slots, all or nothing. `bundles`: by slot."""
+
+    bundles: Mapping[int, Bundle]
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveSlot:
+    """Reserve resources for one slot, on none of the hosts in `avoid`."""
+
+    slot: int
+    bundle: Bundle
+    avoid: frozenset[HostId]
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgent:
+    """Start the agent of `node` in a slot, as soon as the slot is granted."""
+
+    slot: int
+    node: str
+    bundle: Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceNode:
+    """Tell the driver that `node` is starting on `host`."""
+
+    node: str
+    host: HostId
+
+
+@dataclass(frozen=True, slots=True)
+class StopAgent:
+    """Stop the agent of `node`. `why`: what to tell the driver if the node was announced; else `""`."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSlot:
+    """Release the resources of a slot, or withdraw the reservation if it is still pending."""
+
+    slot: int
+
+
+Request = ReserveGang | ReserveSlot | StartAgent | AnnounceNode | StopAgent | ReleaseSlot

@@ -7,11 +7,12 @@ import os
 
 from raylaunch.cluster.local import gpus
 from raylaunch.core.job.job import Job
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.packing import NodeFacts
 
 LOOPBACK = "127.0.0.1"
 """The node's address if there is only one: no other machine needs to reach its store, and none should."""
-NODE_ID = "local"
+NODE_ID = HostId("local")
 """The id of the only node of a run without Ray."""
 
 NONE = "none"

@@ -11,6 +11,7 @@ from ray._private import state
 from ray.exceptions import RayError
 
 from raylaunch.cluster.fleet_api import HostDraining
+from raylaunch.core.newtypes import HostId
 
 _draining_nodes = state.state.get_draining_nodes  # private: a Ray without it fails when this module is imported
 _UNKNOWN_DEADLINE_SECONDS = 120.0
@@ -23,9 +24,9 @@ class DrainNotices:
     """The notices seen so far, so that each is reported once, and again if its deadline changed."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
+        self._seen: dict[HostId, int] = {}
 
-    def new(self, found: Mapping[str, int]) -> list[HostDraining]:
+    def new(self, found: Mapping[HostId, int]) -> list[HostDraining]:
         """Return the notices that are new. `found`: deadlines in milliseconds since 1970, by host; 0: none is given."""
         wall, monotonic = time.time(), time.monotonic()
         new = {host: deadline for host, deadline in found.items() if self._seen.get(host) != deadline}
@@ -33,7 +34,7 @@ class DrainNotices:
         return [_draining(host, deadline / 1000, wall, monotonic) for host, deadline in new.items()]
 
 
-def _draining(host: str, deadline: float, wall: float, monotonic: float) -> HostDraining:
+def _draining(host: HostId, deadline: float, wall: float, monotonic: float) -> HostDraining:
     if not deadline:
         why = f"its host is being drained, no deadline is given, {_UNKNOWN_DEADLINE_SECONDS:g} s are assumed"
         return HostDraining(host=host, deadline=monotonic + _UNKNOWN_DEADLINE_SECONDS, why=why)
@@ -48,7 +49,7 @@ def _draining(host: str, deadline: float, wall: float, monotonic: float) -> Host
 class DrainMonitor:
     """Asks Ray which hosts are being drained, in a thread of its own, once for each `check`."""
 
-    def __init__(self, on_answer: Callable[[Mapping[str, int]], None]) -> None:
+    def __init__(self, on_answer: Callable[[Mapping[HostId, int]], None]) -> None:
         """`on_answer` is called in the thread with each answer: deadlines in milliseconds since 1970, by host."""
         self._on_answer = on_answer
         self._wanted = threading.Event()

@@ -8,6 +8,7 @@ import ray
 from ray._private import state
 
 from raylaunch.cluster.local import local_machine
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.packing import NodeFacts
 
 
@@ -25,7 +26,7 @@ def nodes(*, local: bool) -> tuple[NodeFacts, ...]:
 def _facts(node: dict[str, Any], free: dict[str, float], *, local: bool) -> NodeFacts:
     total: dict[str, float] = node["Resources"]
     return NodeFacts(
-        node_id=str(node["NodeID"]),
+        node_id=HostId(node["NodeID"]),
         address=local_machine.LOOPBACK if local else str(node["NodeManagerAddress"]),
         cpus=total.get("CPU", 0.0),
         gpus=total.get("GPU", 0.0),

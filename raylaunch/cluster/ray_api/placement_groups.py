@@ -13,6 +13,7 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raylaunch.core.newtypes import NO_HOST, HostId
 from raylaunch.core.placement.packing import Bundle
 
 _ALMOST_NOTHING = {"CPU": 0.001}
@@ -36,11 +37,11 @@ class PlacementGroups:
         self._reserve({slot: (bundle, frozenset(bundle.avoid)) for slot, bundle in bundles.items()})
         self._first_of_gang = next(iter(bundles))
 
-    def reserve(self, slot: int, bundle: Bundle, avoid: frozenset[str]) -> None:
+    def reserve(self, slot: int, bundle: Bundle, avoid: frozenset[HostId]) -> None:
         """Request a group for one slot, on none of the hosts in `avoid` (Ray's node ids)."""
         self._reserve({slot: (bundle, avoid)})
 
-    def _reserve(self, slots: Mapping[int, tuple[Bundle, frozenset[str]]]) -> None:
+    def _reserve(self, slots: Mapping[int, tuple[Bundle, frozenset[HostId]]]) -> None:
         """Request a group, unless the slots have one: a call that failed for want of an answer may be repeated.
 
         Hosts are excluded, not named, so that a host that is added later can be used as well.
@@ -69,15 +70,15 @@ class PlacementGroups:
         group, _ = self._groups[slot]
         group.ready().future().add_done_callback(lambda future: None if future.exception() else call())
 
-    def hosts(self, slot: int) -> dict[int, str]:
+    def hosts(self, slot: int) -> dict[int, HostId]:
         """Return the hosts of all slots of the slot's group; `""`: Ray is moving it. Empty if the slot was released."""
         if slot not in self._groups:
             return {}
         group, _ = self._groups[slot]
-        found: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
-        return {other: found.get(index, "") for other, (its, index) in self._groups.items() if its == group}
+        found: Mapping[int, HostId] = placement_group_table(group)["bundles_to_node_id"]
+        return {other: found.get(index, NO_HOST) for other, (its, index) in self._groups.items() if its == group}
 
-    def gang_hosts(self) -> dict[int, str]:
+    def gang_hosts(self) -> dict[int, HostId]:
         """Return the hosts of the gang's slots: Ray moves those of a host that died."""
         return self.hosts(self._first_of_gang)
 

@@ -6,6 +6,7 @@ If torchrun has a flag for a setting, the key is that flag with underscores.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
@@ -14,7 +15,6 @@ DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data", "torch._dyn
 DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 PLACEMENTS = ("auto", "spread", "pack")
-START_METHODS = ("forkserver", "spawn")
 NPROC_WORDS = ("auto", "cpu", "gpu")
 LOG_LAYOUTS = ("raylaunch", "torchrun")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
@@ -26,6 +26,15 @@ _MAX_TITLE = 50
 """Characters of a title, which is the name of a folder. Linux allows 255 bytes, and a character may have four."""
 _MAX_DIGITS = 18
 """Digits of a number in a text, such as `0:3`. Python refuses to read numbers of more than 4,300 digits."""
+
+
+class StartMethod(StrEnum):
+    """How workers are started (Python: `multiprocessing.set_start_method`)."""
+
+    FORKSERVER = "forkserver"
+    """They are forked from a process that has imported torch."""
+    SPAWN = "spawn"
+    """Each is a fresh interpreter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

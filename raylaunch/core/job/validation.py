@@ -18,10 +18,10 @@ from raylaunch.core.job.job import (
     NPROC_WORDS,
     NUMA_BINDINGS,
     PLACEMENTS,
-    START_METHODS,
     Entrypoint,
     Job,
     NodeRule,
+    StartMethod,
     is_number,
     node_range,
     shown_ranks,
@@ -153,7 +153,7 @@ def _variable_problems(key: str, env: dict[str, str]) -> Iterator[Problem]:
 def _word_problems(job: Job) -> Iterator[Problem]:
     for key, words in (
         ("placement", PLACEMENTS),
-        ("start_method", START_METHODS),
+        ("start_method", tuple(StartMethod)),
         ("log_layout", LOG_LAYOUTS),
         ("event_log_handler", EVENT_LOG_HANDLERS),
         ("numa_binding", NUMA_BINDINGS),

@@ -6,9 +6,10 @@ import signal as signals
 from typing import assert_never
 
 from raylaunch.core.failures.failure import Failure, root_cause
-from raylaunch.core.machine.actions import Action, Finish, Release, Stop, Uncordon
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
+    Action,
     Event,
+    Finish,
     ForwardRequested,
     NodeDraining,
     NodeEvent,
@@ -16,8 +17,11 @@ from raylaunch.core.machine.events import (
     NodeJoined,
     NodeLost,
     Progressed,
+    Release,
+    Stop,
     StopRequested,
     Tick,
+    Uncordon,
     WorkerEvent,
     WorkersCheckpointed,
     WorkersExited,
@@ -25,10 +29,11 @@ from raylaunch.core.machine.events import (
     WorkersStarted,
     WorkersStopped,
 )
-from raylaunch.core.machine.host_health import came_from_outside
+from raylaunch.core.machine.restart_policy import came_from_outside
 from raylaunch.core.machine.state import Done, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import STOP_MARGIN, PhaseTransitions
-from raylaunch.core.placement.ranks import Member
+from raylaunch.core.newtypes import NO_HOST
+from raylaunch.core.placement.environment import Member
 from raylaunch.errors import ExitCode, signal_exit_code
 
 MAX_HANG_GRACE = 5.0
@@ -209,7 +214,8 @@ class Machine(PhaseTransitions):
         self.world.finishing = True
         self.world.unfinished.discard(event.node)
         if not self.world.unfinished:
-            return self._all_finished()
+            size = self.world.size
+            return self._finish(ExitCode.OK, "the worker finished" if size == 1 else f"all {size} workers finished")
         match self.state:
             case Starting() as starting:
                 starting.awaited.discard(event.node)
@@ -219,10 +225,6 @@ class Machine(PhaseTransitions):
                 return self._stop_if_all_saved(saving)
             case _:
                 return []
-
-    def _all_finished(self) -> list[Action]:
-        size = self.world.size
-        return self._finish(ExitCode.OK, "the worker finished" if size == 1 else f"all {size} workers finished")
 
     def _workers_hung(self, event: WorkersHung) -> list[Action]:
         cause = root_cause(event.failures)
@@ -238,7 +240,7 @@ class Machine(PhaseTransitions):
         if drained := self._drained_node_that_explains(cause):
             return self._restart(f"{what}; {drained} is being drained")
         delay = self.crashes.delay(cause, self.now - self.world.launched_at)
-        host = "" if cause.is_collateral or cause.node not in self.nodes else self.nodes[cause.node].host
+        host = NO_HOST if cause.is_collateral or cause.node not in self.nodes else self.nodes[cause.node].host
         bad = self.health.blame(host, self.now, cause.kind)
         needed = bad and not self.members.enough_without(host)
         if refused := self.budget.spend(cause, self.now, self.world.nodes, elsewhere=bad and not needed):

@@ -6,22 +6,20 @@ import math
 from collections.abc import Collection
 
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.actions import (
+from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
+    Event,
     Finish,
     ForwardSignal,
     Launch,
+    NodeDraining,
+    NodeLost,
     Release,
     ReportUnsaved,
     RequestCheckpoint,
     SetTimer,
     Stop,
-)
-from raylaunch.core.machine.events import (
-    Event,
-    NodeDraining,
-    NodeLost,
     StopRequested,
     Tick,
     WorkersCheckpointed,
@@ -29,14 +27,13 @@ from raylaunch.core.machine.events import (
     WorkersHung,
     WorkersStopped,
 )
-from raylaunch.core.machine.host_health import NEEDED_EXCLUSION, CrashLoopBackoff, HostHealth
-from raylaunch.core.machine.membership import Membership
-from raylaunch.core.machine.restart_budget import RestartBudget
+from raylaunch.core.machine.restart_policy import NEEDED_EXCLUSION, CrashLoopBackoff, HostHealth, RestartBudget
 from raylaunch.core.machine.state import (
     TRANSITIONS,
     AwaitingNodes,
     Done,
     Gathering,
+    Membership,
     Phase,
     Running,
     Saving,
@@ -45,7 +42,8 @@ from raylaunch.core.machine.state import (
     Stopping,
     World,
 )
-from raylaunch.core.placement.ranks import Member
+from raylaunch.core.newtypes import HostId
+from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
 
 MAX_SAVING_SECONDS = 600.0
@@ -300,7 +298,7 @@ class PhaseTransitions:
         self.world.unfinished.discard(node)
         return self.members.remove(node)
 
-    def _cordon_host(self, node: str, host: str, *, needed: bool) -> tuple[list[Action], str]:
+    def _cordon_host(self, node: str, host: HostId, *, needed: bool) -> tuple[list[Action], str]:
         """Exclude the host of this node, which failed too often. Return the actions and a clause that says so.
 
         `needed`: there are too few nodes without this host.

@@ -8,10 +8,10 @@ from collections.abc import Set as AbstractSet
 
 from raylaunch.core.failures.failure import NO_FIRST_STEP, Failure
 from raylaunch.core.failures.stacks import IN_THE_KERNEL, STOPPED, Stack, StackGroup, grouped
-from raylaunch.core.machine.events import WorkersHung
+from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
 from raylaunch.core.newtypes import RunTime
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.text import count, spans
 
 _EXIT_CODE = -9

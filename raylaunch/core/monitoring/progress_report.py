@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raylaunch.core.machine.events import Progressed
+from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.monitoring.rank_progress import RATE_WINDOW, STALE, RankProgress, WorldProgress
 from raylaunch.core.newtypes import RunTime
 

@@ -1,12 +1,19 @@
-"""The environment variables that all workers of a node share, before each gets its ranks."""
+"""What each worker is told: its ranks, and its environment variables.
+
+The environment of a worker is the node's, updated by the submitter's and the job's (`base_env`, once for each node),
+and then by the ranks and the rendezvous of the attempt (`worker_env`).
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from raylaunch.core.job.node_rules import NodeAttributes, expand
-from raylaunch.core.placement.ranks import omp_env
+from raylaunch.core.newtypes import NO_HOST, HostId
 
 _HOST_VARIABLES = frozenset(
     (
@@ -25,6 +32,80 @@ _RAY_DEBUGGER = ("PYTHONBREAKPOINT", "ray.util.rpdb._driver_set_trace")
 
 _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 """Variables that Ray overwrites in its own workers, so that the node's own values are not known."""
+
+
+# Ranks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node that joined, and can be part of a world."""
+
+    node: str
+    address: str
+    nproc: int
+    draining: bool = False
+    host: HostId = NO_HOST
+    """The id of the host (of the Ray node), the same for all agents that run there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The ranks of one node in one attempt: `base_rank` to `base_rank + nproc - 1`."""
+
+    attempt: int
+    node: str
+    node_rank: int
+    nnodes: int
+    base_rank: int
+    nproc: int
+    world_size: int
+    nhosts: int = 1
+    """The number of hosts of the world. Several nodes may share a host."""
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks of its workers."""
+        return range(self.base_rank, self.base_rank + self.nproc)
+
+
+@lru_cache(maxsize=1 << 16)
+def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
+    """Return a key for natural sort order: 10.0.0.9 before 10.0.0.10, node-2 before node-10."""
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part)
+
+
+def order(candidates: Iterable[Member], survivors: Sequence[str]) -> tuple[Member, ...]:
+    """Sort candidates into rank order: survivors as they were, then newcomers by address and name."""
+    new = {member.node: member for member in candidates}
+    kept = [new.pop(node) for node in survivors if node in new]
+    return (*kept, *sorted(new.values(), key=lambda member: (natural_key(member.address), natural_key(member.node))))
+
+
+def assign(attempt: int, roster: Sequence[Member]) -> tuple[Assignment, ...]:
+    """Assign ranks in the order of the roster: `base_rank` is the number of workers of the nodes before."""
+    world_size = sum(member.nproc for member in roster)
+    nhosts = len({member.host for member in roster})
+    found: list[Assignment] = []
+    base = 0
+    for node_rank, member in enumerate(roster):
+        found.append(
+            Assignment(
+                attempt=attempt,
+                node=member.node,
+                node_rank=node_rank,
+                nnodes=len(roster),
+                base_rank=base,
+                nproc=member.nproc,
+                world_size=world_size,
+                nhosts=nhosts,
+            )
+        )
+        base += member.nproc
+    return tuple(found)
+
+
+# The environment.
 
 
 def submitted(environ: Mapping[str, str]) -> dict[str, str]:
@@ -120,6 +201,69 @@ def _is_lo(name: str, place: NodeAttributes) -> bool:
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """What all workers of an attempt have in common: the address of their TCPStore, and facts of the run."""
+
+    master_addr: str
+    master_port: int
+    run_id: str
+    max_restarts: int
+    restart_count: int
+    """Restarts spent on failures of workers of any node. Nodes that come and go do not count."""
+    role: str = "default"
+    signals_to_handle: tuple[str, ...] = ()
+    virtual_local_rank: bool = False
+
+
+def worker_env(
+    part: Assignment, local_rank: int, meeting: Rendezvous, *, error_file: str, given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that torchrun sets (torch 2.13, `elastic/agent/server/local_elastic_agent.py`).
+
+    `given` is the rest of the worker's environment: OMP_NUM_THREADS and TORCH_NCCL_ASYNC_ERROR_HANDLING are set only
+    if they are not in it. The restart count is the same on all nodes. There is one role, so ROLE_RANK is RANK.
+    """
+    rank = part.base_rank + local_rank
+    env = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(part.world_size),
+        "LOCAL_WORLD_SIZE": str(part.nproc),
+        "GROUP_RANK": str(part.node_rank),
+        "GROUP_WORLD_SIZE": str(part.nnodes),
+        "ROLE_NAME": meeting.role,
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(part.world_size),
+        "MASTER_ADDR": meeting.master_addr,
+        "MASTER_PORT": str(meeting.master_port),
+        "TORCHELASTIC_RUN_ID": meeting.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(meeting.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(meeting.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(meeting.signals_to_handle),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if meeting.virtual_local_rank:
+        env |= _own_device(local_rank, given)
+    return env | omp_env(part.nproc, given)
+
+
+def _own_device(local_rank: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Implement `--virtual-local-rank`: each worker sees only its own device, as number 0."""
+    visible = [device for device in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    own = visible[local_rank] if local_rank < len(visible) else str(local_rank)
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": own}
+
+
+def omp_env(nproc: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Set one OpenMP thread per worker if several share a node, as torchrun does (torch 2.13, `distributed/run.py`)."""
+    if "OMP_NUM_THREADS" in given or nproc == 1:
+        return {}
+    return {"OMP_NUM_THREADS": "1"}
 
 
 _TERMINAL_VARIABLES = frozenset(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from raylaunch.core.job import node_rules
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.node_rules import NodeAttributes
-from raylaunch.core.placement.ranks import natural_key
+from raylaunch.core.newtypes import HostId
+from raylaunch.core.placement.environment import natural_key
 from raylaunch.core.text import count
 
 
@@ -17,7 +18,7 @@ from raylaunch.core.text import count
 class NodeFacts:
     """One node of the Ray cluster. Resources are Ray's logical resources."""
 
-    node_id: str
+    node_id: HostId
     address: str
     cpus: float
     gpus: float
@@ -38,7 +39,7 @@ class Bundle:
     nproc: int
     gpus: float
     cpus: float
-    avoid: tuple[str, ...] = ()
+    avoid: tuple[HostId, ...] = ()
     """Ids of nodes where the bundle fits, but which have to run another number of workers."""
 
     @property
@@ -61,7 +62,7 @@ class Packing:
     """MAX bundles, the first MIN of which are needed to start; then those of the spare nodes."""
     seated: tuple[tuple[NodeFacts, Bundle], ...]
     spare: tuple[tuple[NodeFacts, Bundle], ...]
-    missing: Mapping[str, Bundle | str]
+    missing: Mapping[HostId, Bundle | str]
     """By node id: the bundle that the node would have to take, or why there is none for it."""
     assumed: tuple[str, ...]
 
@@ -174,7 +175,7 @@ def _uses_gpus(job: Job, nodes: Sequence[NodeFacts]) -> bool:
     return job.nproc_per_node == "gpu" or (job.nproc_per_node == "auto" and any(node.gpus >= 1 for node in nodes))
 
 
-def _counts(job: Job, nodes: Sequence[NodeFacts]) -> dict[str, int]:
+def _counts(job: Job, nodes: Sequence[NodeFacts]) -> dict[HostId, int]:
     """Return the number of workers by node id. `auto` counts GPUs on all nodes if any node has one, else CPUs."""
     if job.nproc_per_node == "gpu" and nodes and not any(node.gpus >= 1 for node in nodes):
         msg = "`nproc_per_node: gpu`, but no node of the cluster has a GPU"
@@ -201,7 +202,7 @@ def _most_frequent(counts: Sequence[int]) -> int:
     return max(Counter(counts).items(), key=lambda item: (item[1], item[0]), default=(0, 0))[0]
 
 
-def _gpus_by_node(job: Job, nodes: Sequence[NodeFacts], counts: Mapping[str, int]) -> tuple[float, list[str]]:
+def _gpus_by_node(job: Job, nodes: Sequence[NodeFacts], counts: Mapping[HostId, int]) -> tuple[float, list[str]]:
     given = str(job.gpus_per_worker)
     if given.isdecimal():
         return float(given), []
@@ -216,7 +217,7 @@ def _gpus_by_node(job: Job, nodes: Sequence[NodeFacts], counts: Mapping[str, int
 
 
 def _bundle(
-    job: Job, count: int, gpus: float, nodes: Sequence[NodeFacts] = (), counts: Mapping[str, int] | None = None
+    job: Job, count: int, gpus: float, nodes: Sequence[NodeFacts] = (), counts: Mapping[HostId, int] | None = None
 ) -> Bundle:
     bundle = Bundle(nproc=count, gpus=gpus * count, cpus=job.cpus_per_worker * count)
     others = [node for node in nodes if counts is not None and counts[node.node_id] != count]
@@ -224,7 +225,7 @@ def _bundle(
     return replace(bundle, avoid=tuple(avoid))
 
 
-def _could_hold(node: NodeFacts, bundles: Mapping[str, Bundle]) -> bool:
+def _could_hold(node: NodeFacts, bundles: Mapping[HostId, Bundle]) -> bool:
     return _room(node.gpus, node.cpus, bundles[node.node_id]) > 0
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from raylaunch.core.job import node_rules
 from raylaunch.core.job.job import Job
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.packing import Bundle, NodeFacts, Packing, by_address, by_node, by_total, why_not
 from raylaunch.core.text import count
 
@@ -18,7 +19,7 @@ NOT_NEEDED = "not needed"
 class NodePlan:
     """One node of the world, and its ranks."""
 
-    node_id: str
+    node_id: HostId
     address: str
     node_rank: int
     ranks: tuple[int, ...]
@@ -30,7 +31,7 @@ class NodePlan:
 class SpareNode:
     """A spare node: it has an agent and no ranks."""
 
-    node_id: str
+    node_id: HostId
     address: str
 
 
@@ -38,7 +39,7 @@ class SpareNode:
 class SkippedNode:
     """A node that takes no agent, or no more agents, and why."""
 
-    node_id: str
+    node_id: HostId
     address: str
     why: str
 

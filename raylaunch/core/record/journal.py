@@ -15,8 +15,7 @@ from typing import Any, get_args
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
-from raylaunch.core.machine.actions import Action
-from raylaunch.core.machine.events import Event, RestartTimings
+from raylaunch.core.machine.events_and_actions import Action, Event, RestartTimings
 from raylaunch.core.machine.machine import Machine
 
 _KINDS: dict[str, type[Any]] = {

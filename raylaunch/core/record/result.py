@@ -9,11 +9,13 @@ from typing import Any
 from raylaunch.core.failures.failure import Failure, alike, consequences, root_cause
 from raylaunch.core.failures.hints import hints
 from raylaunch.core.failures.stacks import StackGroup
-from raylaunch.core.machine.actions import Finish, Launch, Stop
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
+    Finish,
+    Launch,
     NodeJoined,
     NodeLost,
     Progressed,
+    Stop,
     WorkersExited,
     WorkersHung,
     WorkersStarted,

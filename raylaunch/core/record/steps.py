@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raylaunch.core.machine.events import Progressed
+from raylaunch.core.machine.events_and_actions import Progressed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,6 @@
 
 Start with `server`: its `ForkServer` reads orders from the supervisor's socket, forks workers into a `WorkerGroup`, and
 sends back what becomes of them (`node/protocol/messages`). Its parent is the `subreaper`, which outlives it; its other
-children are the stores (`store_table`, `store`), the `file_timer`, the zygote (`node/preload`) and a `hot_standby` that
+children are the stores (`store`), the `file_timer`, the zygote (`node/preload`) and a `hot_standby` that
 takes its place when it dies.
 """

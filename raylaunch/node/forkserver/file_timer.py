@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Mapping
 
 from raylaunch.node.linux import processes
-from raylaunch.node.linux.fork import Run, fork
+from raylaunch.node.linux.processes import Run, fork
 
 ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE = "TORCHELASTIC_TIMER_FILE"

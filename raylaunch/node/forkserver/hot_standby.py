@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from raylaunch.node.linux import processes, scratch
-from raylaunch.node.linux.fork import fork
+from raylaunch.node.linux.processes import fork
 from raylaunch.node.protocol import messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime import process_setup

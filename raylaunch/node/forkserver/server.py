@@ -17,15 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from raylaunch.core.machine.events import RestartTimings
+from raylaunch.core.job.job import StartMethod
+from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer
 from raylaunch.node.forkserver.hot_standby import HotStandby, StandbyLink, wait_for_promotion
-from raylaunch.node.forkserver.store_table import StoreTable
+from raylaunch.node.forkserver.store import StoreTable
 from raylaunch.node.forkserver.worker_group import WorkerGroup, exec_boot
-from raylaunch.node.linux.fork import fork, run_at_bottom
-from raylaunch.node.linux.processes import CLEANUP_SECONDS
+from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
 from raylaunch.node.preload import staleness
 from raylaunch.node.preload.controller import PreloadController
 from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
@@ -33,7 +33,7 @@ from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.preload.zygote import Zygote
 from raylaunch.node.protocol import lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.node.protocol.orders import DumpStacks, SignalWorkers, StopWorkers
+from raylaunch.node.protocol.messages import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import boot, entry, process_setup
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -71,7 +71,7 @@ class ForkServer:
         self.page = SharedPage.open(initialize.page)
         self.ready = ready
         self.imported = imported
-        forks = ready.start_method == "forkserver"
+        forks = ready.start_method == StartMethod.FORKSERVER
         self.stores = StoreTable(self._run_store)
         self.timer = FileTimer(file_timer.file_of(os.environ))
         self.preloader = PreloadController(
@@ -198,7 +198,7 @@ class ForkServer:
 
     def _run_worker(self, spec: WorkerSpec, report: int, stacks: int, imports: int) -> int:
         self._detach()
-        spawns = self.ready.start_method == "spawn" and spec.kind != "command"
+        spawns = self.ready.start_method == StartMethod.SPAWN and spec.kind != "command"
         return boot.set_up_and_run(spec, report, stacks, imports, os.getppid(), exec_boot if spawns else boot.run)
 
     def _detach(self) -> None:
@@ -282,7 +282,7 @@ class ForkServer:
 
     def _run_store(self, address: str, port: int, listening: int) -> int:
         parent = self._become_helper(listening)
-        if self.ready.start_method == "spawn":
+        if self.ready.start_method == StartMethod.SPAWN:
             os.set_inheritable(listening, True)
             os.execv(sys.executable, [sys.executable, store.__file__, str(parent), address, str(port), str(listening)])
         store.serve(address, port, listening)
@@ -290,7 +290,7 @@ class ForkServer:
 
     def _run_timer(self) -> int:
         parent = self._become_helper()
-        if self.ready.start_method == "spawn":
+        if self.ready.start_method == StartMethod.SPAWN:
             os.execv(sys.executable, [sys.executable, file_timer.__file__, str(parent), self.timer.path])
         file_timer.serve(self.timer.path)
         return 0

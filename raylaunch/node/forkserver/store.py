@@ -1,6 +1,6 @@
-"""The TCPStore process of one attempt, where its workers rendezvous.
+"""The stores of a fork server: one TCPStore process for each attempt, where its workers rendezvous.
 
-Its socket listens before the process is forked. So its port is known at once, and a client that connects before
+Its socket listens before the process is forked. So the port is known at once, and a client that connects before
 TCPStore runs waits in the backlog instead of being refused.
 """
 
@@ -11,14 +11,20 @@ import sys
 if __name__ == "__main__":
     sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 4)[0]]
 
+import contextlib
 import errno
+import os
 import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from raylaunch.node.linux import dns, interfaces, processes
+from raylaunch.node.linux.processes import fork
+from raylaunch.node.protocol import messages
 
 _BACKLOG = 4096
 _LEAVING_SECONDS = 1.0
@@ -88,6 +94,56 @@ def serve(address: str, port: int, listening_fd: int) -> None:
     store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening_fd)
     while store.port:
         signal.pause()
+
+
+class StoreTable:
+    """Store processes by attempt. `run` is what a store's process does, given address, port and listening socket."""
+
+    def __init__(self, run: Callable[[str, int, int], int]) -> None:
+        self._run = run
+        self._pids: dict[int, int] = {}
+
+    def pids(self) -> set[int]:
+        """Return the process ids of stores that were not closed. Some may have died."""
+        return set(self._pids.values())
+
+    def open(self, order: messages.StartStore) -> messages.StoreOpened:
+        """Bind the attempt's store and fork its process, in place of one that the attempt may have already."""
+        self._close([number for number in self._pids if number == order.attempt])
+        place = meeting_place(order.address, order.master_addr, several_nodes=order.several_nodes)
+        try:
+            listening = (listen_soon if order.fixed else listen)(place.listens, order.port)
+            port = listening.getsockname()[1]
+            pid = fork(partial(self._serve, place.listens, port, listening))
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            return messages.StoreOpened(attempt=order.attempt, port=0, address=place.listens, why=why)
+        listening.close()
+        self._pids[order.attempt] = pid
+        return messages.StoreOpened(attempt=order.attempt, port=port, address=place.told, why=place.why)
+
+    def _serve(self, address: str, port: int, listening: socket.socket) -> int:
+        return self._run(address, port, listening.detach())
+
+    def close_before(self, attempt: int) -> None:
+        """Kill the stores of earlier attempts."""
+        self._close([number for number in self._pids if number < attempt])
+
+    def close_all(self) -> None:
+        """Kill the processes of all stores."""
+        self._close(list(self._pids))
+
+    def vacate(self, attempt: int) -> None:
+        """Kill the stores of attempts up to this one, and wait until they have left their port."""
+        for pid in self._close([number for number in self._pids if number <= attempt]):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+    def _close(self, attempts: list[int]) -> list[int]:
+        pids = [self._pids.pop(attempt) for attempt in attempts if attempt in self._pids]
+        for pid in pids:
+            processes.kill_with_group(pid)
+        return pids
 
 
 def main() -> None:

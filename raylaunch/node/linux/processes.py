@@ -1,4 +1,4 @@
-"""Child processes: how none is lost, how all are killed, and how little memory a fork costs."""
+"""Child processes: how they are forked, how none is lost, how all are killed, and how little memory a fork costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 CLEANUP_SECONDS = 5.0
@@ -174,3 +174,37 @@ def _clean_file_mappings(smaps: str) -> Iterator[tuple[int, int]]:
         elif fields[0] == "Anonymous:" and is_file and fields[1] == "0":
             low, _, high = addresses.partition("-")
             yield int(low, 16), int(high, 16)
+
+
+Run = Callable[[], int]
+"""What a process does. Returns its exit code."""
+
+
+class BecomeChild(BaseException):
+    """Raised in a forked child. `run` is what the child does instead of going on.
+
+    A forked child has its parent's call stack. If it ran its own work on top of it, it could not return, and so could
+    not end as an interpreter does, with exit handlers, threads joined and buffers written. So `fork` raises this in the
+    child, which unwinds the stack, and `run_at_bottom` calls what the exception carries.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+
+def fork(run: Run) -> int:
+    """Fork a child that does this. Returns its process id; in the child, raises `BecomeChild`. Raises OSError."""
+    pid = os.fork()
+    if pid == 0:
+        raise BecomeChild(run)
+    return pid
+
+
+def run_at_bottom(run: Run) -> int:
+    """Do this, and in every child that it forks, what that child was forked for. Returns the process's exit code."""
+    while True:
+        try:
+            return run()
+        except BecomeChild as child:
+            run = child.run

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from raylaunch.core.job.outputs import STREAMS, OutputView
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.record.run_layout import FILTERED, LOGS, RunLayout
 from raylaunch.node.linux import scratch
 from raylaunch.node.linux.inotify import Inotify

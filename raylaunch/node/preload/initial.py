@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 
+from raylaunch.core.job.job import StartMethod
 from raylaunch.node.linux import dns, processes
 from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
 from raylaunch.node.protocol import messages
@@ -25,10 +26,10 @@ def import_preloads(begin: messages.Initialize) -> messages.Ready:
     torch = "torch" in sys.modules or (not wants_torch and importlib.util.find_spec("torch") is not None)
     tcpstore_patch.apply()
     method = begin.start_method
-    if method == "forkserver" and (unsafe := why_fork_is_unsafe()):
-        method = "spawn"
+    if method == StartMethod.FORKSERVER and (unsafe := why_fork_is_unsafe()):
+        method = StartMethod.SPAWN
         why.append(f"workers start in fresh interpreters: after the preload, {unsafe}")
-    if method == "forkserver":
+    if method == StartMethod.FORKSERVER:
         dns.disable_reverse_lookups()
     processes.prepare_to_fork()
     return messages.Ready(start_method=method, why=tuple(why), torch=torch, pid=os.getpid())

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NoReturn
 
 from raylaunch.node.linux import processes
-from raylaunch.node.linux.fork import Run, fork
+from raylaunch.node.linux.processes import Run, fork
 from raylaunch.node.preload.importer import ImportRefusedError, import_all
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.import_manifest import ImportManifest

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from raylaunch.core.placement.ranks import Assignment, Rendezvous, worker_env
+from raylaunch.core.job.job import StartMethod
+from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.node.protocol import messages
 from raylaunch.worker.heartbeats import shared_page, slot_owner
@@ -47,7 +48,7 @@ class WorkerTemplate:
     preload: tuple[str, ...] = field(metadata=PER_PROCESS)
     preload_auto: bool = field(default=False, metadata=PER_PROCESS)
     """`preload: auto`: also preload what the workers of an attempt import, for those of the next one."""
-    start_method: str = field(metadata=PER_PROCESS)
+    start_method: StartMethod = field(metadata=PER_PROCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

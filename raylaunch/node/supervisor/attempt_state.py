@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field
 
 from raylaunch.core.newtypes import NodeTime
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol import messages
-from raylaunch.node.protocol.node_events import ProcessFailure
+from raylaunch.node.protocol.messages import ProcessFailure
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raylaunch.node.protocol import messages
+from raylaunch.node.protocol.messages import StopWorkers
 from raylaunch.node.protocol.node_spec import NodeSpec
-from raylaunch.node.protocol.orders import StopWorkers
 
 
 class PendingOrders:

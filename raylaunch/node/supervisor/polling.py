@@ -1,18 +1,25 @@
-"""Polls what no message tells the supervisor of, while there is something to wait for."""
+"""Polls what no message tells the supervisor of: a checkpoint that was requested, and stack dumps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from raylaunch.node.linux.timerfd import TimerFd
-from raylaunch.node.protocol.messages import StackDumpStarted
-from raylaunch.node.protocol.node_events import CheckpointAnswer, StacksDumped, StepProposed
-from raylaunch.node.protocol.orders import CommitCheckpoint, DumpStacks, ProposeCheckpoint
-from raylaunch.node.supervisor import checkpoint_poll, stack_dumps
+from raylaunch.node.protocol.messages import (
+    CheckpointAnswer,
+    CommitCheckpoint,
+    DumpStacks,
+    ProposeCheckpoint,
+    StacksDumped,
+    StepProposed,
+)
+from raylaunch.node.supervisor import stack_dumps
 from raylaunch.node.supervisor.attempt_state import AttemptState
-from raylaunch.node.supervisor.checkpoint_poll import CheckpointPoll
 from raylaunch.node.supervisor.stack_dumps import StackDumps
+from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
+
+_CHECKPOINT_POLL_SECONDS = 0.01
 
 PolledEvent = StacksDumped | StepProposed | CheckpointAnswer
 
@@ -23,9 +30,9 @@ class PagePoller:
     def __init__(self, page: SharedPage, node: str) -> None:
         self._node = node
         self._timer = TimerFd()
-        self._checkpoint = CheckpointPoll(page)
+        self.checkpoint = CheckpointPoll(page)
         self._proposed: list[StepProposed] = []
-        self._dumps = StackDumps(node)
+        self.dumps = StackDumps(node)
 
     def fileno(self) -> int:
         """Return a file descriptor that is readable when `poll` is due."""
@@ -37,46 +44,94 @@ class PagePoller:
 
     def propose_checkpoint(self, order: ProposeCheckpoint, state: AttemptState | None) -> None:
         """Propose a step to the present attempt's workers."""
-        reached = self._checkpoint.propose(order, state)
+        reached = self.checkpoint.propose(order, state)
         if reached is not None:
             event = StepProposed(node=self._node, attempt=order.attempt, step=order.step, reached=reached)
             self._proposed.append(event)
         self.wake()
 
-    def commit_checkpoint(self, order: CommitCheckpoint) -> None:
-        """Have the workers save at the step that was proposed."""
-        self._checkpoint.commit(order)
-
-    def drop_checkpoint(self) -> None:
-        """Withdraw the request for a checkpoint, if there is one."""
-        self._checkpoint.drop()
-
     def dump_stacks(self, order: DumpStacks, state: AttemptState | None) -> None:
         """Wait for the stacks of the attempt's workers, which the fork server is about to signal."""
         live = state.live() if state is not None and state.attempt == order.attempt else []
-        self._dumps.start(order.attempt, live)
+        self.dumps.start(order.attempt, live)
         self.wake()
-
-    def dump_started(self, event: StackDumpStarted, fd: int | None) -> None:
-        """Take note that the fork server has signalled a worker, which writes into this file."""
-        self._dumps.add_file(event, fd)
 
     def poll(self, state: AttemptState | None) -> Iterator[PolledEvent]:
         """Yield what there is by now, and set the timer for the next call."""
         yield from self._proposed
         self._proposed.clear()
-        answer = self._checkpoint.poll(state)
+        answer = self.checkpoint.poll(state)
         if answer is not None:
             yield answer
-        dumped = self._dumps.poll()
+        dumped = self.dumps.poll()
         if dumped is not None:
             yield dumped
-        if self._checkpoint.is_open:
-            self._timer.set(checkpoint_poll.POLL_SECONDS)
+        if self.checkpoint.is_open:
+            self._timer.set(_CHECKPOINT_POLL_SECONDS)
         else:
-            self._timer.set(stack_dumps.POLL_SECONDS if self._dumps.is_open else None)
+            self._timer.set(stack_dumps.POLL_SECONDS if self.dumps.is_open else None)
 
     def close(self) -> None:
         """Close the files of stack dumps, and the timer."""
-        self._dumps.close()
+        self.dumps.close()
         self._timer.close()
+
+
+class CheckpointPoll:
+    """Puts a request for a checkpoint on the shared page, at most one at a time, and reads the workers' answers."""
+
+    def __init__(self, page: SharedPage) -> None:
+        self._page = page
+        self.attempt: int | None = None
+
+    def propose(self, order: ProposeCheckpoint, state: AttemptState | None) -> int | None:
+        """Propose a step to workers: they wait at the first step from it on that they ask about.
+
+        Returns the last step that any of them had passed when they could first know; None: they never ask.
+        """
+        self.attempt = order.attempt
+        if state is None or state.attempt != order.attempt or not _all_ask(self._page, state):
+            return None
+        self._page.numbers[fields.PROPOSED_STEP] = order.step + 1
+        return max(self._page.numbers[slot + fields.POLLED_STEP] for slot in _slots(state)) - 1
+
+    def commit(self, order: CommitCheckpoint) -> None:
+        """Have the workers save at the step that was proposed last. An order for another step changes nothing."""
+        if self.attempt == order.attempt and self._page.numbers[fields.PROPOSED_STEP] == order.step + 1:
+            self._page.numbers[fields.COMMITTED_STEP] = order.step + 1
+
+    def drop(self) -> None:
+        """Withdraw the request. Workers that wait for a commit go on; those that are saving are not disturbed."""
+        self.attempt = None
+        if self._page.numbers[fields.COMMITTED_STEP] != self._page.numbers[fields.PROPOSED_STEP]:
+            self._page.numbers[fields.PROPOSED_STEP] = self._page.numbers[fields.COMMITTED_STEP] = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to poll for."""
+        return self.attempt is not None
+
+    def poll(self, state: AttemptState | None) -> CheckpointAnswer | None:
+        """Return the answer once, as soon as all live workers have saved, or as it is known that they never ask."""
+        attempt = self.attempt
+        if attempt is None:
+            return None
+        step = None
+        if state is not None and state.attempt == attempt and _all_ask(self._page, state):
+            slots = _slots(state)
+            if not all(self._page.numbers[slot + fields.WAITING_FOR_STOP] for slot in slots):
+                return None
+            step = min(self._page.numbers[slot + fields.SAVED_STEP] for slot in slots) - 1
+        self.attempt = None
+        return CheckpointAnswer(attempt=attempt, step=step)
+
+
+def _all_ask(page: SharedPage, state: AttemptState) -> bool:
+    """Return whether there are workers, and each of them has called `should_checkpoint` before."""
+    slots = _slots(state)
+    has_slots = bool(slots) and len(state.pids) <= fields.MAX_WORKERS
+    return has_slots and all(page.numbers[slot + fields.POLLED_STEP] for slot in slots)
+
+
+def _slots(state: AttemptState) -> list[int]:
+    return [fields.slot_offset(local_rank) for local_rank, _, _ in state.live()]

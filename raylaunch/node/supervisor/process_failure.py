@@ -17,8 +17,7 @@ from raylaunch.core.record.run_layout import ERROR, STDERR, STDOUT
 from raylaunch.core.text import capped
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.messages import WorkerExited
-from raylaunch.node.protocol.node_events import ProcessFailure
+from raylaunch.node.protocol.messages import ProcessFailure, WorkerExited
 from raylaunch.worker.runtime.spec import Report
 
 _TAIL_BYTES = 8192

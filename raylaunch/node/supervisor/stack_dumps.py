@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.node.linux import procfs
-from raylaunch.node.protocol.messages import StackDumpStarted
-from raylaunch.node.protocol.node_events import StacksDumped
+from raylaunch.node.protocol.messages import StackDumpStarted, StacksDumped
 from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
 
 POLL_SECONDS = 0.02

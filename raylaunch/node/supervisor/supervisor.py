@@ -8,22 +8,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import assert_never
 
+from raylaunch.core.job.job import StartMethod
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.node.protocol.node_events import ProcessesExited, ProcessesStopped, ProcessFailure, SupervisorEvent
-from raylaunch.node.protocol.node_spec import WorkerTemplate
-from raylaunch.node.protocol.orders import (
+from raylaunch.node.protocol.messages import (
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
     OpenStore,
     Order,
+    ProcessesExited,
+    ProcessesStopped,
+    ProcessFailure,
     ProposeCheckpoint,
     SignalWorkers,
     StopWorkers,
+    SupervisorEvent,
 )
+from raylaunch.node.protocol.node_spec import WorkerTemplate
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
@@ -107,7 +111,7 @@ class Supervisor:
             case LaunchWorkers():
                 self._launch(order)
             case StopWorkers():
-                self._poller.drop_checkpoint()
+                self._poller.checkpoint.drop()
                 self._send(order)
             case SignalWorkers():
                 if self.ready:
@@ -121,14 +125,14 @@ class Supervisor:
             case ProposeCheckpoint():
                 self._poller.propose_checkpoint(order, self.attempt_state)
             case CommitCheckpoint():
-                self._poller.commit_checkpoint(order)
+                self._poller.checkpoint.commit(order)
             case _:
                 assert_never(order)
 
     def _launch(self, order: LaunchWorkers) -> None:
         assignment = order.assignment
         workers = tuple(self.spec.worker(assignment, rank, order.rendezvous) for rank in range(assignment.nproc))
-        self._poller.drop_checkpoint()
+        self._poller.checkpoint.drop()
         self.attempt_state = AttemptState(assignment=assignment)
         self._send(messages.StartWorkers(attempt=assignment.attempt, workers=workers))
         self._oom_kills.reset()
@@ -214,7 +218,7 @@ class Supervisor:
                 case messages.StoreOpened():
                     found.append(event)
                 case messages.StackDumpStarted():
-                    self._poller.dump_started(event, fd)
+                    self._poller.dumps.add_file(event, fd)
                 case messages.ManifestChanged():
                     found.append(replace(event, manifest=None))
                 case messages.StandbyReady() | messages.ResetDone():
@@ -329,4 +333,4 @@ class Supervisor:
                 return
         except OSError as error:
             why = f"the fork server cannot be started: {error}"
-        yield messages.Ready(start_method="", why=(why,), torch=False, pid=0), None
+        yield messages.Ready(start_method=StartMethod.SPAWN, why=(why,), torch=False, pid=0), None

@@ -8,12 +8,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic_ns, sleep
 
 from raylaunch.worker.heartbeats import shared_page
 
 _POLL_SECONDS = 0.001
 """Between two reads of a step that is proposed, until it is committed or withdrawn."""
+_STOP_POLL_SECONDS = 0.02
+"""Between two looks at the lease, and at whether the request for a checkpoint still stands."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class HeartbeatWriter:
@@ -115,9 +120,20 @@ class HeartbeatWriter:
         self._write_busy()
         self.record_alive()
 
-    def set_waiting(self, waiting: bool) -> None:
-        """Record whether the worker waits for SIGTERM."""
-        self._write(shared_page.WAITING_FOR_STOP, int(waiting))
+    def wait_for_stop(self, completed: int) -> None:
+        """Wait for a signal that ends the script, or until the request for a checkpoint is withdrawn.
+
+        A signal without a handler ends the process. An exception of the script's handler is raised here. After a
+        handler that returns, this returns too, because the script then wants to end by itself.
+        """
+        with _handler_calls_counted() as handler_called:
+            self._write(shared_page.WAITING_FOR_STOP, 1)
+            try:
+                while self.is_save_committed(completed) and not handler_called():
+                    self.record_alive()
+                    sleep(_STOP_POLL_SECONDS)
+            finally:
+                self._write(shared_page.WAITING_FOR_STOP, 0)
 
     def enter_section(self) -> None:
         """Record that a section was entered. Sections may nest."""
@@ -146,3 +162,28 @@ class HeartbeatWriter:
         numbers = self._numbers
         if numbers is not None:
             numbers[self._slot + field] = value
+
+
+@contextmanager
+def _handler_calls_counted() -> Iterator[Callable[[], bool]]:
+    """Wrap the script's signal handlers; the function that is given tells whether one of them was called."""
+    called: list[int] = []
+    originals = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _STOP_SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler) and handler is not signal.default_int_handler:
+                originals[number] = handler
+
+    def wrapper(number: int, frame: object) -> None:
+        called.append(number)
+        originals[signal.Signals(number)](number, frame)  # type: ignore[arg-type]
+
+    for number in originals:
+        signal.signal(number, wrapper)
+    try:
+        yield lambda: bool(called)
+    finally:
+        for number, handler in originals.items():
+            if signal.getsignal(number) is wrapper:  # the handler may have installed another one
+                signal.signal(number, handler)

@@ -46,6 +46,18 @@ def release() -> None:
     _writers.clear()
 
 
+def wait_instead_of_exiting() -> None:
+    """Wait if the script ends with exit code 0 after `should_checkpoint` returned True, without `checkpointed`.
+
+    Such a script has saved, but its training is not finished, as exit code 0 would say.
+    """
+    writer = current_writer()
+    if writer is not None and writer.save_in_progress:
+        completed = writer.save_in_progress
+        writer.record_saved(completed)
+        writer.wait_for_stop(completed)
+
+
 os.register_at_fork(after_in_child=release)
 
 

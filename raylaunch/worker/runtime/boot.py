@@ -25,9 +25,9 @@ from typing import Any
 
 from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, capped_traceback
 from raylaunch.core.text import capped, printable
-from raylaunch.worker.heartbeats import checkpoint_wait, slot_owner
+from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
-from raylaunch.worker.runtime.process_setup import encodable, set_up_process
+from raylaunch.worker.runtime.process_setup import close_other_fds, die_with_parent, encodable, make_private_dir
 from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -45,6 +45,45 @@ def set_up_and_run(
         _write_permanent_error(report_fd, error)
         return 1
     return target(spec, report_fd, stacks_fd, imports_fd)
+
+
+def set_up_process(spec: WorkerSpec, report_fd: int, stacks_fd: int, parent: int, imports_fd: int = -1) -> None:
+    """Give this process a session of its own, default signals, the worker's output files, folder and environment.
+
+    `parent` is the process id of the fork server; this process is killed when that one dies. Of the file descriptors
+    above stderr, only the three that are named here stay open; -1 stands for none. Raises OSError where a file or a
+    folder cannot be opened, and ValueError where the environment has a value that no environment can hold.
+    """
+    os.setsid()
+    die_with_parent(parent)
+    _reset_signals()
+    _redirect(spec)
+    close_other_fds(report_fd, stacks_fd, imports_fd)
+    os.environ.update(spec.env)  # variables that the interpreter or a preloaded module set stay, as in a fresh process
+    os.chdir(spec.cwd)
+
+
+def _reset_signals() -> None:
+    """Set signals as a fresh interpreter has them: defaults, KeyboardInterrupt on SIGINT, SIGPIPE ignored."""
+    signal.set_wakeup_fd(-1)
+    for number in range(1, signal.NSIG):
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL, SIGSTOP, and two that belong to the C library
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _redirect(spec: WorkerSpec) -> None:
+    """Read stdin from /dev/null, and append stdout and stderr to the worker's log files."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for fd, path in ((1, spec.stdout), (2, spec.stderr)):
+        make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        os.dup2(opened, fd)
+        os.close(opened)
 
 
 def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) -> int:
@@ -68,12 +107,12 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
         import_recorder.ImportRecorder(imports_fd, spec.local_rank).install()
     try:
         value = entry.run(spec)
-        checkpoint_wait.wait_instead_of_exiting()
+        slot_owner.wait_instead_of_exiting()
         report = Report(value=entry.pickled(value)) if spec.kind == "pickle" else None
     except SystemExit as stop:
         code = _exit_code(stop)
         if code == 0:
-            checkpoint_wait.wait_instead_of_exiting()
+            slot_owner.wait_instead_of_exiting()
         return code
     except KeyboardInterrupt as error:
         _print_traceback(without_own_frames(error))

@@ -1,8 +1,4 @@
-"""What a forked process does before it runs something else: session, signals, files, folder and environment.
-
-`set_up_process` makes a child of the fork server look as if the shell had started it. Other processes that are forked
-from the fork server use the parts that they need.
-"""
+"""Parts of setting up a forked process, which the node's other processes use too: its parent, files and folders."""
 
 from __future__ import annotations
 
@@ -11,27 +7,9 @@ import ctypes
 import os
 import signal
 
-from raylaunch.worker.runtime.spec import WorkerSpec
-
 _PR_SET_PDEATHSIG = 1
 """From `linux/prctl.h`."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def set_up_process(spec: WorkerSpec, report_fd: int, stacks_fd: int, parent: int, imports_fd: int = -1) -> None:
-    """Give this process a session of its own, default signals, the worker's output files, folder and environment.
-
-    `parent` is the process id of the fork server; this process is killed when that one dies. Of the file descriptors
-    above stderr, only the three that are named here stay open; -1 stands for none. Raises OSError where a file or a
-    folder cannot be opened, and ValueError where the environment has a value that no environment can hold.
-    """
-    os.setsid()
-    die_with_parent(parent)
-    _reset_signals()
-    _redirect(spec)
-    close_other_fds(report_fd, stacks_fd, imports_fd)
-    os.environ.update(spec.env)  # variables that the interpreter or a preloaded module set stay, as in a fresh process
-    os.chdir(spec.cwd)
 
 
 def encodable(text: str) -> str:
@@ -79,26 +57,3 @@ def make_private_dir(path: str, *, private_parents: int) -> None:
             else:
                 os.makedirs(parent, exist_ok=True)
             os.mkdir(path, 0o700)
-
-
-def _reset_signals() -> None:
-    """Set signals as a fresh interpreter has them: defaults, KeyboardInterrupt on SIGINT, SIGPIPE ignored."""
-    signal.set_wakeup_fd(-1)
-    for number in range(1, signal.NSIG):
-        with contextlib.suppress(OSError, ValueError):  # SIGKILL, SIGSTOP, and two that belong to the C library
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def _redirect(spec: WorkerSpec) -> None:
-    """Read stdin from /dev/null, and append stdout and stderr to the worker's log files."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    for fd, path in ((1, spec.stdout), (2, spec.stderr)):
-        make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        os.dup2(opened, fd)
-        os.close(opened)

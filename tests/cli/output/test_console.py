@@ -20,14 +20,19 @@ from raylaunch.cli.output.console import Console
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.actions import Action, Cordon, Launch, RequestCheckpoint, Stop, Uncordon
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
+    Action,
+    Cordon,
     Event,
+    Launch,
     NodeDraining,
     NodeGranted,
     NodeJoined,
     NodeLost,
     Progressed,
+    RequestCheckpoint,
+    Stop,
+    Uncordon,
     WorkersExited,
     WorkersHung,
     WorkersStarted,

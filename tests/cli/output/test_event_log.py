@@ -9,7 +9,7 @@ from unittest.mock import Mock
 from raylaunch.cli.output.event_log import EventLog
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.events import (
+from raylaunch.core.machine.events_and_actions import (
     NodeJoined,
     StopRequested,
     WorkersExited,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.cluster.agent import ray_actor
-from raylaunch.node.protocol.orders import StopWorkers
+from raylaunch.node.protocol.messages import StopWorkers
 
 SPEC = SimpleNamespace(niceness=7)
 

@@ -9,13 +9,12 @@ import pytest
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.fleet_api import FleetFailed, HostDraining
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.events import WorkersExited
+from raylaunch.core.machine.events_and_actions import WorkersExited
 from raylaunch.core.record.journal import replay
 from raylaunch.core.record.result import result
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol.messages import ManifestChanged, StoreOpened
-from raylaunch.node.protocol.orders import OpenStore, SignalWorkers, StopWorkers
+from raylaunch.node.protocol.messages import ManifestChanged, OpenStore, SignalWorkers, StopWorkers, StoreOpened
 from tests.fakes import READY, FakeFleet, RunRecorder
 
 

@@ -12,9 +12,9 @@ from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.events import NodeDraining, NodeGranted, NodeJoined, NodeLost, WorkersExited
+from raylaunch.core.machine.events_and_actions import NodeDraining, NodeGranted, NodeJoined, NodeLost, WorkersExited
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.node_events import ProcessesExited
+from raylaunch.node.protocol.messages import ProcessesExited
 from tests.fakes import FakeFleet, RunRecorder, process_failure
 
 

@@ -12,8 +12,18 @@ from raylaunch.cluster.driver.executor import Executor
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.actions import Cordon, Launch, Release, RequestCheckpoint, Stop, Uncordon
-from raylaunch.core.machine.events import Progressed, WorkersExited, WorkersHung, WorkersStarted
+from raylaunch.core.machine.events_and_actions import (
+    Cordon,
+    Launch,
+    Progressed,
+    Release,
+    RequestCheckpoint,
+    Stop,
+    Uncordon,
+    WorkersExited,
+    WorkersHung,
+    WorkersStarted,
+)
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.monitoring.hang_detector import AUTO_FLOOR
 from raylaunch.core.monitoring.hang_policy import LOOKS
@@ -21,10 +31,9 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.monitoring.progress import ProgressTracker
 from raylaunch.core.monitoring.progress_report import ProgressReporter
 from raylaunch.core.monitoring.rank_progress import WARM_UP
-from raylaunch.core.placement.ranks import Member, assign
+from raylaunch.core.placement.environment import Member, assign
 from raylaunch.core.record.journal import replay
-from raylaunch.node.protocol.node_events import CheckpointAnswer, StacksDumped
-from raylaunch.node.protocol.orders import DumpStacks, ProposeCheckpoint, StopWorkers
+from raylaunch.node.protocol.messages import CheckpointAnswer, DumpStacks, ProposeCheckpoint, StacksDumped, StopWorkers
 from tests.fakes import FakeFleet, RunRecorder
 
 FETCH = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 33 in fetch\n'

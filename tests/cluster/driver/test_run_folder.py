@@ -20,7 +20,7 @@ from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.job import redaction
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
-from raylaunch.core.machine.events import NodeJoined, Tick, WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import NodeJoined, Tick, WorkersExited, WorkersStarted
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.core.record import journal

@@ -10,7 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raylaunch.cluster.fleet.allocator import Allocator
-from raylaunch.cluster.fleet.requests import AnnounceNode, ReleaseSlot, ReserveGang, ReserveSlot, StartAgent, StopAgent
+from raylaunch.cluster.fleet.slot_table import (
+    AnnounceNode,
+    ReleaseSlot,
+    ReserveGang,
+    ReserveSlot,
+    StartAgent,
+    StopAgent,
+)
 from raylaunch.core.placement.packing import Bundle
 from tests.profiles import examples
 

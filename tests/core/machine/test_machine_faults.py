@@ -30,8 +30,15 @@ from machine_helpers import (
     tick,
 )
 
-from raylaunch.core.machine.actions import Cordon, Finish, Release, SetTimer, Uncordon
-from raylaunch.core.machine.events import NodeJoined, WorkersHung
+from raylaunch.core.machine.events_and_actions import (
+    Cordon,
+    Finish,
+    NodeJoined,
+    Release,
+    SetTimer,
+    Uncordon,
+    WorkersHung,
+)
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 

@@ -39,26 +39,24 @@ from machine_helpers import (
 from simulation import Simulation
 
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.actions import (
+from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
+    Event,
     Finish,
+    ForwardRequested,
     ForwardSignal,
     Launch,
+    NodeDraining,
+    NodeJoined,
+    NodeLost,
     Release,
     RequestCheckpoint,
     SetTimer,
     Stop,
-    Uncordon,
-)
-from raylaunch.core.machine.events import (
-    Event,
-    ForwardRequested,
-    NodeDraining,
-    NodeJoined,
-    NodeLost,
     StopRequested,
     Tick,
+    Uncordon,
     WorkerEvent,
     WorkersCheckpointed,
     WorkersExited,

@@ -30,7 +30,7 @@ from machine_helpers import (
     tick,
 )
 
-from raylaunch.core.machine.actions import Finish, ForwardSignal, Release, ReportUnsaved, SetTimer, Uncordon
+from raylaunch.core.machine.events_and_actions import Finish, ForwardSignal, Release, ReportUnsaved, SetTimer, Uncordon
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from machine_helpers import job, state_fields, stop_requested
 from simulation import ClusterSimulation
 
-from raylaunch.core.machine.actions import Finish
+from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.machine.transitions import STOP_MARGIN
 from tests.profiles import examples
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stacks import STOPPED, Stack, grouped
-from raylaunch.core.machine.events import WorkersHung
+from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_cause import describe_absent, hung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 REDUCE = (f"{TORCH}/distributed/distributed_c10d.py:3030 in all_reduce", "/job/train.py:41 in main")

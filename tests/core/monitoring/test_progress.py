@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.core.machine.events import Progressed
+from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.monitoring.checkpoint_step import propose_step
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.monitoring.progress import ProgressTracker

@@ -19,8 +19,7 @@ from machine_helpers import failed, failure, finished, job, joined, raised, star
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
-from raylaunch.core.machine.actions import Action, Finish, Launch, ReportUnsaved
-from raylaunch.core.machine.events import Event, RestartTimings
+from raylaunch.core.machine.events_and_actions import Action, Event, Finish, Launch, ReportUnsaved, RestartTimings
 from raylaunch.core.record import journal
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ExitCode
@@ -90,6 +89,7 @@ def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
         "int": st.integers(0, 200),
         "int | None": st.none() | st.integers(0, 200),
         "str": texts,
+        "HostId": texts,
         "tuple[int, ...]": st.lists(st.integers(1, 99), max_size=3).map(tuple),
         "tuple[str, ...]": st.lists(texts, max_size=3).map(tuple),
         "tuple[Failure, ...]": st.lists(failures, max_size=2).map(tuple),

@@ -22,7 +22,7 @@ from machine_helpers import (
 
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.events import Event, Progressed, WorkersHung
+from raylaunch.core.machine.events_and_actions import Event, Progressed, WorkersHung
 from raylaunch.core.record.journal import JournalEntry, replay
 from raylaunch.core.record.result import Attempt, RunResult, facts, result
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.node.protocol.messages import Ready
-from raylaunch.node.protocol.orders import StopWorkers
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.node.protocol.messages import Ready, StopWorkers
 from tests.node.harness import (
     MessagePipe,
     Node,
@@ -159,7 +158,7 @@ def test_the_hot_standby_does_not_take_over_after_the_lease(counted_node: Node, 
     renew_lease(counted_node, 0.05)
     time.sleep(0.1)
     send_signal(server)
-    assert counted_node.wait(Ready).start_method == ""
+    assert not counted_node.wait(Ready).torch
     wait_all_gone(pids, mark)
     assert import_count(counted_node) == 1
 

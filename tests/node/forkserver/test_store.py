@@ -12,12 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.node.forkserver import store
 from raylaunch.node.forkserver.store import StoreAddress, meeting_place
 from raylaunch.node.linux import interfaces
-from raylaunch.node.protocol.messages import StoreOpened
-from raylaunch.node.protocol.orders import OpenStore
+from raylaunch.node.protocol.messages import OpenStore, StoreOpened
 from tests.node.harness import ADDRESS, SECONDS, MessagePipe, Node, send_signal, until
 from tests.private_cluster import free_ports
 

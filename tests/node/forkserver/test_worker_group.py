@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStopped
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
 from raylaunch.node.forkserver.deferred_signals import DeferredSignals
 from raylaunch.node.forkserver.worker_group import WorkerGroup
-from raylaunch.node.protocol.orders import SignalWorkers, StopWorkers
+from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running
 from tests.private_cluster import free_ports
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited
+from raylaunch.core.machine.events_and_actions import WorkersExited
 from raylaunch.node.linux.oom import OomKills, cgroup_counter
 from tests.node.harness import MessagePipe, Node, send_signal
 

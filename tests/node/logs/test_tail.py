@@ -15,7 +15,7 @@ import pytest
 
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.outputs import view
-from raylaunch.core.placement.ranks import Assignment
+from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.linux import scratch
 from raylaunch.node.linux.inotify import Inotify

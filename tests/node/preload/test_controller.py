@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.node.protocol.messages import ManifestChanged, Ready
 from tests.node.harness import (
     MessagePipe,

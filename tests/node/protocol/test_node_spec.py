@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raylaunch.core.placement.ranks import Assignment, Rendezvous
+from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersStarted
+from raylaunch.core.machine.events_and_actions import WorkersStarted
 from raylaunch.node.preload import staleness
 from raylaunch.node.protocol.messages import Ready
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient

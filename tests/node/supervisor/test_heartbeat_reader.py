@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.worker.heartbeats import shared_page as fields
 from tests.node.harness import MessagePipe, Node, send_signal, until, wait_stopped_by_signal

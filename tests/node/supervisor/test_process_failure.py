@@ -15,11 +15,10 @@ import pytest
 from raylaunch.cluster.driver.worker_events import worker_event
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import Failure, WorkerError
-from raylaunch.core.machine.events import WorkersExited
+from raylaunch.core.machine.events_and_actions import WorkersExited
 from raylaunch.core.newtypes import NodeTime, RunTime
 from raylaunch.node.linux.oom import OomKills
-from raylaunch.node.protocol.messages import WorkerExited
-from raylaunch.node.protocol.node_events import ProcessesExited
+from raylaunch.node.protocol.messages import ProcessesExited, WorkerExited
 from raylaunch.node.supervisor import process_failure
 from raylaunch.worker.runtime.spec import Report
 from tests.node.harness import Node

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.failures.stacks import Stack
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.core.monitoring import hang_policy
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.node_events import StacksDumped
-from raylaunch.node.protocol.orders import DumpStacks
+from raylaunch.node.protocol.messages import DumpStacks, StacksDumped
 from raylaunch.node.supervisor import stack_dumps
 from raylaunch.worker.runtime import stack_signal
 from tests.node.harness import MessagePipe, Node, send_signal, until, wait_stopped_by_signal

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.node.protocol.orders import StopWorkers
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.node.protocol.messages import StopWorkers
 from tests.node.harness import (
     ADDRESS,
     SECONDS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raylaunch.cluster.driver.sync_point import SyncPoint
-from raylaunch.node.protocol.node_events import StepProposed
+from raylaunch.cluster.driver.executor import SyncPoint
+from raylaunch.node.protocol.messages import StepProposed
 from tests.fakes import FakeFleet
 
 NODES = ("node-1", "node-2")

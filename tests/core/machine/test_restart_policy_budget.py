@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from machine_helpers import failure, raised
 
-from raylaunch.core.machine.restart_budget import RestartBudget
-from raylaunch.core.placement.ranks import Member
+from raylaunch.core.machine.restart_policy import RestartBudget
+from raylaunch.core.placement.environment import Member
 
 PEER_LOST = raised("RuntimeError", "Connection reset by peer")
 NODES = ("a", "b")

@@ -1,8 +1,16 @@
-"""Memory of failures: hosts that fail often are excluded, and scripts that crash in a loop are restarted later."""
+"""What failures of workers cost: restarts of the budget, the exclusion of a host, a pause before the next attempt."""
 
 from __future__ import annotations
 
-from raylaunch.core.failures.failure import Failure
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from raylaunch.core.failures.failure import Failure, why_hopeless
+from raylaunch.core.newtypes import HostId
+from raylaunch.core.placement.environment import Member
+
+PARDON_SECONDS = 30.0
+"""The loss of a node within so many seconds after a failure explains the failure."""
 
 FIRST_EXCLUSION = 60.0
 MAX_EXCLUSION = 3600.0
@@ -25,6 +33,63 @@ def came_from_outside(failure: Failure) -> bool:
     return failure.signal in _OUTSIDE_SIGNALS and not failure.evidence and not failure.hung
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Charge:
+    """A failure, the nodes of the attempt that it ended, and whether it spent a restart."""
+
+    at: float
+    cause: Failure
+    nodes: Collection[str]
+    spent: bool
+
+    def is_explained_by(self, lost: Member, now: float) -> bool:
+        if now - self.at > PARDON_SECONDS or lost.node not in self.nodes:
+            return False
+        return self.cause.is_collateral or (self.cause.node == lost.node and came_from_outside(self.cause))
+
+
+class RestartBudget:
+    """The restarts of one run: at most `max_restarts` (torchrun)."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self._all = max_restarts
+        self.spent = 0
+        self._charges: list[_Charge] = []
+
+    def spend(self, cause: Failure, now: float, nodes: Collection[str], *, elsewhere: bool = False) -> str:
+        """Spend a restart on this failure of an attempt on these nodes. Return "", or why there is none.
+
+        `elsewhere`: the next attempt excludes the host, so repeated failures there do not count.
+        """
+        earlier = () if elsewhere else [(charge.at, charge.cause.signature) for charge in self._charges]
+        refused = why_hopeless(cause, earlier, now)
+        if not refused and self.spent >= self._all:
+            refused = self._all_spent(cause, nodes)
+        self._charges.append(_Charge(at=now, cause=cause, nodes=nodes, spent=not refused))
+        self.spent += not refused
+        return refused
+
+    def _all_spent(self, cause: Failure, nodes: Collection[str]) -> str:
+        if self._all == 0:
+            return "no restarts were allowed"
+        if self._all == 1:
+            return "the only restart is used"
+        causes = [*(charge.cause for charge in self._charges), cause]
+        own = len(nodes) > 1 and not any(each.is_collateral for each in causes)
+        where = f", and all failures were on {cause.node}" if own and len({each.node for each in causes}) == 1 else ""
+        return f"all {self._all} restarts are used{where}"
+
+    def pardon(self, lost: Member, now: float) -> bool:
+        """Give back the restarts of failures that the loss of a node explains. Return whether there were any."""
+        explained = [charge for charge in self._charges if charge.is_explained_by(lost, now)]
+        self._charges = [charge for charge in self._charges if charge not in explained]
+        self.spent -= sum(charge.spent for charge in explained)
+        return bool(explained)
+
+    def __str__(self) -> str:
+        return f"restart {self.spent} of {self._all}"
+
+
 class HostHealth:
     """The failures of each host since it was last excluded, and the hosts that are excluded now."""
 
@@ -32,13 +97,13 @@ class HostHealth:
         self._limit = exclude_after
         self._needed_exclusion = needed_exclusion
         #: (time, kind) of failures by host.
-        self._failures: dict[str, list[tuple[float, str]]] = {}
+        self._failures: dict[HostId, list[tuple[float, str]]] = {}
         #: By kind of failure and host, when it last occurred. A failure of several hosts is no host's fault.
-        self._seen: dict[str, dict[str, float]] = {}
-        self._times_excluded: dict[str, int] = {}
-        self._until: dict[str, float] = {}
+        self._seen: dict[str, dict[HostId, float]] = {}
+        self._times_excluded: dict[HostId, int] = {}
+        self._until: dict[HostId, float] = {}
 
-    def blame(self, host: str, now: float, kind: str = "") -> bool:
+    def blame(self, host: HostId, now: float, kind: str = "") -> bool:
         """Count a failure; return whether the host has too many. `kind` is `Failure.kind`, "" for a lost node."""
         if not host:
             return False
@@ -52,15 +117,15 @@ class HostHealth:
     def _is_own(self, kind: str) -> bool:
         return not kind or len(self._seen[kind]) == 1
 
-    def _is_bad(self, host: str) -> bool:
+    def _is_bad(self, host: HostId) -> bool:
         return 0 < self._limit <= sum(self._is_own(kind) for _, kind in self._failures[host])
 
     @property
-    def doubtful(self) -> frozenset[str]:
+    def doubtful(self) -> frozenset[HostId]:
         """Hosts that have too many failures and are not excluded: they are chosen last."""
         return frozenset(host for host in self._failures if self._is_bad(host))
 
-    def exclude(self, host: str, now: float, *, needed: bool) -> float:
+    def exclude(self, host: HostId, now: float, *, needed: bool) -> float:
         """Exclude a host and return for how many seconds. `needed`: there are too few nodes without it."""
         times = self._times_excluded[host] = self._times_excluded.get(host, 0) + 1
         seconds = self._needed_exclusion if needed else min(FIRST_EXCLUSION * 2 ** (times - 1), MAX_EXCLUSION)
@@ -73,7 +138,7 @@ class HostHealth:
         latest = now + self._needed_exclusion
         self._until = {host: min(until, latest) for host, until in self._until.items()}
 
-    def end_exclusions(self, now: float) -> list[str]:
+    def end_exclusions(self, now: float) -> list[HostId]:
         """Return the hosts whose exclusion is over now. They are not excluded any more."""
         found = [host for host, until in self._until.items() if until <= now]
         for host in found:
@@ -81,7 +146,7 @@ class HostHealth:
         return found
 
     @property
-    def excluded(self) -> tuple[str, ...]:
+    def excluded(self) -> tuple[HostId, ...]:
         """The hosts that are excluded now."""
         return tuple(self._until)
 

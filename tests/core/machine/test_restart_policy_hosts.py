@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machine_helpers import failure, raised
 
-from raylaunch.core.machine.host_health import FAILURE_WINDOW, CrashLoopBackoff, HostHealth, came_from_outside
+from raylaunch.core.machine.restart_policy import FAILURE_WINDOW, CrashLoopBackoff, HostHealth, came_from_outside
 
 
 def blame_times(health: HostHealth, host: str, times: int) -> list[bool]:

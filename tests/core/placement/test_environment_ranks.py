@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.core.placement.ranks import (
+from raylaunch.core.placement.environment import (
     Assignment,
     Member,
     Rendezvous,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 PROGRAM = """
 import os, sys
-from raylaunch.node.linux.fork import fork, run_at_bottom
+from raylaunch.node.linux.processes import fork, run_at_bottom
 
 def child():
     frame, depth = sys._getframe(), 0

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from raylaunch.cluster.driver import sync_point
-from raylaunch.core.placement.ranks import Member, assign
-from raylaunch.node.protocol.node_events import StepProposed
-from raylaunch.node.protocol.orders import Order, ProposeCheckpoint
+from raylaunch.cluster.driver import executor
+from raylaunch.core.placement.environment import Member, assign
+from raylaunch.node.protocol.messages import Order, ProposeCheckpoint, StepProposed
 from raylaunch.node.supervisor.attempt_state import AttemptState
-from raylaunch.node.supervisor.checkpoint_poll import CheckpointPoll
+from raylaunch.node.supervisor.polling import CheckpointPoll
 from raylaunch.worker.heartbeats import heartbeat_writer, shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.heartbeats.shared_page import slot_offset
@@ -205,7 +204,7 @@ def driver_event(world: World, answer: StepProposed | None, setting: Setting) ->
     """Propose a step, or handle an answer. The driver's earlier events are replayed, and their orders dropped."""
     sent = RecordingFleet()
     names = NODES[: len(world.nodes)]
-    driver = sync_point.SyncPoint(sent, 1, names, setting.step)  # type: ignore[arg-type]
+    driver = executor.SyncPoint(sent, 1, names, setting.step)  # type: ignore[arg-type]
     for earlier in world.answers or ():
         driver.answered(earlier)
     answers = world.answers or ()

@@ -7,9 +7,8 @@ import select
 
 import pytest
 
-from raylaunch.core.machine.events import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.node.protocol.node_events import StepProposed
-from raylaunch.node.protocol.orders import CommitCheckpoint, ProposeCheckpoint, StopWorkers
+from raylaunch.core.machine.events_and_actions import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, until
 
 pytestmark = pytest.mark.timeout(300)
