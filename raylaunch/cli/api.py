@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from raylaunch.cli.config import python_settings, yaml12
+from raylaunch.cli.config import job_file, python_settings
 from raylaunch.cli.output.console import Console, run_observer
 from raylaunch.cli.output.report import report
 from raylaunch.cluster.run import RunOutcome, run_job
@@ -56,7 +56,7 @@ def run_function(
     payload = cloudpickle.dumps((target, tuple(args), dict(kwargs)))
     console = Console()
     try:
-        return run_job(job, yaml12.dump(shown(job, os.environ)), run_observer(job, console), payload=payload)
+        return run_job(job, job_file.dump(shown(job, os.environ)), run_observer(job, console), payload=payload)
     finally:
         console.close()
 

@@ -54,7 +54,7 @@ def _command(line: CommandLine) -> int:
         return _nothing_to_run(line)
     if line.mode is Mode.STATUS:
         return _status(line)
-    from raylaunch.cli.config import flag_settings, load, yaml12  # noqa: PLC0415
+    from raylaunch.cli.config import flag_settings, job_file, load  # noqa: PLC0415
     from raylaunch.core.job.redaction import shown  # noqa: PLC0415
     from raylaunch.core.job.validation import warnings  # noqa: PLC0415
 
@@ -64,7 +64,7 @@ def _command(line: CommandLine) -> int:
             run_once.say(text)
     if line.typed("plan"):
         return _plan(job)
-    return _run(job, yaml12.dump(shown(job, os.environ)), is_check=line.mode is Mode.CHECK)
+    return _run(job, job_file.dump(shown(job, os.environ)), is_check=line.mode is Mode.CHECK)
 
 
 def _nothing_to_run(line: CommandLine) -> int:

@@ -15,10 +15,9 @@ from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 from raylaunch.cli.args.diagnostics import MAX_FINDINGS, Finding, Locator, SourceSpan, file_locator, render
 from raylaunch.cli.args.parser import CommandLine, GivenValue
 from raylaunch.cli.config import schema, type_errors
-from raylaunch.cli.config.files import read_job_file, script_findings
 from raylaunch.cli.config.flag_settings import FlagSetting, line_settings
+from raylaunch.cli.config.job_file import Yaml12Loader, escaped, read_job_file, script_findings
 from raylaunch.cli.config.references import ReferenceLimits
-from raylaunch.cli.config.yaml12 import Yaml12Loader, escaped
 from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Job, NodeRule
 from raylaunch.core.job.redaction import Redactor

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
 from raylaunch.cli.config import schema, type_errors
-from raylaunch.cli.config.yaml12 import escaped
+from raylaunch.cli.config.job_file import escaped
 from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.job.validation import problems

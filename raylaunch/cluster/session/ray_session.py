@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private import state
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError
 
@@ -23,12 +24,13 @@ from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
-from raylaunch.cluster.ray_api import gcs_monitor, gcs_probe, inventory, job_entrypoint
+from raylaunch.cluster.ray_api import gcs_monitor, gcs_probe, job_entrypoint
 from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.cluster.session.shared_connection import SharedConnection
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.job.redaction import Redactor
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan
 from raylaunch.errors import ClusterError
@@ -50,7 +52,7 @@ class RaySession(Session):
     def nodes(self, job: Job) -> tuple[NodeFacts, ...]:
         """Return the nodes of the cluster."""
         del job
-        return inventory.nodes(local=self.local)
+        return nodes(local=self.local)
 
     def links(self) -> LinkServer | None:
         """Return a link server; None if this machine cannot listen at its address in Ray."""
@@ -238,3 +240,27 @@ def _start_local(job: Job) -> RaySession:
         msg = f"cannot start Ray on this machine: {error}"
         raise ClusterError(msg, hint="Ray needs room in /tmp and in /dev/shm") from error
     return _session(str(context.address_info["gcs_address"]), local=True)
+
+
+def nodes(*, local: bool) -> tuple[NodeFacts, ...]:
+    """Return the nodes that are alive and not being drained. `local`: this process started Ray for the run."""
+    free = state.available_resources_per_node()
+    draining = state.state.get_draining_nodes()
+    return tuple(
+        _facts(node, free.get(node["NodeID"], {}), local=local)
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] not in draining
+    )
+
+
+def _facts(node: dict[str, Any], free: dict[str, float], *, local: bool) -> NodeFacts:
+    total: dict[str, float] = node["Resources"]
+    return NodeFacts(
+        node_id=HostId(node["NodeID"]),
+        address=local_machine.LOOPBACK if local else str(node["NodeManagerAddress"]),
+        cpus=total.get("CPU", 0.0),
+        gpus=total.get("GPU", 0.0),
+        free_cpus=free.get("CPU", 0.0),
+        free_gpus=free.get("GPU", 0.0),
+        labels=dict(node["Labels"]),
+    )

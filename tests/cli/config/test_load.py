@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from raylaunch.cli.args import parser
 from raylaunch.cli.args.flags import FLAGS
-from raylaunch.cli.config import files, references, yaml12
+from raylaunch.cli.config import job_file, references
 from raylaunch.cli.config import load as config
+from raylaunch.cli.config.job_file import dump
 from raylaunch.cli.config.python_settings import job_of
-from raylaunch.cli.config.yaml12 import dump
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
 from tests.profiles import examples
@@ -282,7 +282,10 @@ def test_json() -> None:
 def test_the_reference_states_the_limits() -> None:
     """Whoever runs into a limit can read it there."""
     text = " ".join((Path(__file__).parents[3] / "docs" / "reference.md").read_text(encoding="utf-8").split())
-    assert f"{files.MAX_BYTES // 1024} KiB, {yaml12.MAX_VALUES:,} keys and values, and {yaml12.MAX_DEPTH} sec" in text
+    assert (
+        f"{job_file.MAX_BYTES // 1024} KiB, {job_file.MAX_VALUES:,} keys and values, and {job_file.MAX_DEPTH} sec"
+        in text
+    )
     assert f"At most {references.MAX_REPLACED} references" in text
     assert f"at most {references.MAX_DEPTH} of them one after another" in text
     assert f"at most {references.MAX_CHARACTERS:,} characters" in text

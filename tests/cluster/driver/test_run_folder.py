@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.cli.config import yaml12
+from raylaunch.cli.config import job_file
 from raylaunch.cluster.driver import run_folder
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.core.failures.failure import Failure, WorkerError
@@ -68,7 +68,7 @@ def write_run_folder(of: Job) -> RunFolder:
         tail=output,
     )
     folder = RunFolder.create(of, "1", print)
-    folder.open(of, yaml12.dump(redaction.shown(of, os.environ)), make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    folder.open(of, job_file.dump(redaction.shown(of, os.environ)), make_plan(of, [NODE], local=False), BEGAN, 0.0)
     for entry in journal.replay(
         of,
         [
@@ -263,7 +263,7 @@ def test_text_that_is_not_utf8(tmp_path):
         job_with_secrets(tmp_path), name="caf\xe9", entrypoint=Entrypoint(script="train.py", args=["caf\udce9", "\x1b"])
     )
     folder = RunFolder.create(of, "1", pytest.fail)
-    folder.open(of, yaml12.dump(of), make_plan(of, [replace(NODE, address="h\udce9")], local=False), BEGAN, 0.0)
+    folder.open(of, job_file.dump(of), make_plan(of, [replace(NODE, address="h\udce9")], local=False), BEGAN, 0.0)
     entry = JournalEntry(event=NodeJoined(at=0.0, node="n\udce9", address="h\x9b", nproc=1), actions=())
     folder.append(entry)
     where = folder.write_stacks(1, "caf\udce9\x1b[2J\n")

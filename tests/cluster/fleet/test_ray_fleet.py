@@ -26,8 +26,8 @@ from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
 from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, HostDraining, ReportReceived, SlotGranted
-from raylaunch.cluster.ray_api.inventory import nodes
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
+from raylaunch.cluster.session.ray_session import nodes
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.plan import make_plan
