@@ -67,8 +67,6 @@ class Chaos:
             return
         time.sleep(self.random.uniform(0.1, 2.0))
         fault = self._choose([fault for _, fault in FAULTS], {each.fault for each in self.struck[-2:]})
-        if not fault.early and not self._trains():
-            return
         hosts = self._hosts_for(fault)
         if not hosts:
             return
@@ -80,7 +78,7 @@ class Chaos:
 
     def _second(self, first: Fault, struck: Host) -> tuple[Fault, Host] | None:
         """Both befall one host only where that is still there after the first."""
-        on_top = [fault for _, fault in FAULTS if fault.early and not fault.planned and not fault.harmless]
+        on_top = [fault for _, fault in FAULTS if not fault.planned and not fault.harmless]
         fault = self._choose(on_top, {first.name})
         both = first.anywhere and fault.anywhere
         hosts = [host for host in self._hosts_for(fault) if both or host is not struck]

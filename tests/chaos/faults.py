@@ -31,8 +31,6 @@ class Fault:
     """No attempt may end by it."""
     spends: bool = False
     """It may use up a restart."""
-    early: bool = True
-    """It may come before the first steps of an attempt, when no hang is detected."""
     anywhere: bool = False
     """It may come on the head too, where the driver and Ray's head node run."""
 
@@ -136,7 +134,6 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
             "SIGSTOP of a worker",
             _signal(Job.workers, signal.SIGSTOP, told=("WorkersHung",)),
             spends=True,
-            early=False,
             anywhere=True,
         ),
     ),

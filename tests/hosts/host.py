@@ -44,9 +44,6 @@ class Host:
     folder: Path
     node_id: str = ""
     """Ray's node id of the raylet that was started last."""
-    ray: subprocess.Popen[str] | None = None
-    """The `ray start` that was started last."""
-    resources: dict[str, float] = field(default_factory=dict)
     cut: bool = False
     lost_on_the_way_to: list[str] = field(default_factory=list)
     """Addresses that the host cannot send to."""

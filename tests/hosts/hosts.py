@@ -25,6 +25,14 @@ from tests.private_cluster import BIN, LEAN
 
 _PORT = 6379
 _UP_SECONDS = 240.0
+_UNTIL_STARTED = """
+while true; do
+    "$@" > "$0" 2>&1
+    code=$?
+    if grep -q "Ray runtime started" "$0"; then exit $code; fi
+done
+"""
+"""Runs `ray start`, again if it gives up: it waits 30 s for its own raylet, which may take longer on a busy machine."""
 _PREFIX = "rlh-"
 _NOBODY = "02:00:00:00:00:00"
 """An address on the network that no device has."""
@@ -85,8 +93,7 @@ class Hosts:
     def add(self, *, wait: bool = True, resources: dict[str, float] | None = None) -> Host:
         """Add a host. `wait`: wait until Ray knows it."""
         host = self._make_host()
-        host.resources = resources or {}
-        self._start_ray(host)
+        self._start_ray(host, resources or {})
         if wait:
             self.wait_for(host)
         return host
@@ -227,8 +234,6 @@ class Hosts:
             for node_id, node in self.nodes().items():
                 if node["address"] == host.address and node["alive"] and node_id != other_than:
                     host.node_id = node_id
-            if not host.node_id and host.ray is not None and host.ray.poll() is not None:
-                self._start_ray(host)  # Ray gives up after 30 s; on a busy machine it takes longer
             if time.monotonic() > deadline or host.holder.poll() is not None:
                 msg = f"{host.name} did not come up:\n{(host.folder / 'ray.log').read_text()}"
                 raise RuntimeError(msg)
@@ -306,20 +311,20 @@ class Hosts:
             lines = [f"{address} {name}" for name, address in ({"localhost": "127.0.0.1"} | names).items()]
             (host.folder / "hosts").write_text("".join(f"{line}\n" for line in lines))
 
-    def _start_ray(self, host: Host) -> None:
+    def _start_ray(self, host: Host, resources: dict[str, float] | None = None) -> None:
         place = ["--head", f"--port={_PORT}", "--include-dashboard=false"]
         if host is not self.head:
             place = [f"--address={self.address}"]
         command = [
             *(str(BIN / "ray"), "start", "--block", *place, f"--node-ip-address={host.address}"),
-            *(f"--num-cpus={self._cpus}", "--num-gpus=0", f"--resources={json.dumps(host.resources)}"),
+            *(f"--num-cpus={self._cpus}", "--num-gpus=0", f"--resources={json.dumps(resources or {})}"),
             *(f"--temp-dir={host.folder}", "--object-store-memory=80000000", "--disable-usage-stats", *LEAN),
         ]
         env = self.env(**{"TMPDIR": str(host.folder / "tmp")} | self._env)
         if host is self.head:
             del env["RAY_ADDRESS"]
-        with (host.folder / "ray.log").open("a") as log:
-            host.ray = self.popen(host, command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        until_started = ["sh", "-c", _UNTIL_STARTED, str(host.folder / "ray.log"), *command]
+        self.popen(host, until_started, env=env, stdin=subprocess.DEVNULL)
 
     def _start_inspector(self) -> subprocess.Popen[str]:
         command = [sys.executable, str(Path(__file__).with_name("inspector.py"))]
