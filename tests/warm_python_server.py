@@ -21,6 +21,7 @@ import threading
 
 MOST_BYTES = 1 << 20
 MOST_FILES = 16
+kept = []
 
 
 def requests(sock):
@@ -83,15 +84,21 @@ def main():
 
 
 def run(module):
-    """Run the module as `__main__`, and return the exit code."""
+    """Run the module as `__main__`, and return the exit code.
+
+    What it leaves is kept: a process group that is freed with the frames of an exception may wait for a thread of its
+    own, which waits for the GIL.
+    """
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        kept.append(runpy.run_module(module, run_name="__main__", alter_sys=True))
     except SystemExit as stop:
+        kept.append(stop)
         if not isinstance(stop.code, int | None):
             print(stop.code, file=sys.stderr)
             return 1
         return stop.code or 0
-    except Exception:
+    except Exception as error:
+        kept.append(error)
         sys.excepthook(*sys.exc_info())
         return 1
     return 0
