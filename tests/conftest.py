@@ -5,6 +5,7 @@ Golden texts are what a person sees, kept in files; `--update-golden` rewrites t
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import profiles
+from tests.warm_python import WarmPython
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 GOLDEN = Path(__file__).parent / "cli" / "golden"
@@ -39,6 +41,15 @@ def plain_signals() -> Iterator[None]:
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@pytest.fixture(scope="session")
+def warm_torch() -> Iterator[WarmPython]:
+    """A process that has imported what training scripts use of torch: 4 s of CPU that each of them would take."""
+    modules = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
+    found = WarmPython(*modules, env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+    yield found
+    found.close()
 
 
 @pytest.fixture

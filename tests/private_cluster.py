@@ -31,8 +31,9 @@ _PORTS = itertools.cycle(range(_first := 20000 + os.getpid() % 512 * _PORT_BLOCK
 LEAN = ("--no-monitor", "--include-log-monitor=false")
 """Options for `ray start` that save a second each: no autoscaler, and no monitor of Ray's own logs."""
 _START = """
+import sys
 import time
-from ray._private import services
+from ray._private import node, services
 from ray.scripts import scripts
 
 def get_node(*args):
@@ -46,10 +47,13 @@ def get_node(*args):
 
 asked, services.get_node, deadline = services.get_node, get_node, time.monotonic() + 150
 scripts.get_ray_client_dependency_error = lambda: "no test uses Ray Client"
+if "--include-dashboard=false" in sys.argv:
+    node.Node.start_api_server = lambda *_, **__: None
 scripts.main()
 """
-"""`ray start` that waits for a node for longer than 30 s, which a busy machine may need, and that starts no server for
-Ray Client, which takes a second of CPU. Ray has options for neither."""
+"""`ray start` that waits for a node for longer than 30 s, which a busy machine may need, and that starts neither a server
+for Ray Client nor, without the dashboard, the process that it would be in. Each takes a second of CPU, and the latter
+is waited for. Ray has no options for these."""
 _PATIENT = {"RAY_agent_register_timeout_ms": "150000"}
 """A raylet ends if its agents are not up by then; else after 30 s."""
 

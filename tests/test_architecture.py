@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -124,6 +125,14 @@ def test_functions_are_short():
     for path, node in definitions(ast.FunctionDef, ast.AsyncFunctionDef):
         found[f"{shown(path)}:{node.lineno} {node.name}"] = node.end_lineno - node.lineno + 1
     assert {name: count for name, count in found.items() if count > LINES_PER_FUNCTION} == {}
+
+
+def test_make_test_has_every_part():
+    """A part that is missing in PARTS, or is there twice, would be noticed by nobody."""
+    text = (ROOT / "Makefile").read_text()
+    (parts,) = re.findall(r"^PARTS := (.*)$", text, re.MULTILINE)
+    rules = re.findall(r"^(test-[-a-z ]+):", text, re.MULTILINE)
+    assert sorted(parts.split()) == sorted(["check", *" ".join(rules).split()])
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,28 +11,30 @@ import pytest
 import torch
 
 from tests.chaos.check_steps import Note, attempts, problems, read, table
+from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
-JOB = Path(__file__).with_name("train.py")
+ROOT = Path(__file__).parents[2]
 STEPS = 30
 SECOND = 10**9
 
 
-Start = Callable[..., list[subprocess.Popen[bytes]]]
+Start = Callable[..., list[WarmCommand]]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(warm_torch: WarmPython) -> Iterator[Start]:
     """Starts the ranks of a world as a launcher would, and ends those that are left."""
     started, stores = [], []
 
-    def world(folder: Path, attempt: int, size: int, *more: str) -> list[subprocess.Popen[bytes]]:
+    def world(folder: Path, attempt: int, size: int, *more: str) -> list[WarmCommand]:
         stores.append(torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-        env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(JOB.parents[2])}
+        env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port), "WORLD_SIZE": str(size)}
         env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "RAYLAUNCH_ATTEMPT": str(attempt)}
         flags = ["--steps", str(STEPS), "--checkpoint-every", "5", "--samples", "7"]
-        command = [sys.executable, str(JOB), str(folder), *flags, *more]
-        ranks = [subprocess.Popen(command, env=env | {"RANK": str(rank)}) for rank in range(size)]
+        command = ["tests.chaos.train", str(folder), *flags, *more]
+        ranks = [WarmCommand(warm_torch, *command, env=env | {"RANK": str(rank)}, cwd=ROOT) for rank in range(size)]
         started.extend(ranks)
         return ranks
 
@@ -44,8 +44,9 @@ def start() -> Iterator[Start]:
         rank.wait()
 
 
-def finished(ranks: list[subprocess.Popen[bytes]]) -> None:
-    assert [rank.wait() for rank in ranks] == [0] * len(ranks)
+def finished(ranks: list[WarmCommand]) -> None:
+    outputs = [rank.communicate() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks), outputs
 
 
 def test_the_job_ends_at_the_same_bits(start, tmp_path):

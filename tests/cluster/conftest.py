@@ -18,8 +18,16 @@ from typing import Any
 import pytest
 
 from tests.private_cluster import MARK, Cluster, end_marked, marked, private_cluster
+from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 _LIMIT = 200
+_IMPORTED = (
+    *("raylaunch.cli.main", "raylaunch.cli.api", "raylaunch.cli.config.load"),
+    *("raylaunch.cluster.run", "raylaunch.cluster.session.ray_session"),
+)
+_warm: dict[str, WarmPython] = {}
+"""By cluster address, the processes that commands are forked from: to import Ray takes most of a command's CPU time."""
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +40,7 @@ def cluster() -> Iterator[Cluster]:
 class Run:
     """A `raylaunch` process, its output, and what it left in its run folder."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | WarmCommand
     folder: Path
     mark: str
     code: int = -1
@@ -76,6 +84,13 @@ def dispose(ignored: tuple[int, ...]) -> None:
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
 
+def warm_command(cluster: Cluster, folder: Path, module: str, *args: str) -> WarmCommand:
+    """Start a module in a fork of a process that has imported Ray."""
+    if cluster.address not in _warm:
+        _warm[cluster.address] = WarmPython(*_IMPORTED, env=cluster.env(**{MARK: cluster.mark}))
+    return WarmCommand(_warm[cluster.address], module, *args, env=cluster.env(), cwd=folder)
+
+
 @dataclass
 class Launcher:
     """Starts `raylaunch` in a folder of its own."""
@@ -101,14 +116,26 @@ class Launcher:
         ignored: tuple[int, ...] = (),
         **job: Any,
     ) -> Run:
-        """Start a run. `env`: variables of the driver; `ignored`: signals that are ignored when it starts."""
+        """Start a run. `env`: variables of the driver; `ignored`: signals that are ignored when it starts.
+
+        With either of them it is a new interpreter, as a person starts it, else a fork of one that has imported Ray.
+        """
         mark = secrets.token_hex(8)
         job = {"nnodes": 2, "nproc_per_node": 2, "placement": "pack", "preload": self.preload()} | job
         job["env"] = {MARK: mark} | job.get("env", {})
         (self.folder / "job.yaml").write_text(json.dumps(job))
-        command = [sys.executable, "-m", "raylaunch", "job.yaml", *overrides, *(["--plan"] if plan else [])]
-        process = subprocess.Popen(
-            command,
+        command = ["-m", "raylaunch", "job.yaml", *overrides, *(["--plan"] if plan else [])]
+        run = Run(self._process(command, env, ignored), self.folder, mark)
+        self.runs.append(run)
+        return run
+
+    def _process(
+        self, command: list[str], env: dict[str, str] | None, ignored: tuple[int, ...]
+    ) -> subprocess.Popen[str] | WarmCommand:
+        if env is None and not ignored:
+            return warm_command(self.cluster, self.folder, *command[1:])
+        return subprocess.Popen(
+            [sys.executable, *command],
             cwd=self.folder,
             env=self.cluster.env(**(env or {})),
             preexec_fn=lambda: dispose(ignored),  # noqa: PLW1509
@@ -116,9 +143,6 @@ class Launcher:
             stderr=subprocess.PIPE,
             text=True,
         )
-        run = Run(process, self.folder, mark)
-        self.runs.append(run)
-        return run
 
     def run(self, *overrides: str, **job: Any) -> Run:
         return self.start(*overrides, **job).wait()

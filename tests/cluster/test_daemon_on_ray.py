@@ -34,7 +34,7 @@ class Warm:
         """Run a command. All have this fixture's mark, so that their agents have equal keys."""
         entrypoint = {"script": self.launcher.script(script)}
         words = [f"env.{MARK}={self.runtime.name}", *overrides]
-        return self.launcher.start(*words, env=self.env, entrypoint=entrypoint, keep_warm=60, shutdown_timeout=20)
+        return self.launcher.start(*words, env=self.env, entrypoint=entrypoint, keep_warm=1000, shutdown_timeout=100)
 
     @property
     def env(self) -> dict[str, str]:
@@ -58,7 +58,7 @@ def warm(launcher: Launcher, until) -> Iterator[Warm]:
     for pid in found.drivers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    until(lambda: not marked(found.runtime.name), 20, "fork servers to be gone")
+    until(lambda: not marked(found.runtime.name), 100, "fork servers to be gone")
     shutil.rmtree(found.runtime)
 
 
@@ -77,7 +77,7 @@ def test_the_second_command_finds_the_driver_and_its_agents(warm, until):
     assert f"pid {pid}: idle for " in status
     assert status.count(": idle agent for 2 workers, ") == 2
     assert "it ends" in warm.status("--end")
-    until(lambda: not marked(warm.runtime.name) and not left_in_ray(warm.launcher.cluster), 20, "all to be gone")
+    until(lambda: not marked(warm.runtime.name) and not left_in_ray(warm.launcher.cluster), 100, "all to be gone")
 
 
 def test_a_command_and_a_driver_that_die(warm, until):
@@ -92,19 +92,19 @@ while True:
     time.sleep(0.01)
 """
     run = warm.start(script)
-    until(lambda: [log(run, rank) for rank in range(4)] == ["up\n"] * 4, 60, "all workers to be up")
+    until(lambda: [log(run, rank) for rank in range(4)] == ["up\n"] * 4, 100, "all workers to be up")
     run.process.kill()
-    until(lambda: [log(run, rank) for rank in range(4)] == ["up\nsaved\n"] * 4, 20, "all workers to save")
-    until(lambda: "idle for" in warm.status(), 20, "the end of the run")
+    until(lambda: [log(run, rank) for rank in range(4)] == ["up\nsaved\n"] * 4, 100, "all workers to save")
+    until(lambda: "idle for" in warm.status(), 100, "the end of the run")
     (pid,) = warm.drivers
     shutil.rmtree(run.folder / "runs")
     run = warm.start(script)
-    until(lambda: [log(run, rank) for rank in range(4)] == ["up\n"] * 4, 60, "all workers to be up")
+    until(lambda: [log(run, rank) for rank in range(4)] == ["up\n"] * 4, 100, "all workers to be up")
     os.kill(pid, signal.SIGKILL)
     run.wait()
     assert run.code == ExitCode.INTERNAL
     assert "the daemon that ran this job died" in run.err
-    until(lambda: not marked(warm.runtime.name), 20, "workers and fork servers to be gone")
+    until(lambda: not marked(warm.runtime.name), 100, "workers and fork servers to be gone")
 
 
 def log(run: Run, rank: int) -> str:

@@ -214,7 +214,7 @@ def test_a_slow_terminal_slows_no_worker(launcher, until):
         for _ in range(64): sys.stdout.write(line * 256)
         """
     )
-    run = launcher.start(entrypoint={"script": script}, show="raw")
+    run = launcher.start(entrypoint={"script": script}, show="raw", nnodes=1, nproc_per_node=4)
     until(lambda: list(launcher.folder.glob("runs/*/*/result.json")), 100, "the run to end")
     assert run.process.poll() is None
     run.wait()
@@ -240,7 +240,7 @@ def test_the_last_output_comes_before_the_report(launcher):
         import time; time.sleep(60)
         """
     )
-    run = launcher.run(entrypoint={"script": script}, show="all", shutdown_timeout=5)
+    run = launcher.run(entrypoint={"script": script}, show="all", shutdown_timeout=5, nnodes=1, nproc_per_node=4)
     assert run.code == 1
     told, report = run.err.split("error: ", 1)
     assert sum(map(len, re.findall("x{100,}", told))) == 12_000_000

@@ -48,7 +48,7 @@ def test_survives_kills(launcher):
 def test_one_root_cause(launcher):
     """No restarts left: exit code 1, and a report that names the rank, its exception with traceback, and its logs."""
     script = launcher.script(ALL_REDUCE + "if rank == 2: raise ValueError('loss is NaN')\ndist.barrier()")
-    run = launcher.run(entrypoint={"script": script}, max_restarts=1)
+    run = launcher.run(entrypoint={"script": script}, nnodes=1, nproc_per_node=4, max_restarts=1)
     assert run.code == 1
     assert "error: rank 2 raised ValueError: loss is NaN (attempt 2)" in run.err
     assert "raise ValueError('loss is NaN')" in run.err
@@ -124,6 +124,7 @@ def test_function_of_a_config(launcher):
         """,
         name="pack.py",
     )
-    run = launcher.run(entrypoint={"function": "pack:main", "args": [3], "kwargs": {"scale": 0.5}})
+    function = {"function": "pack:main", "args": [3], "kwargs": {"scale": 0.5}}
+    run = launcher.run(entrypoint=function, nnodes=1, nproc_per_node=4)
     assert run.code == 0, run.err
     assert run.out == "gloo 6.0\n"

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.launchers import KEPT, Launcher, Run, clean_env
+from tests.contract.launchers import KEPT, Launcher, Run, launcher_env
 from tests.contract.shared import shared_runs
-from tests.contract.warm_torchrun import WarmTorchrun
 from tests.private_cluster import Cluster, private_cluster
+from tests.warm_python import WarmPython
 
 LAUNCHERS = ("raylaunch", "torchrun")
 
@@ -41,7 +41,7 @@ def cluster() -> Iterator[Cluster]:
             yield found
             left = subprocess.run(
                 [sys.executable, "-c", _LEFT],
-                env=Launcher("raylaunch", lambda: found.folder, found).env(),
+                env=launcher_env(found),
                 capture_output=True,
                 text=True,
                 timeout=200,
@@ -65,8 +65,24 @@ for group in placement_group_table().values():
 
 
 @pytest.fixture(scope="session")
-def warm_torchrun() -> Iterator[WarmTorchrun]:
-    found = WarmTorchrun(clean_env())
+def warm_raylaunch(cluster: Cluster) -> Iterator[WarmPython]:
+    """A process that has imported all that a run on the cluster needs."""
+    found = WarmPython(
+        *(
+            "raylaunch.cli.main",
+            "raylaunch.cli.config.load",
+            "raylaunch.cluster.run",
+            "raylaunch.cluster.session.ray_session",
+        ),
+        env=launcher_env(cluster),
+    )
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def warm_torchrun() -> Iterator[WarmPython]:
+    found = WarmPython("torch.distributed.launcher.api", "torch.distributed.run", env=launcher_env(None))
     yield found
     found.close()
 
@@ -84,8 +100,8 @@ class Launchers(dict[str, Launcher]):
         self[name] = Launcher(
             name,
             lambda: self._folders.mktemp(f"{name}-{next(numbers)}", numbered=False),
+            warm=self._request.getfixturevalue(f"warm_{name}"),
             cluster=self._request.getfixturevalue("cluster") if name == "raylaunch" else None,
-            warm=self._request.getfixturevalue("warm_torchrun") if name == "torchrun" else None,
         )
         return self[name]
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.warm_torchrun import ForkedProcess, WarmTorchrun
 from tests.private_cluster import MARK, Cluster, end_marked, marked
+from tests.warm_python import ForkedProcess, WarmPython
 
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT = 250.0
@@ -31,6 +31,14 @@ KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_
 def clean_env() -> dict[str, str]:
     """Return the environment of a run: without settings of a launcher, of Ray or of pytest."""
     return {name: os.environ[name] for name in KEPT if name in os.environ}
+
+
+def launcher_env(cluster: Cluster | None) -> dict[str, str]:
+    """Return the environment of a launcher, which finds the cluster."""
+    if cluster is None:
+        return clean_env()
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
+    return clean_env() | token | {"RAY_ADDRESS": cluster.address}
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 100.0) -> None:
@@ -124,12 +132,12 @@ class Run:
 
 @dataclass
 class Launcher:
-    """raylaunch, with its cluster, or torchrun. `warm` is the process that torchrun is forked from."""
+    """raylaunch, with its cluster, or torchrun. `warm` is the process that it is forked from."""
 
     name: str
     new_folder: Callable[[], Path]
+    warm: WarmPython
     cluster: Cluster | None = None
-    warm: WarmTorchrun | None = None
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -147,14 +155,19 @@ class Launcher:
         folder: Path | None = None,
         torch: bool = False,
         legacy: str = "",
+        local: bool = False,
         name: str = "terminal",
+        bare: bool = False,
+        fresh: bool = False,
         program: Sequence[str] = (),
         stdin: str = "",
     ) -> Run:
         """Start the launcher.
 
         `torch`: the script uses torch, so raylaunch preloads it. `legacy`: run `torch.distributed.launch`, or for
-        `local-rank` raylaunch with `--pass-local-rank`. `program`: run this in place of the launcher. `stdin`: its text.
+        `local-rank` raylaunch with `--pass-local-rank`. `local`: raylaunch runs without the cluster, which takes a quarter
+        of the CPU time; only where agents run differs. `bare`: give it no arguments but `args`. `fresh`: start a new
+        interpreter, as a person does. `program`: run this in place of the launcher. `stdin`: its text.
         """
         folder = folder or self.new_folder()
         mark = secrets.token_hex(8)
@@ -163,22 +176,19 @@ class Launcher:
             out, err = (files.enter_context((folder / f"{name}.{end}").open("wb")) for end in ("out", "err"))
             stdin_file = files.enter_context((folder / f"{name}.in").open())
             whole_env = self.env() | {MARK: mark} | (env or {})
+            module, *argv = (
+                self._module(legacy),
+                *(() if bare else self._flags(torch, legacy, local)),
+                *map(str, args),
+            )
+            command = [*program, *map(str, args)] if program else [sys.executable, "-m", module, *argv]
             process: subprocess.Popen[bytes] | ForkedProcess
-            if self.warm and not program:
-                module = "torch.distributed.launch" if legacy else "torch.distributed.run"
-                process = self.warm.start(
-                    module, [*map(str, args)], env=whole_env, cwd=folder, files=(stdin_file, out, err)
+            if program or fresh:
+                process = subprocess.Popen(
+                    command, cwd=folder, env=whole_env, stdin=stdin_file, stdout=out, stderr=err, start_new_session=True
                 )
             else:
-                process = subprocess.Popen(
-                    [*(program or self._program(torch=torch, legacy=legacy)), *map(str, args)],
-                    cwd=folder,
-                    env=whole_env,
-                    stdin=stdin_file,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                )
+                process = self.warm.start(module, argv, env=whole_env, cwd=folder, files=(stdin_file, out, err))
         run = Run(process, folder, mark, name)
         self.runs.append(run)
         return run
@@ -188,15 +198,16 @@ class Launcher:
         return self.start(*args, **how).wait()
 
     def env(self) -> dict[str, str]:
-        if self.cluster is None:
-            return clean_env()
-        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.cluster.token}
-        return clean_env() | token | {"RAY_ADDRESS": self.cluster.address}
+        return launcher_env(self.cluster)
 
-    def _program(self, *, torch: bool, legacy: str) -> list[str]:
-        assert self.ours
+    def _module(self, legacy: str) -> str:
+        return self.either("raylaunch", "torch.distributed.launch" if legacy else "torch.distributed.run")
+
+    def _flags(self, torch: bool, legacy: str, local: bool) -> list[str]:
+        if not self.ours:
+            return []
         return [
-            *(sys.executable, "-m", "raylaunch", "--set", "placement=pack"),
+            *(("--set", "ray.address=none") if local else ("--set", "placement=pack")),
             *(() if torch else ("--set", "preload=[]")),
             *(("--pass-local-rank",) if legacy == "local-rank" else ()),
         ]

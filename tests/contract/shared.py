@@ -19,10 +19,10 @@ def shared_runs(launcher: Launcher) -> dict[str, Run]:
 
 
 def static(launcher: Launcher) -> Run:
-    """Run four workers with most of the flags, in both spellings and with one abbreviated."""
+    """Run two workers with most of the flags, in both spellings and with one abbreviated, as a person starts it."""
     (port,) = free_ports(1)
     return launcher.run(
-        *("--nnodes", 1, "--nproc_per_node", 4, "--rdzv-id", "contract", "--max_restarts=2", "--role", "trainer"),
+        *("--nnodes", 1, "--nproc_per_node", 2, "--rdzv-id", "contract", "--max_restarts=2", "--role", "trainer"),
         *("--master-addr", "127.0.0.1", "--master_port", port, "--node-rank", 0),
         *("--redirect=3", "--tee=3", "--log_dir", "logs", "--logs_specs=default"),
         *("--duplicate-stdout-filters", "apple,pear,, green"),
@@ -35,6 +35,7 @@ def static(launcher: Launcher) -> Run:
             "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${role_name} ${local_rank} rank${rank}]: ",
         },
         torch=True,
+        fresh=launcher.ours,
     )
 
 
@@ -64,6 +65,7 @@ def command(launcher: Launcher) -> Run:
             "TORCHELASTIC_TIMER_FILE": "/tmp/given-timer",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7",
         },
+        local=True,
     )
 
 
@@ -81,17 +83,18 @@ def module(launcher: Launcher) -> Run:
             "PET_NPROC_PER_NODE": "1",
         },
         folder=folder,
+        local=True,
     )
 
 
 def local_rank(launcher: Launcher) -> Run:
-    return launcher.run("--nproc-per-node", 2, SCRIPTS / "record.py", "--lr", "1e-3", legacy="local-rank")
+    return launcher.run("--nproc-per-node", 2, SCRIPTS / "record.py", "--lr", "1e-3", legacy="local-rank", local=True)
 
 
 def use_env(launcher: Launcher) -> Run:
     more = launcher.either(("--r", "3", "--no", "-t"), ())
     return launcher.run(
-        "--nproc-per-node", 2, "--use-env", SCRIPTS / "record.py", "--lr", "1e-3", *more, legacy="use-env"
+        "--nproc-per-node", 2, "--use-env", SCRIPTS / "record.py", "--lr", "1e-3", *more, legacy="use-env", local=True
     )
 
 

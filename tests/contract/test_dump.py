@@ -51,8 +51,7 @@ def dumps(launchers: Mapping[str, Launcher], tmp_path_factory: pytest.TempPathFa
 
     def start(name: str) -> Run:
         flags = ("--redirects", 3, "--log-dir", name, "train.py", "--lr", "1e-3", "")
-        program = () if name == "raylaunch" else (sys.executable, "-m", "torch.distributed.run")  # no fork of another
-        return launchers[name].run(*flags, folder=folder, torch=True, name=name, stdin="words\n", program=program)
+        return launchers[name].run(*flags, folder=folder, torch=True, name=name, stdin="words\n", fresh=True)
 
     names = ("raylaunch", "torchrun")
     runs = together({name: lambda name=name: start(name) for name in names})

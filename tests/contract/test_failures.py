@@ -16,6 +16,8 @@ from tests.contract.shared import on_nodes
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 SHELL = ("--no-python", SCRIPTS / "fail.sh")
+ON_THE_CLUSTER = ("raise", "once")
+"""Failures of raylaunch that also have to be told by way of Ray, like those of several nodes."""
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +42,20 @@ def failed(launcher: Launcher) -> dict[str, Run]:
         }
     else:
         lost = {}
-    tasks = {name: lambda argv=argv: start(launcher, *argv) for name, argv in commands.items()}
+    tasks = {
+        name: lambda argv=argv, name=name: start(launcher, *argv, local=name not in ON_THE_CLUSTER)
+        for name, argv in commands.items()
+    }
     return together(tasks | lost | {"two nodes": lambda: on_nodes(launcher, "2", 1, *map(str, SHELL), "exit")})
 
 
-def start(launcher: Launcher, *argv: object) -> Run:
+def start(launcher: Launcher, *argv: object, local: bool) -> Run:
     """Run with TORCHELASTIC_ERROR_FILE set for the launcher itself."""
     folder = launcher.new_folder()
     parents = {"TORCHELASTIC_ERROR_FILE": str(folder / "parents.json")}
-    return launcher.run("--log-dir", "logs", *argv, env=parents, folder=folder, torch="fail.py" in str(argv))
+    return launcher.run(
+        "--log-dir", "logs", *argv, env=parents, folder=folder, torch="fail.py" in str(argv), local=local
+    )
 
 
 def starts(run: Run, rank: int) -> list[str]:

@@ -17,8 +17,9 @@ ON_REQUEST = ("SIGUSR1",)
 
 
 def sent(launcher: Launcher, name: str, *args: str) -> Run:
-    """Start two workers with children, then send the signal to the launcher only."""
-    run = launcher.start("--nproc-per-node", 2, *args).wait_for("up-0", "up-1")
+    """Start two workers with children, then send the signal to the launcher only. Two of them have to cross Ray."""
+    local = name not in ("SIGTERM", "SIGUSR1")
+    run = launcher.start("--nproc-per-node", 2, *args, local=local).wait_for("up-0", "up-1")
     os.kill(run.process.pid, signal.Signals[name])
     return run.wait()
 

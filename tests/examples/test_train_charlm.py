@@ -1,19 +1,25 @@
-"""The example runs under torchrun, and a resumed run gives the same result as an uninterrupted run."""
+"""The example runs under torchrun, and a resumed run gives the same result as an uninterrupted run.
+
+Only the uninterrupted run is torchrun's: the ranks of the others are forked from a process that has imported torch.
+"""
 
 import ast
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.private_cluster import free_ports
+from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_charlm.py"
 SMALL = "--steps 40 --checkpoint-every 10 --keep 3 --files 2 --context 32 --width 32 --lr 1e-2".split()  # noqa: SIM905
@@ -22,22 +28,28 @@ ENV = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
 ENV |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def command(folder: Path, *more: str, workers: int = 0) -> list[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    script = [str(SCRIPT), *SMALL, "--checkpoint-dir", str(folder), *more]
-    return [sys.executable, *(launcher if workers else []), *script]
+@pytest.fixture(scope="module")
+def start(warm_torch: WarmPython) -> Callable[..., list[WarmCommand]]:
+    """Return a function that starts the ranks of a world as torchrun would."""
+
+    def world(folder: Path, *more: str, size: int = 1) -> list[WarmCommand]:
+        (port,) = free_ports(1)
+        env = ENV | {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        arguments = [SCRIPT.stem, *SMALL, "--checkpoint-dir", str(folder), *more]
+        return [
+            WarmCommand(warm_torch, *arguments, env=env | {"RANK": str(rank)}, cwd=SCRIPT.parent)
+            for rank in range(size)
+        ]
+
+    return world
 
 
-def run(folder: Path, *more: str, workers: int = 0) -> subprocess.CompletedProcess[str]:
-    arguments = command(folder, *more, workers=workers)
-    return subprocess.run(arguments, env=ENV, capture_output=True, text=True, timeout=250, check=False)
-
-
-def finished(folder: Path, *more: str, workers: int = 0) -> str:
-    result = run(folder, *more, workers=workers)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "warn" not in result.stderr.lower()
-    return result.stdout
+def finished(ranks: list[WarmCommand]) -> str:
+    """Return the output of rank 0 of a run that succeeds."""
+    outputs = [rank.communicate(250) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * len(ranks), outputs
+    assert "warn" not in "".join(err for _, err in outputs).lower()
+    return outputs[0][0]
 
 
 def losses(output: str) -> list[float]:
@@ -66,18 +78,16 @@ def assert_same(left: Any, right: Any) -> None:
         assert left == right
 
 
-def workers_of(launcher: int) -> list[int]:
-    """Return the pids of the workers that a torchrun started."""
-    children = Path(f"/proc/{launcher}/task").glob("*/children")
-    pids = [int(pid) for file in children for pid in file.read_text().split()]
-    return [pid for pid in pids if SCRIPT.name in Path(f"/proc/{pid}/cmdline").read_text()]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the folder and the output of an uninterrupted run of two ranks."""
     folder = tmp_path_factory.mktemp("whole")
-    return folder, finished(folder, workers=2)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = [sys.executable, *launcher, str(SCRIPT), *SMALL, "--checkpoint-dir", str(folder)]
+    result = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=250, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "warn" not in result.stderr.lower()
+    return folder, result.stdout
 
 
 @pytest.fixture
@@ -100,51 +110,52 @@ def test_keeps_the_last_few(whole: tuple[Path, str]) -> None:
     assert names == ["step-000020.pt", "step-000030.pt", "step-000040.pt"]
 
 
-def test_killed_and_resumed_is_the_same_run(whole: tuple[Path, str], tmp_path: Path) -> None:
+def test_killed_and_resumed_is_the_same_run(start, whole: tuple[Path, str], tmp_path: Path) -> None:
     """A run of two ranks that is killed and started again ends with bitwise the same parameters."""
-    last, quiet = tmp_path / "step-000040.pt", subprocess.DEVNULL
+    last = tmp_path / "step-000040.pt"
     last.mkdir()  # so that it cannot come to its end before it is killed
-    with subprocess.Popen(command(tmp_path, workers=2), env=ENV, stdout=quiet, stderr=quiet) as launcher:
-        while not any(path.is_file() for path in tmp_path.glob("step-*.pt")) and launcher.poll() is None:
-            time.sleep(0.01)
-        for worker in workers_of(launcher.pid)[:1]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
-        assert launcher.wait() == 1
+    ranks = start(tmp_path, size=2)
+    while not any(path.is_file() for path in tmp_path.glob("step-*.pt")):
+        assert [rank.poll() for rank in ranks] == [None, None]
+        time.sleep(0.01)
+    for rank in ranks:
+        rank.kill()
+        rank.communicate()
     last.rmdir()
 
-    output = finished(tmp_path, workers=2)
+    output = finished(start(tmp_path, size=2))
     assert re.match(r"resuming from \S+/step-0000[123]0.pt \(epoch \d, step [123]0\)\n", output)
     assert state(tmp_path, 40)["progress"]["epoch"] > 0
     assert_same(state(tmp_path, 40), state(whole[0], 40))
     assert output.splitlines()[-2:] == whole[1].splitlines()[-2:]
 
 
-def test_damaged_checkpoints_are_skipped(whole: tuple[Path, str], folder: Path) -> None:
+def test_damaged_checkpoints_are_skipped(start, folder: Path) -> None:
     """Damaged checkpoints are skipped, and the newest intact one also works with another world size."""
     torn = (folder / "step-000040.pt").read_bytes()
     (folder / "step-000040.pt").write_bytes(torn[: len(torn) // 2])
     (folder / "step-000030.pt").write_bytes(b"")
     (folder / "step-1000000.pt").write_bytes(torn[:500] + bytes(500) + torn[1000:2000])
-    output = finished(folder)
+    output = finished(start(folder))
     assert re.findall(r"skipping \S+/step-(\d+).pt,", output) == ["1000000", "000040", "000030"]
     assert "step-000020.pt (epoch 0, step 20)" in output
     assert len(state(folder, 40)["random"]) == 1
 
 
-def test_finished_run_says_so(whole: tuple[Path, str], folder: Path) -> None:
+def test_finished_run_says_so(start, folder: Path) -> None:
     """A finished run that is started again trains no step and succeeds."""
-    output = finished(folder)
+    output = finished(start(folder))
     assert "already finished: step 40 of 40\n" in output
     assert output.endswith("done\n")
     assert losses(output) == []
 
 
-def test_another_shape_is_refused(folder: Path) -> None:
+def test_another_shape_is_refused(start, folder: Path) -> None:
     """The error for a checkpoint of another model names it and both shapes."""
-    result = run(folder, "--width", "64")
-    assert result.returncode == 1
-    assert re.search(r"step-000040.pt holds a model of another shape: .*32.*, not .*64", result.stderr)
+    (rank,) = start(folder, "--width", "64")
+    _, err = rank.communicate(250)
+    assert rank.returncode == 1
+    assert re.search(r"step-000040.pt holds a model of another shape: .*32.*, not .*64", err)
 
 
 def test_knows_nothing_of_raylaunch() -> None:

@@ -4,8 +4,6 @@ import difflib
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +13,8 @@ import torch
 
 from raylaunch.worker.heartbeats import shared_page
 from raylaunch.worker.heartbeats.shared_page import SharedPage, slot_offset
+from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "train_charlm_elastic.py"
@@ -28,18 +28,17 @@ def body(path: Path) -> list[str]:
     return path.read_text("utf-8").split('"""\n\n', maxsplit=1)[1].splitlines()
 
 
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., WarmCommand]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(warm_torch: WarmPython, tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a rank; the ranks that still run are killed at the end."""
     started = []
 
-    def one(steps: int, **variables: str) -> subprocess.Popen[str]:
-        arguments = [sys.executable, str(SCRIPT), *SMALL, "--steps", str(steps), "--checkpoint-dir", str(tmp_path)]
-        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(arguments, env=ENV | variables, **piped))
+    def one(steps: int, **variables: str) -> WarmCommand:
+        arguments = [SCRIPT.stem, *SMALL, "--steps", str(steps), "--checkpoint-dir", str(tmp_path)]
+        started.append(WarmCommand(warm_torch, *arguments, env=ENV | variables, cwd=EXAMPLES))
         return started[-1]
 
     yield one
@@ -81,17 +80,17 @@ def test_a_planned_resize_loses_no_step(node: tuple[SharedPage, str], start: Sta
     world |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "RAYLAUNCH_ATTEMPT": "1"}
     ranks = [start(10_000, **world, RANK=str(rank), RAYLAUNCH_PAGE=f"{path}:{rank}") for rank in (0, 1)]
     while not all(shared.numbers[slot_offset(rank) + shared_page.WAITING_FOR_STOP] for rank in (0, 1)):
-        assert [rank.poll() for rank in ranks] == [None, None], ranks[0].communicate()[0]
+        assert [rank.poll() for rank in ranks] == [None, None], ranks[0].communicate()
         time.sleep(0.02)
     assert [shared.numbers[slot_offset(rank) + shared_page.SAVED_STEP] for rank in (0, 1)] == [8, 8]
     for rank in ranks:
-        rank.terminate()
+        rank.send_signal(signal.SIGTERM)
     outputs = [rank.communicate(timeout=250)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [-signal.SIGTERM] * 2
 
     alone = start(10)  # outside a launch
-    after, _ = alone.communicate(timeout=250)
-    assert alone.returncode == 0, after
+    after, err = alone.communicate(timeout=250)
+    assert alone.returncode == 0, err
     assert "step-000007.pt (epoch" in after
     assert steps(outputs[0]) == [1, 2, 3, 4, 5, 6, 7]
     assert steps(after) == [8, 9, 10]

@@ -1,6 +1,7 @@
 """Worker processes without a node: the test has the shared page, the files and the process.
 
-As a program, `alone.py SPEC_FD REPORT_FD STACKS_FD`, it does what a fork server does: it imports torch and forks.
+As a program, `python -m tests.worker.alone SPEC_FD REPORT_FD STACKS_FD`, it does what a fork server does: it imports
+torch and forks. Tests start it by a `WarmPython`, which has torch imported already.
 """
 
 import contextlib
@@ -66,14 +67,12 @@ class Shared:
 
 
 class Run:
-    """A process with its output in files."""
+    """A process with its output in files. `start` gets its stdin, stdout and stderr, and returns it."""
 
-    def __init__(self, folder, command, env, fds=()):
+    def __init__(self, folder, start):
         self.out, self.err = folder / "out.log", folder / "err.log"
-        with self.out.open("w") as out, self.err.open("w") as err:
-            self.process = subprocess.Popen(
-                command, env=env, cwd=folder, stdout=out, stderr=err, stdin=subprocess.DEVNULL, pass_fds=fds
-            )
+        with open(os.devnull) as nothing, self.out.open("w") as out, self.err.open("w") as err:
+            self.process = start((nothing, out, err))
 
     @property
     def pid(self):
@@ -103,8 +102,9 @@ def environment(more):
 class Alone:
     """Starts such processes, and kills those that are left at the end."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, warm):
         self.folder = folder
+        self._warm = warm
         self.shared = Shared()
         self._runs = []
         self.fds = [self.shared.fd]
@@ -134,8 +134,15 @@ class Alone:
         )
         self.report, self.stacks = self._memory("report"), self._memory("stacks")
         fds = (self._memory("spec", pickle.dumps(spec)), self.report, self.stacks)
-        program = boot.__file__ if how == "spawn" else __file__
-        return self._started([sys.executable, "-u", program, *map(str, fds)], self.shared.env(), fds)
+        if how == "spawn":
+            return self._started([sys.executable, "-u", boot.__file__, *map(str, fds)], self.shared.env(), fds)
+        return self.module("tests.worker.alone", *map(str, fds), env=self.shared.env(), fds=fds)
+
+    def module(self, name, *args, env, fds=()):
+        """Start `python -u -m name` where torch is imported already."""
+        return self._kept(
+            lambda files: self._warm.start(name, args, env=environment(env), cwd=self.folder, files=files, fds=fds)
+        )
 
     def wrote(self, fd):
         return os.pread(fd, 1 << 20, 0).decode()
@@ -147,7 +154,16 @@ class Alone:
         return fd
 
     def _started(self, command, env, fds=()):
-        run = Run(self.folder, command, environment(env), fds)
+        env = environment(env)
+        names = ("stdin", "stdout", "stderr")
+        return self._kept(
+            lambda files: subprocess.Popen(
+                command, env=env, cwd=self.folder, pass_fds=fds, **dict(zip(names, files, strict=True))
+            )
+        )
+
+    def _kept(self, start):
+        run = Run(self.folder, start)
         self._runs.append(run)
         return run
 

@@ -21,9 +21,11 @@ import threading
 import time
 import warnings
 
-import numpy
-import torch
-import torch.distributed
+WITH_TORCH = "without-torch" not in sys.argv
+if WITH_TORCH:
+    import numpy
+    import torch
+    import torch.distributed
 
 
 def stream(file):
@@ -64,7 +66,6 @@ dump = {
     "sys.executable": [sys.executable, sys.prefix, sys.base_prefix],
     "sys.flags": repr(sys.flags),
     "sys.warnoptions": [sys.warnoptions, sys._xoptions],  # noqa: SLF001
-    "sys.meta_path": [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
     "sys.path_hooks": len(sys.path_hooks),
     "sys hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, repr(sys.gettrace())],
     "sys limits": [sys.getrecursionlimit(), sys.getswitchinterval(), sys.dont_write_bytecode],
@@ -100,7 +101,6 @@ dump = {
     "kernel threads": len(os.listdir("/proc/self/task")),
     "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug()],
     "frozen objects": gc.get_freeze_count() > 0,
-    "warnings filters": sorted(map(repr, warnings.filters)),
     "logging": [len(logging.root.handlers), logging.root.level],
     "locale": [locale.setlocale(locale.LC_ALL), locale.getpreferredencoding(), sys.getfilesystemencoding()],
     "decimal": repr(decimal.getcontext()),
@@ -108,11 +108,16 @@ dump = {
     "socket timeout": socket.getdefaulttimeout(),
     "time zone": time.tzname,
     "temporary folder": tempfile.gettempdir(),
-    "numpy errors": numpy.geterr(),
-    "torch": [str(torch.get_default_dtype()), torch.is_grad_enabled(), torch.get_num_interop_threads()],
-    "torch cuda": torch.cuda.is_initialized(),
-    "torch threads": torch.get_num_threads(),
-    "torch.distributed": [torch.distributed.is_initialized(), torch.distributed.is_torchelastic_launched()],
     "exit handlers": atexit._ncallbacks(),  # noqa: SLF001
 }
+if WITH_TORCH:
+    dump |= {
+        "sys.meta_path": [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
+        "warnings filters": sorted(map(repr, warnings.filters)),
+        "numpy errors": numpy.geterr(),
+        "torch": [str(torch.get_default_dtype()), torch.is_grad_enabled(), torch.get_num_interop_threads()],
+        "torch cuda": torch.cuda.is_initialized(),
+        "torch threads": torch.get_num_threads(),
+        "torch.distributed": [torch.distributed.is_initialized(), torch.distributed.is_torchelastic_launched()],
+    }
 print(json.dumps(dump))

@@ -125,7 +125,8 @@ def test_auto_distinguishes_long_computations_from_hangs(launcher):
     launcher.script(SHORT_FLOOR, "sitecustomize.py")
     run = launcher.run(
         entrypoint={"script": launcher.script(LONG_PAUSES)},
-        nproc_per_node=1,
+        nnodes=1,
+        nproc_per_node=2,
         max_restarts=3,
         preload=["torch", "torch.distributed"],
         env={"PYTHONPATH": str(launcher.folder)},

@@ -64,7 +64,7 @@ def test_a_signal_while_workers_run(start_waiting):
 
 def test_two_signals_at_once(start_waiting):
     """Neither is lost, and the second ends workers that ignore the first."""
-    run = start_waiting(shutdown_timeout=1000)
+    run = start_waiting(shutdown_timeout=1000, nnodes=1, nproc_per_node=4)
     run.process.send_signal(signal.SIGINT)
     run.process.send_signal(signal.SIGHUP)
     run.wait()
@@ -73,7 +73,7 @@ def test_two_signals_at_once(start_waiting):
 
 def test_workers_that_ignore_the_signal_are_killed(start_waiting):
     """When the grace period is over."""
-    run = start_waiting(shutdown_timeout=1)
+    run = start_waiting(shutdown_timeout=1, nnodes=1, nproc_per_node=4)
     run.process.send_signal(signal.SIGTERM)
     run.wait()
     assert run.code == 143

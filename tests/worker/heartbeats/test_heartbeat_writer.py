@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from raylaunch.worker.heartbeats import shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.heartbeats.optimizers import StepCounter
 from raylaunch.worker.runtime import stack_signal
-from tests.worker.alone import SECONDS, Shared, until
+from tests.worker.alone import Shared, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -264,9 +262,9 @@ def train(steps):
 """
 
 
-@pytest.mark.parametrize("how", ["spawn", "fork"])
-def test_steps_of_an_unchanged_script_are_recorded(alone_worker, how):
-    alone_worker.worker(TRAIN + "train(5)", how).printed()
+def test_steps_of_an_unchanged_script_are_recorded(alone_worker):
+    """In a forked worker; the next test shows it of a spawned one too."""
+    alone_worker.worker(TRAIN + "train(5)", "fork").printed()
     assert alone_worker.shared.slot() == {"PROGRESS": 5, "LAST_STEP": 5}
 
 
@@ -279,7 +277,7 @@ if __name__ == "__main__":
         os._exit(0)
     os.waitpid(pid, 0)
     import multiprocessing
-    for method in ("fork", "spawn"):
+    for method in METHODS:
         child = multiprocessing.get_context(method).Process(target=train, args=(50,))
         child.start()
         child.join()
@@ -290,10 +288,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["spawn", "fork"])
-def test_child_processes_of_a_worker_write_nothing(alone_worker, how):
+@pytest.mark.parametrize(("how", "methods"), [("spawn", ("fork", "spawn")), ("fork", ("fork",))])
+def test_child_processes_of_a_worker_write_nothing(alone_worker, how, methods):
     """Forked, spawned or other programs, with an optimizer or with `raylaunch.worker`."""
-    alone_worker.worker(TRAIN + CHILDREN, how).printed()
+    alone_worker.worker(TRAIN + CHILDREN.replace("METHODS", repr(methods)), how).printed()
     assert alone_worker.shared.slot() == {"PROGRESS": 3, "LAST_STEP": 3}
 
 
@@ -303,10 +301,16 @@ def test_a_script_that_never_imports_torch(alone_worker):
     assert alone_worker.shared.slot() == {}
 
 
-@pytest.mark.parametrize("how", ["spawn", "fork"])
-def test_a_worker_without_a_page_runs(alone_worker, how):
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("spawn", "from raylaunch import worker; worker.heartbeat(); print('done')"),
+        ("fork", TRAIN + "train(5); print('done')"),
+    ],
+)
+def test_a_worker_without_a_page_runs(alone_worker, how, text):
     os.close(alone_worker.fds.pop(0))
-    assert alone_worker.worker(TRAIN + "train(5); print('done')", how).printed() == ["done"]
+    assert alone_worker.worker(text, how).printed() == ["done"]
 
 
 COMPILED = """
@@ -342,18 +346,16 @@ print(json.dumps([train(Own, fullgraph=True), train(torch.optim.AdamW)]).replace
 
 def test_the_hook_does_not_change_how_a_step_is_compiled(alone_worker):
     """A step that breaks the graph anyway is counted; one that is a whole graph is not."""
-    here = subprocess.run(
-        [sys.executable, alone_worker.script(COMPILED)], capture_output=True, text=True, check=True, timeout=SECONDS
-    )
-    assert alone_worker.worker(COMPILED).printed() == here.stdout.split()
+    alone_worker.script(COMPILED, "plain.py")
+    plain = alone_worker.module("plain", env={}).printed()
+    assert alone_worker.worker(COMPILED, "fork").printed() == plain
     assert alone_worker.shared.slot() == {"PROGRESS": 4, "LAST_STEP": 4}
 
 
-def test_the_hook_costs_less_than_a_step_that_does_nothing():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.hook_cost"], capture_output=True, text=True, check=False, timeout=SECONDS
-    )
-    found = json.loads(done.stdout)
+def test_the_hook_costs_less_than_a_step_that_does_nothing(alone_worker):
+    run = alone_worker.module("tests.worker.hook_cost", env={})
+    run.code()
+    found = json.loads(run.out.read_text())
     assert found["our_hook_ns"] < found["step_ns"]
 
 

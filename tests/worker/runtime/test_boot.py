@@ -14,6 +14,8 @@ from typing import Any
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
 
 from raylaunch.core.failures.failure import Failure, WorkerError, why_hopeless
 from raylaunch.worker.runtime import boot
@@ -168,9 +170,10 @@ def work(either: Node) -> Node:
     return either
 
 
-def test_a_function_gets_its_arguments_and_a_process_group(work: Node) -> None:
+def test_a_function_gets_its_arguments_and_a_process_group(node: Node) -> None:
     """The group has all ranks, and its backend is gloo where there are no GPUs."""
-    outcome = work.run("work:add", 1, kind="function", kwargs={"y": 2}, nproc=2, port=work.open_store())
+    (node.folder / "work.py").write_text(WORK)
+    outcome = node.run("work:add", 1, kind="function", kwargs={"y": 2}, nproc=2, port=node.open_store())
     assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
     assert [outcome.stdout(rank) for rank in (0, 1)] == ["3 2 1.0 gloo\n"] * 2
 
@@ -229,16 +232,18 @@ def call(node: Node, function: Any, *args: Any, nproc: int = 1, **kwargs: Any) -
 
 
 def test_results_come_back_by_rank(either: Node) -> None:
-    """A local function with a closure can be run."""
+    """A local function with a closure can be run, with its arguments and a process group."""
     factor = 10
 
-    def function(x: int, y: int = 0) -> tuple[int, int]:
-        return factor * int(os.environ["RANK"]) + x, y
+    def function(x: int, y: int = 0) -> tuple[int, int, float]:
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return factor * int(os.environ["RANK"]) + x, y, total.item()
 
     cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["x"]))
     outcome = call(either, function, 1, y=2, nproc=2)
     assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
-    assert {rank: pickle.loads(value) for rank, value in outcome.values.items()} == {0: (1, 2), 1: (11, 2)}
+    assert {rank: pickle.loads(value) for rank, value in outcome.values.items()} == {0: (1, 2, 2.0), 1: (11, 2, 2.0)}
 
 
 SLOW_TO_CONNECT = """
@@ -259,10 +264,10 @@ def function():
 """
 
 
-def test_no_function_begins_before_all_ranks_have_connected(either: Node) -> None:
+def test_no_function_begins_before_all_ranks_have_connected(node: Node) -> None:
     """Otherwise a rank that makes no collective ends while others connect to it, and they fail."""
-    (either.folder / "slow_to_connect.py").write_text(SLOW_TO_CONNECT)
-    outcome = either.run("slow_to_connect:function", kind="function", nproc=2, port=either.open_store())
+    (node.folder / "slow_to_connect.py").write_text(SLOW_TO_CONNECT)
+    outcome = node.run("slow_to_connect:function", kind="function", nproc=2, port=node.open_store())
     assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
     results = [json.loads(outcome.stdout(rank)) for rank in range(2)]
     connected, began, left_over = zip(*results, strict=True)

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 ROOT = str(Path(boot.__file__).parents[3])
 ANYTHING = object()
+PlainEnd = tuple[Path, subprocess.CompletedProcess[str]]
 
 RANKS = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -106,11 +107,15 @@ class Kinds:
         }
         self._plain: dict[str, Any] = {}
 
+    def args(self, kind: str) -> tuple[str, ...]:
+        """Return the arguments of the dump: torch and what changes with it are looked at for one kind only."""
+        return ("--lr", "1e-3", "", *(() if kind == "script" else ("without-torch",)))
+
     def run_python(self, kind: str, env: dict[str, str]) -> Any:
         if kind not in self._plain:
             how, target = self.targets[kind]
             command = ["-m", target] if how == "module" else [target]
-            done = run_python(*command, "--lr", "1e-3", "", env=env, cwd=self.folder)
+            done = run_python(*command, *self.args(kind), env=env, cwd=self.folder)
             assert done.returncode == 0, done.stderr
             found = json.loads(done.stdout)
             found["files"] = without_zip(found["files"])
@@ -128,7 +133,7 @@ def test_a_worker_finds_what_plain_python_gives(either: Node, kinds: Kinds, kind
     """Every field of the dump is the same as under `python -u`, except those in the table."""
     how, target = kinds.targets[kind]
     either.set(cwd=str(kinds.folder))
-    outcome = either.run(target, "--lr", "1e-3", "", kind=how)
+    outcome = either.run(target, *kinds.args(kind), kind=how)
     assert outcome.exit_code == 0, outcome.stderr()
     worker = json.loads(outcome.stdout())
     reference = dict(kinds.run_python(kind, either.supervisor.spec.env))
@@ -233,13 +238,30 @@ ENDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain_ends(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict[str, str]], PlainEnd]:
+    """Return a function that returns a script of `ENDS`, and how it ends under `python -u`; each is run once."""
+    folder = tmp_path_factory.mktemp("ends")
+    found: dict[str, PlainEnd] = {}
+
+    def run(name: str, env: dict[str, str]) -> PlainEnd:
+        if name not in found:
+            text, path = ENDS[name], folder / name / "train.py"
+            path.parent.mkdir()
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+            found[name] = path, run_python(str(path), env=env, cwd=path.parent)
+        return found[name]
+
+    return run
+
+
 @pytest.mark.parametrize("name", ENDS)
-def test_a_worker_ends_as_plain_python_does(either: Node, name: str) -> None:
+def test_a_worker_ends_as_plain_python_does(
+    either: Node, plain_ends: Callable[[str, dict[str, str]], PlainEnd], name: str
+) -> None:
     """Exit code, stdout and stderr are the same; the traceback has no frame of raylaunch."""
-    text = ENDS[name]
-    path = either.folder / "train.py"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    expected = run_python(str(path), env=either.supervisor.spec.env, cwd=either.folder)
+    path, expected = plain_ends(name, either.supervisor.spec.env)
+    either.set(cwd=str(path.parent))
     outcome = either.run(str(path))
     assert outcome.exit_code == expected.returncode
     assert outcome.stdout() == expected.stdout

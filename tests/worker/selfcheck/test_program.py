@@ -8,20 +8,18 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
-from raylaunch.worker.selfcheck import collectives, program, rendezvous
+from raylaunch.worker.selfcheck import check_context, collectives, program, rendezvous
 from raylaunch.worker.selfcheck import runner as runner_module
 from raylaunch.worker.selfcheck.bounded_check import CheckSkippedError, WrongResultError, is_unsupported, run_bounded
 from raylaunch.worker.selfcheck.check_context import CheckContext
 from raylaunch.worker.selfcheck.coordinator import AbsentError, Coordinator, SilentError
 from raylaunch.worker.selfcheck.findings import CheckStatus, gpu_sharing_text
 from raylaunch.worker.selfcheck.runner import CheckRunner
+from tests.worker.alone import environment
 
-_FAILING_RANKS = Path(__file__).parents[1] / "failing_ranks.py"
-_TORCHRUN = Path(sys.executable).with_name("torchrun")
 _OPERATIONS = {
     "broadcast",
     "broadcast_object_list",
@@ -43,24 +41,35 @@ _JOINING = {"init env://", "init tcp://", "init file://"}
 _MODELS = {"DDP step", "init_device_mesh, 1-D", "FSDP2 step"}
 
 
+def run(warm_torch, folder, module, *args, cwd, env=None):
+    """Run a module where torch is imported already; return its exit code, stdout and stderr."""
+    names = [folder / f"{module}.{end}" for end in ("out", "err")]
+    with open(os.devnull) as nothing, names[0].open("w") as out, names[1].open("w") as err:
+        env = environment(env or {})
+        process = warm_torch.start(module, args, env=env, cwd=cwd, files=(nothing, out, err))
+    return process.wait(250), *(name.read_text() for name in names)
+
+
 def _statuses(rows):
     return {row["name"]: row["status"] for row in rows if row["part"] == "gloo"}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_where_all_is_well_every_row_is_ok(ranks, tmp_path):
-    found = tmp_path / "rows.json"
-    command = [_TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "-m", "raylaunch.worker.selfcheck"]
-    done = subprocess.run(
-        [*command, "--json", found, "--backends", "gloo"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_where_all_is_well_every_row_is_ok(ranks, warm_torch, tmp_path):
+    """One rank by itself, and two under torchrun."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    found = folder / "rows.json"
+    module, args, ranked = "raylaunch.worker.selfcheck", ("--json", str(found), "--backends", "gloo"), {}
+    if ranks == 1:
+        names = ("RANK", "LOCAL_RANK", "GROUP_RANK")
+        ranked = dict.fromkeys(names, "0") | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        ranked |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(check_context.free_port())}
+    else:
+        args = ("--standalone", f"--nproc-per-node={ranks}", "-m", module, *args)
+        module = "torch.distributed.run"
+    code, out, err = run(warm_torch, tmp_path, module, *args, cwd=folder, env=ranked)
+    assert code == 0, out + err
     rows = json.loads(found.read_text())
     wanted = dict.fromkeys(_JOINING | _OPERATIONS | _MODELS, "ok")
     wanted |= dict.fromkeys(_PAIRS, "skipped" if ranks == 1 else "ok")
@@ -70,25 +79,19 @@ def test_where_all_is_well_every_row_is_ok(ranks, tmp_path):
     assert [row["lines"][0].split(", ")[-1] for row in rows if row["part"] == "nodes"] == [
         "rank 0" if ranks == 1 else f"ranks 0-{ranks - 1}"
     ]
-    assert os.listdir(tmp_path) == ["rows.json"]  # the files of file:// are gone
-    lines = done.stderr.splitlines()
+    assert os.listdir(folder) == ["rows.json"]  # the files of file:// are gone
+    lines = err.splitlines()
     before = lines.index("gloo: broadcast ...")
     assert lines[before + 1].startswith("gloo: broadcast: ok, ")
 
 
 @pytest.fixture(scope="module")
-def failing(tmp_path_factory):
+def failing(warm_torch, tmp_path_factory):
     """Two checks at a time: one whose rank 1 stops, one in which many things go wrong; their folder and exit codes."""
     folder = tmp_path_factory.mktemp("failing")
-    done = subprocess.run(
-        [sys.executable, _FAILING_RANKS],
-        check=True,
-        stdout=subprocess.PIPE,
-        timeout=250,
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
-        cwd=folder,
-    )
-    return folder, json.loads(done.stdout)
+    code, out, err = run(warm_torch, folder, "tests.worker.failing_ranks", cwd=folder)
+    assert code == 0, err
+    return folder, json.loads(out)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""torchruns that are forked from a process which has imported torch: see scripts/torchrun_server.py."""
+"""Python programs that are forked from a process which has imported what they need: see warm_python_server.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-SERVER = Path(__file__).with_name("scripts") / "torchrun_server.py"
+SERVER = Path(__file__).with_name("warm_python_server.py")
 
 
 class ForkedProcess:
@@ -47,24 +47,39 @@ class ForkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class WarmTorchrun:
-    """The process that has imported torch. It ends when it is closed, or with us."""
+class WarmPython:
+    """A Python that has imported some modules. It ends when it is closed, or with us."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, *modules: str, env: Mapping[str, str], flags: Sequence[str] = ()) -> None:
+        """`flags`: of the interpreter."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
             self._server = subprocess.Popen(
-                [sys.executable, str(SERVER), str(number)], env=env, pass_fds=[number], start_new_session=True
+                [sys.executable, *flags, str(SERVER), str(number), *modules],
+                env=env,
+                pass_fds=[number],
+                start_new_session=True,
             )
 
     def start(
-        self, module: str, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, files: Sequence[IO]
+        self,
+        module: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        files: Sequence[IO | int],
+        fds: Sequence[int] = (),
     ) -> ForkedProcess:
-        """Start `python -m module *argv` in a session of its own; `files`: stdin, stdout and stderr. From any thread."""
+        """Start `python -m module *argv` in a session of its own. From any thread.
+
+        `files`: stdin, stdout and stderr; `fds`: other files that it has open under the same numbers as we.
+        """
         ours, theirs = os.pipe()
-        request = {"module": module, "argv": argv, "env": dict(env), "cwd": str(cwd)}
-        socket.send_fds(self._sock, [json.dumps(request).encode()], [*(file.fileno() for file in files), theirs])
+        request = {"module": module, "argv": [*argv], "env": dict(env), "cwd": str(cwd), "fds": [*fds]}
+        numbers = [file if isinstance(file, int) else file.fileno() for file in files]
+        socket.send_fds(self._sock, [json.dumps(request).encode()], [*numbers, *fds, theirs])
         os.close(theirs)
         return ForkedProcess(["-m", module, *argv], ours)
 
