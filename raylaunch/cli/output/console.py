@@ -193,11 +193,11 @@ class Console:
                 self.say(line, colour="green")
         else:
             self._write(f"\n{text}")
-        if self._fallback:
-            self.on_message(self._fallback)
 
     def close(self) -> None:
-        """Write everything that is queued, and stop the writer thread."""
+        """Write everything that is queued, and stop the writer thread. The last line says what the first one did."""
+        if self._fallback:
+            self.on_message(self._fallback)
         self._writer.close()
 
 

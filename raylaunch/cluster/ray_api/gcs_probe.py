@@ -23,6 +23,7 @@ SECONDS = 5.0
 """How long the head may take to answer."""
 _DEFAULT_PORT = 6379
 _AUTH_HINT = "give its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, with RAY_AUTH_MODE=token"
+_ILLEGAL = "the token has characters other than those of ASCII that can be printed, such as a line break"
 
 
 def probe(address: str) -> dict[str, Any]:
@@ -43,8 +44,8 @@ def probe(address: str) -> dict[str, Any]:
     except OSError as error:
         msg = f"no Ray cluster at {address}: {error.strerror or error}"
         raise ClusterError(msg, hint="`ray status` on the head node tells whether it is up") from None
-    with _token_errors(address):  # without a token Ray's client would end this process
-        AuthenticationTokenLoader.instance().has_token()
+    with _token_errors(address):
+        _check_token()
     return _ask_head(address)
 
 
@@ -57,13 +58,20 @@ def probe_as_auto(address: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _token_errors(address: str) -> Iterator[None]:
-    """Turn Ray's error that a token is missing into a ClusterError."""
+    """Turn Ray's error that there is no token, or none that can be sent, into a ClusterError."""
     try:
         yield
-    except AuthenticationError as error:
-        why = error.message.partition(". ")[0]
-        msg = f"there is no token to show to the Ray cluster at {address}: {why}"
+    except (AuthenticationError, UnicodeError) as error:
+        why = error.message.partition(". ")[0] if isinstance(error, AuthenticationError) else _ILLEGAL
+        msg = f"no token can be sent to the Ray cluster at {address}: {why}"
         raise ClusterError(msg, hint=_AUTH_HINT) from None
+
+
+def _check_token() -> None:
+    """Raise AuthenticationError or UnicodeError for a token with which Ray's client would end this process."""
+    token = AuthenticationTokenLoader.instance().get_raw_token()
+    if not (token.isascii() and token.isprintable()):
+        raise AuthenticationError(_ILLEGAL)
 
 
 def _ask_head(address: str) -> dict[str, Any]:

@@ -119,12 +119,11 @@ def running(proc: Path = PROC) -> list[Sign]:
     Processes in containers do not count: a driver needs the files of its raylet.
     """
     found: dict[str, dict[str, Mapping[str, str]]] = {"raylet": {}, "gcs_server": {}}
-    for pid in os.listdir(proc):
-        if pid.isdecimal():
-            with contextlib.suppress(OSError):
-                name, arguments = _ray_process(proc / pid)
-                if arguments:
-                    found[name][pid] = arguments
+    for pid in [path.name for path in proc.iterdir() if path.name.isdecimal()] if proc.is_dir() else []:
+        with contextlib.suppress(OSError):
+            name, arguments = _ray_process(proc / pid)
+            if arguments:
+                found[name][pid] = arguments
     raylets = found["raylet"]
     sessions = {arguments.get("session-name") for arguments in raylets.values()}
     signs = [

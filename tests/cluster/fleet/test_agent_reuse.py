@@ -256,10 +256,11 @@ def test_idle_agents_end(program, launcher, end):
 
 
 def test_a_connection_that_was_there_before_is_used_and_stays(program):
-    """With idle agents and without. What the program does with the connection itself works on."""
+    """With idle agents and without, and without RAY_ADDRESS. What the program does with the connection works on."""
     found = program(
         """
         ray.init(log_to_driver=False, logging_level="ERROR")
+        del os.environ["RAY_ADDRESS"]
         job = ray.get_runtime_context().get_job_id()
         launch(parent, nnodes=1, keep_warm=0)
         first = launch(parent, nnodes=1)

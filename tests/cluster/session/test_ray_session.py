@@ -113,7 +113,8 @@ def test_a_cluster_of_this_machine_is_found_by_its_raylet(launcher, cluster):
     [
         ({"RAY_AUTH_TOKEN": "f" * 64}, "refused our token (its address is from the raylet with process id "),
         ({}, "refused our token"),
-        ({"RAY_AUTH_MODE": "token"}, "there is no token to show to the Ray cluster at "),
+        ({"RAY_AUTH_TOKEN": "a\nb"}, "the token has characters other than those of ASCII that can be printed"),
+        ({"RAY_AUTH_MODE": "token"}, "no token can be sent to the Ray cluster at "),
         ({"RAY_AUTH_TOKEN_PATH": "/nowhere"}, "RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty"),
     ],
 )
