@@ -124,23 +124,23 @@ def running(proc: Path = PROC) -> list[Sign]:
             name, arguments = _ray_process(proc / pid)
             if arguments:
                 found[name][pid] = arguments
-    raylets = found["raylet"]
-    sessions = {arguments.get("session-name") for arguments in raylets.values()}
+    # All raylets of a cluster have its session, but may call its address by different names.
+    raylets = {arguments.get("session-name"): (pid, arguments) for pid, arguments in _by_pid(found["raylet"])}
     signs = [
         Sign(where=f"the raylet with process id {pid}", address=arguments.get("gcs-address", ""), is_raylet=True)
-        for pid, arguments in sorted(raylets.items(), key=_pid)
+        for pid, arguments in raylets.values()
     ]
     signs += [
         Sign(where=f"the gcs_server with process id {pid}", why="no raylet of its cluster runs on this machine")
-        for pid, arguments in sorted(found["gcs_server"].items(), key=_pid)
+        for pid, arguments in _by_pid(found["gcs_server"])
         # `ray.init()` starts it with port 0, and its raylet a second later.
-        if arguments.get("session-name") not in sessions and arguments.get("gcs_server_port") != "0"
+        if arguments.get("session-name") not in raylets and arguments.get("gcs_server_port") != "0"
     ]
     return [sign for sign in signs if sign.address or sign.why]
 
 
-def _pid(item: tuple[str, object]) -> int:
-    return int(item[0])
+def _by_pid(processes: Mapping[str, Mapping[str, str]]) -> list[tuple[str, Mapping[str, str]]]:
+    return sorted(processes.items(), key=lambda item: int(item[0]))
 
 
 def _ray_process(folder: Path) -> tuple[str, dict[str, str]]:
@@ -165,8 +165,7 @@ def _ray_process(folder: Path) -> tuple[str, dict[str, str]]:
 def _is_believed(process: int) -> bool:
     """Return whether a process is root's or this user's, and in this process's PID namespace.
 
-    The owner of /proc/PID says nothing: it is root for every process that forbids to be dumped. And a process that
-    its user started from a set-user-ID program has several user ids.
+    All its user ids count: the owner of /proc/PID is the effective one, which a set-user-ID program lends to anyone.
     """
     lines = (line.split() for line in _read(process, "status").splitlines())
     fields = {words[0]: words[1:] for words in lines if words}

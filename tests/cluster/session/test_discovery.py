@@ -161,6 +161,14 @@ def test_raylets_of_root_and_of_this_user(tmp_path):
     ]
 
 
+def test_raylets_of_one_cluster(tmp_path):
+    """They count once, though each may know the cluster by another of its head's names."""
+    raylet(tmp_path, 12)
+    process(tmp_path, 13, "raylet", "--gcs-address=head:6379", "--session-name=s-10.0.0.1:6379")
+    raylet(tmp_path, 14, "10.0.0.2:6379")
+    assert [sign.address for sign in discovery.running(tmp_path)] == ["head:6379", "10.0.0.2:6379"]
+
+
 @pytest.mark.parametrize(
     "more",
     [
