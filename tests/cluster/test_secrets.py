@@ -171,12 +171,12 @@ def test_only_the_user_may_read(story):
 @pytest.mark.ray
 def test_ray_keeps_no_secret(cluster, launcher):
     """Neither the command line nor the environment of the submitter is in the memory of a process of Ray's own."""
-    launcher.script("import os, time\nprint(os.environ['HF_TOKEN'][::-1], flush=True)\ntime.sleep(60)\n")
-    run = launcher.start(
-        f"env.DB_PASSWD={canary('typed')}", nnodes=1, nproc_per_node=1, env={"HF_TOKEN": canary("submitter")}
-    )
+    script = launcher.script("import os, time\nprint(os.environ['HF_TOKEN'][::-1], flush=True)\ntime.sleep(60)\n")
+    typed = f"env.DB_PASSWD={canary('typed')}"
+    job = {"entrypoint": {"script": script}, "nnodes": 1, "nproc_per_node": 1}
+    run = launcher.start(typed, env={"HF_TOKEN": canary("submitter")}, **job)
     assert run.process.stdout is not None
-    assert canary("submitter")[::-1] in run.process.stdout.readline()
+    assert canary("submitter")[::-1] in run.process.stdout.readline(), run.wait().err
     daemons = [pid for pid in marked(cluster.mark) if "/ray/" in _read(Path(f"/proc/{pid}/cmdline"))]
     assert any("gcs_server" in _read(Path(f"/proc/{pid}/cmdline")) for pid in daemons)
     assert [_read(Path(f"/proc/{pid}/cmdline")) for pid in daemons if _has_in_memory(pid, CANARY.encode())] == []
