@@ -22,7 +22,7 @@ from raylaunch.cli.output.report import report
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.events import NodeJoined, NodeLost, WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import NodeJoined, NodeLost, WorkersExited, WorkersStarted
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.core.record import journal
@@ -32,6 +32,11 @@ from tests.worker import any_worker
 
 SCRIPT = Path(any_worker.__file__)
 PACKAGE = Path(journal.__file__).parents[2]
+PROGRAM = (
+    "import sys; from raylaunch.cluster.session import discovery; discovery.running = lambda *_: []; "
+    "from raylaunch.cli.main import main; sys.exit(main())"
+)
+"""The command, which does not see the Rays of other tests on this machine."""
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
 
 any_character = st.characters(exclude_categories=())
@@ -120,7 +125,7 @@ def run(folder: str, arguments: list[str | bytes], locale: dict[str, str]) -> tu
     """Return exit code and stderr of a run on this machine, of whose end nothing may be left after some minutes."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "LC_", "PYTHON"))}
     process = subprocess.Popen(
-        [sys.executable, "-m", "raylaunch", *arguments],
+        [sys.executable, "-c", PROGRAM, *arguments],
         cwd=folder,
         env=env | locale | {"TMPDIR": folder},
         stdout=subprocess.DEVNULL,
