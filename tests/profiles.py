@@ -22,7 +22,11 @@ def register() -> None:
     settings.load_profile(FIXED)
 
 
+def is_fuzzing() -> bool:
+    """Return whether this is `make fuzz`."""
+    return settings.get_current_profile_name() == FUZZ
+
+
 def examples(count: int) -> settings:
     """Return a decorator that gives a property so many cases, or five times as many under `fuzz`."""
-    fuzzing = settings.get_current_profile_name() == FUZZ
-    return settings(max_examples=count * _MORE if fuzzing else count)
+    return settings(max_examples=count * _MORE if is_fuzzing() else count)

@@ -59,12 +59,22 @@ def _command(line: CommandLine) -> int:
     from raylaunch.core.job.validation import warnings  # noqa: PLC0415
 
     job = load.load(line, os.environ)
+    _hide_secrets_of_the_command_line(job)
     for text in (flag_settings.ineffective_flags(line), *warnings(job)):
         if text:
             run_once.say(text)
     if line.typed("plan"):
         return _plan(job)
     return _run(job, job_file.dump(shown(job, os.environ)), is_check=line.mode is Mode.CHECK)
+
+
+def _hide_secrets_of_the_command_line(job: Job) -> None:
+    """Hide them from `ps`, and from Ray's dashboard, which shows the command lines of all drivers."""
+    from raylaunch.core.job.redaction import Redactor  # noqa: PLC0415
+    from raylaunch.node.linux import command_line  # noqa: PLC0415
+
+    hide = Redactor.of(job, os.environ).hide
+    command_line.overwrite(lambda words: [hide(str(word)) for word in secrets.shown_arguments(words)])
 
 
 def _nothing_to_run(line: CommandLine) -> int:

@@ -166,3 +166,35 @@ def test_only_the_user_may_read(story):
     private = [run_dir, *run_dir.rglob("*")]
     assert [path for path in private if stat.S_IMODE(path.stat().st_mode) != (0o700 if path.is_dir() else 0o600)] == []
     assert list((story.folder / "tmp").iterdir()) == []
+
+
+@pytest.mark.ray
+def test_ray_keeps_no_secret(cluster, launcher):
+    """Neither the command line nor the environment of the submitter is in the memory of a process of Ray's own."""
+    script = launcher.script("import os, time\nprint(os.environ['HF_TOKEN'][::-1], flush=True)\ntime.sleep(60)\n")
+    typed = f"env.DB_PASSWD={canary('typed')}"
+    job = {"entrypoint": {"script": script}, "nnodes": 1, "nproc_per_node": 1}
+    run = launcher.start(typed, env={"HF_TOKEN": canary("submitter")}, **job)
+    assert run.process.stdout is not None
+    assert canary("submitter")[::-1] in run.process.stdout.readline(), run.wait().err
+    daemons = [pid for pid in marked(cluster.mark) if "/ray/" in _read(Path(f"/proc/{pid}/cmdline"))]
+    assert any("gcs_server" in _read(Path(f"/proc/{pid}/cmdline")) for pid in daemons)
+    assert [_read(Path(f"/proc/{pid}/cmdline")) for pid in daemons if _has_in_memory(pid, CANARY.encode())] == []
+    run.process.terminate()
+    assert run.wait().code == 143, run.err
+
+
+def _has_in_memory(pid: int, data: bytes) -> bool:
+    """Return whether the writable memory of a process has these bytes."""
+    try:
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+    except PermissionError:
+        pytest.skip("this user may not read the memory of other processes")
+    for line in _read(Path(f"/proc/{pid}/maps")).splitlines():
+        addresses, access, *_ = line.split()
+        low, high = (int(address, 16) for address in addresses.split("-"))
+        with contextlib.suppress(OSError, OverflowError):  # it cannot be read, such as a driver's
+            if access.startswith("rw") and data in os.pread(memory, high - low, low):
+                return True
+    os.close(memory)
+    return False

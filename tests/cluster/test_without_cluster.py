@@ -60,7 +60,7 @@ def start(environ, folder: Path, script: str, *overrides: str, **job: Any) -> su
     program = (
         f"{NO_RAYLETS}; from raylaunch.cli.main import main; code = main(); print('ray' in sys.modules); exit(code)"
     )
-    command = [sys.executable, "-c", program, "job.yaml", *overrides]
+    command = ["nice", "-n", "1", sys.executable, "-c", program, "job.yaml", *overrides]
     return subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -71,14 +71,14 @@ def finished(process: subprocess.Popen[str]) -> tuple[list[str], str]:
 
 
 def test_trains_without_ray_and_leaves_nothing(alone):
-    """2 x 2 workers. The driver does not import Ray, and workers find none. `RAY_` variables stay as the user set them."""
+    """2 x 2 workers. The driver does not import Ray, and workers find none. `RAY_` variables and the niceness stay."""
     env, folder = alone
     script = (
         "import os, torch.distributed as d\nd.init_process_group('gloo')\n"
-        "print(d.get_world_size(), os.environ.get('RAY_ADDRESS'), os.environ['RAY_DEDUP_LOGS'])\n"
+        "print(d.get_world_size(), os.environ.get('RAY_ADDRESS'), os.environ['RAY_DEDUP_LOGS'], os.nice(0))\n"
     )
     out, err = finished(start(env | {"RAY_DEDUP_LOGS": "0"}, folder, script, preload=["torch"]))
-    assert out == ["False", *["[0] 4 None 0", "[1] 4 None 0", "[2] 4 None 0", "[3] 4 None 0"]]
+    assert out == ["False", *(f"[{rank}] 4 None 0 {os.nice(0) + 1}" for rank in range(4))]
     assert "no Ray cluster was found: all 2 nodes run on this machine" in err
     assert "node-2 (127.0.0.1) is ready" in err
 

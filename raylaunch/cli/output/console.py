@@ -33,11 +33,13 @@ from raylaunch.core.machine.state import Phase, Stopping
 from raylaunch.core.placement.environment import assign
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
-from raylaunch.core.text import count, printable
+from raylaunch.core.text import capped, count, printable
 from raylaunch.errors import ExitCode
 from raylaunch.node.logs.tail import LogOutput
 
 _MAX_GROUPS = 8
+_MAX_LINE = 4_000
+"""Characters of a line."""
 _NO_DEADLINE = 1e6
 """Seconds. A node that is drained without a deadline gets one that is further away than this."""
 _CODES = {"dim": "2", "green": "32", "yellow": "33"}
@@ -173,7 +175,7 @@ class Console:
 
     def say(self, text: str, *, colour: str = "") -> None:
         """Print one line of raylaunch, in order with the job's output."""
-        shown = printable(self._redactor.hide(text))
+        shown = printable(capped(self._redactor.hide(text), _MAX_LINE))
         self._write(f"{self._in('dim', 'raylaunch:')} {self._in(colour, shown)}\n")
 
     def line(self, text: str) -> None:

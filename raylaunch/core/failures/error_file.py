@@ -29,7 +29,7 @@ class MalformedError(ValueError):
 
 def parse(text: str) -> WorkerError:
     """Return the error that the text of an error file tells of. Raise MalformedError if it tells of none."""
-    data = _object(text)
+    data, written = _object(text)
     message = data.get("message")
     if isinstance(message, str):
         error = _error(message, traceback="", timestamp=data.get("timestamp"))
@@ -43,26 +43,25 @@ def parse(text: str) -> WorkerError:
     else:
         msg = "it has no `message` that is a text, or an object with one"
         raise MalformedError(msg)
-    try:
-        written = "" if _data(error) == data else json.dumps(data)
-    except RecursionError:
-        return error
-    return replace(error, written=written if len(written) <= _MOST_WRITTEN else "")
+    is_kept = _data(error) != data and len(written) <= _MOST_WRITTEN
+    return replace(error, written=written) if is_kept else error
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str) -> tuple[dict[str, Any], str]:
+    """Return the object, and its text as `json.dumps` writes it. Raise MalformedError if there is none."""
     if not text.strip():
         msg = "it is empty"
         raise MalformedError(msg)
     try:
         data = json.loads(text)
+        written = json.dumps(data)
     except (ValueError, RecursionError) as error:
         msg = f"it is not JSON: {error}"
         raise MalformedError(msg) from None
     if not isinstance(data, dict):
         msg = "it is not a JSON object"
         raise MalformedError(msg)
-    return data
+    return data, written
 
 
 def _error(message: str, *, traceback: str, timestamp: object) -> WorkerError:
@@ -92,7 +91,7 @@ def compose(error: WorkerError, *, exit_code: int = 0) -> str:
     data = _data(error)
     # Nothing may have been written, and redaction of secrets may have left no JSON or another object.
     with contextlib.suppress(MalformedError):
-        written = _object(error.written)
+        written, _ = _object(error.written)
         data = written if "message" in written else data
     if exit_code and isinstance(data["message"], dict):
         data["message"]["errorCode"] = exit_code

@@ -14,7 +14,7 @@ from raylaunch.core.job.secrets import HIDDEN, is_secret, is_secret_argument, sh
 
 Thing = TypeVar("Thing")
 
-_PATHS = ("_path", "_file", "_dir", "_home")
+_PATHS = ("_path", "_file", "_dir", "_directory", "_home")
 """Suffixes of variables whose values are paths, which other texts may contain."""
 _LONG = 8
 """Values of so many characters are searched everywhere in other texts."""

@@ -53,7 +53,7 @@ def _getifaddrs() -> Iterator[tuple[str, str]]:
         entry = head
         while entry:
             if entry.contents.address and (text := _to_text(entry.contents.address.contents)):
-                yield entry.contents.name.decode(), text
+                yield os.fsdecode(entry.contents.name), text
             entry = entry.contents.next
     finally:
         _LIBC.freeifaddrs(head)

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from raylaunch.node.linux import processes
+
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO in `linux/proc_ns.h`.
 
@@ -131,8 +133,8 @@ def cgroup_counter(process: Path) -> Path | None:
     (`Documentation/admin-guide/cgroup-v2.rst` of the kernel), or `memory.oom_control` of cgroup v1, which does not.
     """
     try:
-        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-        mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+        groups = [line.split(":", 2) for line in processes.lines_of(process / "cgroup")]
+        mounts = [line.split(" ") for line in processes.lines_of(process / "mountinfo")]
     except OSError:
         return None
     for version, name in (("cgroup", "memory.oom_control"), ("cgroup2", "memory.events")):

@@ -57,7 +57,7 @@ def _children_by_scan(pid: int) -> set[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
-                parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
+                parent = (folder / "stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[1]
                 if int(parent) == pid:
                     found.add(int(folder.name))
     return found
@@ -139,7 +139,7 @@ def release_memory() -> None:
     """
     libc = ctypes.CDLL(None)
     libc.malloc_trim(0)
-    for start, end in _clean_file_mappings(Path("/proc/self/smaps").read_text()):
+    for start, end in _clean_file_mappings(lines_of("/proc/self/smaps")):
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
 
@@ -150,13 +150,22 @@ def collapse_into_huge_pages() -> None:
     before Linux 6.1, which introduced MADV_COLLAPSE.
     """
     libc = ctypes.CDLL(None)
-    for start, end in _huge_page_ranges(Path("/proc/self/maps").read_text()):
+    for start, end in _huge_page_ranges(lines_of("/proc/self/maps")):
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)
 
 
-def _huge_page_ranges(maps: str) -> Iterator[tuple[int, int]]:
+def lines_of(path: str | Path) -> list[str]:
+    """Return the lines of a file of /proc. Raises OSError.
+
+    Names of files and processes in it need not be UTF-8, and may have any character but a newline.
+    """
+    text = os.fsdecode(Path(path).read_bytes()).rstrip("\n")
+    return text.split("\n") if text else []
+
+
+def _huge_page_ranges(maps: list[str]) -> Iterator[tuple[int, int]]:
     """Yield start and end of private, writable memory, as far as it consists of whole huge pages."""
-    for line in maps.splitlines():
+    for line in maps:
         addresses, permissions, _, _, _, *name = line.split()
         low, _, high = addresses.partition("-")
         start = -(-int(low, 16) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
@@ -165,9 +174,9 @@ def _huge_page_ranges(maps: str) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-def _clean_file_mappings(smaps: str) -> Iterator[tuple[int, int]]:
+def _clean_file_mappings(smaps: list[str]) -> Iterator[tuple[int, int]]:
     addresses, is_file = "", False
-    for line in smaps.splitlines():
+    for line in smaps:
         fields = line.split()
         if "-" in fields[0]:
             addresses, is_file = fields[0], len(fields) > 5 and fields[5].startswith("/")  # noqa: PLR2004

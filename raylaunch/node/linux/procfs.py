@@ -127,6 +127,6 @@ def _stat(pid: int) -> list[str]:
 def _fields(path: str, names: frozenset[str] | set[str], base: int = 10) -> dict[str, int]:
     """Return the numbers of the lines `NAME: NUMBER [UNIT]` of a file."""
     with contextlib.suppress(OSError):
-        lines = (line.partition(":") for line in Path(path).read_text(errors="replace").splitlines())
+        lines = (line.partition(":") for line in processes.lines_of(path))
         return {name: int(value.split()[0], base) for name, _, value in lines if name in names}
     return {}

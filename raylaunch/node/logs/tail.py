@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from raylaunch.core.job.outputs import STREAMS, OutputView
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.record.run_layout import FILTERED, LOGS, RunLayout
+from raylaunch.core.text import printable
 from raylaunch.node.linux import scratch
 from raylaunch.node.linux.inotify import Inotify
 from raylaunch.node.logs.prefix import LineFilter, LinePrefixer
@@ -203,9 +204,11 @@ class LogTailer:
             self._notices += _output(tail, tail.lines.finish())
             tail.lines = LinePrefixer(tail.source.prefix)
         tail.hidden_until = start
-        where = f"; all of it is in {tail.source.path}" if tail.source.kept else ""
+        where = f"; all of it is in {printable(tail.source.path)}" if tail.source.kept else ""
         notice = f"raylaunch: {skipped} bytes of rank {tail.source.rank}'s {tail.source.stream} are not shown{where}\n"
-        self._notices.append(LogOutput(rank=tail.source.rank, stream="stderr", data=notice.encode()))
+        self._notices.append(
+            LogOutput(rank=tail.source.rank, stream="stderr", data=notice.encode(errors="backslashreplace"))
+        )
 
 
 def _size(tail: _FileTail) -> int:

@@ -38,7 +38,7 @@ def _query_in_child(mode: str, gpu: int) -> tuple[set[int], str]:
             answer = " ".join(map(str, sorted(_cpus_near_gpu(mode, gpu))))
         except BaseException as error:  # noqa: BLE001
             answer = "!" + traceback.format_exception_only(error)[-1].strip()
-        os.write(writable, answer.encode()[:_MAX_ANSWER_BYTES])
+        os.write(writable, answer.encode(errors="backslashreplace")[:_MAX_ANSWER_BYTES])
         os._exit(0)
     os.close(writable)
     with open(readable, encoding="utf-8", errors="replace") as file:

@@ -261,6 +261,15 @@ def test_text_that_the_terminal_cannot_show(monkeypatch, encoding, line):
     assert stderr.buffer.getvalue() == b"raylaunch: " + line + b"\n"
 
 
+def test_a_long_line_is_capped(capsys):
+    """Such as the text of an error in a module that could not be imported ahead."""
+    shown = Console()
+    shown.on_message("long " * 20_000)
+    shown.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 3900 < len(line) < 4200
+
+
 def _lost(capsys, rank: int | None) -> str:
     """Return the line for the loss of node-2 (ranks 2 and 3) after output of `rank` was shown."""
     machine = Machine(Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:2", nproc_per_node=2))

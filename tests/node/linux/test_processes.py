@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from pathlib import Path
 
 import pytest
 
+from raylaunch.node.linux import processes
 from tests.node.harness import Node
 
 HUGE_PAGE = 2 * 1024 * 1024
@@ -35,3 +37,14 @@ def test_most_of_the_fork_servers_memory_is_in_huge_pages(node: Node) -> None:
     pid = node.supervisor.server_pid
 
     assert kilobytes(pid, "AnonHugePages") > kilobytes(pid, "Anonymous") / 4
+
+
+def test_a_mapped_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    """Python, or a library, may be in such a folder, with line ends of other systems in its name."""
+    path = os.path.join(os.fsencode(tmp_path), b"caf\xe9\r\x0b\x85\xc2\x85 x.so")
+    with open(path, "w+b") as file:
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096):
+            assert any(os.fsdecode(path) in line for line in processes.lines_of("/proc/self/maps"))
+            processes.release_memory()
+            processes.collapse_into_huge_pages()

@@ -13,7 +13,7 @@ import pytest
 
 from raylaunch.core.failures.stacks import ResourceUsage
 from raylaunch.node.linux import processes
-from raylaunch.node.linux.procfs import has_stopped_child, resource_usage
+from raylaunch.node.linux.procfs import catches, has_stopped_child, resource_usage
 from tests.node.harness import until
 
 pytestmark = pytest.mark.timeout(100)
@@ -82,3 +82,11 @@ def test_a_stopped_child_is_found():
 def test_a_process_that_is_gone():
     """It has used nothing."""
     assert resource_usage(2**22 + 1) == ResourceUsage()
+
+
+def test_a_process_with_a_strange_name():
+    """A name may have any character, and may not be UTF-8."""
+    name = "from ctypes import CDLL\nCDLL(None).prctl(15, b'\\xe9\\x0bSigCgt:\\x85 z)', 0, 0, 0)\n"
+    with running(name + SPIN) as pid:
+        assert uses(pid, lambda used: used.cpu > 0.05)
+        assert catches(pid, signal.SIGINT)

@@ -19,7 +19,9 @@ import torch.distributed as dist
 
 from raylaunch.core.failures.failure import Failure, WorkerError, why_hopeless
 from raylaunch.worker.runtime import boot
+from raylaunch.worker.runtime.process_setup import encodable
 from tests.node.harness import Node
+from tests.worker import any_worker
 
 PACKAGE = Path(boot.__file__).parents[2]
 
@@ -103,6 +105,48 @@ def test_an_environment_with_an_impossible_value(node: Node) -> None:
     outcome = node.run(node.script("print(1)"))
     assert error(outcome.failure).type == "ValueError"
     assert is_hopeless(outcome.failure)
+
+
+TEXT = "caf\udce9 \x1b[2J\r\n" + "gloo " * 2000 + "...."
+ENDS = {
+    "kill": "was killed by",
+    "exit_code": "exited with code",
+    "exit_no_text": "exited with code 1",
+    "exit_at_exit": "exited with code 3",
+    "own_name": "raised caf \x1b[2J",
+    "no_text": "raised NoTextError: (its text cannot be made)",
+    "wrong_text": "raised E: (its text cannot be made)",
+    "recursion": "raised RecursionError: maximum recursion depth exceeded",
+    "error_file": "exited with code 1",
+    "error_folder": "exited with code 1",
+    "json_error_file": "raised error: caf\udce9",
+    "nested_error_file": "exited with code 1",
+    "chain": "raised KeyError: ",
+}
+"""How failures begin that are not the exception of `collateral` or one like it."""
+
+
+def test_all_ways_to_end(node: Node) -> None:
+    """Each is reported as what it is, and nothing of raylaunch is in the traceback."""
+    shutil.copy(any_worker.__file__, node.folder)
+    ways = sorted(any_worker.WAYS.keys() - {"finish"})
+    behaviour = [[{"writes": [], "way": way, "text": TEXT, "times": 1} for way in ways]]
+    (node.folder / "behaviour.json").write_text(json.dumps(behaviour))
+    outcome = node.run("any_worker.py", nproc=len(ways))
+    for rank, failure in outcome.failures.items():
+        assert failure.what.startswith(ENDS.get(ways[rank], "raised ")), (ways[rank], failure.what)
+        assert len(failure.what) < 600
+        assert len(failure.error.text if failure.error else "") < 5000
+        assert str(PACKAGE) not in outcome.stderr(rank), ways[rank]
+
+
+def test_text_that_the_locale_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands for its bytes in UTF-8, as paths and variables have them where the locale is UTF-8."""
+    monkeypatch.setattr(os, "fsencode", lambda text: text.encode("ascii", "surrogateescape"))
+    monkeypatch.setattr(os, "fsdecode", lambda data: data.decode("ascii", "surrogateescape"))
+    assert encodable("cafe \udce9") == "cafe \udce9"
+    assert encodable("café \udce9") == "caf\udcc3\udca9 \udce9"
+    assert encodable("\ud800") == "\ud800"
 
 
 # Commands.
