@@ -46,6 +46,7 @@ def test_trains_and_leaves_nothing(alone):
     script = """
 import os, ray, torch.distributed as dist
 dist.init_process_group("gloo")
+dist.barrier()
 if dist.get_rank() == 0:
     ray.init(log_to_driver=False, logging_level="ERROR")
     print(dist.get_world_size(), os.environ["MASTER_ADDR"], os.environ["KIND"], len(ray.nodes()))

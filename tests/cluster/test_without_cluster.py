@@ -74,7 +74,7 @@ def test_trains_without_ray_and_leaves_nothing(alone):
     """2 x 2 workers. The driver does not import Ray, and workers find none. `RAY_` variables and the niceness stay."""
     env, folder = alone
     script = (
-        "import os, torch.distributed as d\nd.init_process_group('gloo')\n"
+        "import os, torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\n"
         "print(d.get_world_size(), os.environ.get('RAY_ADDRESS'), os.environ['RAY_DEDUP_LOGS'], os.nice(0))\n"
     )
     out, err = finished(start(env | {"RAY_DEDUP_LOGS": "0"}, folder, script, preload=["torch"]))

@@ -183,7 +183,12 @@ class Node:
         self.launch(target, *args, nproc=nproc, **changes)
         failures: dict[int, Failure] = {}
         while True:
-            event = self.wait(WorkersExited)
+            try:
+                event = self.wait(WorkersExited)
+            except AssertionError as error:
+                texts = [self.outcome(nproc, failures).stderr(rank) for rank in failures]
+                error.add_note(f"These ranks failed, and others did not: {failures}\n{texts}")
+                raise
             failures |= {failure.rank: failure for failure in event.failures}
             if not event.failures or len(failures) == nproc:
                 break

@@ -111,6 +111,7 @@ def test_the_next_store_outlives_the_fork_server(own_node: Node, pipe: MessagePi
     script = own_node.script("""
         import torch.distributed as dist
         dist.init_process_group("gloo")
+        dist.barrier()
         print(dist.get_world_size())
         dist.destroy_process_group()
     """)

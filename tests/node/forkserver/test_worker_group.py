@@ -152,6 +152,7 @@ def test_a_script_may_set_the_master_address_itself(node: Node) -> None:
         rank = int(os.environ["RANK"])
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "{port}"
         dist.init_process_group("gloo", rank=rank, world_size=2)
+        dist.barrier()  # rank 0 must not end, and its store with it, before rank 1 has connected
         print(dist.get_world_size())
         dist.destroy_process_group()
     """
@@ -168,6 +169,7 @@ def test_the_store_is_reached_as_localhost(own_node: Node) -> None:
         import torch.distributed as dist
         url = "tcp://localhost:" + os.environ["MASTER_PORT"]
         dist.init_process_group("gloo", init_method=url, rank=int(os.environ["RANK"]), world_size=2)
+        dist.barrier()
         print(dist.get_world_size())
         dist.destroy_process_group()
     """

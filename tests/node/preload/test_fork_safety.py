@@ -108,7 +108,7 @@ def test_without_a_preload_nothing_is_imported(tmp_path: Path, mark: str, pipe: 
     try:
         assert ready.torch
         assert node.run(node.script("import sys\nprint('torch' in sys.modules)")).stdout() == "False\n"
-        group = "import torch.distributed as d\nd.init_process_group('gloo')\nprint(d.get_world_size())"
+        group = "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\nprint(d.get_world_size())"
         outcome = node.run(node.script(group), nproc=2, port=node.open_store())
         assert outcome.stdout() == "2\n", outcome.stderr()
     finally:

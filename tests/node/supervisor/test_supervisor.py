@@ -316,9 +316,11 @@ def test_ranks_of_either_start_method_meet_by_env(either: Node) -> None:
         import torch.distributed as dist
         rank = int(os.environ["RANK"])
         dist.init_process_group("gloo", init_method="tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        dist.barrier()  # rank 0, which may serve the store, must not end before rank 1 has connected
         print(dist.get_world_size())
         dist.destroy_process_group()
         dist.init_process_group("gloo")
+        dist.barrier()  # rank 0, which may serve the store, must not end before rank 1 has connected
         print(dist.get_world_size())
         dist.destroy_process_group()
     """
