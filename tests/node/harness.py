@@ -357,6 +357,10 @@ def _open_fds() -> set[str]:
     return {fd for fd in found if "/proc/" not in fd}
 
 
+def _sockets() -> set[str]:
+    return {fd for fd in _open_fds() if "socket:" in fd}
+
+
 def _shared_memory() -> set[str]:
     """Return the names of shared memory, without Ray's own."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("plasma", "ray"))}
@@ -416,26 +420,47 @@ def running(start_method: str = "forkserver", **changes: Any) -> Iterator[Node]:
         wait_none_left(node.mark)
 
 
-@pytest.fixture(scope="session")
-def shared_forkserver_node() -> Iterator[Node]:
-    with running() as node:
+def shared(start_method: str, preload: tuple[str, ...]) -> Iterator[Node]:
+    before = _sockets()
+    with running(start_method, preload=preload) as node:
         mark = node.mark
+        # The socket to the hot standby may come after `Ready`; a test would take it for a file that it has left open.
+        count = 2 if start_method == "forkserver" else 1
+        until(lambda: not node.events_within(0.01) and len(_sockets() - before) >= count, "there is no hot standby")
         yield node
     wait_none_left(mark)
+
+
+@pytest.fixture(scope="session")
+def shared_forkserver_node() -> Iterator[Node]:
+    yield from shared("forkserver", ())
+
+
+@pytest.fixture(scope="session")
+def shared_torch_node() -> Iterator[Node]:
+    yield from shared("forkserver", ("torch",))
 
 
 @pytest.fixture(scope="session")
 def shared_spawn_node() -> Iterator[Node]:
-    with running("spawn") as node:
-        mark = node.mark
-        yield node
-    wait_none_left(mark)
+    yield from shared("spawn", ("torch",))
 
 
 @pytest.fixture
 def node(shared_forkserver_node: Node, tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
-    """A node with torch imported that forks its workers. Tests that leave its fork server alive share it."""
+    """A node that forks its workers. Tests that leave its fork server alive share it.
+
+    It has nothing imported: a worker that was forked with torch frees all of it when it ends, which takes a third of a
+    second of CPU.
+    """
     with shared_node(shared_forkserver_node, tmp_path, mark, pipe) as node:
+        yield node
+
+
+@pytest.fixture
+def torch_node(shared_torch_node: Node, tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """A node like `node` with torch imported, for scripts that use it."""
+    with shared_node(shared_torch_node, tmp_path, mark, pipe) as node:
         yield node
 
 
@@ -451,6 +476,22 @@ def either(
     """A shared node that forks its workers, and then one that starts a new interpreter for each."""
     with shared_node(
         shared_forkserver_node if request.param == "forkserver" else shared_spawn_node, tmp_path, mark, pipe
+    ) as node:
+        yield node
+
+
+@pytest.fixture(params=["forkserver", "spawn"])
+def torch_either(
+    request: pytest.FixtureRequest,
+    shared_torch_node: Node,
+    shared_spawn_node: Node,
+    tmp_path: Path,
+    mark: str,
+    pipe: MessagePipe,
+) -> Iterator[Node]:
+    """The same, with torch imported where workers are forked."""
+    with shared_node(
+        shared_torch_node if request.param == "forkserver" else shared_spawn_node, tmp_path, mark, pipe
     ) as node:
         yield node
 

@@ -2,7 +2,19 @@
 
 import pytest
 
-from tests.node.harness import either, mark, no_leaks, node, own_node, pipe, shared_forkserver_node, shared_spawn_node
+from tests.node.harness import (
+    either,
+    mark,
+    no_leaks,
+    node,
+    own_node,
+    pipe,
+    shared_forkserver_node,
+    shared_spawn_node,
+    shared_torch_node,
+    torch_either,
+    torch_node,
+)
 from tests.warm_python import WarmPython
 from tests.worker.alone import Alone, environment
 
@@ -16,6 +28,9 @@ __all__ = [
     "pipe",
     "shared_forkserver_node",
     "shared_spawn_node",
+    "shared_torch_node",
+    "torch_either",
+    "torch_node",
     "warm_torch",
 ]
 

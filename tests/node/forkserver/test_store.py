@@ -37,10 +37,10 @@ FOREIGN_ADDRESS = "198.51.100.7"  # reserved for documentation (RFC 5737): no ma
 
 
 @pytest.fixture
-def restored_node(node: Node) -> Iterator[Node]:
-    """The shared node. Its address and port are reset after the test."""
-    yield node
-    node.set(address=ADDRESS, master_addr="", master_port=0)
+def restored_node(torch_node: Node) -> Iterator[Node]:
+    """The shared torch_node. Its address and port are reset after the test."""
+    yield torch_node
+    torch_node.set(address=ADDRESS, master_addr="", master_port=0)
 
 
 # The master address.

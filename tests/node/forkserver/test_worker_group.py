@@ -143,7 +143,7 @@ def test_a_forwarded_signal_is_delivered_after_a_time_without_a_handler() -> Non
     assert patient.until_poll() is None, "a process that has ended is forgotten"
 
 
-def test_a_script_may_set_the_master_address_itself(node: Node) -> None:
+def test_a_script_may_set_the_master_address_itself(torch_node: Node) -> None:
     """As in PyTorch's tutorial: the script sets MASTER_ADDR and MASTER_PORT, and its rank 0 serves the store."""
     (port,) = free_ports(1)
     text = f"""
@@ -156,7 +156,7 @@ def test_a_script_may_set_the_master_address_itself(node: Node) -> None:
         print(dist.get_world_size())
         dist.destroy_process_group()
     """
-    outcome = node.run(node.script(text), nproc=2, port=node.open_store())
+    outcome = torch_node.run(torch_node.script(text), nproc=2, port=torch_node.open_store())
     assert outcome.stdout() == "2\n", outcome.stderr()
 
 

@@ -89,10 +89,10 @@ def test_threads_of_torch_make_workers_spawn(tmp_path: Path, mark: str, pipe: Me
         node.supervisor.close()
 
 
-def test_the_fork_server_leaves_cuda_alone(node: Node) -> None:
+def test_the_fork_server_leaves_cuda_alone(torch_node: Node) -> None:
     """A forked worker has torch imported and CUDA not initialized, and `_is_in_bad_fork` of torch is False."""
-    outcome = node.run(
-        node.script("""
+    outcome = torch_node.run(
+        torch_node.script("""
         import sys
         print("torch" in sys.modules)
         import torch

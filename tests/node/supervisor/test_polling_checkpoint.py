@@ -25,7 +25,7 @@ TRAINS = """
             checkpointed(step)
 """
 AHEAD = 500
-"""So many steps take the workers longer than it takes until they read the proposal."""
+"""So many steps usually take the workers longer than it takes until they read the proposal."""
 POLLS_ONCE = """
     import os, time
     from raylaunch.worker import checkpointed, should_checkpoint
@@ -58,6 +58,25 @@ def request_checkpoint(node: Node, step: int) -> None:
     node.supervisor.handle(CommitCheckpoint(attempt=node.attempt, step=step))
 
 
+def propose_ahead(node: Node, ahead: int = AHEAD) -> StepProposed:
+    """Propose steps until one is ahead of all workers, as the driver does: on a busy machine the first may be too early."""
+    while True:
+        step = highest_step(node) + ahead
+        propose_checkpoint(node, step)
+        proposed = node.wait(StepProposed)
+        assert (proposed.node, proposed.attempt, proposed.step) == ("node-0", node.attempt, step)
+        if proposed.reached < step:
+            return proposed
+        ahead *= 2
+
+
+def request_ahead(node: Node, ahead: int = AHEAD) -> int:
+    """Propose and commit a step that is ahead of all workers; return it."""
+    step = propose_ahead(node, ahead).step
+    node.supervisor.handle(CommitCheckpoint(attempt=node.attempt, step=step))
+    return step
+
+
 def highest_step(node: Node) -> int:
     heartbeat = node.supervisor.heartbeat()
     assert heartbeat is not None
@@ -67,8 +86,7 @@ def highest_step(node: Node) -> int:
 def test_all_workers_save_at_the_committed_step(either: Node, pipe: MessagePipe) -> None:
     """Each saves there and at no step before; then they wait until they are stopped."""
     start_workers(either, pipe, TRAINS, nproc=3)
-    step = highest_step(either) + AHEAD
-    request_checkpoint(either, step)
+    step = request_ahead(either)
     answer = either.wait(WorkersCheckpointed)
     assert (answer.attempt, answer.node, answer.step) == (either.attempt, "node-0", step)
     assert either.events_within(0.1) == []
@@ -80,11 +98,7 @@ def test_all_workers_save_at_the_committed_step(either: Node, pipe: MessagePipe)
 def test_workers_wait_at_a_proposed_step(node: Node, pipe: MessagePipe) -> None:
     """The node reports how far they were. At the step they neither save nor continue before it is committed."""
     start_workers(node, pipe, TRAINS, nproc=2)
-    step = highest_step(node) + AHEAD
-    propose_checkpoint(node, step)
-    proposed = node.wait(StepProposed)
-    assert (proposed.node, proposed.attempt, proposed.step) == ("node-0", node.attempt, step)
-    assert proposed.reached < step
+    step = propose_ahead(node).step
     until(lambda: highest_step(node) == step, "they do not reach the step")
     assert node.events_within(0.1) == []
     assert highest_step(node) == step
@@ -120,8 +134,7 @@ def test_a_worker_that_waits_at_a_proposed_step_handles_a_signal(node: Node, pip
         text.replace("        if step == 4:", "        if ended:\n            sys.exit(3)\n        if step == 4:"),
         nproc=1,
     )
-    step = highest_step(node) + AHEAD
-    propose_checkpoint(node, step)
+    step = propose_ahead(node).step
     until(lambda: highest_step(node) == step, "it does not reach the step")
     stopped = node.stop(grace=100 * SECONDS)
     assert [late.exit_code for late in stopped.failures] == [3]
@@ -130,7 +143,7 @@ def test_a_worker_that_waits_at_a_proposed_step_handles_a_signal(node: Node, pip
 def test_nothing_is_polled_without_a_request(node: Node, pipe: MessagePipe) -> None:
     """The supervisor sleeps until something happens."""
     start_workers(node, pipe, TRAINS, nproc=1)
-    request_checkpoint(node, highest_step(node) + AHEAD)
+    request_ahead(node)
     node.wait(WorkersCheckpointed)
     assert select.select([node.supervisor.fileno()], [], [], 0.2)[0] == []
 
@@ -138,8 +151,7 @@ def test_nothing_is_polled_without_a_request(node: Node, pipe: MessagePipe) -> N
 def test_a_script_that_polls_only_some_steps(node: Node, pipe: MessagePipe) -> None:
     """It calls `should_checkpoint` at every tenth step, saves at the next of these, and that step is reported."""
     start_workers(node, pipe, TRAINS.replace("if should", "if step % 10 == 3 and should"), nproc=2)
-    step = highest_step(node) + AHEAD + 4
-    request_checkpoint(node, step)
+    step = request_ahead(node, AHEAD + 4)
     answer = node.wait(WorkersCheckpointed)
     assert answer.step is not None
     assert answer.step >= step
@@ -196,7 +208,7 @@ def test_a_proposal_after_the_workers_have_ended_is_declined(node: Node) -> None
 def test_a_worker_that_fails_instead_of_saving(node: Node, pipe: MessagePipe) -> None:
     """Its failure is reported first, and then that no step was saved."""
     start_workers(node, pipe, TRAINS.replace("print(step)", "raise OSError('disk')"), nproc=1)
-    request_checkpoint(node, highest_step(node) + AHEAD)
+    request_ahead(node)
     exited = node.wait(WorkersExited)
     assert exited.failures[0].error is not None
     assert exited.failures[0].error.message == "disk"
@@ -214,14 +226,14 @@ def test_a_stop_withdraws_the_request(node: Node, pipe: MessagePipe) -> None:
     request_checkpoint(node, 10**9)
     node.launch(node.script(TRAINS))
     pipe.read_lines()
-    assert [type(event) for event in node.events_within(0.1)] == [WorkersStarted]
+    seen = until(lambda: node.events_within(0.1), "it is not started")
+    assert [type(event) for event in seen] == [WorkersStarted]
 
 
 def test_a_request_does_not_reach_the_next_attempt(node: Node, pipe: MessagePipe) -> None:
     """Not even at the same step."""
     start_workers(node, pipe, TRAINS, nproc=1)
-    step = highest_step(node) + AHEAD
-    request_checkpoint(node, step)
+    step = request_ahead(node)
     node.wait(WorkersCheckpointed)
     start_workers(node, pipe, TRAINS, nproc=1)
     until(lambda: highest_step(node) > step + 5, "it stops where the attempt before was asked to save")

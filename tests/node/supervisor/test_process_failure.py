@@ -269,10 +269,10 @@ def test_sys_exit_leaves_no_error_file(node: Node) -> None:
     assert not (outcome.folders[0] / "error.json").exists()
 
 
-def test_an_exception_in_record_is_reported_once(node: Node) -> None:
+def test_an_exception_in_record_is_reported_once(torch_node: Node) -> None:
     """torch's decorator writes the error file, which is kept, and the worker reports the same exception."""
-    outcome = node.run(
-        node.script("""
+    outcome = torch_node.run(
+        torch_node.script("""
         from torch.distributed.elastic.multiprocessing.errors import record
 
         @record
@@ -293,10 +293,10 @@ def test_an_exception_in_record_is_reported_once(node: Node) -> None:
     assert "wrapper" in written["extraInfo"]["py_callstack"]
 
 
-def test_a_worker_that_is_killed_after_it_recorded_an_error(node: Node) -> None:
+def test_a_worker_that_is_killed_after_it_recorded_an_error(torch_node: Node) -> None:
     """The failure is the signal; the error file is mentioned."""
-    outcome = node.run(
-        node.script("""
+    outcome = torch_node.run(
+        torch_node.script("""
         import os, signal
         from torch.distributed.elastic.multiprocessing.errors import record
 

@@ -290,25 +290,25 @@ def test_a_store_listens_before_it_is_reported(node: Node) -> None:
     until(lambda: [is_listening(port) for port in ports] == [False, False, True], "an old store listens")
 
 
-def test_the_store_of_the_next_attempt_survives_a_launch(node: Node) -> None:
+def test_the_store_of_the_next_attempt_survives_a_launch(torch_node: Node) -> None:
     """It is opened while the current attempt runs, and used by the workers of the next."""
-    first = node.open_store()
-    node.launch(node.script("print(1)"), port=first)
-    second = node.open_store()
-    node.wait(WorkersExited)
-    outcome = node.run(node.script(GROUP.format(how="")), port=second, nproc=2)
+    first = torch_node.open_store()
+    torch_node.launch(torch_node.script("print(1)"), port=first)
+    second = torch_node.open_store()
+    torch_node.wait(WorkersExited)
+    outcome = torch_node.run(torch_node.script(GROUP.format(how="")), port=second, nproc=2)
     assert outcome.stdout() == "3.0 2\n"
 
 
-def test_four_ranks_meet_by_env(node: Node) -> None:
+def test_four_ranks_meet_by_env(torch_node: Node) -> None:
     """With `env://`, as most scripts do, in several attempts with a new store each."""
-    script = node.script(GROUP.format(how=""))
+    script = torch_node.script(GROUP.format(how=""))
     for _ in range(3):
-        outcome = node.run(script, nproc=4, port=node.open_store())
+        outcome = torch_node.run(script, nproc=4, port=torch_node.open_store())
         assert [outcome.stdout(rank) for rank in range(4)] == ["10.0 4\n"] * 4, outcome.stderr()
 
 
-def test_ranks_of_either_start_method_meet_by_env(either: Node) -> None:
+def test_ranks_of_either_start_method_meet_by_env(torch_either: Node) -> None:
     """Also with a group that the script makes at an address of its own before."""
     (port,) = free_ports(1)
     text = f"""
@@ -324,7 +324,7 @@ def test_ranks_of_either_start_method_meet_by_env(either: Node) -> None:
         print(dist.get_world_size())
         dist.destroy_process_group()
     """
-    outcome = either.run(either.script(text), nproc=2, port=either.open_store())
+    outcome = torch_either.run(torch_either.script(text), nproc=2, port=torch_either.open_store())
     assert outcome.stdout() == "2\n2\n", outcome.stderr()
 
 
@@ -336,9 +336,9 @@ def test_ranks_of_either_start_method_meet_by_env(either: Node) -> None:
     ],
     ids=["file", "tcp"],
 )
-def test_ranks_meet_by_other_init_methods(node: Node, how: str) -> None:
+def test_ranks_meet_by_other_init_methods(torch_node: Node, how: str) -> None:
     """`file://`, and `tcp://` to the store that is open already, as under torchrun."""
-    outcome = node.run(node.script(GROUP.format(how=how)), nproc=2, port=node.open_store())
+    outcome = torch_node.run(torch_node.script(GROUP.format(how=how)), nproc=2, port=torch_node.open_store())
     assert [outcome.stdout(rank) for rank in (0, 1)] == ["3.0 2\n"] * 2, outcome.stderr()
 
 

@@ -209,15 +209,15 @@ def is_left():
 
 
 @pytest.fixture
-def work(either: Node) -> Node:
-    (either.folder / "work.py").write_text(WORK)
-    return either
+def work(torch_either: Node) -> Node:
+    (torch_either.folder / "work.py").write_text(WORK)
+    return torch_either
 
 
-def test_a_function_gets_its_arguments_and_a_process_group(node: Node) -> None:
+def test_a_function_gets_its_arguments_and_a_process_group(torch_node: Node) -> None:
     """The group has all ranks, and its backend is gloo where there are no GPUs."""
-    (node.folder / "work.py").write_text(WORK)
-    outcome = node.run("work:add", 1, kind="function", kwargs={"y": 2}, nproc=2, port=node.open_store())
+    (torch_node.folder / "work.py").write_text(WORK)
+    outcome = torch_node.run("work:add", 1, kind="function", kwargs={"y": 2}, nproc=2, port=torch_node.open_store())
     assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
     assert [outcome.stdout(rank) for rank in (0, 1)] == ["3 2 1.0 gloo\n"] * 2
 
@@ -225,10 +225,10 @@ def test_a_function_gets_its_arguments_and_a_process_group(node: Node) -> None:
 @pytest.mark.parametrize(
     ("name", "printed"), [("is_left", "True\nFalse\n"), ("destroys", ""), ("Class.method", "method\n")]
 )
-def test_the_process_group_is_destroyed_after_the_function(node: Node, name: str, printed: str) -> None:
+def test_the_process_group_is_destroyed_after_the_function(torch_node: Node, name: str, printed: str) -> None:
     """The function may destroy it itself."""
-    (node.folder / "work.py").write_text(WORK)
-    outcome = node.run(f"work:{name}", kind="function", port=node.open_store())
+    (torch_node.folder / "work.py").write_text(WORK)
+    outcome = torch_node.run(f"work:{name}", kind="function", port=torch_node.open_store())
     assert (outcome.exit_code, outcome.stdout(), outcome.stderr()) == (0, printed, "")
 
 
@@ -250,21 +250,21 @@ def test_an_exception_of_a_function(work: Node) -> None:
         ("work:NUMBER", "CannotBeginError", "`work:NUMBER` is not a function"),
     ],
 )
-def test_a_function_that_is_not_there(node: Node, target: str, kind: str, message: str) -> None:
+def test_a_function_that_is_not_there(torch_node: Node, target: str, kind: str, message: str) -> None:
     """The error comes before a process group is made."""
-    (node.folder / "work.py").write_text(WORK)
-    outcome = node.run(target, kind="function")
+    (torch_node.folder / "work.py").write_text(WORK)
+    outcome = torch_node.run(target, kind="function")
     assert (outcome.exit_code, error(outcome.failure).type, error(outcome.failure).message) == (1, kind, message)
     assert is_hopeless(outcome.failure)
 
 
-def test_an_unknown_backend(node: Node) -> None:
+def test_an_unknown_backend(torch_node: Node) -> None:
     """The error comes before a process group is made."""
-    (node.folder / "work.py").write_text(WORK)
-    outcome = node.run("work:raises", kind="function", backend="carrier-pigeon")
+    (torch_node.folder / "work.py").write_text(WORK)
+    outcome = torch_node.run("work:raises", kind="function", backend="carrier-pigeon")
     assert error(outcome.failure).message == "this torch has no `carrier-pigeon` backend"
     assert is_hopeless(outcome.failure)
-    node.set(backend=None)
+    torch_node.set(backend=None)
 
 
 # Pickled function objects.
@@ -275,7 +275,7 @@ def call(node: Node, function: Any, *args: Any, nproc: int = 1, **kwargs: Any) -
     return node.run("a function", kind="pickle", payload=payload, nproc=nproc, port=node.open_store())
 
 
-def test_results_come_back_by_rank(either: Node) -> None:
+def test_results_come_back_by_rank(torch_either: Node) -> None:
     """A local function with a closure can be run, with its arguments and a process group."""
     factor = 10
 
@@ -285,7 +285,7 @@ def test_results_come_back_by_rank(either: Node) -> None:
         return factor * int(os.environ["RANK"]) + x, y, total.item()
 
     cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["x"]))
-    outcome = call(either, function, 1, y=2, nproc=2)
+    outcome = call(torch_either, function, 1, y=2, nproc=2)
     assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
     assert {rank: pickle.loads(value) for rank, value in outcome.values.items()} == {0: (1, 2, 2.0), 1: (11, 2, 2.0)}
 
@@ -308,10 +308,10 @@ def function():
 """
 
 
-def test_no_function_begins_before_all_ranks_have_connected(node: Node) -> None:
+def test_no_function_begins_before_all_ranks_have_connected(torch_node: Node) -> None:
     """Otherwise a rank that makes no collective ends while others connect to it, and they fail."""
-    (node.folder / "slow_to_connect.py").write_text(SLOW_TO_CONNECT)
-    outcome = node.run("slow_to_connect:function", kind="function", nproc=2, port=node.open_store())
+    (torch_node.folder / "slow_to_connect.py").write_text(SLOW_TO_CONNECT)
+    outcome = torch_node.run("slow_to_connect:function", kind="function", nproc=2, port=torch_node.open_store())
     assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
     results = [json.loads(outcome.stdout(rank)) for rank in range(2)]
     connected, began, left_over = zip(*results, strict=True)
@@ -319,32 +319,32 @@ def test_no_function_begins_before_all_ranks_have_connected(node: Node) -> None:
     assert not any(left_over)
 
 
-def test_a_big_result_comes_back(node: Node) -> None:
+def test_a_big_result_comes_back(torch_node: Node) -> None:
     """It has ten megabytes."""
-    outcome = call(node, eval, "b'x' * 10_000_000")
+    outcome = call(torch_node, eval, "b'x' * 10_000_000")
     assert pickle.loads(outcome.values[0]) == b"x" * 10_000_000
 
 
-def test_a_result_that_cannot_be_pickled(node: Node) -> None:
+def test_a_result_that_cannot_be_pickled(torch_node: Node) -> None:
     """It is reported as an error of the function."""
-    outcome = call(node, eval, "__import__('threading').Lock()")
+    outcome = call(torch_node, eval, "__import__('threading').Lock()")
     assert outcome.exit_code == 1
     assert error(outcome.failure).type == "TypeError"
     assert error(outcome.failure).message.startswith("the function's result, a lock, cannot be pickled")
     assert "raylaunch/" not in outcome.stderr()
 
 
-def test_an_exception_comes_back_as_an_object(node: Node) -> None:
+def test_an_exception_comes_back_as_an_object(torch_node: Node) -> None:
     """It has its type and its arguments."""
-    outcome = call(node, exec, "raise KeyError('x', 5)")
+    outcome = call(torch_node, exec, "raise KeyError('x', 5)")
     found = pickle.loads(outcome.values[0])
     assert (type(found), found.args) == (KeyError, ("x", 5))
     assert error(outcome.failure).type == "KeyError"
 
 
-def test_an_exception_that_cannot_be_pickled_is_still_a_report(node: Node) -> None:
+def test_an_exception_that_cannot_be_pickled_is_still_a_report(torch_node: Node) -> None:
     """Its type is reported, though the object is lost."""
-    outcome = call(node, exec, "import threading\nraise ValueError(threading.Lock())")
+    outcome = call(torch_node, exec, "import threading\nraise ValueError(threading.Lock())")
     assert outcome.values == {}
     assert error(outcome.failure).type == "ValueError"
 
@@ -361,9 +361,9 @@ def test_the_error_file_has_the_format_of_record(node: Node) -> None:
     assert int(data["message"]["extraInfo"]["timestamp"]) > 0
 
 
-def test_the_error_file_of_record_is_not_overwritten(node: Node) -> None:
+def test_the_error_file_of_record_is_not_overwritten(torch_node: Node) -> None:
     """The script uses `@record` of torchelastic."""
-    script = node.script("""
+    script = torch_node.script("""
         from torch.distributed.elastic.multiprocessing.errors import record
 
         @record
@@ -372,7 +372,7 @@ def test_the_error_file_of_record_is_not_overwritten(node: Node) -> None:
 
         main()
     """)
-    outcome = node.run(script)
+    outcome = torch_node.run(script)
     data = json.loads((outcome.folders[0] / "error.json").read_text())
     assert "told by record" in data["message"]["message"]
     assert set(data["message"]["extraInfo"]) == {"py_callstack", "timestamp"}

@@ -129,14 +129,14 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
 
 
 @pytest.mark.parametrize("kind", ["script", "relative", "module", "folder", "zip"])
-def test_a_worker_finds_what_plain_python_gives(either: Node, kinds: Kinds, kind: str) -> None:
+def test_a_worker_finds_what_plain_python_gives(torch_either: Node, kinds: Kinds, kind: str) -> None:
     """Every field of the dump is the same as under `python -u`, except those in the table."""
     how, target = kinds.targets[kind]
-    either.set(cwd=str(kinds.folder))
-    outcome = either.run(target, *kinds.args(kind), kind=how)
+    torch_either.set(cwd=str(kinds.folder))
+    outcome = torch_either.run(target, *kinds.args(kind), kind=how)
     assert outcome.exit_code == 0, outcome.stderr()
     worker = json.loads(outcome.stdout())
-    reference = dict(kinds.run_python(kind, either.supervisor.spec.env))
+    reference = dict(kinds.run_python(kind, torch_either.supervisor.spec.env))
     reference["env"] = reference["env"] | {name: worker["env"][name] for name in (MARK, "SAY")}
     differences = {}
     for field, expected in reference.items():
@@ -149,16 +149,16 @@ def test_a_worker_finds_what_plain_python_gives(either: Node, kinds: Kinds, kind
     assert differences == {}
 
 
-def test_random_numbers_differ_between_workers(node: Node) -> None:
+def test_random_numbers_differ_between_workers(torch_node: Node) -> None:
     """The global generators of Python, NumPy and torch differ by worker and by attempt, as in unrelated processes."""
-    script = node.script("""
+    script = torch_node.script("""
         import random, sys
         import numpy, torch
         print(random.random(), numpy.random.random(), torch.initial_seed(), torch.rand(()).item())
     """)
     found = []
     for _ in range(2):
-        outcome = node.run(script, nproc=2)
+        outcome = torch_node.run(script, nproc=2)
         assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
         found += [outcome.stdout(rank).split() for rank in range(2)]
     assert [len(set(values)) for values in zip(*found, strict=True)] == [4, 4, 4, 4]
@@ -236,6 +236,10 @@ ENDS = {
     "subprocess_sees": "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'ls /proc/self/fd | wc -l; pwd; echo $LC_CTYPE'])",
     "frames": "import sys, traceback\nprint(len(traceback.extract_stack()) > 0, sys._getframe().f_code.co_name)",
 }
+CHANGED_BY_IMPORTS = (
+    *("falls_off_the_end", "raises", "interrupt", "interrupt_by_signal", "at_exit_raises", "at_exit_after_error"),
+    *("thread_is_waited_for", "thread_raises", "own_hook", "warning", "unraisable", "del_at_the_end"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -260,9 +264,21 @@ def test_a_worker_ends_as_plain_python_does(
     either: Node, plain_ends: Callable[[str, dict[str, str]], PlainEnd], name: str
 ) -> None:
     """Exit code, stdout and stderr are the same; the traceback has no frame of raylaunch."""
-    path, expected = plain_ends(name, either.supervisor.spec.env)
-    either.set(cwd=str(path.parent))
-    outcome = either.run(str(path))
+    ends_as_plain(either, plain_ends, name)
+
+
+@pytest.mark.parametrize("name", CHANGED_BY_IMPORTS)
+def test_a_worker_with_torch_imported_ends_as_plain_python_does(
+    torch_node: Node, plain_ends: Callable[[str, dict[str, str]], PlainEnd], name: str
+) -> None:
+    """Also if it ends by what torch has a part in: exit handlers, hooks, threads and signals."""
+    ends_as_plain(torch_node, plain_ends, name)
+
+
+def ends_as_plain(node: Node, plain_ends: Callable[[str, dict[str, str]], PlainEnd], name: str) -> None:
+    path, expected = plain_ends(name, node.supervisor.spec.env)
+    node.set(cwd=str(path.parent))
+    outcome = node.run(str(path))
     assert outcome.exit_code == expected.returncode
     assert outcome.stdout() == expected.stdout
     assert without_random_parts(outcome.stderr()) == without_random_parts(expected.stderr)
@@ -329,9 +345,9 @@ def test_variables_that_a_preload_sets_are_in_the_worker(mark: str, tmp_path: Pa
     assert outcome.stdout() == f"1 {os.environ['HOME']}\n"
 
 
-def test_multiprocessing_works_in_a_script(either: Node) -> None:
+def test_multiprocessing_works_in_a_script(torch_either: Node) -> None:
     """A spawn pool finds the script's functions; forked children and DataLoader workers run."""
-    script = either.script("""
+    script = torch_either.script("""
         import multiprocessing
 
         def double(x):
@@ -352,7 +368,7 @@ def test_multiprocessing_works_in_a_script(either: Node) -> None:
             from torch.utils.data import DataLoader
             print([batch.tolist() for batch in DataLoader(Numbers(), batch_size=4, num_workers=2)])
     """)
-    outcome = either.run(script)
+    outcome = torch_either.run(script)
     assert outcome.exit_code == 0, outcome.stderr()
     assert outcome.stdout().splitlines() == ["[2, 4, 6]", "[2, 4, 6]", "[[0, 1, 2, 3], [4, 5, 6, 7]]"]
 
