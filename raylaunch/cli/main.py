@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -40,7 +41,8 @@ def _open_missing_streams() -> None:
 def _encode_anything() -> None:
     r"""Have stdout write a character that its encoding lacks as stderr does, `\xe9`, instead of raising an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or its file is another than at the start
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _command(line: CommandLine) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import subprocess
 import sys
 
@@ -235,3 +236,29 @@ def test_the_head_of_a_run_shows_no_secret(capsys):
     err = capsys.readouterr().err
     assert "train: train.py --token ***" in err
     assert "hunter" not in err
+
+
+class Moved(io.TextIOWrapper):
+    """A stream whose descriptor has another file than at the start: Python cannot tell where it is in a pipe."""
+
+    def reconfigure(self, **_: object) -> None:
+        raise OSError(29, "Illegal seek")
+
+
+@pytest.mark.parametrize("kind", [io.TextIOWrapper, Moved])
+def test_stdout_that_cannot_be_reconfigured(monkeypatch, capsys, kind):
+    """It is used as it is; what is wrong elsewhere is still said."""
+    stdout = kind(io.BytesIO())
+    if kind is io.TextIOWrapper:
+        stdout.close()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert command.main(["--no-such-flag"]) == ExitCode.USAGE
+    assert "--no-such-flag" in capsys.readouterr().err
+
+
+def test_what_stdout_cannot_encode(monkeypatch):
+    """It is escaped, as on stderr."""
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert command.main(["--version"]) == ExitCode.OK
+    assert stdout.errors == "backslashreplace"
