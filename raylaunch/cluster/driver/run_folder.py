@@ -71,7 +71,9 @@ class RunFolder:
         (path,) = made
         if isinstance(path, Path):
             return cls(path, layout, secrets, warn)
-        blocked = next((str(above) for above in first.parents if above.is_file()), "")
+        blocked = ""
+        if isinstance(path, (FileExistsError, NotADirectoryError)):
+            blocked = next((str(above) for above in first.parents if above.is_file()), "")
         why = f"{blocked} is a file" if blocked else getattr(path, "strerror", None) or str(path)
         msg = f"cannot make the run folder {first}: {why}"
         raise ConfigError(msg, hint="`log_dir` says where run folders are made")

@@ -270,7 +270,8 @@ def test_what_is_no_file() -> None:
     assert refused_file("conf/pipe.yaml") == "error: `conf/pipe.yaml` is not a regular file"
     assert refused_file("conf/zero.yaml") == "error: `conf/zero.yaml` is not a regular file"
     assert refused_file("conf/long.yaml") == "error: `conf/long.yaml` has more than 256 KiB, the limit of a job file"
-    assert "conf/xx" in refused_file(f"conf/{'x' * 300}.yaml")
+    assert refused_file(f"conf/{'x' * 300}.yaml").endswith("x.yaml` cannot be read: file name too long")
+    assert "x.py` cannot be used: file name too long" in refused_file(f"{'x' * 300}.py")
 
 
 def test_json() -> None:
