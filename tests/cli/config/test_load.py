@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable
@@ -16,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.cli.args import parser
-from raylaunch.cli.args.flags import FLAGS
 from raylaunch.cli.config import job_file, references
 from raylaunch.cli.config import load as config
 from raylaunch.cli.config.job_file import dump
 from raylaunch.cli.config.python_settings import job_of
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
+from tests.cli.any_input import arguments, contents
 from tests.profiles import examples
 
 Golden = Callable[[str, str], None]
@@ -575,60 +574,6 @@ def test_dump_and_load_function(args: list[Any], kwargs: dict[str, Any]) -> None
     assert job(dump(wanted)) == wanted
 
 
-STRUCTURE = [
-    *(
-        "\n",
-        "\n  ",
-        "\n    ",
-        " ",
-        "\t",
-        ": ",
-        ", ",
-        "- ",
-        "? ",
-        "[",
-        "]",
-        "{",
-        "}",
-        "'",
-        '"',
-        "|",
-        ">",
-        "#",
-        "%",
-        "---",
-    ),
-    *("&a ", "*a", "<<: ", "!!int ", "!!binary ", "!!python/name:os ", "???", "null", "${", "}", "${oc.env:", "\\"),
-    *("\0", "\x1b", "\u2028", "\ufeff", "'\\ud800'", "0x", "9" * 30, ".inf", "1e999", "1:4", "..", "/", "é", "\ud800"),
-]
-"""What is special in YAML, in references and in values of settings."""
-SETTINGS = [*Job.__slots__, *Entrypoint.__slots__, *RayOptions.__slots__, *NodeRule.__slots__]
-pieces = st.sampled_from(STRUCTURE) | st.sampled_from(SETTINGS).map(lambda name: f"\n{name}: ") | st.text(max_size=5)
-stretched = st.tuples(pieces, st.sampled_from([1, 1, 1, 2, 70, 3000])).map(lambda drawn: drawn[0] * drawn[1])
-structures = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(STRUCTURE),
-    lambda inside: (
-        st.lists(inside, max_size=4) | st.dictionaries(st.sampled_from(SETTINGS) | texts, inside, max_size=5)
-    ),
-    max_leaves=20,
-)
-contents = (
-    st.binary(max_size=200)
-    | st.lists(stretched, max_size=12).map(lambda drawn: "".join(drawn).encode("utf-8", "surrogatepass"))
-    | st.lists(stretched, max_size=12).map(lambda drawn: (RUN + "".join(drawn)).encode("utf-8", "surrogatepass"))
-    | structures.map(lambda value: json.dumps({"entrypoint": {"script": "a.py"}, "env": value}).encode())
-    | st.dictionaries(st.sampled_from(SETTINGS), structures).map(lambda value: json.dumps(value).encode())
-)
-words = st.sampled_from([flag.option for flag in FLAGS]) | st.sampled_from(SETTINGS).map(lambda name: name + "=")
-arguments = st.lists(
-    words
-    | pieces
-    | st.tuples(words, stretched).map("".join)
-    | st.sampled_from([FILE, "a.py", "--", "check", "-m", "x.json"]),
-    max_size=6,
-).map(lambda drawn: [word.replace("\0", "") for word in drawn])  # the system ends an argument at a zero byte
-
-
 def outcome(*given: str) -> Job | None:
     """Return the job of a command line, or None after a ConfigError that can be shown."""
     try:
@@ -653,13 +598,14 @@ def test_any_file_is_a_job_or_a_mistake(data: bytes, is_json: bool) -> None:
         assert job(dump(found)) == found
 
 
-@examples(60)
+@examples(40)
 @given(given=arguments)
 def test_any_command_line_is_a_job_or_a_mistake(given: list[str]) -> None:
     """No command line leads to another exception, to a text that changes the terminal, or to a long wait."""
     Path(FILE).write_text(RUN)
-    found = outcome(*given)
-    assert found is None or dump(found)
+    for line in (given, [FILE, *given]):
+        found = outcome(*line)
+        assert found is None or dump(found)
 
 
 OTHERS = {
