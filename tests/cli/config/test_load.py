@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from raylaunch.cli.config import load as config
 from raylaunch.cli.config.job_file import dump
 from raylaunch.cli.config.python_settings import job_of
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
+from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError, ExitCode
 from tests.cli.any_input import arguments, contents
 from tests.profiles import examples
@@ -273,6 +275,15 @@ def test_what_is_no_file() -> None:
     assert "x.py` cannot be used: file name too long" in refused_file(f"{'x' * 300}.py")
 
 
+def test_text_that_only_looks_like_references() -> None:
+    """Keys, placeholders and escaped text do not count."""
+    kwargs = {"${": {"${": None, "0${": "\\${ \\${ \\\\\\${"}}
+    found = job(FUNCTION + f"  kwargs: {json.dumps(kwargs)}\n")
+    assert found.entrypoint.kwargs == {"${": {"${": None, "0${": "${ ${ \\${"}}
+    args = ["${local_rank}"] * (references.MAX_REPLACED + 1)
+    assert job(RUN + f"  args: {json.dumps(args)}\n").entrypoint.args == args
+
+
 def test_json() -> None:
     """JSON is YAML, but for tabs, and for characters that are written as two escapes."""
     Path("conf/job.json").write_text('{\n\t"entrypoint": {"script":"train.py"},\n\t"name": "\\ud83d\\ude00"\n}\n')
@@ -289,6 +300,13 @@ def test_the_reference_states_the_limits() -> None:
     assert f"At most {references.MAX_REPLACED} references" in text
     assert f"at most {references.MAX_DEPTH} of them one after another" in text
     assert f"at most {references.MAX_CHARACTERS:,} characters" in text
+
+
+def test_a_long_line_with_a_secret() -> None:
+    """No part of a secret is shown where the line is cut."""
+    for length in range(60, 200, 7):
+        text = RUN + f"preload: [{'a, ' * (length // 3)}x, hunter2-of-ana, ???, {'b, ' * 100}]\n"
+        assert "hunter" not in refusal(text)
 
 
 def test_exit_code() -> None:
@@ -581,7 +599,7 @@ def outcome(*given: str) -> Job | None:
     except ConfigError as error:
         text = error.message
         assert text.strip()
-        assert all(char.isprintable() or char == "\n" for char in text)
+        assert printable(text, several_lines=True) == text
         assert len(text) < 50_000
         return None
     return found
