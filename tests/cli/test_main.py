@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
 
 from raylaunch.cli import main as command
 from raylaunch.errors import ClusterError, ExitCode
+from tests.cli.any_input import SCRIPT, arguments
+from tests.profiles import examples
 
 
 @pytest.fixture
@@ -73,6 +79,22 @@ def test_wrong_arguments(job, capsys, arguments, said):
     assert out == ""
     assert said in err
     assert "Traceback" not in err
+
+
+@examples(15)
+@given(more=arguments)
+def test_any_command_line_has_an_exit_code(more):
+    """Whatever is given, `--plan` succeeds, or says in a sentence what is wrong; it never is an internal error."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("a.py").touch()
+        Path("job.yaml").write_text(SCRIPT)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
+            # Without a cluster: one may run on this machine, or be started by another test.
+            code = command.main(["job.yaml", "--standalone", "--plan", *(word for word in more if "ray" not in word)])
+        assert code in (ExitCode.OK, ExitCode.USAGE, ExitCode.UNAVAILABLE)
+        assert "Traceback" not in err.getvalue()
+        assert code == ExitCode.OK or "error: " in err.getvalue() or "cannot start" in out.getvalue()
 
 
 def test_plan_of_a_local_ray(job, capsys, golden, monkeypatch):

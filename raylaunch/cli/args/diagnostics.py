@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raylaunch.core.job import secrets
-from raylaunch.core.text import count
+from raylaunch.core.text import capped, count, printable
 
 if TYPE_CHECKING:
     import yaml
@@ -117,32 +117,43 @@ class Finding:
     def __str__(self) -> str:
         shown = [(self.span, "-->", "^")] + ([(self.related, ":::", "-")] if self.related else [])
         margin = " " * max(len(str(span.line)) for span, _, _ in shown)
-        lines = [f"error: {printable(self.message)}"]
+        lines = [f"error: {_shown(self.message)}"]
         for span, arrow, caret in shown:
-            lines.append(f"{margin}{arrow} {printable(str(span))}")
+            lines.append(f"{margin}{arrow} {_shown(str(span))}")
             if span.text:
                 text, column, width = _window(span)
                 lines += [f"{margin} |", f"{str(span.line or '').rjust(len(margin))} | {text}"]
                 lines += [f"{margin} | {' ' * column}{caret * width}"]
-        return "\n".join([*lines, f"{margin} = {printable(self.hint)}"] if self.hint else lines)
+        return "\n".join([*lines, f"{margin} = {_shown(self.hint)}"] if self.hint else lines)
 
 
-def printable(text: str) -> str:
-    """Return a text without control characters, which could change what the terminal shows, and not too long."""
-    if len(text) > _MAX_MESSAGE:
-        text = f"{text[: _MAX_MESSAGE // 2]} ... {text[-_MAX_MESSAGE // 2 :]}"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+def _shown(text: str) -> str:
+    return printable(capped(text, _MAX_MESSAGE))
 
 
 def _window(span: SourceSpan) -> tuple[str, int, int]:
-    """Return the part of a long line around the mistake, and the column and width of the mistake in it."""
-    start = max(0, span.column - _MAX_LINE // 2) if len(span.text) > _MAX_LINE else 0
-    text = span.text[start : start + _MAX_LINE]
+    """Return the part of a long line around the mistake, and the column and width of the mistake in it.
+
+    As in `capped`, no word is cut, since a part of a secret could not be recognised.
+    """
+    start, end = 0, len(span.text)
+    if end > _MAX_LINE:
+        start = max(0, span.column - _MAX_LINE // 2)
+        end = min(end, start + _MAX_LINE)
+        while 0 < start < span.column and _is_word(span.text[start - 1 : start + 1]):
+            start += 1
+        while start < end < len(span.text) and _is_word(span.text[end - 1 : end + 1]):
+            end -= 1
     # Tabs and control characters would move the cursor away from the carets.
-    text = "".join(char if char.isprintable() else " " for char in text)
-    before, after = "... " * bool(start), " ..." * (start + _MAX_LINE < len(span.text))
-    column = min(span.column, start + _MAX_LINE) - start
-    return before + text + after, len(before) + column, max(1, min(span.width, _MAX_LINE - column))
+    text = "".join(char if char.isprintable() else " " for char in span.text[start:end])
+    before, after = "... " * (start > 0), " ..." * (end < len(span.text))
+    column = min(span.column, end) - start
+    width = max(1, min(span.width, end - start - column))
+    return before + text + after, len(before) + column, width
+
+
+def _is_word(text: str) -> bool:
+    return all(char.isalnum() or char in "_-+/=.~" for char in text)
 
 
 def render(findings: Sequence[Finding]) -> str:

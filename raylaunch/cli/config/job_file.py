@@ -76,7 +76,13 @@ def script_findings(job: Job, span: SourceSpan, environ: Mapping[str, str]) -> I
         return
     if Path(script).is_absolute() and not _is_run_here(job, environ):
         return
-    folder = Path(job.ray.working_dir or ".")
+    try:
+        yield from _file_findings(Path(job.ray.working_dir or "."), script, span)
+    except OSError as error:
+        yield Finding(message=f"`{script}` cannot be used: {str(error.strerror or error).lower()}", span=span)
+
+
+def _file_findings(folder: Path, script: str, span: SourceSpan) -> Iterator[Finding]:
     if not folder.is_dir():
         return  # an archive or a URL, which Ray unpacks on the nodes
     path = folder / script
@@ -87,7 +93,7 @@ def script_findings(job: Job, span: SourceSpan, environ: Mapping[str, str]) -> I
         yield Finding(message=message, span=span, hint=_script_inside(path, script))
     elif not os.access(path, os.R_OK):
         yield Finding(message=f"`{script}` cannot be read: permission denied", span=span, hint=f"chmod +r {script}")
-    elif path.is_file() and zipfile.is_zipfile(path) and "__main__.py" not in zipfile.ZipFile(path).namelist():
+    elif path.is_file() and zipfile.is_zipfile(path) and "__main__.py" not in _names(path):
         yield Finding(message=f"`{script}` is an archive without a `__main__.py`", span=span)
 
 
@@ -95,6 +101,15 @@ def _is_run_here(job: Job, environ: Mapping[str, str]) -> bool:
     """Return whether the job runs on this machine only."""
     with_local_ray = job.ray.address == "auto" and environ.get("RAY_ADDRESS") == "local"
     return job.ray.address == "local" or with_local_ray or discovery.is_alone(job.ray, environ)
+
+
+def _names(path: Path) -> list[str]:
+    """Return the names of the files in an archive. Raises OSError if it is damaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise OSError(str(error)) from error
 
 
 def _similar_file(path: Path, name: Path, pattern: str = "*") -> str:

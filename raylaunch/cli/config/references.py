@@ -21,6 +21,9 @@ MAX_REPLACED = 500
 MAX_CHARACTERS = 1_000_000
 """The length of all texts together in which references were replaced."""
 
+_PLACEHOLDERS = ("local_rank", "rank", "role_name", "node_address", "interface")
+"""Names in `${...}` that are filled in for each worker or node, and are no references."""
+_ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 _NESTED = re.compile(r"\$\{[^{}:]*\$\{")
 _NAME = re.compile(r"""\$\{\s*(?:oc\.(?:select|deprecated|dict\.\w+)\s*:)?\s*['"]?([^{}:,'"]*)""")
 """The name of a setting in a reference. The resolvers of OmegaConf that read settings take one as an argument."""
@@ -41,7 +44,7 @@ class ReferenceLimits:
 
     def __init__(self, nodes: Mapping[Path, yaml.Node]) -> None:
         """`nodes`: all values that were given, by their paths, without the sections that they are in."""
-        texts = {path: "".join(_texts(node)) for path, node in nodes.items()}
+        texts = {path: "\n".join(_texts(node)) for path, node in nodes.items()}
         self._lengths = {path: len(text) for path, text in texts.items()}
         self._texts = {path: text for path, text in texts.items() if "${" in text}
         self._inside: dict[Path, list[Path]] = {}
@@ -77,8 +80,9 @@ class ReferenceLimits:
         found = self._costs.get(path)
         if found is not None or path not in self._texts or path in above or len(above) > MAX_DEPTH:
             return found or _Cost(0, self._lengths[path], depth=len(above) if len(above) > MAX_DEPTH else 0)
-        names = _NAME.findall(self._texts[path])
-        inner = [self._cost(target, (*above, path)) for name in names for target in self._targets(path, name.strip())]
+        names = [name.strip() for name in _NAME.findall(self._texts[path])]
+        names = [name for name in names if name not in _PLACEHOLDERS]
+        inner = [self._cost(target, (*above, path)) for name in names for target in self._targets(path, name)]
         found = _Cost(
             replaced=len(names) + sum(cost.replaced for cost in inner),
             characters=self._lengths[path] + sum(cost.characters for cost in inner),
@@ -96,10 +100,9 @@ class ReferenceLimits:
 
 
 def _texts(node: yaml.Node) -> Iterator[str]:
-    """Yield all texts in a value."""
+    """Yield all texts in a value in which OmegaConf looks for references."""
     if isinstance(node, yaml.ScalarNode):
-        yield node.value
+        yield _ESCAPED.sub("", node.value)
     elif isinstance(node, yaml.CollectionNode):
         for item in node.value:
-            for part in item if isinstance(item, tuple) else (item,):
-                yield from _texts(part)
+            yield from _texts(item[1] if isinstance(item, tuple) else item)

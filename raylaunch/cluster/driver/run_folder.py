@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import json
 import os
 import queue
-import stat
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
@@ -31,7 +29,7 @@ from raylaunch.core.record.result import RunResult, facts
 from raylaunch.core.record.run_layout import LAYOUTS, RunLayout
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError
-from raylaunch.worker.runtime.process_setup import encodable
+from raylaunch.worker.runtime.process_setup import encodable, refuse_strangers
 
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
@@ -71,7 +69,9 @@ class RunFolder:
         (path,) = made
         if isinstance(path, Path):
             return cls(path, layout, secrets, warn)
-        blocked = next((str(above) for above in first.parents if above.is_file()), "")
+        blocked = ""
+        if isinstance(path, (FileExistsError, NotADirectoryError)):
+            blocked = next((str(above) for above in first.parents if above.is_file()), "")
         why = f"{blocked} is a file" if blocked else getattr(path, "strerror", None) or str(path)
         msg = f"cannot make the run folder {first}: {why}"
         raise ConfigError(msg, hint="`log_dir` says where run folders are made")
@@ -189,26 +189,15 @@ def _made(first: Path) -> Path | OSError | ValueError:
             except FileExistsError:
                 number += 1
                 path = first.with_name(f"{first.name}-{number}")
-        if (stranger := _made_by_stranger(path)) is not None:
+        try:
+            # On NFS, what root makes may belong to somebody else, as this new folder shows.
+            refuse_strangers(str(path), [path.lstat().st_uid])
+        except PermissionError:
             path.rmdir()
-            return PermissionError(errno.EPERM, f"{stranger} belongs to another user, who put it where everybody may")
+            raise
     except (OSError, ValueError) as error:  # ValueError: no path has a NUL, or half a surrogate pair
         return error
     return path
-
-
-def _made_by_stranger(path: Path) -> Path | None:
-    """Return the part of a path that another user put into a folder in which everybody may write, if there is one.
-
-    It may be a link, or be replaced by one: then this user's files would be written wherever it leads. Linux checks
-    the same if `fs.protected_symlinks` is set, for links alone.
-    """
-    trusted = {0, os.geteuid(), path.lstat().st_uid}  # on NFS, what root makes may belong to somebody else
-    for part in reversed(path.parents):
-        above = part.parent.stat()
-        if above.st_mode & stat.S_IWOTH and part.lstat().st_uid not in trusted | {above.st_uid}:
-            return part
-    return None
 
 
 class FileWriter:

@@ -6,7 +6,6 @@ One thread runs all agents. Their fork servers are processes, which end when thi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 import time
@@ -257,10 +256,13 @@ class LocalFleet(FleetBase):
         """Have each agent end its processes, and wait for that, for seconds at most."""
         if self._thread.ident is None:
             return
-        with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_CLOSE_SECONDS)
+        wait = _CLOSE_SECONDS
+        try:
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(wait)
+        except TimeoutError:
+            wait = 0.0  # the thread is stuck, perhaps in a file system that does not answer; it ends with this process
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_SECONDS)
+        self._thread.join(wait)
         if not self._thread.is_alive():
             self._loop.close()
 

@@ -28,12 +28,13 @@ class NumberRange:
     """What to do if the number is not in the range."""
 
 
+WORKERS = NumberRange(1, _MAX_WORKERS, hint="at least one worker is needed")
 _WAIT = NumberRange(0, _YEAR, is_time=True, above=True, endless=True)
 _TIME = NumberRange(0, _YEAR, is_time=True)
 
 # Timers of Linux and Python refuse times that are much longer than a year.
 RANGES = {
-    "nprocs": NumberRange(1, _MAX_WORKERS, hint="at least one worker is needed"),
+    "nprocs": WORKERS,
     "placement_timeout": _WAIT,
     "join_timeout": _WAIT,
     "start_timeout": NumberRange(0, _YEAR, is_time=True, above=True),

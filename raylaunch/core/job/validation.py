@@ -107,6 +107,11 @@ def _size_problems(job: Job) -> Iterator[Problem]:
             yield Problem(key="nnodes", message=message, hint=f"did you mean `{high}:{low}`?")
         else:
             yield from _range_problem("nnodes", high, ranges.NODES)
+            workers = int(job.nproc_per_node) if _is_count(job.nproc_per_node, least=1) else 1
+            if high <= ranges.NODES.most and high * workers > ranges.WORKERS.most:
+                message = f"{high} nodes with {job.nproc_per_node} workers each are too many"
+                hint = f"the limit is {ranges.WORKERS.most:,} workers"
+                yield Problem(key="nproc_per_node", message=message, hint=hint, also="nnodes")
     if not _is_count(job.nproc_per_node, least=1) and job.nproc_per_node not in NPROC_WORDS:
         message = f"`{written(job.nproc_per_node)}` is neither a number of workers nor one of {', '.join(NPROC_WORDS)}"
         hint = _near_miss(written(job.nproc_per_node), NPROC_WORDS) or "for example `8`, or `gpu` for one on each GPU"
@@ -243,7 +248,7 @@ def _no_multiple(job: Job) -> str:
         low, high = node_range(job.nnodes)
     except ValueError:
         return ""
-    if not is_known or not 1 <= low <= high:
+    if not is_known or not 1 <= low <= high <= ranges.NODES.most:
         return ""
     each = int(job.nproc_per_node)
     nodes = job.multiple_of // math.gcd(job.multiple_of, each)  # the number of nodes must be a multiple of this

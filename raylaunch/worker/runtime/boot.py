@@ -27,7 +27,13 @@ from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, capped_trac
 from raylaunch.core.text import capped, printable
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
-from raylaunch.worker.runtime.process_setup import close_other_fds, die_with_parent, encodable, make_private_dir
+from raylaunch.worker.runtime.process_setup import (
+    close_other_fds,
+    die_with_parent,
+    encodable,
+    make_private_dir,
+    refuse_strangers,
+)
 from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -81,6 +87,8 @@ def _redirect(spec: WorkerSpec) -> None:
     os.dup2(null, 0)
     for fd, path in ((1, spec.stdout), (2, spec.stderr)):
         make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
+        # The driver, who made the run folder, may be another user than this one.
+        refuse_strangers(os.path.dirname(path), (), links_only=True)
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(opened, fd)
         os.close(opened)

@@ -191,6 +191,13 @@ def test_a_disk_that_never_answers_does_not_keep_the_run(tmp_path, monkeypatch):
     assert messages == [f"the file system of {folder.path} does not answer: what was written last is missing there"]
 
 
+def test_a_folder_whose_name_is_too_long(tmp_path):
+    """Neither for one folder nor in all."""
+    for log_dir in ("x" * 300, "x/" * 3000):
+        with pytest.raises(ConfigError, match="File name too long"):
+            RunFolder.create(job_with_secrets(tmp_path, log_dir=log_dir), "1", print)
+
+
 def test_a_folder_that_cannot_be_made_in_time_does_not_keep_the_command(tmp_path, monkeypatch):
     """A signal interrupts the wait for the file system."""
     answered = threading.Event()

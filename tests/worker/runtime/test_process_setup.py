@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.worker.runtime.process_setup import make_private_dir
+from raylaunch.worker.runtime.process_setup import make_private_dir, refuse_strangers
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +38,24 @@ def test_an_existing_folder_is_left_as_it_is(tmp_path):
     make_private_dir(str(tmp_path), private_parents=2)
     with pytest.raises(NotADirectoryError):
         make_private_dir(str(tmp_path / "file" / "rank-0"), private_parents=2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_what_a_stranger_prepared_is_refused(tmp_path):
+    """A folder may belong to the driver's user, who need not be the worker's; a link may not."""
+    shared = tmp_path / "shared"
+    run, link = shared / "run", shared / "link"
+    run.mkdir(parents=True)
+    link.symlink_to(run)
+    shared.chmod(0o1777)
+    for path in (run, link):
+        refuse_strangers(str(path), ())
+        os.chown(path, 12345, 12345, follow_symlinks=False)
+        refuse_strangers(str(path), [12345])
+        with pytest.raises(PermissionError, match=f"{path} belongs to another user"):
+            refuse_strangers(str(path), ())
+    refuse_strangers(str(run), (), links_only=True)
+    with pytest.raises(PermissionError, match=f"{link} belongs to another user"):
+        refuse_strangers(str(link / "."), (), links_only=True)
+    shared.chmod(0o755)
+    refuse_strangers(str(link), ())
