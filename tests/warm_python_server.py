@@ -59,6 +59,9 @@ def become(files, *, module, argv, env, cwd, fds):
     for file, number in zip(spare, numbers, strict=True):
         os.dup2(file, number)
         os.close(file)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdout.reconfigure(write_through=bool(env.get("PYTHONUNBUFFERED")))
     sys.path[0] = cwd
     sys.argv = ["-m", *argv]
     if not hasattr(sys.modules.get(module), "__path__"):

@@ -252,7 +252,9 @@ def test_the_last_output_comes_before_the_report(launcher):
 def test_a_reader_that_goes_away(launcher):
     """`| head -1`: the run goes on to its end."""
     script = launcher.script("import os\nfor number in range(10_000): print(os.environ['RANK'], number)")
-    run = launcher.start(entrypoint={"script": script}, show="raw", nnodes=1)
+    run = launcher.start(
+        entrypoint={"script": script}, show="raw", nnodes=1, env={}
+    )  # a new interpreter, which flushes
     assert run.process.stdout.readline()
     run.process.stdout.close()
     run.process.stdout = open(os.devnull)  # noqa: SIM115
