@@ -187,12 +187,10 @@ def _nccl_interface(place: NodeAttributes) -> str:
 
     Earlier versions do not avoid virbr0.
     """
-    names = list(place.interfaces)
-    for wanted in ("ib",), ("",), ("docker",), ("lo",):
-        for name in names:
-            if name.startswith(wanted) and (wanted != ("",) or not name.startswith(("docker", "lo"))):
-                return name
-    return ""
+    order = {"ib": 0, "docker": 2, "lo": 3}
+    return min(
+        place.interfaces, key=lambda name: min((order[kind] for kind in order if name.startswith(kind)), default=1)
+    )
 
 
 def _is_lo(name: str, place: NodeAttributes) -> bool:

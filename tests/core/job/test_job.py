@@ -356,6 +356,7 @@ def test_valid_node_rules():
 def test_malformed_values_of_variables():
     """The operating system ends values at a zero byte."""
     assert only_problem(env={"A": "1\0"}).message == "an environment variable cannot hold a zero byte"
+    assert only_problem(preload=("torch", "a\0b")).key == "preload.1"
 
 
 @pytest.mark.parametrize("settings", [{"last_call": 0}, {"shutdown_timeout": 0}, {"nproc_per_node": "4"}])

@@ -53,6 +53,11 @@ class MarkingWorkers:
         receive(self.progress, at, worker(rank, len(done), age, step=len(done) - 1 if done else None))
 
 
+@pytest.mark.parametrize(("timeout", "auto", "is_on"), [(5.0, False, True), (None, True, True), (None, False, False)])
+def test_without_a_limit_hangs_are_not_looked_for(timeout, auto, is_on):
+    assert tracker(timeout, auto=auto).hangs.is_on == is_on
+
+
 def test_silent_worker_is_a_hang():
     """The hang has the seconds of silence and the marks of all workers; those that make steps are not suspected."""
     progress = tracker()
