@@ -41,13 +41,14 @@ class Signals:
         self._is_main = threading.current_thread() is threading.main_thread()
         self._listener: _SignalListener | None = None
 
-    def go_to(self, tell: Callable[[str], None]) -> None:
+    def go_to(self, tell: Callable[[str], None], *, ends_process: bool = True) -> None:
         """Call `tell` with the name of each signal from now on, instead of interrupting.
 
-        Installs the handlers again, in case a library replaced them. `tell` is called in a thread.
+        Installs the handlers again, in case a library replaced them. `tell` is called in a thread. `ends_process`:
+        whether the third signal to end the run ends this process.
         """
         if self._is_main:
-            self._listener = _SignalListener(self._before.keys(), self._stops, tell)
+            self._listener = _SignalListener(self._before.keys(), self._stops if ends_process else (), tell)
             self.install()
 
     def run_is_over(self) -> None:
@@ -112,8 +113,8 @@ class _SignalListener:
                     self._tell(signal.Signals(number).name)
                 if number in self._numbers & self._stops:
                     self.signals_to_end -= 1
-                    if self.signals_to_end <= 0:
-                        self._end_process(number)
+                    if self.signals_to_end == 0:  # in a thread, so that further signals are told meanwhile
+                        threading.Thread(target=self._end_process, args=(number,), daemon=True).start()
         os.close(self._readable)
 
     def _end_process(self, number: int) -> None:
