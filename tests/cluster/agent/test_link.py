@@ -1,117 +1,272 @@
-"""A driver or an agent is stopped by SIGSTOP: no worker of a lost node trains on, and the run continues."""
+"""The links between agents and the driver, without Ray, and what strangers can do to them."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import time
-from pathlib import Path
+import errno
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
 
 import pytest
 
-from tests.cluster.conftest import wait_until
-from tests.cluster.test_no_orphans import agents, parent, workers
+from raylaunch.cluster.agent import link
+from raylaunch.cluster.agent.link import LinkAddress, LinkDown, LinkServer
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-TIMEOUT = 3.0
-"""Seconds: `node_timeout`."""
+@pytest.fixture
+def link_server():
+    found = LinkServer("127.0.0.1")
+    yield found
+    found.close()
 
-TRAINING = """
-import os, time
-print("up", flush=True)
-with open(os.environ["STEPS"] + "/" + os.environ["RANK"], "a") as steps:
-    while True:
-        print(time.monotonic(), file=steps, flush=True)
-        time.sleep(0.01)
+
+def start_recording(link_server: LinkServer):
+    """Start the server; return the list of its events, and an event that is set with the first one."""
+    events: list[LinkDown] = []
+    some = threading.Event()
+
+    def tell(item: LinkDown) -> None:
+        events.append(item)
+        some.set()
+
+    link_server.start(tell)
+    return events, some
+
+
+def connect(address: LinkAddress, hello: str, source: str = "127.0.0.1") -> socket.socket:
+    connection = socket.create_connection((address.host, address.port), timeout=100, source_address=(source, 0))
+    connection.sendall(hello.encode())
+    return connection
+
+
+def test_link_down_follows_the_end_of_an_agent(link_server, until):
+    events, some = start_recording(link_server)
+    connection = connect(link_server.address, f"{link_server.address.secret} node-1\n")
+    until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
+    connection.send(b".")
+    connection.close()
+    assert some.wait(100)
+    assert events == [LinkDown(node="node-1")]
+    assert not link_server.is_up("node-1")
+
+
+def test_a_connection_without_the_secret_is_refused(link_server, until):
+    """So is a second connection with the same name. Neither counts as a link."""
+    events, _ = start_recording(link_server)
+    connection = connect(link_server.address, f"{link_server.address.secret} node-1\n")
+    until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
+    wrong = "0" * 64
+    for hello in (f"{wrong} node-1\n", f"{wrong} node-2\n", f"{link_server.address.secret} node-1\n", "\n", "x" * 256):
+        other = connect(link_server.address, hello)
+        assert other.recv(1) == b""
+        other.close()
+    assert link_server.is_up("node-1")
+    assert not link_server.is_up("node-2")
+    assert events == []
+    connection.close()
+
+
+def test_an_agent_ends_when_its_link_is_shut_down(link_server, until):
+    """`LinkDown` then proves to the driver that it is gone."""
+    events, some = start_recording(link_server)
+    ended = threading.Event()
+    link.Link(link_server.address, "node-1", ended.set)
+    until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
+    assert not ended.is_set()
+    link_server.shut_down("node-1")
+    assert ended.wait(100)
+    assert some.wait(100)
+    assert events == [LinkDown(node="node-1")]
+
+
+def test_an_agent_ends_when_the_driver_is_gone(until):
+    link_server = LinkServer("127.0.0.1")
+    link_server.start(lambda _: None)
+    ended = threading.Event()
+    link.Link(link_server.address, "node-1", ended.set)
+    until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
+    link_server.close()
+    assert ended.wait(100)
+
+
+def test_an_idle_link_sends_keepalive_bytes(link_server, until, monkeypatch):
+    """Proxies close idle connections."""
+    monkeypatch.setattr(link, "KEEPALIVE_SECONDS", 0.01)
+    server = socket.create_server(("127.0.0.1", 0))
+    address = LinkAddress(host="127.0.0.1", port=server.getsockname()[1], secret="0")
+    ended = threading.Event()
+    link.Link(address, "node-1", ended.set)
+    connection, _ = server.accept()
+    connection.settimeout(100)
+    connection.send(b"+")
+    data = b""
+    while data.count(b".") < 2:
+        data += connection.recv(16)
+    assert data.startswith(b"0 node-1\n.")
+    connection.close()
+    server.close()
+    assert ended.wait(100)
+
+
+def test_an_agent_that_cannot_connect_runs_on(link_server):
+    """Without a link, only the lease and Ray's report count."""
+    ended = threading.Event()
+    address = LinkAddress(host="127.0.0.1", port=link_server.address.port, secret="0")
+    link_server.close()
+    link.Link(address, "node-1", ended.set)
+    threads = [thread for thread in threading.enumerate() if thread.name == "raylaunch-link"]
+    for thread in threads:
+        thread.join(10)
+    assert not ended.is_set()
+
+
+def test_an_agent_that_is_not_admitted_tries_again():
+    """The driver closes connections when it has no descriptor left. That is no reason to end a node."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+        link.Link(LinkAddress(host="127.0.0.1", port=server.getsockname()[1], secret="0"), "node-1", ended.set)
+        server.accept()[0].close()
+        connection, _ = server.accept()
+        assert not ended.is_set()
+        connection.send(b"+")
+        connection.close()
+        assert ended.wait(100)
+
+
+def test_a_hello_in_several_segments(link_server):
+    start_recording(link_server)
+    connection = connect(link_server.address, link_server.address.secret[:10])
+    for part in (link_server.address.secret[10:], " node", "-1"):
+        round_trip(link_server.address)
+        connection.sendall(part.encode())
+    round_trip(link_server.address)
+    assert not link_server.is_up("node-1")
+    connection.sendall(b"\n..")
+    assert connection.recv(1) == b"+"
+    connection.close()
+
+
+def round_trip(address: LinkAddress) -> None:
+    """Wait until the server has read what was sent before."""
+    with connect(address, "\n") as other:
+        assert other.recv(1) == b""
+
+
+def test_connections_that_say_no_hello_are_closed(link_server, monkeypatch, until):
+    """Also those that send a byte now and then. Links stay."""
+    monkeypatch.setattr(link, "HELLO_SECONDS", 0.05)
+    start_recording(link_server)
+    ended = threading.Event()
+    with connect(link_server.address, "0") as stranger:
+        link.Link(link_server.address, "node-1", ended.set)
+        until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
+        assert stranger.recv(1) == b""
+    assert link_server.is_up("node-1")
+    assert not ended.is_set()
+
+
+def test_strangers_cannot_keep_agents_out(link_server, monkeypatch):
+    """More than a number of silent connections of one address close the oldest of this address, and no other."""
+    monkeypatch.setattr(link, "HELLO_SECONDS", 1000.0)
+    start_recording(link_server)
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(connect(link_server.address, "", source="127.0.0.2"))
+        strangers = [stack.enter_context(connect(link_server.address, "0")) for _ in range(link.MOST_PER_ADDRESS + 3)]
+        assert [one.recv(1) for one in strangers[:3]] == [b""] * 3
+        assert closed([other, *strangers[3:]]) == []
+        agent = stack.enter_context(connect(link_server.address, f"{link_server.address.secret} node-1\n"))
+        assert agent.recv(1) == b"+"
+
+
+def test_strangers_of_many_addresses(link_server, monkeypatch):
+    monkeypatch.setattr(link, "HELLO_SECONDS", 1000.0)
+    start_recording(link_server)
+    number = link.MOST_UNAUTHENTICATED + 1
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(connect(link_server.address, "0", source=f"127.0.1.{last}"))
+            for last in range(1, number)
+        ]
+        assert closed(strangers) == []
+        agent = stack.enter_context(connect(link_server.address, f"{link_server.address.secret} node-1\n"))
+        assert agent.recv(1) == b"+"
+        assert strangers[0].recv(1) == b""
+
+
+def closed(connections: Sequence[socket.socket]) -> list[socket.socket]:
+    """Return those that the server has closed by now. It sends nothing to them."""
+    return select.select(connections, [], [], 0.0)[0]
+
+
+SERVER = """
+import resource, sys
+from raylaunch.cluster.agent import link
+from raylaunch.cluster.agent.link import LinkServer
+link.HELLO_SECONDS = 1000.0
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+server = LinkServer("127.0.0.1")
+server.start(lambda down: print(down.node, flush=True))
+print(server.address.port, server.address.secret, flush=True)
+sys.stdin.read()
 """
 
 
-def start_training(launcher, tmp_path, **job):
-    """Start a run, and wait until all workers of its first attempt are up."""
-    (tmp_path / "steps").mkdir()
-    run = launcher.start(
-        entrypoint={"script": launcher.script(TRAINING)},
-        env={"STEPS": str(tmp_path / "steps")},
-        max_restarts=1,
-        node_timeout=TIMEOUT,
-        **job,
-    )
-    wait_for_attempt(run, 1)
-    return run
+def test_a_driver_without_descriptors():
+    """Strangers make room for agents. If agents have all descriptors, another one is admitted when one of them ends."""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        port, secret = process.stdout.readline().split()
+        address = LinkAddress(host="127.0.0.1", port=int(port), secret=secret)
+        for last in range(1, 62):
+            stack.enter_context(connect(address, "", source=f"127.0.1.{last}"))
+        agents = []
+        while answer(agent := stack.enter_context(connect(address, f"{secret} {len(agents)}\n"))) == b"+":
+            agents.append(agent)
+        assert len(agents) > 10
+        for _ in range(3):
+            assert answer(connect(address, f"{secret} further\n")) == b""
+        agents[5].close()
+        assert process.stdout.readline() == "5\n"
+        assert answer(stack.enter_context(connect(address, f"{secret} further\n"))) == b"+"
 
 
-def wait_for_attempt(run, attempt):
-    logs = [f"runs/*/*/attempt-{attempt}/rank-{rank}/stdout.log" for rank in range(4)]
-    wait_until(
-        lambda: all(any(path.read_text() for path in run.folder.glob(pattern)) for pattern in logs),
-        100,
-        f"attempt {attempt} to be up",
-    )
-
-
-def last_steps(tmp_path: Path) -> dict[str, float]:
-    return {path.name: float(path.read_text().splitlines()[-2]) for path in (tmp_path / "steps").iterdir()}
-
-
-def events_of(run, kind: str):
-    lines = (run.run_dir / "events.jsonl").read_text().splitlines(keepends=True)[2:]
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [row["event"] for row in rows if row["event"]["is"] == kind]
-
-
-def interrupt(run):
-    run.process.send_signal(signal.SIGINT)
-    run.wait()
-    assert run.code == 130
-
-
-def test_a_stopped_driver_restarts_the_attempt(launcher, tmp_path):
-    """Its nodes end their workers before it could take them for lost. When it is continued, it starts the next attempt,
-    and no restart is used up.
-    """
-    run = start_training(launcher, tmp_path)
-    before = set(workers(run))
-    assert len(before) == 4
-    os.kill(run.process.pid, signal.SIGSTOP)
-    stopped = time.monotonic()
+def answer(connection: socket.socket) -> bytes:
+    """Return what the server answers; `b""`: it closes the connection."""
     try:
-        wait_until(lambda: not before & set(workers(run)), 100, "the workers to end")
-        wait_until(lambda: time.monotonic() > stopped + 2 * TIMEOUT, 100, "the driver to have been stopped for long")
-        assert max(last_steps(tmp_path).values()) <= stopped + TIMEOUT
-        wait_until(lambda: agents(launcher.cluster) == [], 100, "the agents to end")
-    finally:
-        os.kill(run.process.pid, signal.SIGCONT)
-    wait_for_attempt(run, 2)
-    assert {event["node"] for event in events_of(run, "NodeLost")} == {"node-1", "node-2"}
-    interrupt(run)
-    assert "restart 1 of" not in (run.run_dir / "events.jsonl").read_text()
+        return connection.recv(1)
+    except ConnectionResetError:  # it did not read the hello
+        return b""
 
 
-def test_a_stopped_agent_is_lost(launcher, tmp_path):
-    """Its workers end before the driver takes it for lost; another agent is started, and no restart is used up."""
-    run = start_training(launcher, tmp_path)
-    agent = agents(launcher.cluster)[0]
-    its = {pid for pid in workers(run) if agent in ancestors(pid)}
-    assert len(its) == 2
-    os.kill(agent, signal.SIGSTOP)
-    try:
-        wait_until(lambda: events_of(run, "NodeLost"), 100, "the driver to notice")
-        assert not its & set(workers(run))
-        (event,) = events_of(run, "NodeLost")
-        assert event["why"] == "nothing was heard of it for 3 s"
-        wait_for_attempt(run, 2)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(agent, signal.SIGCONT)
-    interrupt(run)
-    assert "restart 1 of" not in (run.run_dir / "events.jsonl").read_text()
+class Exhausted(socket.socket):
+    """A listening socket of a machine that cannot accept connections for a while, whatever a process closes."""
+
+    failures = 2
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.ENFILE, "too many open files in system")
+        return super().accept()
 
 
-def ancestors(pid: int) -> list[int]:
-    found = []
-    while (pid := parent(pid)) > 1:
-        found.append(pid)
-    return found
+def test_the_listener_comes_back(monkeypatch):
+    listening = Exhausted()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    monkeypatch.setattr(link.socket, "create_server", lambda *_, **__: listening)
+    server = LinkServer("127.0.0.1")
+    server.start(lambda _: None)
+    with connect(server.address, f"{server.address.secret} node-1\n") as agent:
+        assert agent.recv(1) == b"+"
+    assert listening.failures == 0
+    server.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.agent.test_link import events_of
+from tests.cluster.test_stopped_processes import events_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

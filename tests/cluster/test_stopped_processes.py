@@ -1,0 +1,117 @@
+"""A driver or an agent is stopped by SIGSTOP: no worker of a lost node trains on, and the run continues."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import wait_until
+from tests.cluster.test_no_orphans import agents, parent, workers
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+TIMEOUT = 3.0
+"""Seconds: `node_timeout`."""
+
+TRAINING = """
+import os, time
+print("up", flush=True)
+with open(os.environ["STEPS"] + "/" + os.environ["RANK"], "a") as steps:
+    while True:
+        print(time.monotonic(), file=steps, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def start_training(launcher, tmp_path, **job):
+    """Start a run, and wait until all workers of its first attempt are up."""
+    (tmp_path / "steps").mkdir()
+    run = launcher.start(
+        entrypoint={"script": launcher.script(TRAINING)},
+        env={"STEPS": str(tmp_path / "steps")},
+        max_restarts=1,
+        node_timeout=TIMEOUT,
+        **job,
+    )
+    wait_for_attempt(run, 1)
+    return run
+
+
+def wait_for_attempt(run, attempt):
+    logs = [f"runs/*/*/attempt-{attempt}/rank-{rank}/stdout.log" for rank in range(4)]
+    wait_until(
+        lambda: all(any(path.read_text() for path in run.folder.glob(pattern)) for pattern in logs),
+        100,
+        f"attempt {attempt} to be up",
+    )
+
+
+def last_steps(tmp_path: Path) -> dict[str, float]:
+    return {path.name: float(path.read_text().splitlines()[-2]) for path in (tmp_path / "steps").iterdir()}
+
+
+def events_of(run, kind: str):
+    lines = (run.run_dir / "events.jsonl").read_text().splitlines(keepends=True)[2:]
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [row["event"] for row in rows if row["event"]["is"] == kind]
+
+
+def interrupt(run):
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+    assert run.code == 130
+
+
+def test_a_stopped_driver_restarts_the_attempt(launcher, tmp_path):
+    """Its nodes end their workers before it could take them for lost. When it is continued, it starts the next attempt,
+    and no restart is used up.
+    """
+    run = start_training(launcher, tmp_path)
+    before = set(workers(run))
+    assert len(before) == 4
+    os.kill(run.process.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        wait_until(lambda: not before & set(workers(run)), 100, "the workers to end")
+        wait_until(lambda: time.monotonic() > stopped + 2 * TIMEOUT, 100, "the driver to have been stopped for long")
+        assert max(last_steps(tmp_path).values()) <= stopped + TIMEOUT
+        wait_until(lambda: agents(launcher.cluster) == [], 100, "the agents to end")
+    finally:
+        os.kill(run.process.pid, signal.SIGCONT)
+    wait_for_attempt(run, 2)
+    assert {event["node"] for event in events_of(run, "NodeLost")} == {"node-1", "node-2"}
+    interrupt(run)
+    assert "restart 1 of" not in (run.run_dir / "events.jsonl").read_text()
+
+
+def test_a_stopped_agent_is_lost(launcher, tmp_path):
+    """Its workers end before the driver takes it for lost; another agent is started, and no restart is used up."""
+    run = start_training(launcher, tmp_path)
+    agent = agents(launcher.cluster)[0]
+    its = {pid for pid in workers(run) if agent in ancestors(pid)}
+    assert len(its) == 2
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        wait_until(lambda: events_of(run, "NodeLost"), 100, "the driver to notice")
+        assert not its & set(workers(run))
+        (event,) = events_of(run, "NodeLost")
+        assert event["why"] == "nothing was heard of it for 3 s"
+        wait_for_attempt(run, 2)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(agent, signal.SIGCONT)
+    interrupt(run)
+    assert "restart 1 of" not in (run.run_dir / "events.jsonl").read_text()
+
+
+def ancestors(pid: int) -> list[int]:
+    found = []
+    while (pid := parent(pid)) > 1:
+        found.append(pid)
+    return found
