@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 import ray
 
+from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.core.failures.failure import WorkerError
@@ -149,12 +149,12 @@ class Crowd:
         stub.something.clear()
         events, stub.unsaid = stub.unsaid, []
         stub.answered_at = time.monotonic()
-        return pickle.dumps(AgentReport(sent_at=stub.answered_at, events=events, heartbeat=stub.pulse()))
+        return serialization.dump_report(AgentReport(sent_at=stub.answered_at, events=events, heartbeat=stub.pulse()))
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def handle(self, node: str, pickled: bytes) -> None:
+    async def handle(self, node: str, message: bytes) -> None:
         """Obey an order at once."""
-        order: Order = pickle.loads(pickled)
+        order: Order = serialization.load_order(message)
         stub = self._stubs[node]
         stub.sent[type(order).__name__] += 1
         match order:
@@ -221,9 +221,9 @@ class Handle:
         self._node = ""
         self.begin = self
 
-    def remote(self, pickled: bytes) -> None:
+    def remote(self, message: bytes) -> None:
         """`begin.remote`: the agent gets its name."""
-        self._node = pickle.loads(pickled).node
+        self._node = serialization.load_spec(message).node
         self.actor = self._crowds.place(self._node)
 
     def __getattr__(self, name: str) -> _Method:

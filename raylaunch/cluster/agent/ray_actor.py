@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from raylaunch.cluster.agent import agent
+from raylaunch.cluster.agent import agent, serialization
 from raylaunch.cluster.agent.agent import AgentSpec, Home
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import Link, LinkAddress
+from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
-from raylaunch.node.protocol.messages import Order
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 CLOSE_SECONDS = 7.0
@@ -49,6 +48,10 @@ class AgentStartError(AgentError):
     """The agent cannot start on its host."""
 
 
+class AgentVersionError(AgentStartError):
+    """The agent's host has another raylaunch than the driver. The text names both."""
+
+
 class AgentActor:
     """One for each node of the run. `begin` is its first call.
 
@@ -70,22 +73,21 @@ class AgentActor:
         self._link: Link | None = None
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def begin(self, pickled: bytes) -> None:
-        """Start the agent by a pickled `AgentSpec`. `next_report` raises what goes wrong."""
+    async def begin(self, message: bytes) -> None:
+        """Start the agent by the driver's first message. `next_report` raises what goes wrong."""
         try:
-            spec: AgentSpec = pickle.loads(pickled)  # noqa: S301
+            spec = serialization.load_spec(message)
             processes.set_niceness(spec.niceness)
             self._agent = agent.Agent(spec, self._home)
+        except VersionMismatchError as error:
+            self._error = AgentVersionError(f"its host {self._home.address} {error}")
         except Exception as error:  # noqa: BLE001
             self._error = AgentStartError(_described(error))
         finally:
             self._begun.set()
 
     async def next_report(self) -> bytes:
-        """Return the next `AgentReport`, pickled: Ray's own serialization costs a driver of 1,000 nodes far more.
-
-        Raises AgentError.
-        """
+        """Return the next `AgentReport`, as bytes. Raises AgentError."""
         await self._begun.wait()
         if self._agent is None:
             raise self._error or AgentStartError("it was not begun")
@@ -93,16 +95,15 @@ class AgentActor:
             report = await self._agent.next_report()
         except Exception as error:  # noqa: BLE001
             raise AgentError(_described(error)) from None
-        return pickle.dumps(report)
+        return serialization.dump_report(report)
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def handle(self, pickled: bytes) -> None:
-        """Carry out one pickled `Order`. `next_report` raises its errors, since nobody waits for this call."""
+    async def handle(self, message: bytes) -> None:
+        """Carry out one order. `next_report` raises its errors, since nobody waits for this call."""
         if self._agent is None:
             return
         try:
-            order: Order = pickle.loads(pickled)  # noqa: S301
-            self._agent.handle(order)
+            self._agent.handle(serialization.load_order(message))
         except Exception as error:  # noqa: BLE001
             self._agent.fail(error)
 
@@ -145,7 +146,8 @@ class AgentActor:
 
 
 def _described(error: Exception) -> str:
-    return printable(f"{type(error).__name__}: {error}")
+    text = str(error) if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}"
+    return printable(text)
 
 
 def _home() -> Home:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import queue
 import threading
 import time
@@ -15,8 +14,9 @@ from typing import Any
 import ray
 from ray.exceptions import AuthenticationError, RayError
 
+from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.agent.ray_actor import actor_class, close, kill
+from raylaunch.cluster.agent.ray_actor import AgentVersionError, actor_class, close, kill
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
@@ -102,7 +102,7 @@ class RayFleet(FleetBase):
         """Send one message to the actor. Nothing comes back: `next_report` raises what goes wrong there."""
         actor = self._actors.get(node)
         if actor is not None:
-            actor.handle.remote(pickle.dumps(order))
+            actor.handle.remote(serialization.dump_order(order))
 
     # What is heard.
 
@@ -112,11 +112,12 @@ class RayFleet(FleetBase):
             return
 
         def heard(future: Any) -> None:
-            error = future.exception()
-            if error is not None:
+            try:
+                report = serialization.load_report(future.result())
+            except Exception as error:  # noqa: BLE001
                 self._gone(node, error)
                 return
-            self._tell(ReportReceived(node=node, at=time.monotonic(), report=pickle.loads(future.result())))  # noqa: S301
+            self._tell(ReportReceived(node=node, at=time.monotonic(), report=report))
             self._listen(node)
 
         actor.next_report.remote().future().add_done_callback(heard)
@@ -244,7 +245,7 @@ class RayFleet(FleetBase):
     def _start(self, request: StartAgent, spec: AgentSpec, options: Mapping[str, Any]) -> None:
         try:
             actor = self.actor_class.options(**options).remote()
-            actor.begin.remote(pickle.dumps(spec))
+            actor.begin.remote(serialization.dump_spec(spec))
         except (RayError, RuntimeError) as error:
             self._tell(AgentLost(node=request.node, why=actor_errors.summary(error), error=error))
         else:
@@ -331,4 +332,5 @@ def _cannot_start(gone: AgentLost) -> ClusterError:
             "raylaunch is not installed on the nodes of the cluster",
             hint="install it there, or name it in the `pip` of the job's runtime environment",
         )
-    return ClusterError(f"the agent of {gone.node} cannot start: {gone.why}")
+    hint = "install the same raylaunch on all nodes" if isinstance(gone.error, AgentVersionError) else ""
+    return ClusterError(f"the agent of {gone.node} cannot start: {gone.why}", hint=hint)

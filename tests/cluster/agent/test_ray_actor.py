@@ -10,10 +10,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from raylaunch.cluster.agent import ray_actor
+from raylaunch.cluster.agent import ray_actor, serialization
+from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.core.job.job import Job
+from raylaunch.core.job.outputs import view
 from raylaunch.node.protocol.messages import StopWorkers
+from raylaunch.node.protocol.node_spec import WorkerTemplate
 
-SPEC = SimpleNamespace(niceness=7)
+SPEC = AgentSpec(
+    template=WorkerTemplate(
+        run_dir="", kind="script", target="t.py", args=(), env={}, backend=None, preload=(), start_method="fork"
+    ),
+    address=None,
+    nproc=1,
+    rules={},
+    submitter_env={},
+    niceness=7,
+    cwd=None,
+    ray_address="",
+    view=view(Job()),
+    node_timeout=5.0,
+)
 
 
 @pytest.fixture
@@ -29,7 +46,7 @@ def actor(monkeypatch) -> Iterator[ray_actor.AgentActor]:
 def begun(monkeypatch, actor, make) -> None:
     """Begin, with an agent that `make` returns or an error that it raises."""
     monkeypatch.setattr(ray_actor.agent, "Agent", make)
-    asyncio.run(actor.begin(pickle.dumps(SPEC)))
+    asyncio.run(actor.begin(serialization.dump_spec(SPEC)))
 
 
 def test_the_error_of_an_order_is_kept_for_the_next_report(monkeypatch, actor):
@@ -77,3 +94,30 @@ def test_an_error_of_the_agent_can_be_sent(monkeypatch, actor):
     with pytest.raises(ray_actor.AgentError) as raised:
         asyncio.run(actor.next_report())
     "".join(traceback.format_exception(raised.value)).encode()
+
+
+def test_a_driver_of_another_version(monkeypatch, actor):
+    """The agent does not start, and says which versions there are."""
+    started: list[object] = []
+    monkeypatch.setattr(ray_actor.agent, "Agent", lambda *args: started.append(args))
+    with monkeypatch.context() as patch:
+        patch.setattr(serialization, "version", lambda: "9.9")
+        message = serialization.dump_spec(SPEC)
+    asyncio.run(actor.begin(message))
+    with pytest.raises(ray_actor.AgentVersionError) as raised:
+        asyncio.run(actor.next_report())
+    ours, protocol = serialization.version(), serialization.protocol()
+    assert str(raised.value) == (
+        f"its host 127.0.0.1 has raylaunch {ours} (protocol {protocol}), "
+        f"and the driver has raylaunch 9.9 (protocol {protocol})"
+    )
+    assert started == []
+
+
+def test_an_order_that_cannot_be_read(monkeypatch, actor):
+    errors: list[Exception] = []
+    begun(monkeypatch, actor, lambda *_: SimpleNamespace(handle=None, fail=errors.append))
+    asyncio.run(actor.handle(b"!garbage"))
+    asyncio.run(actor.handle(pickle.dumps("stop")))
+    assert [type(error) for error in errors] == [serialization.UnreadableError] * 2
+    assert str(errors[1]) == "an order cannot be read: it is of type str"

@@ -21,7 +21,7 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group_table
 
-from raylaunch.cluster.agent import ray_actor
+from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
 from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
@@ -85,9 +85,9 @@ class Agent:
     def __init__(self) -> None:
         self.begun = asyncio.Event()
 
-    async def begin(self, pickled: bytes) -> None:
+    async def begin(self, message: bytes) -> None:
         host = ray.get_runtime_context().get_node_id()
-        self.unsaid = [AgentReady(node_id=host, address="", nproc=pickle.loads(pickled).nproc, ready=READY)]
+        self.unsaid = [AgentReady(node_id=host, address="", nproc=serialization.load_spec(message).nproc, ready=READY)]
         self.begun.set()
 
     async def next_report(self) -> bytes:
@@ -127,11 +127,24 @@ class Silent(Agent):
 
 
 class UnableToBegin(Agent):
-    async def begin(self, pickled: bytes) -> None:
+    async def begin(self, message: bytes) -> None:
         pass
 
     async def next_report(self) -> bytes:
         raise ray_actor.AgentStartError("FileNotFoundError: no such folder")
+
+
+class OtherVersion(UnableToBegin):
+    async def next_report(self) -> bytes:
+        raise ray_actor.AgentVersionError("its host 10.0.0.5 has raylaunch 1.0, and the driver has raylaunch 2.0")
+
+
+class Garbled(Agent):
+    """An agent whose second report cannot be read."""
+
+    async def next_report(self) -> bytes:
+        await self.begun.wait()
+        return await super().next_report() if self.unsaid else b"!garbage"
 
 
 class Dying(Agent):
@@ -268,6 +281,7 @@ def test_agents_that_cannot_start(crew):
     for agent, tries, why in (
         (Unable, 1, "no such folder"),
         (UnableToBegin, 1, "no such folder"),
+        (OtherVersion, 1, "its host 10.0.0.5 has raylaunch 1.0, and the driver has raylaunch 2.0"),
         (Dying, 3, "its agent died"),
     ):
         found = crew("2", agent)
@@ -275,6 +289,13 @@ def test_agents_that_cannot_start(crew):
             found.count(2)
         found.fleet.close()
         assert tries <= len(found.told(AgentLost)) <= tries + 1
+
+
+def test_an_agent_whose_report_cannot_be_read_is_lost(crew):
+    found = crew("1", Garbled)
+    found.until(lambda: found.told(AgentLost))
+    assert found.told(AgentLost)[0].why == "its report cannot be read: UnpicklingError: invalid load key, '!'."
+    assert found.told(ReportReceived) != []
 
 
 def test_results_are_awaited_as_long_as_the_nodes_report(crew, monkeypatch):

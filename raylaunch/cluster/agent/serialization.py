@@ -1,0 +1,116 @@
+"""How messages between driver and agents become bytes: the first one with raylaunch's version and protocol.
+
+They are pickles, which must only be read from somebody who may run code here anyway. They travel in the calls of Ray,
+which runs code for whoever may make calls; docs/security.md says who that is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any, get_args, get_type_hints
+
+from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
+from raylaunch.node.protocol.messages import NodeEvent, Order
+
+_FIRST_LINE = re.compile(rb"raylaunch ([!-~]{1,100}) protocol ([!-~]{1,100})\n")
+
+
+class VersionMismatchError(Exception):
+    """The driver has another raylaunch than the agent. The text names both: `has ..., and the driver has ...`."""
+
+
+class UnreadableError(Exception):
+    """A message cannot be read. The text says whose it is, and why."""
+
+
+@cache
+def version() -> str:
+    """Return the version of the installed raylaunch."""
+    try:
+        return metadata.version("raylaunch")
+    except metadata.PackageNotFoundError:  # it is imported from a folder of source code
+        return "unknown"
+
+
+@cache
+def protocol() -> str:
+    """Return a hash of the names and types of all fields that driver and agents send to each other.
+
+    The pickle of a dataclass with slots has only the values: if a field is added, it would be read as another one.
+    The version does not tell that, since code may change between two releases.
+    """
+    found: dict[str, list[tuple[str, Any]]] = {}
+    _add_fields(AgentSpec | AgentReport | Order, found)
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:8]
+
+
+def _add_fields(hint: Any, found: dict[str, list[tuple[str, Any]]]) -> None:
+    """Add the fields of all dataclasses in a type, and in the types of their fields. `found`: by class name."""
+    for part in get_args(hint):
+        _add_fields(part, found)
+    if is_dataclass(hint) and isinstance(hint, type) and hint.__qualname__ not in found:
+        found[hint.__qualname__] = [(one.name, one.type) for one in fields(hint)]
+        for part in get_type_hints(hint).values():
+            _add_fields(part, found)
+
+
+def dump_spec(spec: AgentSpec) -> bytes:
+    """Return the first message to an agent: version and protocol in a line of text, then the pickle."""
+    return _first_line() + pickle.dumps(spec)
+
+
+def load_spec(message: bytes) -> AgentSpec:
+    """Read the first message. Raises VersionMismatchError before anything is unpickled, and UnreadableError."""
+    found = _FIRST_LINE.match(message)
+    if found is None or found[0] != _first_line():
+        theirs = f"raylaunch {found[1].decode()} (protocol {found[2].decode()})" if found else "another version"
+        msg = f"has raylaunch {version()} (protocol {protocol()}), and the driver has {theirs}"
+        raise VersionMismatchError(msg)
+    spec: AgentSpec = _load(message[found.end() :], AgentSpec, "the driver's first message")
+    return spec
+
+
+def _first_line() -> bytes:
+    return f"raylaunch {version()} protocol {protocol()}\n".encode()
+
+
+def dump_order(order: Order) -> bytes:
+    """Return an order as bytes."""
+    return pickle.dumps(order)
+
+
+def load_order(message: bytes) -> Order:
+    """Read an order of the driver. Raises UnreadableError."""
+    order: Order = _load(message, Order, "an order")
+    return order
+
+
+def dump_report(report: AgentReport) -> bytes:
+    """Return a report as bytes. Ray's own serialization costs a driver of 1,000 nodes far more."""
+    return pickle.dumps(report)
+
+
+def load_report(message: bytes) -> AgentReport:
+    """Read a report of an agent. Raises UnreadableError."""
+    report: AgentReport = _load(message, AgentReport, "its report")
+    if not all(isinstance(event, AgentReady | NodeEvent) for event in report.events):
+        msg = "its report cannot be read: it has events of unknown types"
+        raise UnreadableError(msg)
+    return report
+
+
+def _load(message: bytes, kind: Any, whose: str) -> Any:
+    try:
+        found = pickle.loads(message)  # noqa: S301
+    except Exception as error:  # noqa: BLE001
+        msg = f"{whose} cannot be read: {type(error).__name__}: {error}"
+        raise UnreadableError(msg) from None
+    if not isinstance(found, kind):
+        msg = f"{whose} cannot be read: it is of type {type(found).__name__}"
+        raise UnreadableError(msg)
+    return found

@@ -1,0 +1,77 @@
+"""Messages between driver and agents as bytes."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+import pytest
+
+from raylaunch.cluster.agent import serialization
+from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
+from raylaunch.node.protocol.messages import OpenStore
+from tests.cluster.agent.test_ray_actor import SPEC
+
+UNPICKLED: list[str] = []
+
+
+class Trap:
+    """An object whose pickle runs code when it is read."""
+
+    def __reduce__(self):
+        return UNPICKLED.append, ("code ran",)
+
+
+def test_what_is_written_is_read():
+    order, report = OpenStore(attempt=3), AgentReport(sent_at=1.0)
+    assert serialization.load_spec(serialization.dump_spec(SPEC)) == SPEC
+    assert serialization.load_order(serialization.dump_order(order)) == order
+    assert serialization.load_report(serialization.dump_report(report)) == report
+
+
+def test_nothing_of_another_version_is_unpickled():
+    """Not even the first message of a driver that does not say which version it has."""
+    line = b"raylaunch 9.9 protocol 0\n"
+    for first, theirs in (
+        (line, "raylaunch 9.9 (protocol 0)"),
+        (b"", "another version"),
+        (line[:-1], "another version"),
+    ):
+        with pytest.raises(VersionMismatchError) as raised:
+            serialization.load_spec(first + pickle.dumps(Trap()))
+        assert str(raised.value).endswith(f"and the driver has {theirs}")
+    assert UNPICKLED == []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStoreLater:
+    """An order to which a field was added."""
+
+    attempt: int
+    delay: float
+
+
+def test_another_field_is_another_protocol(monkeypatch):
+    """Code may change while the version does not. Pickles of such classes only have values, without their names."""
+    before = serialization.protocol()
+    monkeypatch.setattr(serialization, "Order", OpenStoreLater)
+    assert serialization.protocol.__wrapped__() != before
+    assert serialization.protocol() == before
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (b"", "EOFError: Ran out of input"),
+        (b"!garbage", "UnpicklingError: invalid load key, '!'."),
+        (pickle.dumps(7), "it is of type int"),
+        (serialization.dump_report(AgentReport(sent_at=0.0))[:-9], "UnpicklingError: pickle data was truncated"),
+        (serialization.dump_report(AgentReport(sent_at=0.0, events=["what"])), "it has events of unknown types"),
+        (b"cno_such_module\nname\n.", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_a_report_that_cannot_be_read(message, why):
+    with pytest.raises(UnreadableError) as raised:
+        serialization.load_report(message)
+    assert str(raised.value) == f"its report cannot be read: {why}"
