@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from raylaunch.node.forkserver import store
 from tests.chaos.check_steps import AttemptSteps, Note, attempts, read
 from tests.hosts.host import Host, Process, parent
 from tests.hosts.hosts import Hosts, inside
@@ -146,6 +148,23 @@ class Job:
         agents = set(self.agents(host))
         return [process.pid for process in self.processes(host) if parent(process.pid) in agents]
 
+    def helpers(self, host: Host) -> list[int]:
+        """Return the process ids of the fork servers' other children: stores, hot standbys and zygotes."""
+        servers, workers = set(self.fork_servers(host)), set(self.workers(host))
+        return [each.pid for each in self.processes(host) if parent(each.pid) in servers and each.pid not in workers]
+
+    def standbys(self, host: Host) -> list[int]:
+        """Return the process ids of hot standbys, the helpers that lead a process group."""
+        return [pid for pid in self.helpers(host) if _group(pid) == pid]
+
+    def stores(self, host: Host) -> list[int]:
+        """Return the process ids of stores: the host of rank 0 has that of its attempt and the next one's."""
+        return [pid for pid in self.helpers(host) if _name(pid) == store.PROCESS_NAME]
+
+    def zygotes(self, host: Host) -> list[int]:
+        named = {*self.standbys(host), *self.stores(host)}
+        return [pid for pid in self.helpers(host) if pid not in named]
+
     # The end of the job.
 
     def finish(self, steps_more: int = 40) -> int | None:
@@ -166,6 +185,18 @@ class Job:
 
     def said(self) -> str:
         return (self.folder / "said").read_text()
+
+
+def _group(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return os.getpgid(pid)
+    return 0
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def wait_for(what: Callable[[], Any], seconds: float) -> Any:

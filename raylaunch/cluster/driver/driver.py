@@ -291,9 +291,11 @@ class Driver:
         self._fleet.release(node)
 
     def _store_opened(self, node: str, word: StoreOpened) -> Iterator[Event]:
-        if word.port == 0 and self.machine.job.master_port:
-            raise _port_in_use(node, word, self.machine.job.master_port)
         if word.port == 0:
+            if not self._executor.store_failed(node, word):
+                return
+            if self.machine.job.master_port:
+                raise _port_in_use(node, word, self.machine.job.master_port)
             yield from self._reject(node, f"cannot open a store: {word.why}")
             return
         self._warn_once(word.why)

@@ -117,6 +117,14 @@ class Executor:
         if self._unsent is not None and self._needs(self._unsent) == (node, word.attempt):
             self._send(self._unsent, word)
 
+    def store_failed(self, node: str, word: StoreOpened) -> bool:
+        """Take note that a store could not be opened. Return whether a launch waits for it.
+
+        If none does, nothing is lost: the store is ordered again when a launch needs it.
+        """
+        self._stores.pop((node, word.attempt), None)
+        return self._unsent is not None and self._needs(self._unsent) == (node, word.attempt)
+
     def _needs(self, launch: Launch) -> tuple[str, int]:
         """Return node and attempt of the store that a launch needs: the first node has it."""
         return launch.roster[0], launch.attempt

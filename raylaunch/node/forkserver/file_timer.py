@@ -15,8 +15,9 @@ import contextlib
 import os
 import signal
 import tempfile
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from raylaunch.node.linux import processes
 from raylaunch.node.linux.processes import Run, fork
@@ -25,6 +26,9 @@ ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE = "TORCHELASTIC_TIMER_FILE"
 _INTERVAL = 0.1
 """Seconds between two checks of the timers, as in torchrun."""
+_RETRY_SECONDS = 1.0
+PROCESS_NAME = "rl:file timer"
+"""What `ps -o comm` shows."""
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -47,23 +51,34 @@ class FileTimer:
         self.pid = 0
 
     def start(self, run: Run) -> None:
-        """Fork the child, where one is wanted."""
-        if self.path:
+        """Fork the child, where one is wanted and there is none. Raises OSError."""
+        if self.path and not self.pid:
             self.pid = fork(run)
+
+    def reaped(self, pids: Collection[int]) -> None:
+        """Take note that these processes have ended."""
+        if self.pid in pids:
+            self.pid = 0
 
     def kill(self) -> None:
         """Kill it, and remove its pipe."""
         if self.pid:
             processes.kill_with_group(self.pid)
+        if self.path:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
 
 
 def serve(path: str) -> None:
     """Serve until killed. torch's server exits when it has killed a worker, so it runs in a child that is replaced."""
+    processes.set_name(PROCESS_NAME)
     me = os.getpid()
     while True:
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:
+            time.sleep(_RETRY_SECONDS)
+            continue
         if child == 0:
             processes.signal_on_parent_death(signal.SIGKILL, me)
             _serve_once(path)

@@ -8,6 +8,7 @@ subreaper's session leads one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -48,8 +49,9 @@ class StandbyLink:
         """Clean up after everything of this fork server has ended."""
         for folder in self.folders:
             scratch.remove(folder)
-        if os.getppid() == self.subreaper:
-            os.kill(self.subreaper, signal.SIGCONT)  # if it was stopped, it goes on and ends
+        with contextlib.suppress(ProcessLookupError):
+            if os.getppid() == self.subreaper:
+                os.kill(self.subreaper, signal.SIGCONT)  # if it was stopped, it goes on and ends
 
 
 class HotStandby:
@@ -68,13 +70,14 @@ class HotStandby:
         return self._losses_left > 0
 
     def fork(self, run: Callable[[socket.socket], int]) -> None:
-        """Fork a standby that does this with its end of its socket to the supervisor. A failure counts as a loss."""
+        """Fork a standby that does this with its end of its socket to the supervisor. Raises OSError."""
+        ours, supervisors = wire.pair()
         try:
-            ours, supervisors = wire.pair()
             pid = fork(partial(_run, run, ours, supervisors))
         except OSError:
-            self._losses_left -= 1
-            return
+            ours.close()
+            supervisors.close()
+            raise
         ours.close()
         self.adopt(pid, supervisors.detach())
 

@@ -7,6 +7,7 @@ gone or the node's lease has expired, it kills everything that it started and ex
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -25,6 +26,7 @@ from raylaunch.node.forkserver.file_timer import FileTimer
 from raylaunch.node.forkserver.hot_standby import HotStandby, StandbyLink, wait_for_promotion
 from raylaunch.node.forkserver.store import StoreTable
 from raylaunch.node.forkserver.worker_group import WorkerGroup, exec_boot
+from raylaunch.node.linux import processes
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
 from raylaunch.node.preload import staleness
 from raylaunch.node.preload.controller import PreloadController
@@ -40,6 +42,8 @@ from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MOST_SECONDS = 3600.0
 """The longest that one turn waits: epoll(7) refuses more than 24 days."""
+_RETRY_SECONDS = 1.0
+"""After a failed fork of a process that workers can do without, until the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class ForkServer:
         )
         self.standby = HotStandby(wanted=forks, send=self._send)
         self.workers = WorkerGroup(self._send, other_children=self._other_children)
+        #: When processes that workers can do without are forked again, by time.monotonic(); 0: a fork has not failed.
+        self._retry_at = 0.0
         self._launch: _PendingLaunch | None = None
         #: `ResetDone` is to be sent when nothing of the run is alive any more.
         self._resetting = False
@@ -102,8 +108,7 @@ class ForkServer:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._terminate)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        self.timer.start(self._run_timer)
-        self._renew_standby()
+        self._fork_helpers()
         self._send(self.ready)
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
@@ -120,7 +125,12 @@ class ForkServer:
 
         A lease that was renewed meanwhile costs one turn that finds nothing to do.
         """
-        due = (self.workers.until_deadline(), lease_page.seconds_left(self.page), self.preloader.seconds_until_poll())
+        due = (
+            self.workers.until_deadline(),
+            lease_page.seconds_left(self.page),
+            self.preloader.seconds_until_poll(),
+            self._retry_at - time.monotonic() if self._retry_at else None,
+        )
         return min((min(max(0.0, seconds), _MOST_SECONDS) for seconds in due if seconds is not None), default=None)
 
     def _terminate(self, number: int, _frame: object) -> None:
@@ -136,19 +146,28 @@ class ForkServer:
     def _turn(self, *, has_order: bool) -> None:
         if self._terminated or lease_page.has_expired(self.page):
             raise EOFError
-        self.standby.reaped(self.workers.reap())
-        self._renew_standby()
+        self._reap()
         if has_order:
             order, _ = wire.receive(self.control)
             self._handle(order)
         self.workers.advance()
-        zygote_line = self.preloader.poll()
-        if zygote_line is not None:
-            self._fork_zygote(zygote_line)
+        self.preloader.poll()
+        self._fork_helpers()
         if self._launch is not None and not self.preloader.delays_start and self.workers.is_gone():
             self._start(self._launch)
         if self._resetting and self.workers.is_gone():
             self._finish_reset()
+
+    def _reap(self) -> None:
+        """Reap all children that have ended, and do what follows for each that is no worker."""
+        ended = self.workers.reap()
+        for process in (self.timer, self.preloader.zygote, self.standby):
+            process.reaped(ended)
+        for opened in self.stores.reaped(ended):
+            self._send(opened)
+        # Workers wait for these. A standby is continued when it takes over, and people may stop workers.
+        for pid in processes.stopped_children() & {self.timer.pid, self.preloader.zygote.pid, *self.stores.pids()}:
+            os.kill(pid, signal.SIGCONT)
 
     def _handle(self, order: messages.ForkServerOrder) -> None:
         match order:
@@ -185,14 +204,12 @@ class ForkServer:
         self.stores.close_before(order.attempt)
         self.workers.begin(order.attempt)
         self.page.reset(order.attempt, len(order.workers))
-        imports = self.preloader.begin_attempt(order.workers)
-        files = [(wire.memory_file("raylaunch-report"), wire.memory_file("raylaunch-stacks")) for _ in order.workers]
-        forked = self.preloader.fork_workers(order.workers, [(*own, imports) for own in files])
-        for index, (spec, own) in enumerate(zip(order.workers, files, strict=True)):
-            pid = forked.pids[index] if forked is not None else fork(partial(self._run_worker, spec, *own, imports))
-            self.workers.add(pid, spec, *own)
-        if forked is not None:
-            forked.start()
+        try:
+            imports = self.preloader.begin_attempt(order.workers)
+            self.workers.fork(order.workers, imports, self.preloader.fork_workers, self._run_worker)
+        except OSError as error:
+            self.workers.report_unforked(order.workers, f"the process cannot be started: {error.strerror}")
+            return
         timings = RestartTimings(ordered=launch.ordered, ended=ended, forked=NodeTime(time.monotonic()))
         self._send(messages.WorkersForked(attempt=order.attempt, pids=self.workers.pids(), timings=timings))
 
@@ -228,7 +245,19 @@ class ForkServer:
             raise EOFError  # an imported file has changed
         self._send(self.ready)
 
-    # Its standby.
+    # What workers can do without.
+
+    def _fork_helpers(self) -> None:
+        """Fork timer, zygote and standby where one is missing. If that fails, workers go on, and it is tried again."""
+        if time.monotonic() < self._retry_at:
+            return
+        self._retry_at = 0.0
+        try:
+            self.timer.start(self._run_timer)
+            self.preloader.request_imports(lambda line: fork(partial(self._run_zygote, line)))
+            self._renew_standby()
+        except OSError:
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
 
     def _renew_standby(self) -> None:
         """Fork a standby where there is none, or replace it by one that has imported more."""
@@ -248,15 +277,11 @@ class ForkServer:
         self.link.become_active()
         return _serve(self.link, line, lambda _: replace(self.ready, pid=os.getpid()), imported)
 
-    # Other children.
-
-    def _fork_zygote(self, line: socket.socket) -> None:
-        self.preloader.zygote.pid = fork(partial(self._run_zygote, line))
-        line.close()
-
     def _run_zygote(self, line: socket.socket) -> int:
         server = self._become_helper(line.fileno(), self.link.promotion)
         return Zygote(line, server, self._run_standby).serve()
+
+    # Other children.
 
     def _start_store(self, order: messages.StartStore) -> None:
         if order.fixed:
@@ -322,7 +347,8 @@ def _serve(
     except OSError as error:
         print(f"raylaunch: a fork server cannot go on: {error}", file=sys.stderr, flush=True)  # noqa: T201
     if server is not None:
-        server.end()
+        with contextlib.suppress(OSError):  # no file descriptor is left: the subreaper ends the rest
+            server.end()
     link.finish()
     return 0
 

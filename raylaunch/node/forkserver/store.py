@@ -18,8 +18,8 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 from raylaunch.node.linux import dns, interfaces, processes
@@ -28,6 +28,10 @@ from raylaunch.node.protocol import messages
 
 _BACKLOG = 4096
 _LEAVING_SECONDS = 1.0
+_MOST_LOSSES = 10
+"""Processes that one store may lose. What kills one after the other would kill the next one too."""
+PROCESS_NAME = "rl:store"
+"""What `ps -o comm` shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,7 @@ def serve(address: str, port: int, listening_fd: int) -> None:
 
     Where torch is not imported yet, its import waits for the first client, since there may never be one.
     """
+    processes.set_name(PROCESS_NAME)
     if "torch" not in sys.modules:
         select.select([listening_fd], [], [])
 
@@ -96,54 +101,85 @@ def serve(address: str, port: int, listening_fd: int) -> None:
         signal.pause()
 
 
+@dataclass(frozen=True, slots=True)
+class _StoreProcess:
+    pid: int
+    order: messages.StartStore
+    """With the port that was found."""
+    losses: int
+    """Processes of this store that have died before."""
+
+
 class StoreTable:
     """Store processes by attempt. `run` is what a store's process does, given address, port and listening socket."""
 
     def __init__(self, run: Callable[[str, int, int], int]) -> None:
         self._run = run
-        self._pids: dict[int, int] = {}
+        self._stores: dict[int, _StoreProcess] = {}
 
     def pids(self) -> set[int]:
-        """Return the process ids of stores that were not closed. Some may have died."""
-        return set(self._pids.values())
+        """Return the process ids of stores that were neither closed nor reaped."""
+        return {found.pid for found in self._stores.values()}
 
-    def open(self, order: messages.StartStore) -> messages.StoreOpened:
+    def open(self, order: messages.StartStore, losses: int = 0) -> messages.StoreOpened:
         """Bind the attempt's store and fork its process, in place of one that the attempt may have already."""
-        self._close([number for number in self._pids if number == order.attempt])
+        self._close([number for number in self._stores if number == order.attempt])
         place = meeting_place(order.address, order.master_addr, several_nodes=order.several_nodes)
         try:
             listening = (listen_soon if order.fixed else listen)(place.listens, order.port)
-            port = listening.getsockname()[1]
+        except OSError as error:
+            return _not_opened(order, place.listens, error)
+        port = listening.getsockname()[1]
+        try:
             pid = fork(partial(self._serve, place.listens, port, listening))
         except OSError as error:
-            why = os.strerror(error.errno or 0)
-            return messages.StoreOpened(attempt=order.attempt, port=0, address=place.listens, why=why)
+            listening.close()
+            return _not_opened(order, place.listens, error)
         listening.close()
-        self._pids[order.attempt] = pid
+        self._stores[order.attempt] = _StoreProcess(pid, replace(order, port=port), losses)
         return messages.StoreOpened(attempt=order.attempt, port=port, address=place.told, why=place.why)
 
     def _serve(self, address: str, port: int, listening: socket.socket) -> int:
         return self._run(address, port, listening.detach())
 
+    def reaped(self, pids: Collection[int]) -> Iterator[messages.StoreOpened]:
+        """Take note that these processes have ended. Open stores that died again, at their ports, and yield the result.
+
+        Workers that have not connected yet do not notice. Those that were connected get an error from torch.
+        """
+        for attempt, died in [*self._stores.items()]:
+            if died.pid not in pids:
+                continue
+            del self._stores[attempt]
+            if died.losses < _MOST_LOSSES:
+                yield self.open(died.order, died.losses + 1)
+            else:
+                why = "its process dies again and again"
+                yield messages.StoreOpened(attempt=attempt, port=0, address=died.order.address, why=why)
+
     def close_before(self, attempt: int) -> None:
         """Kill the stores of earlier attempts."""
-        self._close([number for number in self._pids if number < attempt])
+        self._close([number for number in self._stores if number < attempt])
 
     def close_all(self) -> None:
         """Kill the processes of all stores."""
-        self._close(list(self._pids))
+        self._close(list(self._stores))
 
     def vacate(self, attempt: int) -> None:
         """Kill the stores of attempts up to this one, and wait until they have left their port."""
-        for pid in self._close([number for number in self._pids if number <= attempt]):
+        for pid in self._close([number for number in self._stores if number <= attempt]):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
     def _close(self, attempts: list[int]) -> list[int]:
-        pids = [self._pids.pop(attempt) for attempt in attempts if attempt in self._pids]
+        pids = [self._stores.pop(attempt).pid for attempt in attempts]
         for pid in pids:
             processes.kill_with_group(pid)
         return pids
+
+
+def _not_opened(order: messages.StartStore, address: str, error: OSError) -> messages.StoreOpened:
+    return messages.StoreOpened(attempt=order.attempt, port=0, address=address, why=os.strerror(error.errno or 0))
 
 
 def main() -> None:

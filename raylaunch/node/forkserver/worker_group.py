@@ -1,7 +1,8 @@
 """The processes of one attempt on one node, from the fork until none of them is left.
 
-Each worker leads a session. What it starts is in its process group. What leaves that group becomes a child of the fork
-server when its parent dies, because the fork server is a subreaper (prctl(2), PR_SET_CHILD_SUBREAPER).
+Each worker leads a session, and what it starts is in its process group. Whatever is left when a worker has ended
+becomes a child of the fork server, because the fork server is a subreaper (prctl(2), PR_SET_CHILD_SUBREAPER). So it is
+found there and not by the number of the group, which may be somebody else's as soon as the worker has been reaped.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver.deferred_signals import DeferredSignals
 from raylaunch.node.linux import processes, procfs
+from raylaunch.node.preload.zygote_client import ForkedWorkers
 from raylaunch.node.protocol import messages, wire
 from raylaunch.worker.runtime import boot
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
 
 _POLL_SECONDS = 0.02
-"""Seconds between two checks while killed processes are still there: not all of them are children of ours."""
+"""Seconds between two checks while killed processes are still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,6 @@ class WorkerGroup:
         self._other_children = other_children
         self.attempt = 0
         self._alive: dict[int, _WorkerProcess] = {}
-        #: Process groups that may still have members. A group's number is not reused while it has any.
-        self._groups: set[int] = set()
         self._stopping = False
         self._killing = False
         self._reports_gone = False
@@ -65,10 +66,37 @@ class WorkerGroup:
         self._kill_at = None
         self._deferred = DeferredSignals()
 
+    def fork(
+        self,
+        workers: tuple[WorkerSpec, ...],
+        imports: int,
+        fork_by_zygote: Callable[[tuple[WorkerSpec, ...], list[tuple[int, ...]]], ForkedWorkers | None],
+        run: Callable[[WorkerSpec, int, int, int], int],
+    ) -> None:
+        """Fork the workers, with `run` for each one unless the zygote forks them.
+
+        `imports`: the file for import records, or -1. Raises OSError where a worker cannot be forked; those before it
+        were added.
+        """
+        files: list[int] = []  # of each worker in turn, for its report and for its stacks
+        try:
+            files.extend(map(wire.memory_file, ("raylaunch-report", "raylaunch-stacks") * len(workers)))
+            pairs = list(zip(files[::2], files[1::2], strict=True))
+            forked = fork_by_zygote(workers, [(*own, imports) for own in pairs])
+            for index, (spec, own) in enumerate(zip(workers, pairs, strict=True)):
+                pid = processes.fork(partial(run, spec, *own, imports)) if forked is None else forked.pids[index]
+                self.add(pid, spec, *own)
+                del files[:2]
+        except OSError:
+            for file in files:
+                os.close(file)
+            raise
+        if forked is not None:
+            forked.start()
+
     def add(self, pid: int, spec: WorkerSpec, report: int, stacks: int) -> None:
         """Add a worker that was forked. The files for its report and its stacks are closed when it has ended."""
         self._alive[pid] = _WorkerProcess(spec, report, stacks)
-        self._groups.add(pid)
 
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of live workers, in the order of their local ranks."""
@@ -113,13 +141,11 @@ class WorkerGroup:
             self._send(event, file)
 
     def kill(self) -> None:
-        """Kill all workers and their process groups. They are gone when `is_gone` says so."""
+        """Kill all workers, their process groups, and what others left. They are gone when `is_gone` says so."""
         self._stopping = self._killing = True
-        for group in self._groups:
-            if group in self._alive:
-                processes.kill_with_group(group)
-            else:
-                processes.signal_group(group, signal.SIGKILL)
+        for pid in self._alive:
+            processes.kill_with_group(pid)
+        self._kill_orphans()
 
     def advance(self) -> None:
         """Do what is due: deliver deferred signals; kill what is out of time, and report `WorkersGone` at the end."""
@@ -135,22 +161,22 @@ class WorkerGroup:
             self._send(messages.WorkersGone(attempt=self.attempt), None)
 
     def is_gone(self) -> bool:
-        """Return whether no process of the attempt is left. Kills processes that left their group."""
-        if self._alive:
-            return False
-        for pid in self._escaped():
-            processes.kill_with_group(pid)
-        self._groups = {group for group in self._groups if processes.signal_group(group, 0)}
-        return not self._groups and not self._escaped()
+        """Return whether no process of the attempt is left that may be killed. Kills what workers have left behind."""
+        return not self._alive and not self._kill_orphans()
 
-    def _escaped(self) -> set[int]:
-        return processes.children() - set(self._other_children())
+    def _kill_orphans(self) -> bool:
+        """Kill the children that are no workers of the attempt, with their groups. Return whether there were any."""
+        orphans = processes.children() - self._alive.keys() - set(self._other_children())
+        # Most are in the group of a worker that has ended. That group's number is not free: it has this member.
+        for group in {os.getpgid(pid) for pid in orphans} - {os.getpgrp()}:
+            processes.signal_group(group, signal.SIGKILL)
+        return bool({pid for pid in orphans if processes.kill_with_group(pid)})
 
     def until_deadline(self) -> float | None:
         """Return the seconds until `advance` has something to do that no signal tells of. None: nothing."""
         if not self._stopping:
             return self._deferred.until_poll()
-        if self._killing and (self._alive or self._groups or self._reports_gone):
+        if self._killing and not self.is_gone():
             return _POLL_SECONDS
         if self._kill_at is not None:
             return max(0.0, self._kill_at - time.monotonic())
@@ -164,23 +190,31 @@ class WorkerGroup:
             if worker is None:
                 others.add(pid)
                 continue
-            code = os.waitstatus_to_exitcode(status)
-            spec = worker.spec
-            word = messages.WorkerExited(
-                attempt=self.attempt,
-                rank=spec.rank,
-                local_rank=spec.local_rank,
-                pid=pid,
-                exit_code=code,
-                stopped=self._stopping,
-                at=NodeTime(time.monotonic()),
-            )
             try:
-                self._send(word, worker.report)
+                self._send(self._exited(worker.spec, pid, os.waitstatus_to_exitcode(status)), worker.report)
             finally:
                 os.close(worker.report)
                 os.close(worker.stacks)
         return others
+
+    def report_unforked(self, workers: Iterable[WorkerSpec], why: str) -> None:
+        """Report those of these workers that were not added as failed: their processes could not be started."""
+        added = {worker.spec.rank for worker in self._alive.values()}
+        for spec in workers:
+            if spec.rank not in added:
+                self._send(self._exited(spec, 0, 1, why), None)
+
+    def _exited(self, spec: WorkerSpec, pid: int, code: int, why: str = "") -> messages.WorkerExited:
+        return messages.WorkerExited(
+            attempt=self.attempt,
+            rank=spec.rank,
+            local_rank=spec.local_rank,
+            pid=pid,
+            exit_code=code,
+            stopped=self._stopping,
+            at=NodeTime(time.monotonic()),
+            why=why,
+        )
 
     def wait_until_gone(self, seconds: float) -> bool:
         """Wait until no process is left, without reporting. Returns False when the seconds are over."""

@@ -17,6 +17,7 @@ CLEANUP_WAIT_SECONDS = CLEANUP_SECONDS + 1.0
 """How long others wait for a process that does so, before they go on without it."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _MADV_DONTNEED = 4
 _MADV_COLLAPSE = 25
@@ -37,6 +38,11 @@ def signal_on_parent_death(number: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def set_name(name: str) -> None:
+    """Set the name of this process that `ps -o comm` and `top` show: 15 characters at most."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def children(pid: int = 0) -> set[int]:
@@ -63,8 +69,20 @@ def _children_by_scan(pid: int) -> set[int]:
     return found
 
 
+def stopped_children() -> set[int]:
+    """Return the process ids of direct children that a signal has stopped since the last call."""
+    found = set()
+    with contextlib.suppress(ChildProcessError):
+        while (stop := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG)) is not None:
+            found.add(stop.si_pid)
+    return found
+
+
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group. Return whether the group has members, zombies included."""
+    """Send a signal to a process group. Return whether the group has members, zombies included.
+
+    The leader must not have been reaped: afterwards the number may belong to a group of somebody else.
+    """
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -74,27 +92,32 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
-def kill_with_group(pid: int) -> None:
-    """Send SIGKILL to a process, and to its process group if it leads one.
+def kill_with_group(pid: int) -> bool:
+    """Send SIGKILL to a process that was not reaped yet, and to its process group if it leads one.
 
-    Children that it leaves outside the group become children of the subreaper, which kills them next.
+    Return False if this process may not be killed: it runs as another user, as a setuid program does. Children that it
+    leaves outside the group become children of the subreaper, which kills them next.
     """
     signal_group(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
+    try:
         os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 def kill_children(timeout: float, *, spared: int = 0) -> bool:
     """Kill all children of this process except `spared`, and orphans that become its children meanwhile.
 
-    Return True once none is left, and False after `timeout` seconds.
+    Return True once none is left but those of other users, and False after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
-    while left := children() - {spared}:
+    while left := [pid for pid in children() - {spared} if kill_with_group(pid)]:
         if time.monotonic() > deadline:
             return False
         for pid in left:
-            kill_with_group(pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)

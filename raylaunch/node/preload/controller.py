@@ -103,20 +103,14 @@ class PreloadController:
             os.close(file.fd)
             self._records.remove(file)
 
-    def poll(self) -> socket.socket | None:
-        """Handle the zygote's reports, and read import records if that is due.
-
-        Return the socket for a zygote that the caller must fork now, or None.
-        """
+    def poll(self) -> None:
+        """Handle the zygote's reports, and read import records if that is due."""
         while (report := self.zygote.receive()) is not None:
             self._handle(report)
         if not self.delays_start:
             self._hurry_until = 0.0
         if self._poll_at is not None and time.monotonic() >= self._poll_at:
             self._poll_records()
-        if not self._has_news or self.zygote.is_importing:
-            return None
-        return self._request_imports()
 
     def _poll_records(self) -> None:
         grows = False
@@ -139,19 +133,22 @@ class PreloadController:
         self._has_news |= before.parts != self._manifest.parts
         file.bytes_read = file.size_at_poll
 
-    def _request_imports(self) -> socket.socket | None:
-        self._has_news = False
-        self._requested = self._manifest.without(self._refused)
-        if not self._requested.parts:
-            return None
-        theirs = None
-        if not self.zygote.exists:
-            if self._zygotes == _MAX_ZYGOTES:
-                return None
+    def request_imports(self, fork: Callable[[socket.socket], int]) -> None:
+        """Let the zygote import what no zygote was told to import yet. Does nothing where there is no such module.
+
+        If there is no zygote, `fork` forks one with its end of the socket, and returns its process id. If that raises
+        OSError, so does this method, which can be called again then.
+        """
+        if not self._has_news or self.zygote.is_importing:
+            return
+        requested = self._manifest.without(self._refused)
+        needs_zygote = bool(requested.parts) and not self.zygote.exists
+        if needs_zygote and self._zygotes < _MAX_ZYGOTES:
+            self.zygote.start(fork)
             self._zygotes += 1
-            theirs = self.zygote.open()
-        self.zygote.import_modules(self._requested, in_a_hurry=self.delays_start)
-        return theirs
+        self._has_news, self._requested = False, requested
+        if requested.parts and self.zygote.exists:
+            self.zygote.import_modules(requested, in_a_hurry=self.delays_start)
 
     def _handle(self, report: ImportReport) -> None:
         match report:

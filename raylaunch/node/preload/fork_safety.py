@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -31,10 +32,11 @@ def why_fork_is_unsafe() -> str:
 def _count_other_threads() -> int:
     """Return how many threads beside the main one stay at a fork. Some libraries, such as OpenBLAS, end theirs."""
     if _count_threads_now():
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):  # then all threads count
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
     return _count_threads_now()
 
 

@@ -6,6 +6,7 @@ server, which treats them as its own. If the zygote dies, the fork server forks 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -38,7 +39,7 @@ class ImportModules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkWorkers:
-    """Order: fork these workers. Answered by ProcessesForked and ForksHandedOver.
+    """Order: fork these workers. Answered by ProcessesForked and ForksHandedOver, or by ForkFailed.
 
     Each worker waits for a byte from the pipe whose end is sent with this order before it begins.
     """
@@ -84,6 +85,13 @@ class ProcessesForked:
     """Report: the process ids of the workers in their order, or of the standby, with its socket sent beside this."""
 
     pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkFailed:
+    """Report: not all processes could be forked. Those that were exit by themselves."""
+
+    errno: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +160,11 @@ class Zygote:
         os.close(gate)
 
     def _fork_standby(self) -> None:
-        ours, supervisors = wire.pair()
+        try:
+            ours, supervisors = wire.pair()
+        except OSError as error:
+            self._send(ForkFailed(errno=error.errno or 0))
+            return
         with supervisors:
             self._fork_orphans([partial(self._run_standby, ours)], supervisors.fileno())
         ours.close()
@@ -162,13 +174,20 @@ class Zygote:
 
         So they are orphans, and become children of the fork server, which is a subreaper.
         """
-        intermediate = os.fork()
+        try:
+            intermediate = os.fork()
+        except OSError as error:
+            self._send(ForkFailed(errno=error.errno or 0))
+            return
         if intermediate == 0:
-            pids = tuple(fork(run) for run in runs)
-            self._send(ProcessesForked(pids=pids), fd)
+            try:
+                pids = tuple([fork(run) for run in runs])
+                self._send(ProcessesForked(pids=pids), fd)
+            except OSError as error:
+                os._exit(error.errno or errno.EAGAIN)
             os._exit(0)
-        os.waitpid(intermediate, 0)
-        self._send(ForksHandedOver())
+        code = os.waitstatus_to_exitcode(os.waitpid(intermediate, 0)[1])
+        self._send(ForkFailed(errno=code) if code > 0 else ForksHandedOver())
 
     def _run_standby(self, link: socket.socket) -> int:
         for fd, kept in enumerate(self._output, start=1):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+from collections.abc import Callable, Collection
 
 from raylaunch.node.linux import processes
 from raylaunch.node.preload import zygote
@@ -49,7 +50,7 @@ class ZygoteClient:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a zygote, or one is about to be forked."""
+        """Whether there is a zygote."""
         return self._socket is not None
 
     @property
@@ -57,11 +58,17 @@ class ZygoteClient:
         """Whether there is a zygote that has imported everything it was told to."""
         return self._socket is not None and not self.is_importing and self._has_imported
 
-    def open(self) -> socket.socket:
-        """Make a pair of sockets, and return the one for a zygote that is about to be forked."""
+    def start(self, fork: Callable[[socket.socket], int]) -> None:
+        """Let `fork` fork a zygote that has this end of a pair of sockets. Raises OSError if it does."""
         self._socket, theirs = wire.pair()
+        try:
+            self.pid = fork(theirs)
+        except OSError:
+            theirs.close()
+            self.kill()
+            raise
+        theirs.close()
         self._readable.register(self._socket, select.EPOLLIN)
-        return theirs
 
     def import_modules(self, manifest: ImportManifest, *, in_a_hurry: bool) -> None:
         """Let the zygote import these modules; `receive` returns the result later."""
@@ -93,6 +100,11 @@ class ZygoteClient:
             return report
         return None
 
+    def reaped(self, pids: Collection[int]) -> None:
+        """Take note that these processes have ended. `receive` reports it if the zygote is among them."""
+        if self.pid in pids:
+            self.pid = 0
+
     def kill(self) -> None:
         """Kill the zygote, if there is one."""
         if self._socket is not None:
@@ -111,39 +123,56 @@ class ZygoteClient:
         self._readable.close()
 
     def fork_workers(self, workers: tuple[WorkerSpec, ...], files: list[tuple[int, ...]]) -> ForkedWorkers | None:
-        """Let the zygote fork the workers. None: there is no zygote that can, or it failed and is killed."""
+        """Let the zygote fork the workers. None: there is no zygote that can, or it failed and is killed.
+
+        Raises OSError where it could not fork all of them.
+        """
         if not self.can_fork:
             return None
         gate, start = os.pipe()
-        forked = self._request(zygote.ForkWorkers(workers=workers, files=tuple(files)), gate)
-        os.close(gate)
-        if forked is not None:
-            return ForkedWorkers(forked[0].pids, start)
-        os.close(start)  # workers that were forked nevertheless exit
-        self.kill()
-        return None
+        forked = None
+        try:
+            forked = self._request(zygote.ForkWorkers(workers=workers, files=tuple(files)), gate)
+        finally:
+            os.close(gate)
+            if forked is None:
+                os.close(start)  # workers that were forked nevertheless exit
+        return ForkedWorkers(forked[0].pids, start) if forked is not None else None
 
     def fork_standby(self) -> tuple[int, int] | None:
-        """Let the zygote fork a hot standby; return its process id and the supervisor's end of its socket, or None."""
+        """Let the zygote fork a hot standby; return its process id and the supervisor's end of its socket, or None.
+
+        Raises OSError where it could not fork one.
+        """
         if not self.can_fork:
             return None
         forked = self._request(zygote.ForkStandby())
         if forked is not None and forked[1] is not None:
             return forked[0].pids[0], forked[1]
-        self.kill()
         return None
 
     def _request(
         self, order: zygote.ForkWorkers | zygote.ForkStandby, fd: int | None = None
     ) -> tuple[zygote.ProcessesForked, int | None] | None:
+        """Send an order, and return the answer and the descriptor that came with it. None: the zygote was killed.
+
+        Raises OSError where the zygote answers that it could not fork.
+        """
         assert self._socket is not None
+        received_fd = None
         try:
             self._socket.settimeout(_FORK_TIMEOUT)
             wire.send(self._socket, order, fd=fd)
-            forked, received_fd = wire.receive(self._socket)
-            handed_over, _ = wire.receive(self._socket)
+            answer, received_fd = wire.receive(self._socket)
+            last = wire.receive(self._socket)[0] if isinstance(answer, zygote.ProcessesForked) else answer
             self._socket.settimeout(None)
         except (EOFError, OSError):
-            return None
-        is_done = isinstance(forked, zygote.ProcessesForked) and isinstance(handed_over, zygote.ForksHandedOver)
-        return (forked, received_fd) if is_done else None
+            last = None
+        if isinstance(last, zygote.ForksHandedOver):
+            return answer, received_fd
+        if received_fd is not None:
+            os.close(received_fd)
+        if isinstance(last, zygote.ForkFailed):
+            raise OSError(last.errno, os.strerror(last.errno))
+        self.kill()
+        return None

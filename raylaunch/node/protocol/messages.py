@@ -213,6 +213,8 @@ class WorkerExited:
     exit_code: int
     stopped: bool
     at: NodeTime
+    why: str = ""
+    """Why there never was a process; `""` where there was one. `pid` is 0 then, and no file comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

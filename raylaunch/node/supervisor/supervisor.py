@@ -247,7 +247,7 @@ class Supervisor:
 
     def _exited(self, exited: messages.WorkerExited, fd: int | None) -> list[ProcessFailure]:
         """Return the failures to report now. Those of workers that were told to stop wait for `ProcessesStopped`."""
-        report = process_failure.report(fd)
+        report = Report(error_type="OSError", message=exited.why) if exited.why else process_failure.report(fd)
         state = self.attempt_state
         if state is None or exited.attempt != state.attempt:
             return [self._failure(exited, report)] if exited.exit_code and not exited.stopped else []

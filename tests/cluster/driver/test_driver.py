@@ -92,6 +92,28 @@ def test_a_node_that_cannot_open_a_store_is_lost():
     assert any("cannot open a store: no ports" in str(entry.event) for entry in recorder.entries)
 
 
+def test_a_store_that_cannot_be_opened_before_it_is_needed_costs_nothing():
+    """Whether it was never open or its process died: the node stays, and the store is ordered again when needed."""
+    fleet = FakeFleet(1)
+    asked: list[int] = []
+
+    def open_store(node: str, order: OpenStore) -> None:
+        asked.append(order.attempt)
+        is_first = asked.count(order.attempt) == 1
+        ports = {2: [0], 3: [5003, 0]}.get(order.attempt, []) if is_first else []
+        for port in ports or [5000 + order.attempt]:
+            fleet.report(node, StoreOpened(attempt=order.attempt, port=port, why="its process died"))
+        if ports:
+            fleet.fail(0)
+
+    fleet.overrides[OpenStore] = open_store
+    fleet.on_launched = {1: lambda: None, 2: lambda: None}  # their workers fail only when the next store has failed
+    _, finish, _ = run_driver(fleet, max_restarts=2, join_timeout=5.0)
+    assert finish.exit_code == 0
+    assert asked == [1, 2, 2, 3, 3, 4]
+    assert [order[-1] for order in orders(fleet, "launch")] == [5001, 5002, 5003]
+
+
 def test_a_node_that_was_given_up_does_not_join():
     """Its report may have been sent before it was given up."""
     fleet = FakeFleet(2)
@@ -202,7 +224,7 @@ def test_the_journal_determines_actions_and_result():
     fleet = FakeFleet(2)
     fleet.on_launched[1] = lambda: fleet.fail(3)
     fleet.on_launched[2] = lambda: fleet.fail(1)
-    driver, _, recorder = run_driver(fleet, max_restarts=2)
+    driver, _, recorder = run_driver(fleet, max_restarts=2, join_timeout=5.0)
     events = [entry.event for entry in recorder.entries if entry.event is not None]
     assert replay(driver.machine.job, events) == recorder.entries
     found = result(recorder.entries)

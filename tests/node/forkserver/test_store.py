@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import textwrap
 import threading
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStar
 from raylaunch.node.forkserver import store
 from raylaunch.node.forkserver.store import StoreAddress, meeting_place
 from raylaunch.node.linux import interfaces
-from raylaunch.node.protocol.messages import OpenStore, StoreOpened
+from raylaunch.node.protocol.messages import OpenStore, StartStore, StoreOpened
 from tests.node.harness import ADDRESS, SECONDS, MessagePipe, Node, send_signal, until
 from tests.private_cluster import free_ports
 
@@ -171,6 +172,57 @@ def test_workers_meet_by_ipv6(restored_node: Node) -> None:
         assert [outcome.stdout(rank) for rank in (0, 1)] == ["::1 2\n"] * 2, outcome.stderr()
 
 
+# A store that ends.
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_killed_or_stopped_store_is_there_when_it_is_needed(
+    node: Node, pipe: MessagePipe, number: signal.Signals
+) -> None:
+    """While it waits for its attempt, and again when the attempt has begun: at the same port, and workers meet."""
+    before = node.children()
+    port = node.open_store()
+    (waiting,) = node.children() - before
+    send_signal(waiting, number)
+    if number == signal.SIGKILL:
+        assert node.wait(StoreOpened).port == port
+        assert waiting not in node.children()
+    go = node.folder / "go"
+    os.mkfifo(go)
+    script = node.script("say('up')\nopen('go').read()\n" + textwrap.dedent(GROUP.format(then="")))
+    attempt = node.launch(script, nproc=2, port=port)
+    workers = node.wait(WorkersStarted).pids
+    pipe.read_lines(2)
+    others = until(lambda: len(found := node.children() - {*workers}) == 1 and found, "an earlier store is left")
+    (in_use,) = others
+    send_signal(in_use, number)
+    if number == signal.SIGKILL:
+        assert node.wait(StoreOpened).attempt == attempt
+    go.write_text("go")
+    go.write_text("go")
+    assert node.wait(WorkersExited).failures == ()
+
+
+def test_a_store_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not opened an eleventh time, and process ids that were reaped are never killed."""
+    killed: list[int] = []
+    pids = itertools.count(1000)
+    monkeypatch.setattr(store, "fork", lambda _: next(pids))
+    monkeypatch.setattr(store.processes, "kill_with_group", killed.append)
+    table = store.StoreTable(lambda *_: 0)
+    port = table.open(StartStore(attempt=2, address=ADDRESS)).port
+    other = table.open(StartStore(attempt=3, address=ADDRESS)).port
+    assert len({0, port, other}) == 3
+    for _ in range(10):
+        (pid,) = table.pids() - {1001}
+        assert [opened.port for opened in table.reaped({pid, 7})] == [port]
+    (given_up,) = table.reaped(table.pids() - {1001})
+    assert (given_up.attempt, given_up.port, given_up.why) == (2, 0, "its process dies again and again")
+    assert table.pids() == {1001}
+    table.close_all()
+    assert killed == [1001]
+
+
 # The same port for all attempts.
 
 
@@ -251,16 +303,3 @@ def test_a_fixed_port_outlives_the_fork_server(own_node: Node) -> None:
     opened = own_node.wait(StoreOpened)
     assert (opened.attempt, opened.port) == (1, port)
     assert own_node.run(own_node.script(GROUP.format(then="")), nproc=2, port=port).exit_codes == {0: 0, 1: 0}
-
-
-def test_the_fork_server_survives_the_kill_of_a_store(node: Node) -> None:
-    """It starts the next attempts as before."""
-    node.open_store()
-    until(lambda: len(node.children()) == 1, "the store of an earlier test is left")
-    (store,) = node.children()
-    os.kill(store, signal.SIGKILL)
-    until(lambda: not node.children(), "the store is still there")
-    server = node.supervisor.server_pid
-    for _ in range(2):
-        assert node.run(node.script("print('hi')")).stdout() == "hi\n"
-    assert node.supervisor.server_pid == server

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
+from raylaunch.node.forkserver import file_timer
 from raylaunch.node.forkserver.deferred_signals import DeferredSignals
 from raylaunch.node.forkserver.worker_group import WorkerGroup
+from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
-from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running
+from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running, send_signal, until
 from tests.private_cluster import free_ports
 
 pytestmark = pytest.mark.timeout(300)
@@ -127,6 +129,42 @@ def test_a_forwarded_signal_to_a_command_does_not_wait() -> None:
         assert worker.wait(SECONDS) == -signal.SIGUSR2
 
 
+def test_no_process_group_is_killed_whose_leader_was_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be somebody else's by then. What the leader left behind is found otherwise."""
+    before = processes.children()
+    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+    signalled: list[tuple[int, int]] = []
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    with subprocess.Popen(["true"], start_new_session=True) as worker:
+        group.add(worker.pid, SimpleNamespace(kind="command", rank=0, local_rank=0), *files)
+        until(lambda: group.reap() or not group.pids(), "the worker does not end")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", lambda *call: signalled.append(call))
+            patch.setattr(os, "killpg", lambda *call: signalled.append(call))
+            group.kill()
+            assert group.is_gone()
+        assert signalled == []
+
+
+def test_a_child_that_may_not_be_killed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setuid program that a worker has left behind does not keep the next attempt from its start."""
+    before = processes.children()
+    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        assert not group.is_gone()
+        other.wait()
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", refuse)
+            patch.setattr(os, "killpg", refuse)
+            assert group.is_gone()
+        other.kill()
+
+
 def test_a_forwarded_signal_is_delivered_after_a_time_without_a_handler() -> None:
     """A script that installs no handler for long ends by the signal."""
     with subprocess.Popen(["sleep", "60"]) as worker:
@@ -197,6 +235,11 @@ TIMED = """
 """
 
 
+def named(node: Node, name: str) -> list[int]:
+    """Return the children of the fork server that `ps -o comm` shows under this name."""
+    return [pid for pid in node.children() if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+
+
 def test_the_file_timer_kills_a_worker_that_takes_too_long(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
     """As under torchrun with TORCHELASTIC_ENABLE_FILE_TIMER=1. Other workers live, and no named pipe is left."""
     with running(env=basic_env(mark) | {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) as node:
@@ -204,6 +247,10 @@ def test_the_file_timer_kills_a_worker_that_takes_too_long(tmp_path: Path, mark:
         node.use_for_test(tmp_path, mark, pipe)
         node.set(env=node.supervisor.spec.env | {"TORCHELASTIC_TIMER_FILE": str(timer_pipe)})
         assert node.run(node.script(TIMED.format(after=60))).stdout() == "in time\n"
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # it is continued, and replaced by another
+            (timer,) = named(node, file_timer.PROCESS_NAME)
+            send_signal(timer, number)
+        until(lambda: named(node, file_timer.PROCESS_NAME) not in ([], [timer]), "there is no other timer")
         late = node.run(node.script(TIMED.format(after=0.01)))
         assert late.exit_code == -signal.SIGKILL
         assert node.run(node.script(TIMED.format(after=60))).stdout() == "in time\n"

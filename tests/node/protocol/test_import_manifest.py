@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import sysconfig
 from dataclasses import replace
@@ -119,20 +120,22 @@ def manifest(*names: str) -> ImportManifest:
 def zygote_reports(*manifests: ImportManifest) -> list[object]:
     """Start a zygote, let it import these manifests, and return its reports."""
     client, reports = ZygoteClient(), []
-    theirs = client.open()
-    pid = os.fork()
-    if pid == 0:
+
+    def fork(line: socket.socket) -> int:
+        if pid := os.fork():
+            return pid
         try:
-            Zygote(theirs, os.getppid(), be_standby=lambda *_: 0).serve()
+            Zygote(line, os.getppid(), be_standby=lambda *_: 0).serve()
         finally:
             os._exit(1)
-    theirs.close()
+
+    client.start(fork)
+    pid = client.pid
     try:
         for one in manifests:
             client.import_modules(one, in_a_hurry=True)
             reports.append(until(client.receive, "it reports nothing"))
     finally:
-        client.pid = pid
         client.kill()
         client.close_in_child()
         os.waitpid(pid, 0)

@@ -1,0 +1,145 @@
+"""A fork server that cannot fork, or has no file descriptors left: workers go on, and the cause is told."""
+
+from __future__ import annotations
+
+import resource
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
+from raylaunch.node.protocol.messages import ManifestChanged, OpenStore, StoreOpened
+from tests.node.harness import MessagePipe, Node, basic_env, send_signal, until, wait_gone
+
+pytestmark = pytest.mark.timeout(300)
+
+FORKS_FAIL = """
+    import errno, os
+    def fork(fork=os.fork):
+        try:
+            left = int(open(os.environ["FORKS_LEFT"]).read())
+        except FileNotFoundError:
+            return fork()
+        if not left:
+            open(os.environ["FORKS_LEFT"] + ".refused", "a").close()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        open(os.environ["FORKS_LEFT"], "w").write(str(left - 1))
+        return fork()
+    os.fork = fork
+"""
+"""A module in whose process forks fail as soon as the file FORKS_LEFT says so."""
+HEAVY = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.2:\n    pass\n"
+WAITS = "import signal\nsay(_os.getpid())\nsignal.pause()"
+WHY = "Resource temporarily unavailable"
+
+
+class Forks:
+    """The limit of forks of a node's fork server and of all its forks."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._refused = Path(f"{file}.refused")
+
+    def limit(self, count: int) -> None:
+        """Let so many forks succeed from now on."""
+        self._refused.unlink(missing_ok=True)
+        self._file.write_text(str(count))
+
+    def wait_refused(self) -> None:
+        until(self._refused.exists, "nothing was to be forked")
+
+    def restore(self) -> None:
+        self._file.unlink()
+
+
+@pytest.fixture
+def forks(tmp_path: Path) -> Forks:
+    return Forks(tmp_path / "forks-left")
+
+
+@pytest.fixture
+def limited_node(tmp_path: Path, mark: str, pipe: MessagePipe, forks: Forks) -> Iterator[Node]:
+    """A node with `preload: auto` whose forks can be limited."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    for name, text in {"forks_fail": FORKS_FAIL, "heavy": HEAVY}.items():
+        (site / f"{name}.py").write_text(textwrap.dedent(text))
+    env = basic_env(mark) | {"PYTHONPATH": str(site), "FORKS_LEFT": str(tmp_path / "forks-left")}
+    node = Node(env=env, preload=("forks_fail",), preload_auto=True)
+    node.use_for_test(tmp_path, mark, pipe)
+    node.start()
+    yield node
+    node.supervisor.close()
+
+
+def limit_descriptors(pid: int) -> tuple[int, int]:
+    """Let the process open no more files, since 0, 1 and 2 are in use; return its limits from before."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    return soft, hard
+
+
+def lose_standby(node: Node) -> None:
+    standby = node.hot_standby()
+    send_signal(standby)
+    wait_gone(standby)
+
+
+def test_workers_go_on_if_helpers_cannot_be_forked(limited_node: Node, pipe: MessagePipe, forks: Forks) -> None:
+    """Neither hot standby, next store nor zygote: the same workers run on, and a second later all are there."""
+    node = limited_node
+    server = node.supervisor.server_pid
+    node.launch(node.script("import heavy\n" + WAITS))
+    (worker,) = map(int, pipe.read_lines())
+    node.wait(WorkersStarted)
+    forks.limit(0)
+    lose_standby(node)
+    forks.wait_refused()
+    node.supervisor.handle(OpenStore(attempt=2))
+    opened = node.wait(StoreOpened)
+    assert (opened.port, opened.why) == (0, WHY)
+    assert node.events_within(2.5) == []  # by now the zygote is due
+    forks.restore()
+    node.wait(ManifestChanged)
+    assert until(node.hot_standby, "there is no hot standby")
+    assert node.supervisor.server_pid == server
+
+    limits = limit_descriptors(server)
+    lose_standby(node)
+    assert node.events_within(0.2) == []
+    assert not node.hot_standby()
+    resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
+    assert until(node.hot_standby, "there is no hot standby")
+    assert worker in node.children()
+    assert node.supervisor.server_pid == server
+
+    forks.limit(2)  # of the zygote, that is: the process between it and the workers, and the first worker
+    node.launch(node.script("import heavy\n" + WAITS), nproc=2)
+    exited = node.wait(WorkersExited, lambda event: event.attempt == node.attempt)
+    assert {failure.rank: failure.error.message for failure in exited.failures} == dict.fromkeys(
+        (0, 1), f"the process cannot be started: {WHY}"
+    )
+    forks.restore()
+    outcome = node.run(node.script("import sys\nprint('heavy' in sys.modules)"))
+    assert outcome.stdout() == "True\n"
+    assert node.supervisor.server_pid == server
+
+
+def test_a_worker_that_cannot_be_forked_is_a_failure_with_the_cause(
+    limited_node: Node, pipe: MessagePipe, forks: Forks
+) -> None:
+    """The workers before it had started and end as others do. The next attempt runs, with the same fork server."""
+    node = limited_node
+    server = node.supervisor.server_pid
+    forks.limit(1)
+    node.launch(node.script(WAITS), nproc=3)
+    pipe.read_lines()
+    exited = node.wait(WorkersExited)
+    assert {failure.rank: failure.error.text for failure in exited.failures} == dict.fromkeys(
+        (1, 2), f"OSError: the process cannot be started: {WHY}"
+    )
+    forks.restore()
+    assert node.run(node.script("print('again')")).stdout() == "again\n"
+    assert node.supervisor.server_pid == server
