@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,14 +182,16 @@ class Run:
             raise pytest.fail.Exception(f"{error}; it did:\n{lines}") from None
 
     def wait_for_world(self, size: int, *, after: int = 0, seconds: float = 120.0) -> int:
-        """Wait until all ranks of a world of that size did a step in an attempt after `after`; return that attempt."""
+        """Wait until all ranks of a world of that size are in their second step, in an attempt after `after`; return it.
+
+        From the second step on, they have asked `should_checkpoint`, so the attempt can be saved.
+        """
         found: list[int] = []
 
         def trains() -> object:
-            ranks: dict[tuple[int, int], set[int]] = {}
-            for step in self.steps():
-                ranks.setdefault((step.attempt, step.world), set()).add(step.rank)
-            full = [key[0] for key, seen in ranks.items() if key[1] == size == len(seen) and key[0] > after]
+            done = Counter((step.attempt, step.world, step.rank) for step in self.steps())
+            ranks = Counter((attempt, world) for (attempt, world, _), steps in done.items() if steps > 1)
+            full = sorted(number for (number, world), seen in ranks.items() if world == size == seen and number > after)
             found[:] = full[-1:]
             return full and len(self.pids(full[-1])) == size  # workers may be quicker than the word of their start
 

@@ -83,6 +83,9 @@ class CheckpointPoll:
     def __init__(self, page: SharedPage) -> None:
         self._page = page
         self.attempt: int | None = None
+        #: Whether the step is on the page. A worker that asks for the first time after the proposal was declined
+        #: does not see it, so it must not be waited for.
+        self._is_proposed = False
 
     def propose(self, order: ProposeCheckpoint, state: AttemptState | None) -> int | None:
         """Propose a step to workers: they wait at the first step from it on that they ask about.
@@ -90,8 +93,10 @@ class CheckpointPoll:
         Returns the last step that any of them had passed when they could first know; None: they never ask.
         """
         self.attempt = order.attempt
+        self._is_proposed = False
         if state is None or state.attempt != order.attempt or not _all_ask(self._page, state):
             return None
+        self._is_proposed = True
         self._page.numbers[fields.PROPOSED_STEP] = order.step + 1
         return max(self._page.numbers[slot + fields.POLLED_STEP] for slot in _slots(state)) - 1
 
@@ -117,7 +122,7 @@ class CheckpointPoll:
         if attempt is None:
             return None
         step = None
-        if state is not None and state.attempt == attempt and _all_ask(self._page, state):
+        if self._is_proposed and state is not None and state.attempt == attempt and _all_ask(self._page, state):
             slots = _slots(state)
             if not all(self._page.numbers[slot + fields.WAITING_FOR_STOP] for slot in slots):
                 return None

@@ -8,7 +8,11 @@ import select
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersCheckpointed, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed, StopWorkers
+from raylaunch.node.supervisor.attempt_state import AttemptState
+from raylaunch.node.supervisor.polling import CheckpointPoll
+from raylaunch.worker.heartbeats.shared_page import POLLED_STEP, SharedPage, slot_offset
 from tests.node.harness import SECONDS, MessagePipe, Node, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -174,6 +178,20 @@ def test_a_proposal_before_the_workers_start_is_declined(node: Node) -> None:
     propose_checkpoint(node, 5)
     answer = node.wait(WorkersCheckpointed)
     assert (answer.attempt, answer.step) == (node.attempt, None)
+
+
+def test_a_worker_that_asks_just_after_the_proposal_was_declined_is_not_waited_for() -> None:
+    """It does not see the proposal. Whether it asks is looked at once, so the answer cannot depend on that moment."""
+    page, fd = SharedPage.create()
+    os.close(fd)
+    poll = CheckpointPoll(page)
+    (part,) = assign(1, [Member(node="node-0", address="127.0.0.1", nproc=1)])
+    state = AttemptState(assignment=part, pids=(1,))
+    assert poll.propose(ProposeCheckpoint(attempt=1, step=7), state) is None
+    page.numbers[slot_offset(0) + POLLED_STEP] = 3
+    answer = poll.poll(state)
+    assert answer is not None
+    assert (answer.attempt, answer.step) == (1, None)
 
 
 @pytest.mark.parametrize("which", [-1, 1])
