@@ -371,7 +371,7 @@ def _unmapped(names: set[str]) -> set[str]:
     used = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            text = maps.read_text()
+            text = maps.read_text(errors="surrogateescape")
             used |= {name for name in names if f"/dev/shm/{name}" in text}
     return names - used
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from raylaunch.core.job.job import StartMethod
@@ -44,14 +44,6 @@ _MOST_SECONDS = 3600.0
 """The longest that one turn waits: epoll(7) refuses more than 24 days."""
 _RETRY_SECONDS = 1.0
 """After a failed fork of a process that workers can do without, until the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingLaunch:
-    """An attempt that starts as soon as nothing of the attempts before it is alive."""
-
-    order: messages.StartWorkers
-    ordered: NodeTime
 
 
 class ForkServer:
@@ -85,7 +77,9 @@ class ForkServer:
         self.workers = WorkerGroup(self._send, other_children=self._other_children)
         #: When processes that workers can do without are forked again, by time.monotonic(); 0: a fork has not failed.
         self._retry_at = 0.0
-        self._launch: _PendingLaunch | None = None
+        #: An attempt that starts as soon as nothing of the attempts before it is alive, and when it was ordered.
+        self._launch: messages.StartWorkers | None = None
+        self._ordered_at = NodeTime(0.0)
         #: `ResetDone` is to be sent when nothing of the run is alive any more.
         self._resetting = False
         self._terminated = False
@@ -172,7 +166,7 @@ class ForkServer:
     def _handle(self, order: messages.ForkServerOrder) -> None:
         match order:
             case messages.StartWorkers():
-                self._launch = _PendingLaunch(order, NodeTime(time.monotonic()))
+                self._launch, self._ordered_at = order, NodeTime(time.monotonic())
                 self.workers.kill()
             case StopWorkers():
                 self._stop(order)
@@ -194,13 +188,12 @@ class ForkServer:
     # The workers.
 
     def _stop(self, order: StopWorkers) -> None:
-        if self._launch is not None and self._launch.order.attempt == order.attempt:
+        if self._launch is not None and self._launch.attempt == order.attempt:
             self._launch = None
         self.workers.stop(order.attempt, order.grace, signal.Signals[order.signal])
 
-    def _start(self, launch: _PendingLaunch) -> None:
+    def _start(self, order: messages.StartWorkers) -> None:
         self._launch, ended = None, NodeTime(time.monotonic())
-        order = launch.order
         self.stores.close_before(order.attempt)
         self.workers.begin(order.attempt)
         self.page.reset(order.attempt, len(order.workers))
@@ -210,7 +203,7 @@ class ForkServer:
         except OSError as error:
             self.workers.report_unforked(order.workers, f"the process cannot be started: {error.strerror}")
             return
-        timings = RestartTimings(ordered=launch.ordered, ended=ended, forked=NodeTime(time.monotonic()))
+        timings = RestartTimings(ordered=self._ordered_at, ended=ended, forked=NodeTime(time.monotonic()))
         self._send(messages.WorkersForked(attempt=order.attempt, pids=self.workers.pids(), timings=timings))
 
     def _run_worker(self, spec: WorkerSpec, report: int, stacks: int, imports: int) -> int:
@@ -284,17 +277,13 @@ class ForkServer:
     # Other children.
 
     def _start_store(self, order: messages.StartStore) -> None:
-        if order.fixed:
-            self._vacate_port(order.attempt)
+        if order.fixed:  # kill earlier attempts, and wait until their stores have left the port
+            if self._launch is not None and self._launch.attempt < order.attempt:
+                self._launch = None
+            if self.workers.attempt < order.attempt:
+                self.workers.kill()
+            self.stores.vacate(order.attempt)
         self._send(self.stores.open(order))
-
-    def _vacate_port(self, attempt: int) -> None:
-        """Kill earlier attempts, and wait until their stores have left the port."""
-        if self._launch is not None and self._launch.order.attempt < attempt:
-            self._launch = None
-        if self.workers.attempt < attempt:
-            self.workers.kill()
-        self.stores.vacate(attempt)
 
     def _become_helper(self, *fds: int) -> int:
         """In a child that is no worker: keep only these files, and die with the fork server. Returns its process id."""

@@ -346,6 +346,5 @@ NodeEvent = (
 )
 """What an agent passes on to the driver."""
 
-
 SupervisorEvent = Ready | NodeEvent
 """What `Supervisor.poll` returns. The agent makes an `AgentReady` of `Ready`."""
