@@ -56,7 +56,7 @@ class HangProbe(StackProbe):
 
     @property
     def next_check(self) -> float:
-        """When to call `sampled`."""
+        """When to call `sampled`, in seconds since the run began; 0: at once."""
         complete = super().next_check
         return complete if complete or self.hang.is_sure else self._began + LOOK_SECONDS
 

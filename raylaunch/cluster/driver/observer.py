@@ -57,22 +57,22 @@ class GuardedObserver:
         self._reported: set[str] = set()
 
     def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
-        """The run begins."""
+        """Pass on that the run begins; see `RunObserver`."""
         with self._guarded("the plan"):
             self._observer.on_plan(job, plan, run_dir)
 
     def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
-        """The machine handled an event."""
+        """Pass on an event that the machine handled."""
         with self._guarded("a change of the run"):
             self._observer.on_entry(entry, machine)
 
     def on_output(self, output: Iterable[LogOutput]) -> None:
-        """Workers whose output is shown wrote something."""
+        """Pass on what workers wrote whose output is shown."""
         with self._guarded("the output of workers"):
             self._observer.on_output(output)
 
     def on_message(self, text: str) -> None:
-        """Show a line."""
+        """Pass on a line for a person."""
         with self._guarded("a message"):
             self._observer.on_message(text)
 
