@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raylaunch.cluster.agent.agent import AgentReport
-from raylaunch.core.newtypes import HostId
+from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.errors import ClusterError
 from raylaunch.node.protocol.messages import Order
 
@@ -16,7 +16,7 @@ from raylaunch.node.protocol.messages import Order
 class SlotGranted:
     """A slot was granted on a host (Ray's node id), and an agent starts: `AgentReady` or `AgentLost` follows."""
 
-    node: str
+    node: NodeId
     host: HostId
     address: str
 
@@ -25,7 +25,7 @@ class SlotGranted:
 class ReportReceived:
     """An agent's report arrived, at this time.monotonic() of the driver's process."""
 
-    node: str
+    node: NodeId
     report: AgentReport
     at: float = 0.0
 
@@ -34,7 +34,7 @@ class ReportReceived:
 class AgentLost:
     """An agent is lost. `silent`: the driver concluded that itself, since no report came for too long."""
 
-    node: str
+    node: NodeId
     why: str
     error: BaseException | None = None
     silent: bool = False
@@ -69,13 +69,13 @@ class Fleet(Protocol):
     def start(self, tell: Tell) -> None:
         """Reserve slots for all bundles of the plan, and start agents there. Slots that are lost are reserved anew."""
 
-    def send(self, node: str, order: Order) -> None:
+    def send(self, node: NodeId, order: Order) -> None:
         """Send an order to a node's agent, without waiting. Does nothing where the node has no agent any more."""
 
-    def joined(self, node: str, node_id: HostId) -> bool:
+    def joined(self, node: NodeId, node_id: HostId) -> bool:
         """Take note that an agent is ready on this Ray node. False: it is not needed there, and was ended."""
 
-    def release(self, node: str) -> None:
+    def release(self, node: NodeId) -> None:
         """End a node's agent, and reserve another slot."""
 
     def replace(self, gone: AgentLost) -> None:
@@ -87,7 +87,7 @@ class Fleet(Protocol):
     def uncordon(self, host: HostId) -> None:
         """Allow reservations on the host again."""
 
-    def values(self, nodes: Iterable[str], last_heard: Callable[[str], float]) -> dict[int, bytes]:
+    def values(self, nodes: Iterable[NodeId], last_heard: Callable[[NodeId], float]) -> dict[int, bytes]:
         """Return what functions returned on these nodes, by rank. `last_heard`: when, in time.monotonic()."""
 
     def make_idle(self) -> None:

@@ -19,6 +19,7 @@ from raylaunch.cluster.driver import signals
 from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import shown
+from raylaunch.core.newtypes import SignalName
 from raylaunch.errors import InterruptedByUserError, RaylaunchError, signal_exit_code
 from raylaunch.node.protocol import wire
 
@@ -78,7 +79,7 @@ def _run_request(job: Job, job_text: str) -> RunRequest:
         cwd=os.getcwd(),
         environ=dict(os.environ),
         umask=umask,
-        ignored=tuple(name for name in names if _is_ignored(name)),
+        ignored=tuple(SignalName(name) for name in names if _is_ignored(name)),
     )
 
 
@@ -158,9 +159,9 @@ def request_state(path: Path, request: str) -> DaemonState | None:
 
 def _follow_run(connection: socket.socket, job: Job, request: RunRequest) -> int | None:
     """Send the run, forward signals until it ends, and return its exit code; None if it did not start."""
-    forwarded: list[str] = []
+    forwarded: list[SignalName] = []
 
-    def forward(name: str) -> None:
+    def forward(name: SignalName) -> None:
         forwarded.append(name)
         with contextlib.suppress(OSError):
             wire.send(connection, SignalForwarded(signal=name))
@@ -177,7 +178,7 @@ def _follow_run(connection: socket.socket, job: Job, request: RunRequest) -> int
     raise _daemon_died([name for name in forwarded if name in job.signals_to_handle])
 
 
-def _daemon_died(stops: list[str]) -> BaseException:
+def _daemon_died(stops: list[SignalName]) -> BaseException:
     """Return the error for a daemon that died during the run. `stops`: stop signals that it was sent."""
     if stops:  # without a daemon, the command itself would have died of the signal
         error = InterruptedByUserError(f"stopped by {stops[0]}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raylaunch.core.job.job import Job
+from raylaunch.core.newtypes import SignalName
 from raylaunch.node.protocol import wire
 
 ACQUIRE = "acquire"
@@ -45,15 +46,15 @@ class RunRequest:
     cwd: str
     environ: dict[str, str] = field(repr=False)
     umask: int
-    ignored: tuple[str, ...]
-    """Names of the signals that the command's process ignores."""
+    ignored: tuple[SignalName, ...]
+    """The signals that the command's process ignores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalForwarded:
     """Command: I received this signal; handle it as the run would."""
 
-    signal: str
+    signal: SignalName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from raylaunch.cli.daemon import daemon_messages, socket_dir
 from raylaunch.cli.daemon.daemon_messages import ClientStream, DaemonState, RunEnded, RunRequest, SignalForwarded
 from raylaunch.node.protocol import wire
 
-_STOP_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT")
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """If a command dies, its run gets the first of these that stops it."""
 _GRACE_SECONDS = 0.1
 """Minimum wait for a run whose command was answered `FREE` just before the daemon's time was over."""
@@ -133,7 +133,7 @@ class Listener:
                 client.run = message
                 self._runs.put(client)
             case SignalForwarded():
-                self._raise_signal(client, message.signal)
+                self._raise_signal(client, signal.Signals[message.signal])
             case daemon_messages.STATE:
                 client.send(asdict(self._state()))
             case daemon_messages.END:
@@ -168,9 +168,9 @@ class Listener:
         """Stop the run of a command that has died, as a signal to the command would."""
         assert client.run is not None
         handled = set(client.run.job.signals_to_handle).difference(client.run.ignored)
-        self._raise_signal(client, next((name for name in _STOP_SIGNALS if name in handled), "SIGKILL"))
+        self._raise_signal(client, next((one for one in _STOP_SIGNALS if one.name in handled), signal.SIGKILL))
 
-    def _raise_signal(self, client: ClientConnection, name: str) -> None:
+    def _raise_signal(self, client: ClientConnection, number: signal.Signals) -> None:
         with self._lock:
             if client is self._active and self._has_begun:
-                os.kill(os.getpid(), signal.Signals[name])
+                os.kill(os.getpid(), number)

@@ -30,6 +30,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase, Stopping
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.environment import assign
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
@@ -64,7 +65,7 @@ class Console:
         #: Replaces secrets in raylaunch's messages.
         self._redactor = Redactor()
         #: Addresses of hosts by host id.
-        self._addresses: dict[str, str] = {}
+        self._addresses: dict[HostId, str] = {}
         #: What the first and the last line say.
         self._fallback = ""
 

@@ -16,7 +16,7 @@ from raylaunch.core.job.job import NodeRule
 from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.monitoring.heartbeat import Heartbeat
-from raylaunch.core.newtypes import HostId, NodeTime
+from raylaunch.core.newtypes import NO_NODE, HostId, NodeId, NodeTime
 from raylaunch.core.placement.environment import base_env, interface_env
 from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.linux import interfaces, processes
@@ -40,7 +40,7 @@ class AgentSpec:
     """What an agent is told at its start. `PER_RUN` and `PER_PROCESS` are explained in `node_spec`."""
 
     template: WorkerTemplate = field(metadata=PER_RUN)
-    node: str = field(default="", metadata=PER_RUN)
+    node: NodeId = field(default=NO_NODE, metadata=PER_RUN)
     """The node's name in the run. The fleet gives each agent its own."""
     address: str | None = field(metadata=PER_RUN)
     """Where the node's stores listen; None: at the node's own address, as its cluster knows it."""

@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from raylaunch.core.newtypes import NO_NODE, NodeId
+
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
 KEEPALIVE_SECONDS = 60.0
@@ -55,7 +57,7 @@ class LinkAddress:
 class LinkDown:
     """The link of a node is closed: the process of its agent is gone."""
 
-    node: str
+    node: NodeId
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +83,7 @@ class LinkServer:
         self._server = socket.create_server((address, 0), family=family)
         host, port = self._server.getsockname()[:2]
         self.address = LinkAddress(host=host, port=port, secret=secrets.token_hex(32))
-        self._lines: dict[str, socket.socket] = {}
+        self._lines: dict[NodeId, socket.socket] = {}
         #: From the oldest to the newest.
         self._unauthenticated: dict[socket.socket, _Hello] = {}
         #: Is closed to accept, and close, a connection where no descriptor is left; None: it could not be opened again.
@@ -101,11 +103,11 @@ class LinkServer:
         self._selector.register(self._stopped, selectors.EVENT_READ, "")
         self._thread.start()
 
-    def is_up(self, node: str) -> bool:
+    def is_up(self, node: NodeId) -> bool:
         """Return whether the node's link is up, so that its agent's process is known to be alive."""
         return node in self._lines
 
-    def shut_down(self, node: str) -> None:
+    def shut_down(self, node: NodeId) -> None:
         """Shut down the link, which makes the agent end its node. `LinkDown` follows, if the agent can be reached."""
         line = self._lines.get(node)
         if line is not None:
@@ -209,20 +211,20 @@ class LinkServer:
             data = b""
         hello.data += data
         text, end, _ = hello.data.partition(b"\n")
-        if end and (name := self._admitted(text)):
+        if end and (node := self._admitted(text)):
             with contextlib.suppress(OSError):
                 line.send(_ADMITTED)  # before any other thread can shut the link down
             del self._unauthenticated[line]
-            self._selector.modify(line, selectors.EVENT_READ, name)
-            self._lines[name] = line
+            self._selector.modify(line, selectors.EVENT_READ, node)
+            self._lines[node] = line
         elif end or not data or len(hello.data) == _MOST_BYTES:
             self._drop(line)
 
-    def _admitted(self, hello: bytes) -> str:
-        """Return the node's name if the secret is right and the name is new, else `""`."""
-        secret, _, name = hello.decode(errors="replace").partition(" ")
+    def _admitted(self, hello: bytes) -> NodeId:
+        """Return the node if the secret is right and the node has no link yet, else `NO_NODE`."""
+        secret, _, node = hello.decode(errors="replace").partition(" ")
         known = hmac.compare_digest(secret.encode(), self.address.secret.encode())
-        return name if known and name not in self._lines else ""
+        return NodeId(node) if known and node not in self._lines else NO_NODE
 
     def _drop(self, line: socket.socket) -> None:
         del self._unauthenticated[line]
@@ -231,7 +233,7 @@ class LinkServer:
 
     # Links.
 
-    def _read(self, line: socket.socket, node: str) -> None:
+    def _read(self, line: socket.socket, node: NodeId) -> None:
         try:
             data = line.recv(_MOST_BYTES)
         except BlockingIOError:
@@ -256,7 +258,7 @@ def _spare_descriptor() -> int | None:
 class Link:
     """The agent's end of its link."""
 
-    def __init__(self, address: LinkAddress, node: str, ended: Callable[[], None]) -> None:
+    def __init__(self, address: LinkAddress, node: NodeId, ended: Callable[[], None]) -> None:
         """Connect, in a thread, which calls `ended` when the driver has shut the link down or is gone.
 
         It is not called where the driver cannot be reached, or never admits the connection: then there is no link.

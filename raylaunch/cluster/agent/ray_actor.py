@@ -18,6 +18,7 @@ from raylaunch.cluster.agent.agent import AgentSpec, Home
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import Link, LinkAddress
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
+from raylaunch.core.newtypes import NodeId
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
@@ -111,7 +112,7 @@ class AgentActor:
         """Return what functions returned, pickled, by rank."""
         return await self._agent.values() if self._agent is not None else {}
 
-    async def become_idle(self, name: str, link_address: LinkAddress | None, seconds: float) -> IdleAgent | None:
+    async def become_idle(self, name: NodeId, link_address: LinkAddress | None, seconds: float) -> IdleAgent | None:
         """End the run, so that another can `reuse` the agent within so many seconds. None: it cannot be reused.
 
         `name` and `link_address`: those of a link to the process that pools the agent, whose end is the agent's too.

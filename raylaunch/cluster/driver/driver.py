@@ -35,7 +35,7 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.progress import ProgressTracker
-from raylaunch.core.newtypes import HostId, RunTime
+from raylaunch.core.newtypes import HostId, NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
@@ -54,7 +54,7 @@ from raylaunch.node.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class _SignalReceived:
-    signal: str
+    signal: SignalName
 
 
 Item = fleets.Item | LinkDown | _SignalReceived
@@ -92,8 +92,8 @@ class Driver:
         #: What to say of nodes as soon as there are several hosts.
         self._interface_warnings: set[str] = set()
 
-    def signalled(self, signal: str) -> None:
-        """Take a signal by name. Any thread and any signal handler may call this: the signal is only enqueued."""
+    def signalled(self, signal: SignalName) -> None:
+        """Take a signal. Any thread and any signal handler may call this: the signal is only enqueued."""
         self._inbox.put(_SignalReceived(signal))
 
     def run(self) -> Finish:
@@ -219,7 +219,7 @@ class Driver:
         for node in self.nodes.on_host(item.host):
             yield self._node_draining(node, item)
 
-    def _node_draining(self, node: str, item: HostDraining) -> NodeDraining:
+    def _node_draining(self, node: NodeId, item: HostDraining) -> NodeDraining:
         return NodeDraining(at=self._now(), node=node, deadline=self._run_time(item.deadline), why=item.why)
 
     def _report(self, item: ReportReceived) -> Iterator[Event]:
@@ -284,13 +284,13 @@ class Driver:
             for warning in sorted(self._interface_warnings):
                 self._warn_once(warning)
 
-    def _reject(self, node: str, why: str) -> Iterator[Event]:
+    def _reject(self, node: NodeId, why: str) -> Iterator[Event]:
         """Give up a node that is alive but of no use."""
         self.nodes.give_up(node)
         yield NodeLost(at=self._now(), node=node, why=why)
         self._fleet.release(node)
 
-    def _store_opened(self, node: str, word: StoreOpened) -> Iterator[Event]:
+    def _store_opened(self, node: NodeId, word: StoreOpened) -> Iterator[Event]:
         if word.port == 0:
             if not self._executor.store_failed(node, word):
                 return
@@ -308,7 +308,7 @@ def _progress(job: Job) -> ProgressTracker:
     return ProgressTracker(seconds, auto)
 
 
-def _port_in_use(node: str, word: StoreOpened, port: int) -> ClusterError:
+def _port_in_use(node: NodeId, word: StoreOpened, port: int) -> ClusterError:
     return ClusterError(
         f"port {port} of {node} ({word.address}) cannot be used as `master_port`: {word.why}",
         hint="set another port, or none: then a free one is found",

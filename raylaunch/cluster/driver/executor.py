@@ -20,7 +20,7 @@ from raylaunch.core.machine.events_and_actions import (
     Uncordon,
 )
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.newtypes import RunTime
+from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Rendezvous, assign
 from raylaunch.node.protocol.messages import (
     CommitCheckpoint,
@@ -41,7 +41,7 @@ class Executor:
     """Turns actions into orders to nodes and calls of the fleet. No method waits."""
 
     def __init__(
-        self, machine: Machine, run_id: str, fleet: Fleet, watch: ProgressMonitor, give_up: Callable[[str], None]
+        self, machine: Machine, run_id: str, fleet: Fleet, watch: ProgressMonitor, give_up: Callable[[NodeId], None]
     ) -> None:
         """`give_up` is called with the name of each node that counts as lost from then on."""
         self._machine = machine
@@ -53,7 +53,7 @@ class Executor:
         self.wake_at = float("inf")
         self.finish: Finish | None = None
         #: Stores by node and attempt; None: ordered, but not open yet.
-        self._stores: dict[tuple[str, int], StoreOpened | None] = {}
+        self._stores: dict[tuple[NodeId, int], StoreOpened | None] = {}
         #: A launch that waits for its store.
         self._unsent: Launch | None = None
         self._proposal: SyncPoint | None = None
@@ -79,7 +79,9 @@ class Executor:
                 case ReportUnsaved():
                     pass  # the driver says it, after what the observer says of this step
 
-    def _to_workers(self, action: Stop | RequestCheckpoint | ForwardSignal, nodes: Iterable[str], now: RunTime) -> None:
+    def _to_workers(
+        self, action: Stop | RequestCheckpoint | ForwardSignal, nodes: Iterable[NodeId], now: RunTime
+    ) -> None:
         match action:
             case Stop():
                 for node in nodes:
@@ -111,13 +113,13 @@ class Executor:
         if self._proposal is not None:
             self._proposal.answered(word)
 
-    def store_open(self, node: str, word: StoreOpened) -> None:
+    def store_open(self, node: NodeId, word: StoreOpened) -> None:
         """Take note that a store is open, and send the launch that waits for it."""
         self._stores[node, word.attempt] = word
         if self._unsent is not None and self._needs(self._unsent) == (node, word.attempt):
             self._send(self._unsent, word)
 
-    def store_failed(self, node: str, word: StoreOpened) -> bool:
+    def store_failed(self, node: NodeId, word: StoreOpened) -> bool:
         """Take note that a store could not be opened. Return whether a launch waits for it.
 
         If none does, nothing is lost: the store is ordered again when a launch needs it.
@@ -125,7 +127,7 @@ class Executor:
         self._stores.pop((node, word.attempt), None)
         return self._unsent is not None and self._needs(self._unsent) == (node, word.attempt)
 
-    def _needs(self, launch: Launch) -> tuple[str, int]:
+    def _needs(self, launch: Launch) -> tuple[NodeId, int]:
         """Return node and attempt of the store that a launch needs: the first node has it."""
         return launch.roster[0], launch.attempt
 
@@ -138,7 +140,7 @@ class Executor:
             self._unsent = launch
             self._order_store(*self._needs(launch))
 
-    def _order_store(self, node: str, attempt: int) -> None:
+    def _order_store(self, node: NodeId, attempt: int) -> None:
         """Order a store, once only: a second one for the attempt would close the first."""
         if (node, attempt) not in self._stores:
             self._stores[node, attempt] = None
@@ -181,7 +183,7 @@ class SyncPoint:
     all nodes are told to save at that step. Prepare takes one message to each node and back, rarely two.
     """
 
-    def __init__(self, fleet: Fleet, attempt: int, nodes: Iterable[str], step: int) -> None:
+    def __init__(self, fleet: Fleet, attempt: int, nodes: Iterable[NodeId], step: int) -> None:
         self._fleet = fleet
         self._attempt = attempt
         self._nodes = tuple(nodes)

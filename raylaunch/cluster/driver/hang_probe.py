@@ -9,7 +9,7 @@ from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_cause import hung
 from raylaunch.core.monitoring.hang_detector import SuspectedHang
 from raylaunch.core.monitoring.hang_policy import LOOK_SECONDS, LOOKS, StackSample
-from raylaunch.core.newtypes import RunTime
+from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.messages import DumpStacks, Order, StacksDumped
 
@@ -20,7 +20,7 @@ _ANSWER_SECONDS = 1.5
 class StackProbe:
     """One sample of all workers' stacks. Times are seconds since the run began."""
 
-    def __init__(self, parts: Sequence[Assignment], send: Callable[[str, Order], None]) -> None:
+    def __init__(self, parts: Sequence[Assignment], send: Callable[[NodeId, Order], None]) -> None:
         """`send` sends an order to a node."""
         self._send = send
         self._parts = parts
@@ -49,7 +49,7 @@ class StackProbe:
 class HangProbe(StackProbe):
     """One sample if that is enough, else several."""
 
-    def __init__(self, hang: SuspectedHang, parts: Sequence[Assignment], send: Callable[[str, Order], None]) -> None:
+    def __init__(self, hang: SuspectedHang, parts: Sequence[Assignment], send: Callable[[NodeId, Order], None]) -> None:
         super().__init__(parts, send)
         self.hang = hang
         self.samples: list[StackSample] = []
@@ -69,7 +69,7 @@ class HangProbe(StackProbe):
         self.sample(now)
         return True
 
-    def result(self, now: RunTime, pids: Mapping[str, tuple[int, ...]]) -> WorkersHung:
+    def result(self, now: RunTime, pids: Mapping[NodeId, tuple[int, ...]]) -> WorkersHung:
         """Return the hang with its cause, as far as the last sample tells. `pids`: by node."""
         return hung(self.hang, now, self._parts, pids, self.stacks)
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.fleet_api import AgentLost
-from raylaunch.core.newtypes import NO_HOST, HostId
+from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 
 _NEVER = float("inf")
 
@@ -27,10 +27,10 @@ class AgentLinks(Protocol):
     def start(self, tell: Callable[[LinkDown], None]) -> None:
         """Begin to listen. `tell` is called in a thread of the links for each link that is down."""
 
-    def is_up(self, node: str) -> bool:
+    def is_up(self, node: NodeId) -> bool:
         """Return whether the link is up, so that the agent's process is known to be alive."""
 
-    def shut_down(self, node: str) -> None:
+    def shut_down(self, node: NodeId) -> None:
         """Close the driver's end, which makes the agent end its node."""
 
 
@@ -58,7 +58,7 @@ class NodeRegistry:
     def __init__(self, node_timeout: float, links: AgentLinks | None) -> None:
         self._timeout = node_timeout
         self._links = links
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[NodeId, _Node] = {}
         #: No node can be overdue before this time. A report makes a node overdue later, so this stays a lower bound.
         self._next_check = _NEVER
         self._no_check_before = 0.0
@@ -68,27 +68,27 @@ class NodeRegistry:
         if self._links is not None:
             self._links.start(tell)
 
-    def heard(self, node: str, at: float) -> None:
+    def heard(self, node: NodeId, at: float) -> None:
         """Record that a report of the node arrived. Any thread may call this, so that a busy driver misses none."""
         self._nodes.setdefault(node, _Node()).heard_at = at
 
-    def last_heard(self, node: str) -> float:
+    def last_heard(self, node: NodeId) -> float:
         """Return when the node was last heard of; minus infinity: never. Any thread may call this."""
         found = self._nodes.get(node)
         return -_NEVER if found is None else found.heard_at
 
-    def came_up(self, node: str, host: HostId, at: float) -> None:
+    def came_up(self, node: NodeId, host: HostId, at: float) -> None:
         """Record that a node is up on a host (Ray's node id). From now on it must be heard of."""
         found = self._nodes.setdefault(node, _Node())
         found.state, found.host = _State.UP, host
         found.heard_at = max(found.heard_at, at)
         self._next_check = min(self._next_check, found.heard_at + self._timeout)
 
-    def is_lost(self, node: str) -> bool:
+    def is_lost(self, node: NodeId) -> bool:
         """Return whether the node was given up. Whatever still arrives of it must be ignored."""
         return node in self._nodes and self._nodes[node].state is _State.LOST
 
-    def on_host(self, host: HostId) -> list[str]:
+    def on_host(self, host: HostId) -> list[NodeId]:
         """Return the nodes that are up on a host."""
         return [name for name, node in self._up() if node.host == host]
 
@@ -101,7 +101,7 @@ class NodeRegistry:
         self._links.shut_down(gone.node)
         return True
 
-    def link_down(self, node: str) -> AgentLost:
+    def link_down(self, node: NodeId) -> AgentLost:
         """Return the loss of a node whose link is down, with Ray's reason if it reported one."""
         found = self._nodes.get(node)
         return (found and found.reported) or AgentLost(node=node, why="its agent died")
@@ -130,11 +130,11 @@ class NodeRegistry:
         overdue = sorted(name for name, at in overdue_at.items() if now >= at)
         return [AgentLost(node=name, why=why, silent=True) for name in overdue]
 
-    def give_up(self, node: str) -> None:
+    def give_up(self, node: NodeId) -> None:
         """Count a node as lost for good. If its agent is alive after all, it is told to end."""
         self._nodes.setdefault(node, _Node()).state = _State.LOST
         if self._links is not None:
             self._links.shut_down(node)
 
-    def _up(self) -> Iterator[tuple[str, _Node]]:
+    def _up(self) -> Iterator[tuple[NodeId, _Node]]:
         return ((name, node) for name, node in [*self._nodes.items()] if node.state is _State.UP)

@@ -14,7 +14,7 @@ from raylaunch.core.monitoring.hang_cause import describe_absent
 from raylaunch.core.monitoring.hang_policy import activities, describe, max_silence, snooze_seconds
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.monitoring.progress import ProgressTracker
-from raylaunch.core.newtypes import RunTime
+from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.messages import StacksDumped
 
@@ -55,7 +55,7 @@ class ProgressMonitor:
         self._begin()
 
     def _begin(self) -> None:
-        self._pids: dict[str, tuple[int, ...]] = {}
+        self._pids: dict[NodeId, tuple[int, ...]] = {}
         self._reported: Progressed | None = None
         self._report_at = _NEVER
         self._examined_at = -_NEVER

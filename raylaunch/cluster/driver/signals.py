@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from raylaunch.core.job.job import Job
+from raylaunch.core.newtypes import SignalName
 from raylaunch.errors import InterruptedByUserError, signal_exit_code
 
 LEAVE_SECONDS = 2.0
@@ -41,7 +42,7 @@ class Signals:
         self._is_main = threading.current_thread() is threading.main_thread()
         self._listener: _SignalListener | None = None
 
-    def go_to(self, tell: Callable[[str], None], *, ends_process: bool = True) -> None:
+    def go_to(self, tell: Callable[[SignalName], None], *, ends_process: bool = True) -> None:
         """Call `tell` with the name of each signal from now on, instead of interrupting.
 
         Installs the handlers again, in case a library replaced them. `tell` is called in a thread. `ends_process`:
@@ -89,7 +90,7 @@ class _SignalListener:
     """
 
     def __init__(
-        self, numbers: Iterable[signal.Signals], stops: Iterable[signal.Signals], tell: Callable[[str], None]
+        self, numbers: Iterable[signal.Signals], stops: Iterable[signal.Signals], tell: Callable[[SignalName], None]
     ) -> None:
         """`stops`: those of the signals that end the run."""
         self._numbers = frozenset(numbers)
@@ -110,7 +111,7 @@ class _SignalListener:
         while numbers := os.read(self._readable, 64):
             for number in numbers:
                 if number in self._numbers:
-                    self._tell(signal.Signals(number).name)
+                    self._tell(SignalName(signal.Signals(number).name))
                 if number in self._numbers & self._stops:
                     self.signals_to_end -= 1
                     if self.signals_to_end == 0:  # in a thread, so that further signals are told meanwhile

@@ -15,7 +15,7 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStarted,
     WorkersStopped,
 )
-from raylaunch.core.newtypes import NodeTime, RunTime
+from raylaunch.core.newtypes import NodeId, NodeTime, RunTime
 from raylaunch.node.protocol.messages import (
     CheckpointAnswer,
     ProcessesExited,
@@ -26,7 +26,7 @@ from raylaunch.node.protocol.messages import (
 
 
 def worker_event(
-    node: str,
+    node: NodeId,
     event: WorkersForked | ProcessesExited | ProcessesStopped | CheckpointAnswer,
     now: RunTime,
     sent_at: NodeTime,
@@ -46,7 +46,7 @@ def worker_event(
             return kind(at=now, attempt=event.attempt, node=node, failures=failures)
 
 
-def _failures(node: str, failures: Iterable[ProcessFailure], offset: float) -> Iterable[Failure]:
+def _failures(node: NodeId, failures: Iterable[ProcessFailure], offset: float) -> Iterable[Failure]:
     for failure in failures:
         yield Failure(
             attempt=failure.attempt,

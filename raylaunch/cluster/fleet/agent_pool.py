@@ -17,7 +17,7 @@ from typing import Any
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkAddress, LinkDown, LinkServer
 from raylaunch.core.job.job import Job
-from raylaunch.core.newtypes import HostId
+from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import is_of_a_terminal
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.node_spec import PER_RUN, WorkerTemplate
@@ -30,8 +30,8 @@ Key = Mapping[str, Any]
 class PooledAgent:
     """An idle agent. `handle`: what a fleet needs to use it again, an actor handle or a ForkServerClient."""
 
-    name: str
-    """The name by which its link to this process is known; `""`: it has no link."""
+    name: NodeId
+    """The id by which its link to this process is known; `NO_NODE`: it has no link."""
     handle: Any
     key: Key
     host: HostId
@@ -83,11 +83,11 @@ class AgentPool:
         #: The process that put agents here. A fork of it has a copy of the pool, which must not end them.
         self._pid = 0
 
-    def new_names(self, count: int) -> list[str]:
+    def new_names(self, count: int) -> list[NodeId]:
         """Return names for agents that become idle, each different from all names before."""
         with self._lock:
             self._names_made += count
-            return [f"idle-{number}" for number in range(self._names_made - count, self._names_made)]
+            return [NodeId(f"idle-{number}") for number in range(self._names_made - count, self._names_made)]
 
     def link_address(self, of_run: LinkAddress | None) -> LinkAddress | None:
         """Return where idle agents connect their links to; None if they need none or this process cannot listen.

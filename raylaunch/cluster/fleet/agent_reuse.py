@@ -22,7 +22,7 @@ from raylaunch.cluster.agent.ray_actor import IdleAgent, dismiss
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, PooledAgent
 from raylaunch.cluster.fleet.slot_table import StartAgent
-from raylaunch.core.newtypes import HostId
+from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.packing import Bundle
 
 _REUSE_SECONDS = 10.0
@@ -64,7 +64,7 @@ class AgentReuse:
         pool: AgentPool,
         options: Callable[[int, Bundle], Options],
         start: Start,
-        take: Callable[[str, Any], None],
+        take: Callable[[NodeId, Any], None],
         calls: queue.SimpleQueue[Any],
     ) -> None:
         """`options` returns the options for an agent inside a slot's bundle; `start` starts one with such options.
@@ -78,9 +78,9 @@ class AgentReuse:
         self._calls = calls
         #: Agents to start when it is known where, by slot.
         self._unplaced: dict[int, tuple[StartAgent, AgentSpec]] = {}
-        self._pending: dict[str, _PendingReuse] = {}
+        self._pending: dict[NodeId, _PendingReuse] = {}
         #: The agents that run beside their bundles, by node.
-        self._beside: dict[str, _Placement] = {}
+        self._beside: dict[NodeId, _Placement] = {}
 
     def start_when_granted(self, request: StartAgent, spec: AgentSpec) -> None:
         """Start an agent, or use an idle one, as soon as its slot is granted."""
@@ -113,7 +113,7 @@ class AgentReuse:
         options = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": on_host}
         self._start(placement.request, placement.spec, options)
 
-    def _answered(self, node: str, future: Any) -> None:
+    def _answered(self, node: NodeId, future: Any) -> None:
         pending = self._pending.pop(node, None)
         if pending is None:
             return
@@ -138,7 +138,7 @@ class AgentReuse:
         dismiss([pending.actor for pending in self._pending.values()])
         self._pending.clear()
 
-    def stopped(self, node: str) -> None:
+    def stopped(self, node: NodeId) -> None:
         """The node is not wanted any more."""
         self._unplaced = {slot: wanted for slot, wanted in self._unplaced.items() if wanted[0].node != node}
         self._beside.pop(node, None)
@@ -146,11 +146,11 @@ class AgentReuse:
         if pending is not None:
             dismiss([pending.actor])
 
-    def can_be_idle(self, node: str) -> bool:
+    def can_be_idle(self, node: NodeId) -> bool:
         """Return whether the node's agent runs beside its bundle, so that it can outlive the run."""
         return node in self._beside
 
-    def make_idle(self, actors: Mapping[str, Any], seconds: float) -> None:
+    def make_idle(self, actors: Mapping[NodeId, Any], seconds: float) -> None:
         """Put agents of a run that is over into the pool for so many seconds. `actors`: by node, all `can_be_idle`.
 
         Agents that do not become idle within seconds are ended.

@@ -28,7 +28,7 @@ from raylaunch.cluster.fleet.slot_table import (
     StartAgent,
     StopAgent,
 )
-from raylaunch.core.newtypes import HostId
+from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.core.placement.packing import Bundle
 
 _NOT_NEEDED = "it is not needed any more"
@@ -117,7 +117,7 @@ class Allocator:
                 slot.host, slot.retry_at = host, now
         self._reconcile(now)
 
-    def joined(self, node: str, host: HostId, now: float) -> bool:
+    def joined(self, node: NodeId, host: HostId, now: float) -> bool:
         """Record that the agent of a node came up on a host. Return False if the node is not wanted."""
         slot = self._slots.of(node)
         if slot is None:
@@ -135,7 +135,7 @@ class Allocator:
         self._reconcile(now)
         return is_wanted
 
-    def lost(self, node: str, now: float, *, silent: bool = False) -> float:
+    def lost(self, node: NodeId, now: float, *, silent: bool = False) -> float:
         """Record that a node is gone or given up. Return the seconds until an agent is started in its slot again.
 
         `silent`: nothing was heard of it, so its host may be cut off.
@@ -196,20 +196,20 @@ class Allocator:
         """Whether several agents died and none ever came up."""
         return self._backoff.cannot_start
 
-    def is_up(self, node: str) -> bool:
+    def is_up(self, node: NodeId) -> bool:
         """Whether a node is up."""
         slot = self._slots.of(node)
         return slot is not None and slot.is_up
 
-    def is_on_usable_host(self, node: str) -> bool:
+    def is_on_usable_host(self, node: NodeId) -> bool:
         """Whether a node is up on a host that is neither drained nor cordoned."""
         slot = self._slots.of(node)
         return slot is not None and slot.is_up and slot.host not in self._hosts.unusable
 
-    def host_of(self, node: str) -> str:
-        """Return the host of a node; `""`: not known."""
+    def host_of(self, node: NodeId) -> HostId:
+        """Return the host of a node; `NO_HOST`: not known."""
         slot = self._slots.of(node)
-        return "" if slot is None else slot.host
+        return NO_HOST if slot is None else slot.host
 
     def may_gang_have_moved(self) -> bool:
         """Whether slots of the gang may be on other hosts than they were, so that `moved` should be called."""

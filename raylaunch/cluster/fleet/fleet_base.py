@@ -14,7 +14,7 @@ from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.fleet.allocator import Allocator
 from raylaunch.cluster.fleet.slot_table import Request, StartAgent
 from raylaunch.cluster.fleet_api import Tell
-from raylaunch.core.newtypes import HostId
+from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.messages import Order
 
@@ -38,12 +38,12 @@ class FleetBase(ABC):
         """Queue a request of the allocator's. Requests are done in order, in a thread of the fleet's."""
 
     @abstractmethod
-    def send(self, node: str, order: Order) -> None:
+    def send(self, node: NodeId, order: Order) -> None:
         """Send an order to a node's agent, without waiting. Does nothing where the node has no agent any more."""
 
     # Which nodes there are.
 
-    def joined(self, node: str, node_id: HostId) -> bool:
+    def joined(self, node: NodeId, node_id: HostId) -> bool:
         """Take note that an agent is ready on this Ray node. False: it is not needed there, and was ended."""
         return self._decide(partial(self._allocator.joined, node, node_id))
 

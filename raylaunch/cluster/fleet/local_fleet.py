@@ -31,6 +31,7 @@ from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, 
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.local.gpus import Gpus
 from raylaunch.cluster.local.slots import LocalSlots
+from raylaunch.core.newtypes import NO_NODE, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
@@ -60,7 +61,7 @@ class LocalFleet(FleetBase):
         super().__init__(plan, spec, say)
         self._room = LocalSlots(gpus)
         self._pool = pool
-        self._agents: dict[str, _LocalAgent] = {}
+        self._agents: dict[NodeId, _LocalAgent] = {}
         #: Agents that start as soon as their slots are granted, by slot.
         self._waiting: dict[int, StartAgent] = {}
         self._to_do: asyncio.Queue[Request] = asyncio.Queue()
@@ -80,11 +81,11 @@ class LocalFleet(FleetBase):
     def _put(self, request: Request) -> None:
         self._loop.call_soon_threadsafe(self._to_do.put_nowait, request)
 
-    def send(self, node: str, order: Order) -> None:
+    def send(self, node: NodeId, order: Order) -> None:
         """Have the thread hand the order to the agent."""
         self._loop.call_soon_threadsafe(self._handle, node, order)
 
-    def _handle(self, node: str, order: Order) -> None:
+    def _handle(self, node: NodeId, order: Order) -> None:
         local = self._agents.get(node)
         if local is None:
             return
@@ -98,7 +99,7 @@ class LocalFleet(FleetBase):
 
     # What is heard.
 
-    async def _report_loop(self, node: str, agent: Agent) -> None:
+    async def _report_loop(self, node: NodeId, agent: Agent) -> None:
         try:
             while True:
                 report = await agent.next_report()
@@ -106,7 +107,7 @@ class LocalFleet(FleetBase):
         except Exception as error:  # noqa: BLE001
             self._gone(node, error)
 
-    def _gone(self, node: str, error: BaseException) -> None:
+    def _gone(self, node: NodeId, error: BaseException) -> None:
         self._tell(AgentLost(node=node, why=f"{type(error).__name__}: {error}", error=error))
 
     def _failed(self, why: str) -> None:
@@ -115,7 +116,7 @@ class LocalFleet(FleetBase):
 
     # Which nodes there are.
 
-    def release(self, node: str) -> None:
+    def release(self, node: NodeId) -> None:
         """End the agent and what it started, and start another in its slot."""
         pause = self._decide(partial(self._allocator.lost, node))
         if pause:
@@ -217,12 +218,12 @@ class LocalFleet(FleetBase):
 
     # The end.
 
-    def values(self, nodes: Iterable[str], last_heard: Callable[[str], float]) -> dict[int, bytes]:
+    def values(self, nodes: Iterable[NodeId], last_heard: Callable[[NodeId], float]) -> dict[int, bytes]:
         """Collect the results of the last attempt."""
         del last_heard  # an agent in this process cannot fall silent
         return asyncio.run_coroutine_threadsafe(self._values([*nodes]), self._loop).result()
 
-    async def _values(self, nodes: list[str]) -> dict[int, bytes]:
+    async def _values(self, nodes: list[NodeId]) -> dict[int, bytes]:
         parts = [await self._agents[node].agent.values() for node in nodes if node in self._agents]
         return {rank: value for part in parts for rank, value in part.items()}
 
@@ -239,7 +240,7 @@ class LocalFleet(FleetBase):
         left = await asyncio.gather(*(local.agent.become_idle(self._spec.keep_warm) for local in agents))
         return [
             PooledAgent(
-                name="",
+                name=NO_NODE,
                 handle=client,
                 key=local.key,
                 host=local_machine.NODE_ID,

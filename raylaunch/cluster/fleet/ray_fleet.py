@@ -34,7 +34,7 @@ from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, 
 from raylaunch.cluster.ray_api import actor_errors, drain_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
-from raylaunch.core.newtypes import HostId
+from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
@@ -61,7 +61,7 @@ class RayFleet(FleetBase):
         self._placement_groups = PlacementGroups(spread=plan.spread)
         self.actor_class = actor_class()
         #: Actor handles of all and only the agents that were started and are neither lost nor released.
-        self._actors: dict[str, Any] = {}
+        self._actors: dict[NodeId, Any] = {}
         self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._pool = pool
@@ -98,7 +98,7 @@ class RayFleet(FleetBase):
 
     # Orders.
 
-    def send(self, node: str, order: Order) -> None:
+    def send(self, node: NodeId, order: Order) -> None:
         """Send one message to the actor. Nothing comes back: `next_report` raises what goes wrong there."""
         actor = self._actors.get(node)
         if actor is not None:
@@ -106,7 +106,7 @@ class RayFleet(FleetBase):
 
     # What is heard.
 
-    def _listen(self, node: str) -> None:
+    def _listen(self, node: NodeId) -> None:
         actor = self._actors.get(node)
         if actor is None:
             return
@@ -122,7 +122,7 @@ class RayFleet(FleetBase):
 
         actor.next_report.remote().future().add_done_callback(heard)
 
-    def _gone(self, node: str, error: BaseException) -> None:
+    def _gone(self, node: NodeId, error: BaseException) -> None:
         if node in self._actors:
             self._tell(AgentLost(node=node, why=actor_errors.summary(error), error=error))
 
@@ -133,7 +133,7 @@ class RayFleet(FleetBase):
 
     # Which nodes there are.
 
-    def release(self, node: str) -> None:
+    def release(self, node: NodeId) -> None:
         """Kill the agent, whose fork server then kills its workers, and reserve another slot."""
         self._lose(node)
 
@@ -154,7 +154,7 @@ class RayFleet(FleetBase):
             return self._allocator.up_count < self._plan.min_nodes
         return self._allocator.cannot_start
 
-    def _lose(self, node: str, *, silent: bool = False) -> float:
+    def _lose(self, node: NodeId, *, silent: bool = False) -> float:
         return self._decide(partial(self._allocator.lost, node, silent=silent))
 
     # What is done about it, in the thread.
@@ -251,7 +251,7 @@ class RayFleet(FleetBase):
         else:
             self._take(request.node, actor)
 
-    def _take(self, node: str, actor: Any) -> None:
+    def _take(self, node: NodeId, actor: Any) -> None:
         self._actors[node] = actor
         self._listen(node)
 
@@ -274,7 +274,7 @@ class RayFleet(FleetBase):
 
     # The end.
 
-    def values(self, nodes: Iterable[str], last_heard: Callable[[str], float]) -> dict[int, bytes]:
+    def values(self, nodes: Iterable[NodeId], last_heard: Callable[[NodeId], float]) -> dict[int, bytes]:
         """Collect the results of the last attempt, however long they take, from nodes that go on reporting."""
         asked = {self._actors[node].values.remote(): node for node in nodes if node in self._actors}
         self._await(asked, last_heard)
@@ -285,7 +285,7 @@ class RayFleet(FleetBase):
             raise ClusterError(msg) from error
         return {rank: value for part in parts for rank, value in part.items()}
 
-    def _await(self, asked: Mapping[Any, str], last_heard: Callable[[str], float]) -> None:
+    def _await(self, asked: Mapping[Any, NodeId], last_heard: Callable[[NodeId], float]) -> None:
         """Wait for all answers. Ray reports a host that was cut off only after a minute, or ten."""
         began, missing = time.monotonic(), [*asked]
         while missing:

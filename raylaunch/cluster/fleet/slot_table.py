@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from raylaunch.core.newtypes import NO_HOST, HostId
+from raylaunch.core.newtypes import NO_HOST, NO_NODE, HostId, NodeId
 from raylaunch.core.placement.packing import Bundle
 
 
@@ -26,9 +26,9 @@ class Slot:
     avoid: frozenset[HostId] = frozenset()
     """Hosts that were excluded when the slot was requested."""
     host: HostId = NO_HOST
-    """Where the slot is, or was when last seen; `""`: not known."""
-    node: str = ""
-    """The node whose agent runs or starts here; `""`: none."""
+    """Where the slot is, or was when last seen; `NO_HOST`: not known."""
+    node: NodeId = NO_NODE
+    """The node whose agent runs or starts here; `NO_NODE`: none."""
     granted_at: float = inf
     """When the grant was announced for the present agent."""
     up_since: float | None = None
@@ -49,7 +49,7 @@ class SlotTable:
 
     def __init__(self) -> None:
         self._slots: dict[int, Slot] = {}
-        self._by_node: dict[str, Slot] = {}
+        self._by_node: dict[NodeId, Slot] = {}
         self._slots_made = 0
         self._nodes_made = 0
         self.up_on: Counter[HostId] = Counter()
@@ -68,7 +68,7 @@ class SlotTable:
         """Return the slot with this number, if there is one."""
         return self._slots.get(number)
 
-    def of(self, node: str) -> Slot | None:
+    def of(self, node: NodeId) -> Slot | None:
         """Return the slot of a node, if it has one."""
         return self._by_node.get(node)
 
@@ -89,7 +89,7 @@ class SlotTable:
     def occupy(self, slot: Slot) -> None:
         """Give an empty slot a node with a name that no node had before."""
         self._nodes_made += 1
-        slot.node = f"node-{self._nodes_made}"
+        slot.node = NodeId(f"node-{self._nodes_made}")
         self._by_node[slot.node] = slot
 
     def mark_up(self, slot: Slot, now: float) -> None:
@@ -104,7 +104,7 @@ class SlotTable:
         if slot.is_up:
             self.up_on[slot.host] -= 1
             self.up_of[slot.kind] -= 1
-        slot.node, slot.granted_at, slot.up_since, slot.failed = "", inf, None, True
+        slot.node, slot.granted_at, slot.up_since, slot.failed = NO_NODE, inf, None, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class StartAgent:
     """Start the agent of `node` in a slot, as soon as the slot is granted."""
 
     slot: int
-    node: str
+    node: NodeId
     bundle: Bundle
 
 
@@ -136,7 +136,7 @@ class StartAgent:
 class AnnounceNode:
     """Tell the driver that `node` is starting on `host`."""
 
-    node: str
+    node: NodeId
     host: HostId
 
 
@@ -144,7 +144,7 @@ class AnnounceNode:
 class StopAgent:
     """Stop the agent of `node`. `why`: what to tell the driver if the node was announced; else `""`."""
 
-    node: str
+    node: NodeId
     why: str
 
 

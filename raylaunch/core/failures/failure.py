@@ -7,7 +7,7 @@ import signal as signals
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raylaunch.core.newtypes import RunTime
+from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.text import capped
 
 MOST_TYPE = 200
@@ -84,7 +84,7 @@ class Failure:
     """One worker that was killed, exited with a code other than 0, or hung."""
 
     attempt: int
-    node: str
+    node: NodeId
     rank: int
     local_rank: int
     pid: int

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stacks import StackGroup
-from raylaunch.core.newtypes import NO_HOST, HostId, NodeTime, RunTime
+from raylaunch.core.newtypes import NO_HOST, SIGTERM, HostId, NodeId, NodeTime, RunTime, SignalName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class NodeGranted:
     """The cluster gave resources for a node. Its agent is starting; the node will join or be lost."""
 
     at: RunTime
-    node: str
+    node: NodeId
     address: str
 
 
@@ -27,7 +27,7 @@ class NodeJoined:
     """The agent of a node is ready to start workers. The name of a lost node is not used again."""
 
     at: RunTime
-    node: str
+    node: NodeId
     address: str
     nproc: int
     host: HostId = NO_HOST
@@ -39,7 +39,7 @@ class NodeLost:
     """A node is gone and will not answer again."""
 
     at: RunTime
-    node: str
+    node: NodeId
     why: str
 
 
@@ -48,7 +48,7 @@ class NodeDraining:
     """A node will be taken away at `deadline`. It still runs, but must not be part of another attempt."""
 
     at: RunTime
-    node: str
+    node: NodeId
     deadline: RunTime
     why: str
 
@@ -71,7 +71,7 @@ class WorkersStarted:
 
     at: RunTime
     attempt: int
-    node: str
+    node: NodeId
     pids: tuple[int, ...] = ()
     timings: RestartTimings | None = None
 
@@ -82,7 +82,7 @@ class WorkersExited:
 
     at: RunTime
     attempt: int
-    node: str
+    node: NodeId
     failures: tuple[Failure, ...] = ()
 
 
@@ -92,7 +92,7 @@ class WorkersStopped:
 
     at: RunTime
     attempt: int
-    node: str
+    node: NodeId
     failures: tuple[Failure, ...] = ()
 
 
@@ -105,7 +105,7 @@ class WorkersCheckpointed:
 
     at: RunTime
     attempt: int
-    node: str
+    node: NodeId
     step: int | None
 
 
@@ -149,7 +149,7 @@ class StopRequested:
     """The driver got a signal that ends the run (`signals_to_handle`)."""
 
     at: RunTime
-    signal: str
+    signal: SignalName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class ForwardRequested:
     """The driver got a signal that is passed on to the workers (`signals_to_forward`)."""
 
     at: RunTime
-    signal: str
+    signal: SignalName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ class Launch:
     """
 
     attempt: int
-    roster: tuple[str, ...]
+    roster: tuple[NodeId, ...]
     why: str
 
 
@@ -190,10 +190,10 @@ class Stop:
     """Send the attempt's workers the signal, and SIGKILL after `grace` seconds. Each node answers `WorkersStopped`."""
 
     attempt: int
-    nodes: tuple[str, ...]
+    nodes: tuple[NodeId, ...]
     grace: float
     why: str
-    signal: str = "SIGTERM"
+    signal: SignalName = SIGTERM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class RequestCheckpoint:
     """Make all workers of the attempt save at one step, a little ahead. Each node answers `WorkersCheckpointed`."""
 
     attempt: int
-    nodes: tuple[str, ...]
+    nodes: tuple[NodeId, ...]
     why: str
 
 
@@ -218,8 +218,8 @@ class ForwardSignal:
     """Send the attempt's workers on these nodes a signal. The run goes on. There is no answer."""
 
     attempt: int
-    nodes: tuple[str, ...]
-    signal: str
+    nodes: tuple[NodeId, ...]
+    signal: SignalName
     why: str
 
 
@@ -227,7 +227,7 @@ class ForwardSignal:
 class Release:
     """Stop the agent of a node that is not needed or did not answer in time, and ignore its further reports."""
 
-    node: str
+    node: NodeId
     why: str
 
 

@@ -32,7 +32,7 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.restart_policy import came_from_outside
 from raylaunch.core.machine.state import Done, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import STOP_MARGIN, PhaseTransitions
-from raylaunch.core.newtypes import NO_HOST
+from raylaunch.core.newtypes import NO_HOST, NodeId
 from raylaunch.core.placement.environment import Member
 from raylaunch.errors import ExitCode, signal_exit_code
 
@@ -107,7 +107,7 @@ class Machine(PhaseTransitions):
             case _:
                 return []
 
-    def _plan_resize(self, state: Starting | Running, joined: str) -> list[Action]:
+    def _plan_resize(self, state: Starting | Running, joined: NodeId) -> list[Action]:
         """Take in a node that joined: now if no other has to be waited for, else at last call."""
         resize = state.resize
         complete = len(self.members) >= self.job.max_nodes or resize.evacuate_at is not None
@@ -129,7 +129,7 @@ class Machine(PhaseTransitions):
             return False
         return sum(member.nproc for member in self.members.choose(self.world.roster)) > self.world.size
 
-    def _node_lost(self, node: str, why: str) -> list[Action]:
+    def _node_lost(self, node: NodeId, why: str) -> list[Action]:
         unfinished = len(self.world.unfinished)
         member = self._remove_node(node)
         pardoned = self.budget.pardon(member, self.now)

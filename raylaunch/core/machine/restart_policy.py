@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import Failure, why_hopeless
-from raylaunch.core.newtypes import HostId
+from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member
 
 PARDON_SECONDS = 30.0
@@ -39,7 +39,7 @@ class _Charge:
 
     at: float
     cause: Failure
-    nodes: Collection[str]
+    nodes: Collection[NodeId]
     spent: bool
 
     def is_explained_by(self, lost: Member, now: float) -> bool:
@@ -56,7 +56,7 @@ class RestartBudget:
         self.spent = 0
         self._charges: list[_Charge] = []
 
-    def spend(self, cause: Failure, now: float, nodes: Collection[str], *, elsewhere: bool = False) -> str:
+    def spend(self, cause: Failure, now: float, nodes: Collection[NodeId], *, elsewhere: bool = False) -> str:
         """Spend a restart on this failure of an attempt on these nodes. Return "", or why there is none.
 
         `elsewhere`: the next attempt excludes the host, so repeated failures there do not count.
@@ -69,7 +69,7 @@ class RestartBudget:
         self.spent += not refused
         return refused
 
-    def _all_spent(self, cause: Failure, nodes: Collection[str]) -> str:
+    def _all_spent(self, cause: Failure, nodes: Collection[NodeId]) -> str:
         if self._all == 0:
             return "no restarts were allowed"
         if self._all == 1:

@@ -15,7 +15,7 @@ from typing import ClassVar
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Finish
-from raylaunch.core.newtypes import HostId
+from raylaunch.core.newtypes import HostId, NodeId, SignalName
 from raylaunch.core.placement.environment import Member, order
 
 
@@ -56,21 +56,21 @@ class World:
 
     attempt: int = 0
     """1, 2, 3, ...; 0 before the first launch."""
-    roster: tuple[str, ...] = ()
+    roster: tuple[NodeId, ...] = ()
     """The nodes in rank order. All and only these run workers of the attempt."""
     size: int = 0
     """The number of workers: WORLD_SIZE."""
     launched_at: float = 0.0
-    unfinished: set[str] = field(default_factory=set)
+    unfinished: set[NodeId] = field(default_factory=set)
     """Nodes of the roster that are still members and whose workers have not all ended with exit code 0."""
     finishing: bool = False
     """Whether all workers of some node have ended with exit code 0: the script is coming to its end."""
     failures: list[Failure] = field(default_factory=list)
     drain_deadline: float | None = None
     """The earliest time at which a node of the world will be taken away."""
-    held_signals: list[str] = field(default_factory=list)
+    held_signals: list[SignalName] = field(default_factory=list)
     """Signals to forward as soon as all workers are started. Those that were not forwarded pass to the next world."""
-    nodes: frozenset[str] = field(init=False)
+    nodes: frozenset[NodeId] = field(init=False)
     """The roster as a set."""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class World:
         self.unfinished = set(self.roster)
 
     @property
-    def running_nodes(self) -> tuple[str, ...]:
+    def running_nodes(self) -> tuple[NodeId, ...]:
         """The unfinished nodes in rank order."""
         return tuple(node for node in self.roster if node in self.unfinished)
 
@@ -119,7 +119,7 @@ class AwaitingNodes:
 
     status: str
     deadline: float
-    awaited: set[str]
+    awaited: set[NodeId]
     """Nodes of the roster that have not answered yet."""
 
     @property
@@ -187,9 +187,9 @@ class Membership:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._min_nodes, self._max_nodes, self._multiple_of = job.min_nodes, job.max_nodes, job.multiple_of
-        self.nodes: dict[str, Member] = {}
+        self.nodes: dict[NodeId, Member] = {}
         #: The nodes that a new world may use: those that are not drained.
-        self._usable: dict[str, Member] = {}
+        self._usable: dict[NodeId, Member] = {}
         #: The number of usable nodes by their number of workers.
         self._sizes: Counter[int] = Counter()
 
@@ -202,19 +202,19 @@ class Membership:
         self.nodes[member.node] = self._usable[member.node] = member
         self._sizes[member.nproc] += 1
 
-    def remove(self, node: str) -> Member:
+    def remove(self, node: NodeId) -> Member:
         """Remove a node that was lost or released."""
         self._make_unusable(node)
         return self.nodes.pop(node)
 
-    def drain(self, node: str) -> None:
+    def drain(self, node: NodeId) -> None:
         """Mark all nodes of this node's host as drained: they still run, but a new world may not use them."""
         host = self.nodes[node].host
         for each in self.on_host(host) if host else [node]:
             self.nodes[each] = replace(self.nodes[each], draining=True)
             self._make_unusable(each)
 
-    def _make_unusable(self, node: str) -> None:
+    def _make_unusable(self, node: NodeId) -> None:
         member = self._usable.pop(node, None)
         if member is None:
             return
@@ -222,11 +222,11 @@ class Membership:
         if not self._sizes[member.nproc]:
             del self._sizes[member.nproc]
 
-    def on_host(self, host: HostId) -> list[str]:
+    def on_host(self, host: HostId) -> list[NodeId]:
         """Return the names of all nodes of a host."""
         return [node for node, member in self.nodes.items() if member.host == host]
 
-    def choose(self, survivors: Sequence[str], *, last: Collection[HostId] = ()) -> tuple[Member, ...]:
+    def choose(self, survivors: Sequence[NodeId], *, last: Collection[HostId] = ()) -> tuple[Member, ...]:
         """Return the largest possible world in rank order; empty if it would be too small.
 
         Survivors of the last world keep their order. Nodes of hosts in `last` are chosen only if there are no others.

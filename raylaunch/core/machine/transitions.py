@@ -42,7 +42,7 @@ from raylaunch.core.machine.state import (
     Stopping,
     World,
 )
-from raylaunch.core.newtypes import HostId
+from raylaunch.core.newtypes import SIGTERM, HostId, NodeId, SignalName
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
 
@@ -88,12 +88,12 @@ class PhaseTransitions:
         return self.world.attempt
 
     @property
-    def roster(self) -> tuple[str, ...]:
+    def roster(self) -> tuple[NodeId, ...]:
         """The nodes of the present or last attempt, in rank order."""
         return self.world.roster
 
     @property
-    def nodes(self) -> dict[str, Member]:
+    def nodes(self) -> dict[NodeId, Member]:
         """All nodes that joined and were neither lost nor released, by name."""
         return self.members.nodes
 
@@ -169,7 +169,7 @@ class PhaseTransitions:
     def _workers_and_nodes(self) -> str:
         return f"{count(self.world.size, 'worker')} on {count(len(self.world.roster), 'node')}"
 
-    def _release_drained(self, kept: Collection[str] = ()) -> list[Action]:
+    def _release_drained(self, kept: Collection[NodeId] = ()) -> list[Action]:
         """Release the drained nodes except `kept`. The run needs them no more, and whoever drains them waits."""
         drained = [node for node, member in self.nodes.items() if member.draining and node not in kept]
         for node in drained:
@@ -185,7 +185,7 @@ class PhaseTransitions:
         held, self.world.held_signals = self.world.held_signals, []
         return [*map(self._forward, held), *self._set_timer("more nodes may come")]
 
-    def _forward(self, signal: str) -> Action:
+    def _forward(self, signal: SignalName) -> Action:
         nodes = self.world.running_nodes
         return ForwardSignal(attempt=self.world.attempt, nodes=nodes, signal=signal, why=f"{signal} received")
 
@@ -234,7 +234,7 @@ class PhaseTransitions:
         *,
         grace: float,
         ending: Finish | None = None,
-        signal: str = "SIGTERM",
+        signal: SignalName = SIGTERM,
         backoff_until: float | None = None,
     ) -> list[Action]:
         """End the world and wait until it is gone; then comes the ending, or another attempt."""
@@ -291,14 +291,14 @@ class PhaseTransitions:
 
     # Nodes that are given up
 
-    def _remove_node(self, node: str) -> Member:
+    def _remove_node(self, node: NodeId) -> Member:
         """Remove a node from the members, and stop waiting for it."""
         if isinstance(self.state, AwaitingNodes):
             self.state.awaited.discard(node)
         self.world.unfinished.discard(node)
         return self.members.remove(node)
 
-    def _cordon_host(self, node: str, host: HostId, *, needed: bool) -> tuple[list[Action], str]:
+    def _cordon_host(self, node: NodeId, host: HostId, *, needed: bool) -> tuple[list[Action], str]:
         """Exclude the host of this node, which failed too often. Return the actions and a clause that says so.
 
         `needed`: there are too few nodes without this host.
@@ -331,7 +331,7 @@ class PhaseTransitions:
             what += clause
         return actions, what
 
-    def _present_nodes(self) -> tuple[str, ...]:
+    def _present_nodes(self) -> tuple[NodeId, ...]:
         """The nodes of the world that are still members, in rank order."""
         nodes = self.nodes
         return tuple(node for node in self.world.roster if node in nodes)

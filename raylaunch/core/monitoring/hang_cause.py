@@ -10,7 +10,7 @@ from raylaunch.core.failures.failure import NO_FIRST_STEP, Failure
 from raylaunch.core.failures.stacks import IN_THE_KERNEL, STOPPED, Stack, StackGroup, grouped
 from raylaunch.core.machine.events_and_actions import WorkersHung
 from raylaunch.core.monitoring.hang_detector import Stall, SuspectedHang
-from raylaunch.core.newtypes import RunTime
+from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.text import count, spans
 
@@ -25,7 +25,7 @@ def hung(
     hang: SuspectedHang,
     at: RunTime,
     parts: Sequence[Assignment],
-    pids: Mapping[str, Sequence[int]],
+    pids: Mapping[NodeId, Sequence[int]],
     stacks: Iterable[Stack],
 ) -> WorkersHung:
     """Return the event for a hang.
@@ -96,7 +96,7 @@ def _place(group: StackGroup, ranks: Sequence[int], parts: Sequence[Assignment])
 
 
 def _failure(
-    group: StackGroup, worker: Stall, at: float, part: Assignment, pids: Mapping[str, Sequence[int]]
+    group: StackGroup, worker: Stall, at: float, part: Assignment, pids: Mapping[NodeId, Sequence[int]]
 ) -> Failure:
     known = [*pids.get(part.node, ())]
     local_rank = worker.rank - part.base_rank

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from raylaunch.core.job.node_rules import NodeAttributes, expand
-from raylaunch.core.newtypes import NO_HOST, HostId
+from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 
 _HOST_VARIABLES = frozenset(
     (
@@ -41,7 +41,7 @@ _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 class Member:
     """A node that joined, and can be part of a world."""
 
-    node: str
+    node: NodeId
     address: str
     nproc: int
     draining: bool = False
@@ -54,7 +54,7 @@ class Assignment:
     """The ranks of one node in one attempt: `base_rank` to `base_rank + nproc - 1`."""
 
     attempt: int
-    node: str
+    node: NodeId
     node_rank: int
     nnodes: int
     base_rank: int
@@ -75,7 +75,7 @@ def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part)
 
 
-def order(candidates: Iterable[Member], survivors: Sequence[str]) -> tuple[Member, ...]:
+def order(candidates: Iterable[Member], survivors: Sequence[NodeId]) -> tuple[Member, ...]:
     """Sort candidates into rank order: survivors as they were, then newcomers by address and name."""
     new = {member.node: member for member in candidates}
     kept = [new.pop(node) for node in survivors if node in new]

@@ -21,6 +21,7 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStarted,
     WorkersStopped,
 )
+from raylaunch.core.newtypes import NodeId
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.record.steps import StepHistory
 from raylaunch.errors import ExitCode
@@ -31,7 +32,7 @@ class Attempt:
     """One attempt, from its `Launch` to its `Stop`. Times are in seconds since the run began."""
 
     number: int
-    roster: tuple[str, ...]
+    roster: tuple[NodeId, ...]
     launched_at: float
     running_at: float | None
     """When all workers were started; None if they never were."""
@@ -40,7 +41,7 @@ class Attempt:
     why_ended: str
     failures: tuple[Failure, ...]
     world_size: int = 0
-    lost: tuple[str, ...] = ()
+    lost: tuple[NodeId, ...] = ()
     """Nodes that were lost during the attempt."""
     steps: int = 0
     """The reported steps of the worker that was furthest ahead."""
@@ -73,7 +74,7 @@ class RunResult:
     restarts: int
     attempts: tuple[Attempt, ...]
     cause: Failure | None
-    addresses: dict[str, str] = field(default_factory=dict)
+    addresses: dict[NodeId, str] = field(default_factory=dict)
     """The addresses of all nodes that ever joined, by name."""
     run_dir: str = ""
     began: str = ""
@@ -107,13 +108,13 @@ class RunResult:
 class _AttemptBuilder:
     launch: Launch
     launched_at: float
-    awaited: set[str] = field(default_factory=set)
+    awaited: set[NodeId] = field(default_factory=set)
     running_at: float | None = None
     ended_at: float | None = None
     why_ended: str = ""
     failures: list[Failure] = field(default_factory=list)
     world_size: int = 0
-    lost: list[str] = field(default_factory=list)
+    lost: list[NodeId] = field(default_factory=list)
     steps: StepHistory | None = None
     stacks: tuple[StackGroup, ...] = ()
 
@@ -147,8 +148,8 @@ def result(entries: Iterable[JournalEntry], *, run_dir: str = "", began: str = "
     reported after its consequences.
     """
     builders: dict[int, _AttemptBuilder] = {}
-    addresses: dict[str, str] = {}
-    nproc: dict[str, int] = {}
+    addresses: dict[NodeId, str] = {}
+    nproc: dict[NodeId, int] = {}
     now = 0.0
     finish = Finish(exit_code=ExitCode.INTERNAL, why="the run did not come to an end")
     for entry in entries:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
+from signal import Signals
 
 from raylaunch.node.linux import procfs
 
@@ -23,9 +24,9 @@ class DeferredSignals:
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
-        self._latest: dict[tuple[int, int], float] = {}
+        self._latest: dict[tuple[int, Signals], float] = {}
 
-    def signal(self, pid: int, number: int) -> None:
+    def signal(self, pid: int, number: Signals) -> None:
         """Send the signal at once if the process catches or ignores it, else defer it."""
         if procfs.catches_or_ignores(pid, number):
             os.kill(pid, number)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
+from signal import Signals
 
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver.deferred_signals import DeferredSignals
@@ -102,7 +103,7 @@ class WorkerGroup:
         """Return the process ids of live workers, in the order of their local ranks."""
         return tuple(sorted(self._alive, key=lambda pid: self._alive[pid].spec.local_rank))
 
-    def stop(self, attempt: int, grace: float, number: int = signal.SIGTERM) -> None:
+    def stop(self, attempt: int, grace: float, number: Signals = signal.SIGTERM) -> None:
         """Send the signal; `advance` sends SIGKILL after `grace` seconds. Leads to `WorkersGone` in any case."""
         if attempt != self.attempt:
             self._send(messages.WorkersGone(attempt=attempt), None)
@@ -117,7 +118,7 @@ class WorkerGroup:
                     os.kill(pid, number)
                 processes.signal_group(pid, signal.SIGCONT)  # one that is stopped does not run its handler
 
-    def signal(self, attempt: int, number: int) -> None:
+    def signal(self, attempt: int, number: Signals) -> None:
         """Send a signal to the workers alone, not to what they started. Does nothing once they are to stop."""
         if attempt == self.attempt and not self._stopping:
             for pid, worker in self._alive.items():

@@ -14,7 +14,7 @@ from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.events_and_actions import RestartTimings
-from raylaunch.core.newtypes import NodeTime
+from raylaunch.core.newtypes import SIGTERM, NodeId, NodeTime, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -39,7 +39,7 @@ class StopWorkers:
 
     attempt: int
     grace: float
-    signal: str = "SIGTERM"
+    signal: SignalName = SIGTERM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class SignalWorkers:
     """Send the signal to the attempt's workers, which go on running. Does nothing where the attempt has ended."""
 
     attempt: int
-    signal: str
+    signal: SignalName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +310,7 @@ class ProcessesStopped:
 class StepProposed:
     """A step was proposed to the node's workers, phase one of a checkpoint of the whole world."""
 
-    node: str
+    node: NodeId
     attempt: int
     step: int
     reached: int
@@ -329,7 +329,7 @@ class CheckpointAnswer:
 class StacksDumped:
     """The stacks of every live worker of the node's part of the attempt."""
 
-    node: str
+    node: NodeId
     attempt: int
     stacks: tuple[Stack, ...]
 

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from raylaunch.core.job.job import StartMethod
+from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.node.protocol import messages
@@ -56,7 +57,7 @@ class NodeSpec:
     """The template, and what the node itself found out. Nothing in it changes from attempt to attempt."""
 
     template: WorkerTemplate
-    node: str
+    node: NodeId
     address: str
     """Where the node's stores listen, and what its workers are told."""
     env: dict[str, str]

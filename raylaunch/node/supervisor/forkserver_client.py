@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from raylaunch.core.newtypes import NodeId
 from raylaunch.node.forkserver import file_timer, subreaper
 from raylaunch.node.linux import processes, procfs, scratch
 from raylaunch.node.linux.processes import CLEANUP_WAIT_SECONDS
@@ -92,7 +93,9 @@ class ForkServerClient:
         self._standby: socket.socket | None = None
         self._initialize: messages.Initialize | None = None
 
-    def complete(self, template: WorkerTemplate, *, node: str, address: str, env: dict[str, str], cwd: str) -> NodeSpec:
+    def complete(
+        self, template: WorkerTemplate, *, node: NodeId, address: str, env: dict[str, str], cwd: str
+    ) -> NodeSpec:
         """Return a run's specification on this node, with the page, folder and variables of this client."""
         return NodeSpec(
             template=template,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from raylaunch.core.newtypes import NodeId
 from raylaunch.node.linux.timerfd import TimerFd
 from raylaunch.node.protocol.messages import (
     CheckpointAnswer,
@@ -27,7 +28,7 @@ PolledEvent = StacksDumped | StepProposed | CheckpointAnswer
 class PagePoller:
     """The checkpoint that is requested of workers, and the stack dumps that they are writing."""
 
-    def __init__(self, page: SharedPage, node: str) -> None:
+    def __init__(self, page: SharedPage, node: NodeId) -> None:
         self._node = node
         self._timer = TimerFd()
         self.checkpoint = CheckpointPoll(page)

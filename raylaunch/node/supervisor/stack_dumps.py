@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raylaunch.core.failures.stacks import Stack
+from raylaunch.core.newtypes import NodeId
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.messages import StackDumpStarted, StacksDumped
 from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
@@ -65,7 +66,7 @@ class PendingDump:
 class StackDumps:
     """At most one dump of all workers at a time."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: NodeId) -> None:
         self._node = node
         self._attempt: int | None = None
         self._dumps: dict[int, PendingDump] = {}

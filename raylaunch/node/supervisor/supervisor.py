@@ -10,6 +10,7 @@ from typing import assert_never
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.monitoring.heartbeat import Heartbeat
+from raylaunch.core.newtypes import NodeId
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
@@ -50,7 +51,7 @@ class Supervisor:
         self,
         template: WorkerTemplate,
         *,
-        node: str,
+        node: NodeId,
         address: str,
         env: dict[str, str],
         interface_env: dict[str, str] | None = None,
