@@ -92,7 +92,7 @@ class FakeFleet:
 
     def join(self, node: str) -> None:
         up = AgentReady(
-            node_id=f"id-{node}",
+            host=f"id-{node}",
             address="10.0.0.1",
             nproc=self.nproc,
             ready=self.ready,
@@ -192,8 +192,8 @@ class FakeFleet:
     def uncordon(self, host: str) -> None:
         self.sent.append(("uncordon", host))
 
-    def joined(self, node: str, node_id: str) -> bool:
-        self.sent.append(("joined", node, node_id))
+    def joined(self, node: str, host: str) -> bool:
+        self.sent.append(("joined", node, host))
         return node not in self.given_up
 
     def release(self, node: str) -> None:

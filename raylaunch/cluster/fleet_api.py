@@ -72,8 +72,8 @@ class Fleet(Protocol):
     def send(self, node: NodeId, order: Order) -> None:
         """Send an order to a node's agent, without waiting. Does nothing where the node has no agent any more."""
 
-    def joined(self, node: NodeId, node_id: HostId) -> bool:
-        """Take note that an agent is ready on this Ray node. False: it is not needed there, and was ended."""
+    def joined(self, node: NodeId, host: HostId) -> bool:
+        """Take note that an agent is ready on this host. False: it is not needed there, and was ended."""
 
     def release(self, node: NodeId) -> None:
         """End a node's agent, and reserve another slot."""

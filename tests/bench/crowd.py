@@ -133,7 +133,7 @@ class Crowd:
         stub = self._stubs.get(node)
         if stub is None:
             self._stubs[node] = stub = Stub(node, self._nproc)
-            stub.say(AgentReady(node_id=f"host-of-{node}", address="10.0.0.1", nproc=self._nproc, ready=_READY))
+            stub.say(AgentReady(host=f"host-of-{node}", address="10.0.0.1", nproc=self._nproc, ready=_READY))
         return stub
 
     async def next_report(self, node: str) -> bytes:

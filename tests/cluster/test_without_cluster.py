@@ -299,7 +299,7 @@ class Quiet:
             raise OSError(24, "Too many open files")
         self.said = True
         ready = Ready(start_method="forkserver", why=(), torch=True, pid=1)
-        return AgentReport(sent_at=0.0, events=[AgentReady(node_id="local", address="127.0.0.1", nproc=1, ready=ready)])
+        return AgentReport(sent_at=0.0, events=[AgentReady(host="local", address="127.0.0.1", nproc=1, ready=ready)])
 
     def handle(self, order: StopWorkers) -> None:
         self.orders.append(order)
@@ -436,7 +436,7 @@ def test_every_agent_is_granted_before_it_is_up(crew):
     while len(seen) < 4:
         item = found.inbox.get(timeout=100)
         if isinstance(item, SlotGranted):
-            assert (item.host, item.address) == (local_machine.NODE_ID, local_machine.LOOPBACK)
+            assert (item.host, item.address) == (local_machine.HOST_ID, local_machine.LOOPBACK)
             seen.append(item.node)
         elif isinstance(item, ReportReceived):
             seen.append("up")

@@ -69,7 +69,7 @@ class AgentSpec:
 class Home:
     """The machine that an agent runs on, as its cluster knows it."""
 
-    node_id: HostId
+    host: HostId
     address: str
     environ: Mapping[str, str]
     """The environment of processes there, before anything of the job is added."""
@@ -82,7 +82,7 @@ class Home:
 class AgentReady:
     """The fork server takes orders: the node can join."""
 
-    node_id: HostId
+    host: HostId
     address: str
     nproc: int
     ready: Ready
@@ -112,7 +112,7 @@ class Agent:
 
         `client`: what the agent of an earlier run left, whose specification was equal in all `PER_PROCESS` fields.
         """
-        self._node_id = home.node_id
+        self._host = home.host
         address = spec.address or home.address
         place = NodeAttributes(address=address, labels=home.labels, interfaces=interfaces.addresses())
         env = base_env(
@@ -252,7 +252,7 @@ class Agent:
     def _agent_ready(self, ready: Ready) -> AgentReady:
         processes.release_memory()  # from here on this process mostly waits
         return AgentReady(
-            node_id=self._node_id,
+            host=self._host,
             address=self._address,
             nproc=self._nproc,
             ready=ready,

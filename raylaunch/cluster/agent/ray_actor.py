@@ -18,7 +18,7 @@ from raylaunch.cluster.agent.agent import AgentSpec, Home
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import Link, LinkAddress
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
-from raylaunch.core.newtypes import NodeId
+from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
@@ -154,7 +154,7 @@ def _described(error: Exception) -> str:
 def _home() -> Home:
     context = ray.get_runtime_context()
     return Home(
-        node_id=context.get_node_id(),
+        host=HostId(context.get_node_id()),
         address=_numeric(ray.util.get_node_ip_address()),
         environ=dict(os.environ),
         labels=context.get_node_labels(),

@@ -265,22 +265,22 @@ class Driver:
             raise ClusterError(msg, hint="; ".join(up.ready.why))
         if node in self.machine.nodes:
             return  # only its fork server was started anew
-        if not self._fleet.joined(node, up.node_id):
+        if not self._fleet.joined(node, up.host):
             self.nodes.give_up(node)
             yield NodeLost(at=self._now(), node=node, why="it is not needed")
             return
-        self.nodes.came_up(node, up.node_id, item.at)
+        self.nodes.came_up(node, up.host, item.at)
         self._warn_of_interfaces(up)
-        yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc, host=up.node_id)
-        if up.node_id in self._draining:
-            yield self._node_draining(node, self._draining[up.node_id])
+        yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc, host=up.host)
+        if up.host in self._draining:
+            yield self._node_draining(node, self._draining[up.host])
 
     def _warn_of_interfaces(self, up: AgentReady) -> None:
         """Say what workers get because other hosts could not reach them without it, if there are other hosts."""
         if up.interface_env:
             pairs = ", ".join(f"{name}={value}" for name, value in up.interface_env.items())
             self._interface_warnings.add(f"workers get {pairs}: other hosts cannot reach what they would use otherwise")
-        if any(member.host != up.node_id for member in self.machine.nodes.values()):
+        if any(member.host != up.host for member in self.machine.nodes.values()):
             for warning in sorted(self._interface_warnings):
                 self._warn_once(warning)
 

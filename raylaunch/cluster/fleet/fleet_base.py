@@ -43,9 +43,9 @@ class FleetBase(ABC):
 
     # Which nodes there are.
 
-    def joined(self, node: NodeId, node_id: HostId) -> bool:
-        """Take note that an agent is ready on this Ray node. False: it is not needed there, and was ended."""
-        return self._decide(partial(self._allocator.joined, node, node_id))
+    def joined(self, node: NodeId, host: HostId) -> bool:
+        """Take note that an agent is ready on this host. False: it is not needed there, and was ended."""
+        return self._decide(partial(self._allocator.joined, node, host))
 
     def cordon(self, host: HostId) -> None:
         """Reserve nothing more on this host."""

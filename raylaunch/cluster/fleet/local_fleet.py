@@ -154,7 +154,7 @@ class LocalFleet(FleetBase):
                     self._room.request(slot, bundle)
                 await self._grant()
             case ReserveSlot():
-                if local_machine.NODE_ID not in request.avoid:
+                if local_machine.HOST_ID not in request.avoid:
                     self._room.request(request.slot, request.bundle)
                     await self._grant()
             case StartAgent():
@@ -172,7 +172,7 @@ class LocalFleet(FleetBase):
     async def _grant(self) -> None:
         granted = self._room.grant()
         if granted:
-            self._decide(partial(self._allocator.granted, dict.fromkeys(granted, local_machine.NODE_ID)))
+            self._decide(partial(self._allocator.granted, dict.fromkeys(granted, local_machine.HOST_ID)))
         for slot in granted:
             await self._start_agent(slot)
 
@@ -183,7 +183,7 @@ class LocalFleet(FleetBase):
         request = self._waiting.pop(slot)
         spec = self._spec_for(request)
         environ = {**os.environ, **self._room.environ(slot)}
-        home = Home(node_id=local_machine.NODE_ID, address=local_machine.LOOPBACK, environ=environ)
+        home = Home(host=local_machine.HOST_ID, address=local_machine.LOOPBACK, environ=environ)
         key = {**agent_pool.key_of(spec), "environ": agent_pool.without_terminal(environ)}
         client = await self._pooled_client(key)
         try:
@@ -200,7 +200,7 @@ class LocalFleet(FleetBase):
     async def _pooled_client(self, key: Key) -> ForkServerClient | None:
         """Take a fork server of an earlier run with this key out of the pool, if it can be activated."""
         client: ForkServerClient | None = (
-            self._pool.take(local_machine.NODE_ID, key) if self._pool is not None else None
+            self._pool.take(local_machine.HOST_ID, key) if self._pool is not None else None
         )
         if client is None or await asyncio.to_thread(client.activate):
             return client
@@ -243,7 +243,7 @@ class LocalFleet(FleetBase):
                 name=NO_NODE,
                 handle=client,
                 key=local.key,
-                host=local_machine.NODE_ID,
+                host=local_machine.HOST_ID,
                 address=local_machine.LOOPBACK,
                 nproc=local.key["nproc"],
                 pid=client.pid,

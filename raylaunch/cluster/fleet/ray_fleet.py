@@ -34,7 +34,7 @@ from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, 
 from raylaunch.cluster.ray_api import actor_errors, drain_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
-from raylaunch.core.newtypes import HostId, NodeId
+from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
@@ -72,7 +72,7 @@ class RayFleet(FleetBase):
         self._placed: set[int] = set()
         self._addresses: dict[HostId, str] = {}
         #: The host of this process.
-        self._here = ""
+        self._here = NO_HOST
         self._thread = threading.Thread(target=self._work, daemon=True, name="raylaunch-fleet")
         self._notices = drain_monitor.DrainNotices()
         self._drains = drain_monitor.DrainMonitor(self._drained)
@@ -81,7 +81,7 @@ class RayFleet(FleetBase):
     def start(self, tell: Tell) -> None:
         """Reserve the gang; each agent starts as soon as its slot is granted. Raises ClusterError where Ray refuses."""
         self._tell = tell
-        self._here = ray.get_runtime_context().get_node_id()
+        self._here = HostId(ray.get_runtime_context().get_node_id())
         if self._pool is not None:
             self._pool.retain(
                 agent_pool.key_of(replace(self._spec, nproc=bundle.nproc)) for bundle in self._plan.bundles

@@ -12,7 +12,7 @@ from raylaunch.core.placement.packing import NodeFacts
 
 LOOPBACK = "127.0.0.1"
 """The node's address if there is only one: no other machine needs to reach its store, and none should."""
-NODE_ID = HostId("local")
+HOST_ID = HostId("local")
 """The id of the only node of a run without Ray."""
 
 NONE = "none"
@@ -24,7 +24,7 @@ LOCAL = "local"
 def facts(job: Job) -> NodeFacts:
     """Return this machine's resources for the job. All count as free, since nothing is known of other users."""
     logical, found = float(cpus(job)), float(len(gpus.visible().ids))
-    return NodeFacts(node_id=NODE_ID, address=LOOPBACK, cpus=logical, gpus=found, free_cpus=logical, free_gpus=found)
+    return NodeFacts(node_id=HOST_ID, address=LOOPBACK, cpus=logical, gpus=found, free_cpus=logical, free_gpus=found)
 
 
 def cpus(job: Job) -> int:

@@ -87,7 +87,7 @@ class Agent:
 
     async def begin(self, message: bytes) -> None:
         host = ray.get_runtime_context().get_node_id()
-        self.unsaid = [AgentReady(node_id=host, address="", nproc=serialization.load_spec(message).nproc, ready=READY)]
+        self.unsaid = [AgentReady(host=host, address="", nproc=serialization.load_spec(message).nproc, ready=READY)]
         self.begun.set()
 
     async def next_report(self) -> bytes:
@@ -185,8 +185,8 @@ class Crew:
             self.items.append(item)
             if isinstance(item, ReportReceived):
                 for word in item.report.events:
-                    if self.fleet.joined(item.node, word.node_id):
-                        self.up[item.node] = (word.node_id, int(item.report.sent_at))
+                    if self.fleet.joined(item.node, word.host):
+                        self.up[item.node] = (word.host, int(item.report.sent_at))
             elif isinstance(item, AgentLost):
                 self.up.pop(item.node, None)
                 self.fleet.replace(item)
