@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import math
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import ModuleType
 
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
@@ -20,10 +23,10 @@ from raylaunch.cluster.driver.signals import Signals
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
-from raylaunch.cluster.session import connect, discovery
+from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job import outputs
-from raylaunch.core.job.job import Job, StartMethod
+from raylaunch.core.job.job import Job, RayOptions, StartMethod
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.placement.environment import submitted
@@ -34,6 +37,8 @@ from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 
+WANTED = "ray>=2.60,<2.61"
+"""The same as in the project's metadata, which are missing if raylaunch was copied as a folder."""
 _NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
 _CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"
 
@@ -62,11 +67,11 @@ class _PreparedRun:
 def plan_job(job: Job) -> Plan:
     """Return the plan of a job. Connects to a cluster if there is one, and starts nothing. Raises ClusterError."""
     with _redacted_errors(Redactor.of(job, os.environ)):
-        found = connect.find(job.ray)
+        found = find_cluster(job.ray)
         if found in (local_machine.LOCAL, local_machine.NONE):
             alone = found == local_machine.NONE and job.ray.address == "auto"
             return _plan(job, (local_machine.facts(job),), local=True, alone=alone)
-        with connect.connected(job) as session:
+        with _connected(job) as session:
             return _plan_now(job, session)
 
 
@@ -83,7 +88,7 @@ def run_job(job: Job, job_text: str, observer: RunObserver, *, payload: bytes = 
     submitter_env = submitted(os.environ)  # before Ray adds to it
     secrets = Redactor.of(job, os.environ)
     _cwd()
-    with _redacted_errors(secrets), signals.handled(job) as handler, connect.connected(job) as session:
+    with _redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:
         run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload)
         handler.go_to(run.driver.signalled)
         values, error = _execute(run, handler, want_values=bool(payload))
@@ -91,6 +96,41 @@ def run_job(job: Job, job_text: str, observer: RunObserver, *, payload: bytes = 
         if error is not None:
             raise error
         return RunOutcome(result=result, values=values)
+
+
+def find_cluster(options: RayOptions) -> str:
+    """Return the address of the cluster to connect to, or `local_machine.LOCAL`, or `local_machine.NONE`.
+
+    Ray is not imported to find out that there is no cluster. Raises ClusterError within seconds if the cluster that
+    `ray.address` or RAY_ADDRESS names cannot be reached.
+    """
+    if discovery.is_alone(options, os.environ):
+        return local_machine.NONE
+    return str(_ray_session().find(options))
+
+
+@contextlib.contextmanager
+def _connected(job: Job) -> Iterator[Session]:
+    """Open a session for the time of a run. Raises ClusterError within seconds."""
+    address = find_cluster(job.ray)
+    if address == local_machine.NONE:
+        from raylaunch.cluster.session.local_session import LocalSession  # noqa: PLC0415
+
+        yield LocalSession()
+        return
+    with _ray_session().connected(job, address) as session:
+        yield session
+
+
+def _ray_session() -> ModuleType:
+    """Import what needs Ray, and private parts of it, which other versions do not have."""
+    try:
+        from raylaunch.cluster.session import ray_session  # noqa: PLC0415
+    except (ImportError, AttributeError) as error:
+        found = importlib.util.find_spec("ray") and importlib.metadata.version("ray")
+        msg = f"Ray {found}, which is installed here, cannot be used: {error}" if found else "Ray is not installed here"
+        raise ClusterError(msg, hint=f"install `{WANTED}` on all nodes; `ray.address: none` needs no Ray") from None
+    return ray_session
 
 
 def _prepare(

@@ -24,8 +24,8 @@ from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, 
 from raylaunch.cluster.local import gpus, local_machine
 from raylaunch.cluster.local.gpus import Gpus
 from raylaunch.cluster.local.slots import LocalSlots
-from raylaunch.cluster.run import plan_job
-from raylaunch.cluster.session import connect, discovery
+from raylaunch.cluster.run import find_cluster, plan_job
+from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
 from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.packing import Bundle
@@ -228,7 +228,7 @@ def test_a_cluster_that_is_gone(unseen, tmp_path):
     file.parent.mkdir()
     file.write_text("127.0.0.1:1")
     with pytest.raises(ClusterError, match=r"no Ray cluster at 127\.0\.0\.1:1: Connection refused") as error:
-        connect.find(RayOptions())
+        find_cluster(RayOptions())
     assert f"(its address is from the file {file})" in error.value.message
 
 

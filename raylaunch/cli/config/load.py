@@ -17,7 +17,6 @@ from raylaunch.cli.args.parser import CommandLine, GivenValue
 from raylaunch.cli.config import schema, type_errors
 from raylaunch.cli.config.flag_settings import FlagSetting, line_settings
 from raylaunch.cli.config.job_file import Yaml12Loader, escaped, read_job_file, script_findings
-from raylaunch.cli.config.references import ReferenceLimits
 from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Job, NodeRule
 from raylaunch.core.job.redaction import Redactor
@@ -223,7 +222,7 @@ class _JobReader:
             self.types["entrypoint", "args"] = list[str]
         config = schema.defaults()
         correct = [given for given in self.given.values() if self._accepts(_set, config, given)]
-        limits = ReferenceLimits({given.path: given.node for given in correct if not given.is_container})
+        limits = schema.ReferenceLimits({given.path: given.node for given in correct if not given.is_container})
         correct = [given for given in correct if self._is_bounded(limits, given)]
         correct = [given for given in correct if self._accepts(_resolve, config, given)]
         if self.findings:
@@ -238,7 +237,7 @@ class _JobReader:
             self.findings += self._problems(job)
         return job
 
-    def _is_bounded(self, limits: ReferenceLimits, given: _Input) -> bool:
+    def _is_bounded(self, limits: schema.ReferenceLimits, given: _Input) -> bool:
         """Return whether the references in an input can be replaced; False, with a finding, if there are too many."""
         if message := limits.problem(given.path):
             self.findings.append(Finding(message=message, span=given.value, paths=(given.path,)))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.cli.args import parser
-from raylaunch.cli.config import job_file, references
+from raylaunch.cli.config import job_file, schema
 from raylaunch.cli.config import load as config
 from raylaunch.cli.config.job_file import dump
 from raylaunch.cli.config.python_settings import job_of
@@ -280,7 +280,7 @@ def test_text_that_only_looks_like_references() -> None:
     kwargs = {"${": {"${": None, "0${": "\\${ \\${ \\\\\\${"}}
     found = job(FUNCTION + f"  kwargs: {json.dumps(kwargs)}\n")
     assert found.entrypoint.kwargs == {"${": {"${": None, "0${": "${ ${ \\${"}}
-    args = ["${local_rank}"] * (references.MAX_REPLACED + 1)
+    args = ["${local_rank}"] * (schema.MAX_REFERENCES + 1)
     assert job(RUN + f"  args: {json.dumps(args)}\n").entrypoint.args == args
 
 
@@ -297,9 +297,9 @@ def test_the_reference_states_the_limits() -> None:
         f"{job_file.MAX_BYTES // 1024} KiB, {job_file.MAX_VALUES:,} keys and values, and {job_file.MAX_DEPTH} sec"
         in text
     )
-    assert f"At most {references.MAX_REPLACED} references" in text
-    assert f"at most {references.MAX_DEPTH} of them one after another" in text
-    assert f"at most {references.MAX_CHARACTERS:,} characters" in text
+    assert f"At most {schema.MAX_REFERENCES} references" in text
+    assert f"at most {schema.MAX_REFERENCE_DEPTH} of them one after another" in text
+    assert f"at most {schema.MAX_REFERENCE_CHARACTERS:,} characters" in text
 
 
 def test_a_long_line_with_a_secret() -> None:

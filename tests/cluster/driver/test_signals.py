@@ -106,12 +106,12 @@ def test_a_signal_while_connecting(launcher):
     script = launcher.script("print('never')")
     code = f"""
 import os, signal, sys, threading
-from raylaunch.cluster.session import connect
-found = connect.find
+from raylaunch.cluster import run
+found = run.find_cluster
 def find(options):
     os.kill(os.getpid(), signal.SIGHUP)
     return found(options)
-connect.find = find
+run.find_cluster = find
 from raylaunch.cli.main import main
 sys.exit(main(["--nproc-per-node", "1", {script!r}]))
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import raylaunch.cluster.session
-from raylaunch.cluster.session import connect
+from raylaunch.cluster import run
 from raylaunch.core.job.job import RayOptions
 from raylaunch.errors import ClusterError
 
@@ -19,11 +19,11 @@ def test_a_ray_without_the_private_api_that_is_used(monkeypatch):
     monkeypatch.delattr(raylaunch.cluster.session, "ray_session", raising=False)
     monkeypatch.setitem(sys.modules, "raylaunch.cluster.session.ray_session", None)
     with pytest.raises(ClusterError, match=r"Ray 2\.\d+.* which is installed here, cannot be used: ") as found:
-        connect.find(RayOptions(address="local"))
-    assert f"install `{connect.WANTED}` on all nodes" in found.value.hint
+        run.find_cluster(RayOptions(address="local"))
+    assert f"install `{run.WANTED}` on all nodes" in found.value.hint
 
 
 def test_the_versions_of_ray_are_those_of_the_metadata():
     """The range is written in two places."""
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    assert connect.WANTED in project["dependencies"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert run.WANTED in project["dependencies"]
