@@ -19,7 +19,8 @@ from functools import partial
 
 from raylaunch.node.linux import processes, scratch
 from raylaunch.node.linux.processes import fork
-from raylaunch.node.protocol import messages, wire
+from raylaunch.node.protocol import wire
+from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StandbyReady
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime import process_setup
 
@@ -57,7 +58,7 @@ class StandbyLink:
 class HotStandby:
     """The fork server's view of its standby: none, or one."""
 
-    def __init__(self, *, wanted: bool, send: Callable[[messages.ForkServerEvent, int], None]) -> None:
+    def __init__(self, *, wanted: bool, send: Callable[[ForkServerEvent, int], None]) -> None:
         self.pid = 0
         #: What it has imported beyond what the fork server has.
         self.imported: ImportManifest | None = None
@@ -89,7 +90,7 @@ class HotStandby:
         before, self.pid, self.imported = self.pid, pid, imported
         try:
             os.setpgid(pid, pid)
-            self._send(messages.StandbyReady(), line)
+            self._send(StandbyReady(), line)
         except OSError:
             pass  # the child is gone and will be reaped, or the supervisor is gone and `serve` finds out
         finally:

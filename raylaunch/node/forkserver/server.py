@@ -33,7 +33,7 @@ from raylaunch.node.preload.controller import PreloadController
 from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
 from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.preload.zygote import Zygote
-from raylaunch.node.protocol import lease_page, messages, wire
+from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.messages import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
@@ -53,7 +53,7 @@ class ForkServer:
         self,
         link: StandbyLink,
         control: socket.socket,
-        initialize: messages.Initialize,
+        initialize: forkserver_messages.Initialize,
         ready: messages.Ready,
         imported: ImportManifest | None,
     ) -> None:
@@ -78,7 +78,7 @@ class ForkServer:
         #: When processes that workers can do without are forked again, by time.monotonic(); 0: a fork has not failed.
         self._retry_at = 0.0
         #: An attempt that starts as soon as nothing of the attempts before it is alive, and when it was ordered.
-        self._launch: messages.StartWorkers | None = None
+        self._launch: forkserver_messages.StartWorkers | None = None
         self._ordered_at = NodeTime(0.0)
         #: `ResetDone` is to be sent when nothing of the run is alive any more.
         self._resetting = False
@@ -88,7 +88,7 @@ class ForkServer:
         """Process ids of children that are no workers."""
         return {self.timer.pid, self.standby.pid, self.preloader.zygote.pid, *self.stores.pids()}
 
-    def _send(self, event: messages.ForkServerEvent, fd: int | None = None) -> None:
+    def _send(self, event: forkserver_messages.ForkServerEvent, fd: int | None = None) -> None:
         wire.send(self.control, event, fd=fd)
 
     def serve(self) -> int:
@@ -163,26 +163,26 @@ class ForkServer:
         for pid in processes.stopped_children() & {self.timer.pid, self.preloader.zygote.pid, *self.stores.pids()}:
             os.kill(pid, signal.SIGCONT)
 
-    def _handle(self, order: messages.ForkServerOrder) -> None:
+    def _handle(self, order: forkserver_messages.ForkServerOrder) -> None:
         match order:
-            case messages.StartWorkers():
+            case forkserver_messages.StartWorkers():
                 self._launch, self._ordered_at = order, NodeTime(time.monotonic())
                 self.workers.kill()
             case StopWorkers():
                 self._stop(order)
             case SignalWorkers():
                 self.workers.signal(order.attempt, signal.Signals[order.signal])
-            case messages.StartStore():
+            case forkserver_messages.StartStore():
                 self._start_store(order)
             case DumpStacks():
                 self.workers.dump_stacks(order.attempt)
-            case messages.ReadPage():
+            case forkserver_messages.ReadPage():
                 pass  # each turn reads the lease
-            case messages.Reset():
+            case forkserver_messages.Reset():
                 self._reset()
-            case messages.Activate():
+            case forkserver_messages.Activate():
                 self._activate()
-            case messages.Initialize():
+            case forkserver_messages.Initialize():
                 raise AssertionError(order)
 
     # The workers.
@@ -192,7 +192,7 @@ class ForkServer:
             self._launch = None
         self.workers.stop(order.attempt, order.grace, signal.Signals[order.signal])
 
-    def _start(self, order: messages.StartWorkers) -> None:
+    def _start(self, order: forkserver_messages.StartWorkers) -> None:
         self._launch, ended = None, NodeTime(time.monotonic())
         self.stores.close_before(order.attempt)
         self.workers.begin(order.attempt)
@@ -231,7 +231,7 @@ class ForkServer:
             self.standby.kill()
         self.workers.begin(0)
         self.page.reset(0, 0)
-        self._send(messages.ResetDone(pid=self.ready.pid))
+        self._send(forkserver_messages.ResetDone(pid=self.ready.pid))
 
     def _activate(self) -> None:
         if staleness.changed_since(self.link.started_at):
@@ -276,7 +276,7 @@ class ForkServer:
 
     # Other children.
 
-    def _start_store(self, order: messages.StartStore) -> None:
+    def _start_store(self, order: forkserver_messages.StartStore) -> None:
         if order.fixed:  # kill earlier attempts, and wait until their stores have left the port
             if self._launch is not None and self._launch.attempt < order.attempt:
                 self._launch = None
@@ -322,7 +322,7 @@ class ForkServer:
 def _serve(
     link: StandbyLink,
     control: socket.socket,
-    prepare: Callable[[messages.Initialize], messages.Ready],
+    prepare: Callable[[forkserver_messages.Initialize], messages.Ready],
     imported: ImportManifest | None = None,
 ) -> int:
     """Be a fork server from its first message to its end. `prepare` imports what `Initialize` names."""

@@ -25,6 +25,7 @@ from functools import partial
 from raylaunch.node.linux import dns, interfaces, processes
 from raylaunch.node.linux.processes import fork
 from raylaunch.node.protocol import messages
+from raylaunch.node.protocol.forkserver_messages import StartStore
 
 _BACKLOG = 4096
 _LEAVING_SECONDS = 1.0
@@ -104,7 +105,7 @@ def serve(address: str, port: int, listening_fd: int) -> None:
 @dataclass(frozen=True, slots=True)
 class _StoreProcess:
     pid: int
-    order: messages.StartStore
+    order: StartStore
     """With the port that was found."""
     losses: int
     """Processes of this store that have died before."""
@@ -121,7 +122,7 @@ class StoreTable:
         """Return the process ids of stores that were neither closed nor reaped."""
         return {found.pid for found in self._stores.values()}
 
-    def open(self, order: messages.StartStore, losses: int = 0) -> messages.StoreOpened:
+    def open(self, order: StartStore, losses: int = 0) -> messages.StoreOpened:
         """Bind the attempt's store and fork its process, in place of one that the attempt may have already."""
         self._close([number for number in self._stores if number == order.attempt])
         place = meeting_place(order.address, order.master_addr, several_nodes=order.several_nodes)
@@ -178,7 +179,7 @@ class StoreTable:
         return pids
 
 
-def _not_opened(order: messages.StartStore, address: str, error: OSError) -> messages.StoreOpened:
+def _not_opened(order: StartStore, address: str, error: OSError) -> messages.StoreOpened:
     return messages.StoreOpened(attempt=order.attempt, port=0, address=address, why=os.strerror(error.errno or 0))
 
 

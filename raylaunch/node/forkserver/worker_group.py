@@ -22,7 +22,8 @@ from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver.deferred_signals import DeferredSignals
 from raylaunch.node.linux import processes, procfs
 from raylaunch.node.preload.zygote_client import ForkedWorkers
-from raylaunch.node.protocol import messages, wire
+from raylaunch.node.protocol import wire
+from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StackDumpStarted, WorkerExited, WorkersGone
 from raylaunch.worker.runtime import boot
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
@@ -43,7 +44,7 @@ class WorkerGroup:
 
     def __init__(
         self,
-        send: Callable[[messages.ForkServerEvent, int | None], None],
+        send: Callable[[ForkServerEvent, int | None], None],
         other_children: Callable[[], Collection[int]],
     ) -> None:
         """`send` sends an event to the supervisor, with a file descriptor or None.
@@ -106,7 +107,7 @@ class WorkerGroup:
     def stop(self, attempt: int, grace: float, number: Signals = signal.SIGTERM) -> None:
         """Send the signal; `advance` sends SIGKILL after `grace` seconds. Leads to `WorkersGone` in any case."""
         if attempt != self.attempt:
-            self._send(messages.WorkersGone(attempt=attempt), None)
+            self._send(WorkersGone(attempt=attempt), None)
             return
         self._stopping = self._reports_gone = True
         grace = max(0.0, grace)  # also for nan, with which no comparison would ever be true
@@ -129,14 +130,14 @@ class WorkerGroup:
 
     def dump_stacks(self, attempt: int) -> None:
         """Have the workers write their stacks, all but those that the signal would kill, as they do not catch it."""
-        started: list[tuple[messages.StackDumpStarted, int]] = []
+        started: list[tuple[StackDumpStarted, int]] = []
         for pid, worker in self._alive.items() if attempt == self.attempt else ():
             start = os.fstat(worker.stacks).st_size
             has_handler = worker.spec.kind != "command" and procfs.catches(pid, STACK_SIGNAL)
             if has_handler:
                 os.kill(pid, STACK_SIGNAL)
             rank = worker.spec.rank
-            event = messages.StackDumpStarted(attempt=attempt, rank=rank, start=start, has_handler=has_handler)
+            event = StackDumpStarted(attempt=attempt, rank=rank, start=start, has_handler=has_handler)
             started.append((event, worker.stacks))
         for event, file in started:
             self._send(event, file)
@@ -159,7 +160,7 @@ class WorkerGroup:
         if self._killing and self.is_gone() and self._reports_gone:
             self._reports_gone = False
             self._kill_at = None
-            self._send(messages.WorkersGone(attempt=self.attempt), None)
+            self._send(WorkersGone(attempt=self.attempt), None)
 
     def is_gone(self) -> bool:
         """Return whether no process of the attempt is left that may be killed. Kills what workers have left behind."""
@@ -205,8 +206,8 @@ class WorkerGroup:
             if spec.rank not in added:
                 self._send(self._exited(spec, 0, 1, why), None)
 
-    def _exited(self, spec: WorkerSpec, pid: int, code: int, why: str = "") -> messages.WorkerExited:
-        return messages.WorkerExited(
+    def _exited(self, spec: WorkerSpec, pid: int, code: int, why: str = "") -> WorkerExited:
+        return WorkerExited(
             attempt=self.attempt,
             rank=spec.rank,
             local_rank=spec.local_rank,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from raylaunch.node.preload import zygote
 from raylaunch.node.preload.zygote_client import ForkedWorkers, ImportReport, ZygoteClient
 from raylaunch.node.protocol import import_manifest, messages, wire
+from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, Initialize
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime import import_recorder
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -44,8 +45,8 @@ class PreloadController:
 
     def __init__(
         self,
-        begin: messages.Initialize,
-        send: Callable[[messages.ForkServerEvent], None],
+        begin: Initialize,
+        send: Callable[[ForkServerEvent], None],
         imported: ImportManifest | None,
     ) -> None:
         self.zygote = ZygoteClient()

@@ -11,10 +11,11 @@ from raylaunch.core.job.job import StartMethod
 from raylaunch.node.linux import dns, processes
 from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
 from raylaunch.node.protocol import messages
+from raylaunch.node.protocol.forkserver_messages import Initialize
 from raylaunch.worker.runtime import tcpstore_patch
 
 
-def import_preloads(begin: messages.Initialize) -> messages.Ready:
+def import_preloads(begin: Initialize) -> messages.Ready:
     """Import the modules, and return how workers can be started from this process.
 
     A module that cannot be imported is a warning in `Ready.why`. Where a fork would be unsafe after the imports,

@@ -1,9 +1,10 @@
-"""All messages of a node: between the driver and the node, and between its supervisor and its fork server.
+"""The messages between the driver and a node.
 
-The driver creates an `Order`. `Fleet.send` carries it to the node's agent, which hands it to `Supervisor.handle`; the
-fork server gets a `ForkServerOrder`. No order has a direct answer: what each one leads to is named below. The fork
-server sends a `ForkServerEvent`; the agent reports a `NodeEvent`, of which the driver makes an event of the core. Times
-in messages are the node's own (`NodeTime`).
+The driver creates an `Order`. `Fleet.send` carries it to the node's agent, which hands it to `Supervisor.handle`. No
+order has a direct answer: what each one leads to is named below. The agent reports a `NodeEvent`, of which the driver
+makes an event of the core. Times in messages are the node's own (`NodeTime`).
+
+Some of these messages go between the node's supervisor and its fork server too; see `forkserver_messages`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import SIGTERM, NodeId, NodeTime, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.worker.runtime.spec import WorkerSpec
 
 # From the driver to a node.
 
@@ -87,68 +87,7 @@ class CommitCheckpoint:
 Order = LaunchWorkers | StopWorkers | SignalWorkers | DumpStacks | OpenStore | ProposeCheckpoint | CommitCheckpoint
 
 
-# From the supervisor to the fork server.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Initialize:
-    """The first message to a fork server: what to import, and where the node's shared page is."""
-
-    preload: tuple[str, ...]
-    start_method: StartMethod
-    page: str
-    preload_auto: bool = False
-    """`preload: auto`: also import what the workers of an attempt import, for those of the next one."""
-    manifest: ImportManifest | None = None
-    """What the fork server before this one could import ahead."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartWorkers:
-    """Kill what is left of earlier attempts, wait until it is gone, then start these. Leads to `WorkersForked`."""
-
-    attempt: int
-    workers: tuple[WorkerSpec, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartStore:
-    """Open the store of an attempt. Leads to `StoreOpened`. Stores of attempts before the present one are closed."""
-
-    attempt: int
-    address: str
-    """The node's own address."""
-    master_addr: str = ""
-    """The job's `master_addr`, `""` where it sets none."""
-    several_nodes: bool = False
-    """Workers of other nodes must reach the store too."""
-    port: int = 0
-    """0: any free port. A store that died with its fork server is opened again at its port."""
-    fixed: bool = False
-    """All attempts use the same port, so earlier stores must leave it first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPage:
-    """Read the lease on the node's page now: it was shortened."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reset:
-    """The run is over: kill all its processes. Leads to `ResetDone`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activate:
-    """After `Reset`: another run begins. Leads to `Ready`, or to an exit if an imported file has changed since."""
-
-
-ForkServerOrder = (
-    Initialize | StartWorkers | StopWorkers | SignalWorkers | DumpStacks | ReadPage | StartStore | Reset | Activate
-)
-
-
-# From the fork server to the supervisor.
+# From a node to the driver.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +102,6 @@ class Ready:
     why: tuple[str, ...]
     torch: bool
     pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandbyReady:
-    """There is a standby that takes the fork server's place when it dies. A socket to it comes with this message.
-
-    The standby is sent `Initialize` then, and sends `Ready` when nothing of the dead fork server is left.
-    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,63 +131,6 @@ class WorkersForked:
     attempt: int
     pids: tuple[int, ...]
     timings: RestartTimings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerExited:
-    """A worker ended. The file with its report comes with this message. `stopped`: it had been told to stop."""
-
-    attempt: int
-    rank: int
-    local_rank: int
-    pid: int
-    exit_code: int
-    stopped: bool
-    at: NodeTime
-    why: str = ""
-    """Why there never was a process; `""` where there was one. `pid` is 0 then, and no file comes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersGone:
-    """No process of the attempt is left."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackDumpStarted:
-    """A worker was signalled to dump its stacks. The file comes with this message."""
-
-    attempt: int
-    rank: int
-    start: int
-    """The file offset at which this dump begins."""
-    has_handler: bool
-    """False: it does not catch the signal, and was not sent it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResetDone:
-    """No process of the run is left. `pid` is the fork server's."""
-
-    pid: int
-
-
-ForkServerEvent = (
-    Ready
-    | StandbyReady
-    | WorkersForked
-    | WorkerExited
-    | WorkersGone
-    | StoreOpened
-    | StackDumpStarted
-    | ResetDone
-    | ManifestChanged
-)
-
-
-# From a node to the driver.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +219,7 @@ NodeEvent = (
     | StacksDumped
 )
 """What an agent passes on to the driver."""
+
 
 SupervisorEvent = Ready | NodeEvent
 """What `Supervisor.poll` returns. The agent makes an `AgentReady` of `Ready`."""

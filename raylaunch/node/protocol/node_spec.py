@@ -10,7 +10,7 @@ from raylaunch.core.job.job import StartMethod
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
-from raylaunch.node.protocol import messages
+from raylaunch.node.protocol.forkserver_messages import StartStore
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -108,10 +108,10 @@ class NodeSpec:
         slot = {shared_page.PAGE_VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
         return slot | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
 
-    def store(self, attempt: int, port: int) -> messages.StartStore:
+    def store(self, attempt: int, port: int) -> StartStore:
         """Return the order for the store of an attempt. `port` counts where the job fixes none; 0: any."""
         template = self.template
-        return messages.StartStore(
+        return StartStore(
             attempt=attempt,
             address=self.address,
             master_addr=template.master_addr,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
-from raylaunch.node.protocol import messages
+from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.node.protocol.messages import ProcessFailure
 
 
@@ -34,10 +34,10 @@ class AttemptState:
     def attempt(self) -> int:
         return self.assignment.attempt
 
-    def exits_with_server(self, *, stopped: bool) -> list[messages.WorkerExited]:
+    def exits_with_server(self, *, stopped: bool) -> list[WorkerExited]:
         """Return an event for each worker that died with its fork server, which can report none of them."""
         return [
-            messages.WorkerExited(
+            WorkerExited(
                 attempt=self.attempt,
                 rank=rank,
                 local_rank=local_rank,

@@ -17,7 +17,7 @@ from raylaunch.core.newtypes import NodeId
 from raylaunch.node.forkserver import file_timer, subreaper
 from raylaunch.node.linux import processes, procfs, scratch
 from raylaunch.node.linux.processes import CLEANUP_WAIT_SECONDS
-from raylaunch.node.protocol import messages, wire
+from raylaunch.node.protocol import forkserver_messages, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
 from raylaunch.worker.heartbeats.shared_page import SharedPage
@@ -26,7 +26,7 @@ from raylaunch.worker.runtime.process_setup import encodable
 RESET_SECONDS = 5.0
 ACTIVATE_SECONDS = 5.0
 
-Answer = TypeVar("Answer", messages.ResetDone, messages.Ready)
+Answer = TypeVar("Answer", forkserver_messages.ResetDone, messages.Ready)
 
 
 class ForkServerProcess:
@@ -91,7 +91,7 @@ class ForkServerClient:
         #: Our end of the socket to the fork server, while there is one; and to its standby, while we know of one.
         self.control: socket.socket | None = None
         self._standby: socket.socket | None = None
-        self._initialize: messages.Initialize | None = None
+        self._initialize: forkserver_messages.Initialize | None = None
 
     def complete(
         self, template: WorkerTemplate, *, node: NodeId, address: str, env: dict[str, str], cwd: str
@@ -115,7 +115,7 @@ class ForkServerClient:
         if self._folder:
             scratch.create(self._folder)  # only now: the process that removes it is there
         self.control = ours
-        self._initialize = messages.Initialize(
+        self._initialize = forkserver_messages.Initialize(
             preload=preload,
             start_method=spec.template.start_method,
             page=spec.page,
@@ -124,7 +124,7 @@ class ForkServerClient:
         )
         wire.send(ours, self._initialize)
 
-    def receive(self) -> tuple[messages.ForkServerEvent, int | None]:
+    def receive(self) -> tuple[forkserver_messages.ForkServerEvent, int | None]:
         """Receive the fork server's next event and the file descriptor that came with it. Keeps what outlives it.
 
         Waits if there is none. Raises EOFError or OSError where the fork server is gone.
@@ -133,7 +133,7 @@ class ForkServerClient:
         event, fd = wire.receive(self.control)
         if isinstance(event, messages.ManifestChanged):
             self.manifest = event.manifest
-        if isinstance(event, messages.StandbyReady):
+        if isinstance(event, forkserver_messages.StandbyReady):
             self._close_standby()
             self._standby, fd = socket.socket(fileno=fd), None
         return event, fd
@@ -153,7 +153,7 @@ class ForkServerClient:
 
     def reset(self) -> bool:
         """End and forget all of a run, for seconds at most. False: the fork server did not do so in time."""
-        done = self._request(messages.Reset(), messages.ResetDone, RESET_SECONDS)
+        done = self._request(forkserver_messages.Reset(), forkserver_messages.ResetDone, RESET_SECONDS)
         if done is None:
             return False
         self.pid = done.pid
@@ -167,10 +167,12 @@ class ForkServerClient:
 
     def activate(self) -> bool:
         """After `reset`: return whether another run can begin. Waits for the answer, for seconds at most."""
-        self.ready = self._request(messages.Activate(), messages.Ready, ACTIVATE_SECONDS)
+        self.ready = self._request(forkserver_messages.Activate(), messages.Ready, ACTIVATE_SECONDS)
         return self.ready is not None
 
-    def _request(self, order: messages.ForkServerOrder, answer: type[Answer], seconds: float) -> Answer | None:
+    def _request(
+        self, order: forkserver_messages.ForkServerOrder, answer: type[Answer], seconds: float
+    ) -> Answer | None:
         """Send an order and wait for its answer. Other events that come before it are of a run that is over."""
         assert self.control is not None
         deadline = time.monotonic() + seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raylaunch.node.protocol import messages
+from raylaunch.node.protocol import forkserver_messages, messages
 from raylaunch.node.protocol.messages import StopWorkers
 from raylaunch.node.protocol.node_spec import NodeSpec
 
@@ -15,38 +15,38 @@ class PendingOrders:
         self.stores: dict[int, int] = {}
         #: Attempts that were told to stop and are not gone yet.
         self.stopping: set[int] = set()
-        self._unsent: list[messages.ForkServerOrder] = []
+        self._unsent: list[forkserver_messages.ForkServerOrder] = []
 
-    def add(self, order: messages.ForkServerOrder, *, sent: bool) -> None:
+    def add(self, order: forkserver_messages.ForkServerOrder, *, sent: bool) -> None:
         """Add an order. `sent` False: there is no fork server that could get it now."""
-        if isinstance(order, messages.StartStore):
+        if isinstance(order, forkserver_messages.StartStore):
             self.stores[order.attempt] = order.port
         if isinstance(order, StopWorkers):
             self.stopping.add(order.attempt)
         if not sent:
             self._unsent.append(order)
 
-    def acknowledge(self, event: messages.ForkServerEvent) -> None:
+    def acknowledge(self, event: forkserver_messages.ForkServerEvent) -> None:
         """Remove what this event of the fork server fulfils."""
         match event:
             case messages.StoreOpened():
                 self.stores[event.attempt] = event.port
             case messages.WorkersForked():
                 self.stores = {attempt: port for attempt, port in self.stores.items() if attempt >= event.attempt}
-            case messages.WorkersGone():
+            case forkserver_messages.WorkersGone():
                 self.stopping.discard(event.attempt)
             case _:
                 pass
 
-    def take_unsent(self) -> list[messages.ForkServerOrder]:
+    def take_unsent(self) -> list[forkserver_messages.ForkServerOrder]:
         """Remove and return the orders that were not sent."""
         unsent, self._unsent = self._unsent, []
         return unsent
 
     @property
-    def launch(self) -> messages.StartWorkers | None:
+    def launch(self) -> forkserver_messages.StartWorkers | None:
         """The unsent order to start an attempt, unless that attempt was told to stop."""
-        launches = [order for order in self._unsent if isinstance(order, messages.StartWorkers)]
+        launches = [order for order in self._unsent if isinstance(order, forkserver_messages.StartWorkers)]
         return launches[-1] if launches and launches[-1].attempt not in self.stopping else None
 
     def prepare_for_successor(self, spec: NodeSpec) -> None:

@@ -17,7 +17,8 @@ from raylaunch.core.record.run_layout import ERROR, STDERR, STDOUT
 from raylaunch.core.text import capped
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.messages import ProcessFailure, WorkerExited
+from raylaunch.node.protocol.forkserver_messages import WorkerExited
+from raylaunch.node.protocol.messages import ProcessFailure
 from raylaunch.worker.runtime.spec import Report
 
 _TAIL_BYTES = 8192

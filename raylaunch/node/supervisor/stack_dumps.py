@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.linux import procfs
-from raylaunch.node.protocol.messages import StackDumpStarted, StacksDumped
+from raylaunch.node.protocol.forkserver_messages import StackDumpStarted
+from raylaunch.node.protocol.messages import StacksDumped
 from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
 
 POLL_SECONDS = 0.02

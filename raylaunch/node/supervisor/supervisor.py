@@ -12,7 +12,7 @@ from raylaunch.core.job.job import StartMethod
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.linux.oom import OomKills
-from raylaunch.node.protocol import lease_page, messages, wire
+from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.messages import (
     CommitCheckpoint,
@@ -135,10 +135,10 @@ class Supervisor:
         workers = tuple(self.spec.worker(assignment, rank, order.rendezvous) for rank in range(assignment.nproc))
         self._poller.checkpoint.drop()
         self.attempt_state = AttemptState(assignment=assignment)
-        self._send(messages.StartWorkers(attempt=assignment.attempt, workers=workers))
+        self._send(forkserver_messages.StartWorkers(attempt=assignment.attempt, workers=workers))
         self._oom_kills.reset()
 
-    def _send(self, order: messages.ForkServerOrder) -> None:
+    def _send(self, order: forkserver_messages.ForkServerOrder) -> None:
         """Send to the fork server; what it cannot get now, it gets when it is ready."""
         control = self.client.control if self.ready else None
         self.pending.add(order, sent=control is not None)
@@ -157,7 +157,7 @@ class Supervisor:
         shortened = self.ready and lease_page.is_shortened(self._page, until_ns)
         self._page.numbers[LEASE_EXPIRES_AT] = until_ns
         if shortened:
-            self._send(messages.ReadPage())
+            self._send(forkserver_messages.ReadPage())
 
     def heartbeat(self) -> Heartbeat | None:
         """Return the progress of the present attempt's workers; None where none are started."""
@@ -205,12 +205,12 @@ class Supervisor:
         for event, fd in self._receive():
             self.pending.acknowledge(event)
             match event:
-                case messages.WorkerExited():
+                case forkserver_messages.WorkerExited():
                     failures.extend(self._exited(event, fd))
                 case messages.WorkersForked():
                     found.extend(self._exits(failures))
                     found.append(self._started(event))
-                case messages.WorkersGone():
+                case forkserver_messages.WorkersGone():
                     found.extend(self._exits(failures))
                     found.append(self._stopped(event.attempt))
                 case messages.Ready():
@@ -218,17 +218,17 @@ class Supervisor:
                     found.append(self._begin_serving(event))
                 case messages.StoreOpened():
                     found.append(event)
-                case messages.StackDumpStarted():
+                case forkserver_messages.StackDumpStarted():
                     self._poller.dumps.add_file(event, fd)
                 case messages.ManifestChanged():
                     found.append(replace(event, manifest=None))
-                case messages.StandbyReady() | messages.ResetDone():
+                case forkserver_messages.StandbyReady() | forkserver_messages.ResetDone():
                     pass  # both are the client's
         found.extend(self._exits(failures))
         found.extend(self._poller.poll(self.attempt_state))
         return found
 
-    def _receive(self) -> Iterator[tuple[messages.ForkServerEvent, int | None]]:
+    def _receive(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
         activated, self.client.ready = self.client.ready, None
         if activated is not None:
             yield activated, None
@@ -246,7 +246,7 @@ class Supervisor:
             self._send(order)
         return replace(ready, why=self._why + ready.why)
 
-    def _exited(self, exited: messages.WorkerExited, fd: int | None) -> list[ProcessFailure]:
+    def _exited(self, exited: forkserver_messages.WorkerExited, fd: int | None) -> list[ProcessFailure]:
         """Return the failures to report now. Those of workers that were told to stop wait for `ProcessesStopped`."""
         report = Report(error_type="OSError", message=exited.why) if exited.why else process_failure.report(fd)
         state = self.attempt_state
@@ -263,7 +263,7 @@ class Supervisor:
             return []
         return [failure]
 
-    def _failure(self, exited: messages.WorkerExited, report: Report) -> ProcessFailure:
+    def _failure(self, exited: forkserver_messages.WorkerExited, report: Report) -> ProcessFailure:
         folder = self.spec.rank_dir(exited.attempt, exited.rank)
         return process_failure.failure(exited, report, folder, self._oom_kills, kept=self.spec.template.kept)
 
@@ -293,7 +293,7 @@ class Supervisor:
 
     # The fork server's death.
 
-    def _server_died(self) -> Iterator[tuple[messages.ForkServerEvent, int | None]]:
+    def _server_died(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
         """Go on with the fork server's standby, or start another. Yields what the dead one owed.
 
         Its workers have died with it, and what they leave is killed first.
@@ -309,7 +309,7 @@ class Supervisor:
             for exited in state.exits_with_server(stopped=stopped):
                 yield exited, None
         for attempt in sorted(self.pending.stopping):
-            yield messages.WorkersGone(attempt=attempt), None
+            yield forkserver_messages.WorkersGone(attempt=attempt), None
         self.pending.prepare_for_successor(self.spec)
         if successor is None:
             yield from self._restart_server()
@@ -317,7 +317,7 @@ class Supervisor:
         self._watch_control()
         yield replace(successor, why=()), None
 
-    def _restart_server(self) -> Iterator[tuple[messages.ForkServerEvent, int | None]]:
+    def _restart_server(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
         """Start another fork server, without the preload if the last one died before it was ready.
 
         After several that did, and where the lease has expired, start none, and yield a `Ready` without torch.

@@ -17,7 +17,8 @@ from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStar
 from raylaunch.node.forkserver import store
 from raylaunch.node.forkserver.store import StoreAddress, meeting_place
 from raylaunch.node.linux import interfaces
-from raylaunch.node.protocol.messages import OpenStore, StartStore, StoreOpened
+from raylaunch.node.protocol.forkserver_messages import StartStore
+from raylaunch.node.protocol.messages import OpenStore, StoreOpened
 from tests.node.harness import ADDRESS, SECONDS, MessagePipe, Node, send_signal, until
 from tests.private_cluster import free_ports
 

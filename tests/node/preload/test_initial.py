@@ -9,10 +9,11 @@ import pytest
 
 PROGRAM = """
 import gc
+from raylaunch.node.protocol.forkserver_messages import Initialize
 from raylaunch.node.preload import initial
-from raylaunch.node.protocol import messages
+
 before = gc.get_threshold()
-initial.import_preloads(messages.Initialize(preload=("preloaded",), start_method="spawn", page=""))
+initial.import_preloads(Initialize(preload=("preloaded",), start_method="spawn", page=""))
 import preloaded
 print(preloaded.seen[:2] == before[:2], preloaded.seen[2] > 1_000_000, gc.isenabled(), *gc.get_threshold())
 """

@@ -18,7 +18,8 @@ from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.machine.events_and_actions import WorkersExited
 from raylaunch.core.newtypes import NodeTime, RunTime
 from raylaunch.node.linux.oom import OomKills
-from raylaunch.node.protocol.messages import ProcessesExited, WorkerExited
+from raylaunch.node.protocol.forkserver_messages import WorkerExited
+from raylaunch.node.protocol.messages import ProcessesExited
 from raylaunch.node.supervisor import process_failure
 from raylaunch.worker.runtime.spec import Report
 from tests.node.harness import Node
