@@ -5,9 +5,9 @@ Only this module converts a `NodeTime` into a `RunTime`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import fields
 
-from raylaunch.core.failures.failure import Failure
+from raylaunch.core.failures.failure import Failure, FailureRecord
 from raylaunch.core.machine.events_and_actions import (
     WorkerEvent,
     WorkersCheckpointed,
@@ -42,27 +42,10 @@ def worker_event(
             return WorkersCheckpointed(at=now, attempt=event.attempt, node=node, step=event.step)
         case ProcessesExited() | ProcessesStopped():
             kind = WorkersExited if isinstance(event, ProcessesExited) else WorkersStopped
-            failures = tuple(_failures(node, event.failures, now - sent_at))
+            failures = tuple(_failure(node, found, now - sent_at) for found in event.failures)
             return kind(at=now, attempt=event.attempt, node=node, failures=failures)
 
 
-def _failures(node: NodeId, failures: Iterable[ProcessFailure], offset: float) -> Iterable[Failure]:
-    for failure in failures:
-        yield Failure(
-            attempt=failure.attempt,
-            node=node,
-            rank=failure.rank,
-            local_rank=failure.local_rank,
-            pid=failure.pid,
-            at=RunTime(failure.at + offset),
-            exit_code=failure.exit_code,
-            error=failure.error,
-            evidence=failure.evidence,
-            stopped=failure.stopped,
-            stdout=failure.stdout,
-            stderr=failure.stderr,
-            tail=failure.tail,
-            host=failure.host,
-            error_file=failure.error_file,
-            spoilt=failure.spoilt,
-        )
+def _failure(node: NodeId, found: ProcessFailure, offset: float) -> Failure:
+    record = {one.name: getattr(found, one.name) for one in fields(FailureRecord)}
+    return Failure(node=node, at=RunTime(found.at + offset), **record)

@@ -80,26 +80,24 @@ NO_FIRST_STEP = "no first step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """One worker that was killed, exited with a code other than 0, or hung."""
+class FailureRecord:
+    """All that a node knows of a worker that did not end well, but for the time, of which each node has its own."""
 
     attempt: int
-    node: NodeId
     rank: int
     local_rank: int
     pid: int
-    at: RunTime
-    """When it died, or gave its last sign of life if it hung."""
     exit_code: int
     """As in `subprocess`: -9 means killed by SIGKILL."""
     error: WorkerError | None = None
+    """The exception that ended it, as it reported it or wrote it into its error file."""
     evidence: str = ""
     """What else is known, such as a kill by the kernel's OOM killer."""
     stopped: bool = False
     """raylaunch ended the worker, so it is not a cause."""
     stdout: str = ""
     stderr: str = ""
-    """Paths of its log files on the node."""
+    """Paths of its log files on the node; "" if none are kept."""
     tail: str = ""
     """The last lines of its stderr."""
     host: str = ""
@@ -108,6 +106,15 @@ class Failure:
     """Path of the error file on the node; "" if there is none."""
     spoilt: str = ""
     """Why the error file cannot be read; "" if it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure(FailureRecord):
+    """One worker that was killed, exited with a code other than 0, or hung."""
+
+    node: NodeId
+    at: RunTime
+    """When it died, or gave its last sign of life if it hung."""
     hung: str = ""
     """If the worker was alive but made no steps: for how long, and at which place."""
     hung_at: str = ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raylaunch.core.failures.failure import WorkerError
+from raylaunch.core.failures.failure import FailureRecord
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.events_and_actions import RestartTimings
@@ -134,34 +134,11 @@ class WorkersForked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFailure:
-    """A worker process that did not exit with code 0, and all that the node knows of it."""
+class ProcessFailure(FailureRecord):
+    """A worker process that did not exit with code 0. The driver makes a `Failure` of it."""
 
-    attempt: int
-    rank: int
-    local_rank: int
-    pid: int
     at: NodeTime
     """When it ended."""
-    exit_code: int
-    """As in `subprocess`: -9 stands for death by SIGKILL."""
-    stopped: bool
-    """It ended after it was told to."""
-    host: str
-    """The host name of the node."""
-    error: WorkerError | None
-    """The exception that ended it, as it reported it or wrote it into its error file."""
-    error_file: str
-    """Path of its error file on the node, `""` where there is none."""
-    spoilt: str
-    """Why the error file cannot be read, `""` where it can."""
-    evidence: str
-    """What else is known, such as a kill by the kernel for lack of memory."""
-    stdout: str
-    stderr: str
-    """Paths of its log files on the node; `""` where none are kept."""
-    tail: str
-    """The last lines of its stderr."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
