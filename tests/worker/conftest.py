@@ -1,38 +1,10 @@
-"""The fixtures of the node harness, and a worker without a node."""
+"""The fixtures of tests/node, and a worker without a node."""
 
 import pytest
 
-from tests.node.harness import (
-    either,
-    mark,
-    no_leaks,
-    node,
-    own_node,
-    pipe,
-    shared_forkserver_node,
-    shared_spawn_node,
-    shared_torch_node,
-    torch_either,
-    torch_node,
-)
+from tests.node.conftest import *  # noqa: F403 - its fixtures
 from tests.warm_python import WarmPython
 from tests.worker.alone import Alone, environment
-
-__all__ = [
-    "alone_worker",
-    "either",
-    "mark",
-    "no_leaks",
-    "node",
-    "own_node",
-    "pipe",
-    "shared_forkserver_node",
-    "shared_spawn_node",
-    "shared_torch_node",
-    "torch_either",
-    "torch_node",
-    "warm_torch",
-]
 
 
 @pytest.fixture(scope="session")
