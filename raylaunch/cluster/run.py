@@ -38,7 +38,7 @@ from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 
 WANTED = "ray>=2.60,<2.61"
-"""The same as in the project's metadata, which are missing if raylaunch was copied as a folder."""
+"""The versions of Ray that can be used, as in the project's metadata: these are missing if raylaunch was copied."""
 _NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
 _CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"
 
@@ -123,7 +123,7 @@ def _connected(job: Job) -> Iterator[Session]:
 
 
 def _ray_session() -> ModuleType:
-    """Import what needs Ray, and private parts of it, which other versions do not have."""
+    """Import the module that needs Ray. It uses private parts of Ray, which other versions may not have."""
     try:
         from raylaunch.cluster.session import ray_session  # noqa: PLC0415
     except (ImportError, AttributeError) as error:

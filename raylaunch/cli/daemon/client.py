@@ -171,7 +171,7 @@ def _follow_run(connection: socket.socket, job: Job, request: RunRequest) -> int
             daemon_messages.send_run(connection, request)
         if daemon_messages.receive(connection) != daemon_messages.STARTED:
             return None
-        signalled.go_to(forward, ends_process=False)  # the daemon's third one ends the daemon
+        signalled.go_to(forward, ends_process=False)  # the third signal ends the daemon, not this process
         message = daemon_messages.receive(connection)
     if isinstance(message, RunEnded):
         return message.code

@@ -38,7 +38,7 @@ MOST_PER_ADDRESS = 16
 MOST_UNAUTHENTICATED = 128
 """Connections that have not said hello yet: those of one address, and all. Each further one closes the oldest."""
 _PAUSE_SECONDS = 0.5
-"""How long nothing is accepted where the machine has no file descriptor or memory left."""
+"""How long no connection is accepted after the machine had no file descriptor or memory left."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ADMITTED = b"+"
 _KEEPALIVE = b"."
@@ -86,9 +86,10 @@ class LinkServer:
         self._lines: dict[NodeId, socket.socket] = {}
         #: From the oldest to the newest.
         self._unauthenticated: dict[socket.socket, _Hello] = {}
-        #: Is closed to accept, and close, a connection where no descriptor is left; None: it could not be opened again.
+        #: A spare descriptor. If no other is left, it is closed, so that a connection can be accepted and then closed.
+        #: None: it could not be opened again.
         self._spare: int | None = _spare_descriptor()
-        #: When to accept connections again, where the machine had no resources; None: they are accepted.
+        #: When to accept connections again, after the machine had no resources. None: they are accepted now.
         self._resume_at: float | None = None
         self._tell: Callable[[LinkDown], None] = lambda _: None
         self._selector = selectors.DefaultSelector()
@@ -161,7 +162,7 @@ class LinkServer:
     def _accept(self) -> None:
         try:
             line, peer = self._server.accept()
-        except OSError as error:  # others than these are of a connection that is closed already
+        except OSError as error:  # other errors say that the connection is closed already
             if error.errno in _EXHAUSTED:
                 self._make_room()
             return
@@ -196,7 +197,7 @@ class LinkServer:
             return False
         os.close(self._spare)
         self._spare = None
-        with contextlib.suppress(OSError):  # it is no descriptor that is missing, or another thread has taken it
+        with contextlib.suppress(OSError):  # something else is lacking, or another thread has taken the descriptor
             self._server.accept()[0].close()
             self._spare = _spare_descriptor()
         return self._spare is not None
@@ -295,7 +296,7 @@ class Link:
         admitted = False
         with (
             socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS) as line,
-            contextlib.suppress(ConnectionResetError, BrokenPipeError),  # the driver's machine knows it no more
+            contextlib.suppress(ConnectionResetError, BrokenPipeError),  # the driver's host does not know it any more
         ):
             self._line = line
             line.sendall(f"{self._address.secret} {self._node}\n".encode())

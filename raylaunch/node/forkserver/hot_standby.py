@@ -67,11 +67,11 @@ class HotStandby:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is to be one."""
+        """Whether there is to be a standby: it is not forked again after too many of them have died."""
         return self._losses_left > 0
 
     def fork(self, run: Callable[[socket.socket], int]) -> None:
-        """Fork a standby that does this with its end of its socket to the supervisor. Raises OSError."""
+        """Fork a standby, which calls `run` with its end of a socket to the supervisor. Raises OSError."""
         ours, supervisors = wire.pair()
         try:
             pid = fork(partial(_run, run, ours, supervisors))

@@ -59,7 +59,10 @@ class ZygoteClient:
         return self._socket is not None and not self.is_importing and self._has_imported
 
     def start(self, fork: Callable[[socket.socket], int]) -> None:
-        """Let `fork` fork a zygote that has this end of a pair of sockets. Raises OSError if it does."""
+        """Start a zygote. `fork` gets the zygote's end of a pair of sockets, and returns the zygote's process id.
+
+        Raises OSError if `fork` does.
+        """
         self._socket, theirs = wire.pair()
         try:
             self.pid = fork(theirs)
@@ -78,7 +81,7 @@ class ZygoteClient:
             wire.send(self._socket, zygote.ImportModules(manifest=manifest, in_a_hurry=in_a_hurry))
 
     def receive(self) -> ImportReport | None:
-        """Return the zygote's next report, or None where there is none.
+        """Return the zygote's next report; None: there is none.
 
         If the zygote died, its current import is refused.
         """
@@ -136,7 +139,7 @@ class ZygoteClient:
         finally:
             os.close(gate)
             if forked is None:
-                os.close(start)  # workers that were forked nevertheless exit
+                os.close(start)  # workers that were forked before the error see this, and exit
         return ForkedWorkers(forked[0].pids, start) if forked is not None else None
 
     def fork_standby(self) -> tuple[int, int] | None:

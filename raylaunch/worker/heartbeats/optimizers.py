@@ -119,7 +119,8 @@ class StepCounter:
 def _completed_steps(optimizer: Any) -> int:
     """Return how many steps the optimizer's state says were done in all attempts, or 0 where it does not say.
 
-    Adam and its kin keep the count with each parameter, some fused optimizers of other libraries with the group.
+    Adam and similar optimizers keep the count with each parameter. Some fused optimizers of other libraries keep it
+    with the group.
     """
     try:
         first = next(iter(optimizer.state.values()), None) or {}

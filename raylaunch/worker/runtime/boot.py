@@ -87,7 +87,7 @@ def _redirect(spec: WorkerSpec) -> None:
     os.dup2(null, 0)
     for fd, path in ((1, spec.stdout), (2, spec.stderr)):
         make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
-        # The driver, who made the run folder, may be another user than this one.
+        # The driver made the run folder. Its user may be another one than this process's.
         refuse_strangers(os.path.dirname(path), (), links_only=True)
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(opened, fd)
