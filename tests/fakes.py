@@ -33,6 +33,7 @@ from raylaunch.node.protocol.messages import (
     StopWorkers,
     WorkersForked,
 )
+from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerListening, PeersProbed, ProbePeers
 
 READY = messages.Ready(start_method="forkserver", why=(), torch=True, pid=1)
 TIMINGS = RestartTimings(ordered=NodeTime(0.0), ended=NodeTime(0.0), forked=NodeTime(0.0))
@@ -55,6 +56,8 @@ class FakeFleet:
         self.names = [f"node-{index + 1}" for index in range(nodes)]
         self.heartbeat_seconds = heartbeat_seconds
         self.silenced: set[str] = set()
+        #: By node: the nodes that it cannot connect to.
+        self.unreachable: dict[str, tuple[str, ...]] = {}
         #: The stacks that each node reports when it is asked for them.
         self.stacks: dict[str, tuple[Stack, ...]] = {}
         #: By node: the step that its workers have reached at the next proposal; else the step before the proposed one.
@@ -157,6 +160,11 @@ class FakeFleet:
                 self.report(node, CheckpointAnswer(attempt=attempt, step=step))
             case DumpStacks(attempt=attempt):
                 self.report(node, StacksDumped(node=node, attempt=attempt, stacks=self.stacks.get(node, ())))
+            case ListenForPeers(check=check):
+                self.report(node, PeerListening(check=check, port=1, token="0"))
+            case ProbePeers(check=check, peers=peers):
+                lost = [peer.node for peer in peers if peer.node in self.unreachable.get(node, ())]
+                self.report(node, PeersProbed(check=check, unreachable=tuple((peer, "timed out") for peer in lost)))
             case OpenStore(attempt=attempt):
                 self.report(node, messages.StoreOpened(attempt=attempt, port=5000 + attempt))
 
@@ -175,6 +183,10 @@ class FakeFleet:
                 self.sent.append(("commit", node, order.attempt, order.step))
             case DumpStacks():
                 self.sent.append(("stacks", node, order.attempt))
+            case ListenForPeers():
+                self.sent.append(("listen", node))
+            case ProbePeers():
+                self.sent.append(("connect", node, *(peer.node for peer in order.peers)))
             case OpenStore():
                 self.sent.append(("store", node, order.attempt))
 

@@ -12,6 +12,7 @@ from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interv
 from raylaunch.cluster.agent.link import Link, LinkAddress
 from raylaunch.cluster.agent.log_shipper import LogShipper
 from raylaunch.cluster.agent.outbox import Outbox
+from raylaunch.cluster.agent.peer_probe import PeerProbe
 from raylaunch.core.job.job import NodeRule
 from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView
@@ -31,6 +32,7 @@ from raylaunch.node.protocol.messages import (
     WorkersForked,
 )
 from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTemplate
+from raylaunch.node.protocol.peer_messages import PeerOrder
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
 
@@ -148,6 +150,7 @@ class Agent:
         self._error: Exception | None = None
         self._polls_supervisor = False
         self._over = False
+        self._peers = PeerProbe(address, self._report)
         self._logs = LogShipper(self._outbox, self._wake_if_needed)
         self._report_interval = report_interval(spec.node_timeout)
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end_this_process)
@@ -186,6 +189,9 @@ class Agent:
 
     def handle(self, order: Order) -> None:
         """Carry out one order of the driver's. Must be called in the event loop's thread."""
+        if isinstance(order, PeerOrder):
+            self._peers.handle(order)
+            return
         self._supervisor.handle(order)
         if isinstance(order, LaunchWorkers):
             spec = self._supervisor.spec
@@ -221,6 +227,7 @@ class Agent:
         await asyncio.get_running_loop().run_in_executor(None, self._supervisor.close)
 
     def _stop_polling(self) -> None:
+        self._peers.close()
         self._logs.close()
         if self._polls_supervisor:
             self._polls_supervisor = False
@@ -230,6 +237,10 @@ class Agent:
         """Have the next `next_report` raise this error, for a call whose caller does not wait for the result."""
         self._error = error
         self._wake.set()
+
+    def _report(self, event: NodeEvent) -> None:
+        self._outbox.put(event, last=False)
+        self._wake_if_needed()
 
     def _poll_supervisor(self) -> None:
         try:

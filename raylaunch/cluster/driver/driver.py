@@ -14,6 +14,7 @@ from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.driver.executor import Executor
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.observer import Observer, RunRecord
+from raylaunch.cluster.driver.peer_check import PeerCheck
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.driver.worker_events import worker_event
 from raylaunch.cluster.fleet_api import AgentLost, Fleet, FleetFailed, HostDraining, ReportReceived, SlotGranted
@@ -23,10 +24,12 @@ from raylaunch.core.machine.events_and_actions import (
     Event,
     Finish,
     ForwardRequested,
+    Launch,
     NodeDraining,
     NodeGranted,
     NodeJoined,
     NodeLost,
+    Progressed,
     ReportUnsaved,
     StopRequested,
     Tick,
@@ -50,6 +53,7 @@ from raylaunch.node.protocol.messages import (
     StoreOpened,
     WorkersForked,
 )
+from raylaunch.node.protocol.peer_messages import PeerListening, PeersProbed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Driver:
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.nodes = NodeRegistry(job.node_timeout, links)
         self._monitor = ProgressMonitor(_progress(job), fleet, self._write_stacks, observer.on_message)
+        self._peers = PeerCheck(self.machine, fleet.send)
         self._executor = Executor(self.machine, run_id, fleet, self._monitor, self.nodes.give_up)
         self._draining: dict[HostId, HostDraining] = {}
         #: What was shown to the user once and need not be shown again for other nodes or attempts.
@@ -133,7 +138,7 @@ class Driver:
         All of them, since this process may have stood still: no deadline is enforced before what arrived in time is
         handled.
         """
-        times = [self._run_time(self.nodes.next_check), self._executor.wake_at]
+        times = [self._run_time(self.nodes.next_check), self._executor.wake_at, self._peers.next_check]
         if self._is_training():
             times.append(self._monitor.next_check)
         nearest = min(times)
@@ -146,16 +151,22 @@ class Driver:
 
     def _step(self, event: Event) -> None:
         """Have the machine handle an event. Act first, then record: no restart waits for the disk."""
+        if self._peers.holds(event, self._now()):
+            return
         before = self._monitor.progress(event.at) if self.machine.needs_progress(event) else ()
         self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
 
     def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
         self._executor.perform(actions, self._now())
+        if any(isinstance(action, Launch) for action in actions):
+            self._peers.launched(self._now())
         return tuple(actions)
 
     def _record(self, steps: Iterable[tuple[Event | None, tuple[Action, ...]]]) -> None:
         for event, actions in steps:
             entry = JournalEntry(event=event, actions=actions)
+            if isinstance(event, Progressed):
+                self._peers.progressed()
             self._journal.append(entry)
             self._observer.on_entry(entry, self.machine)
             if any(isinstance(action, ReportUnsaved) for action in actions) and (text := self._executor.unsaved()):
@@ -178,6 +189,7 @@ class Driver:
             yield Tick(at=now)
         if self._is_training():
             yield from self._monitor.due_events(now)
+        yield from self._peers.due_events(now)
 
     def _is_training(self) -> bool:
         """Return whether workers make steps, so that their progress is followed."""
@@ -243,6 +255,11 @@ class Driver:
                 yield core_event
             case StacksDumped():
                 self._monitor.stacks(event)
+                self._peers.stacks(event)
+            case PeerListening():
+                self._peers.listening(item.node, event)
+            case PeersProbed():
+                self._peers.probed(item.node, event)
             case StepProposed():
                 self._executor.proposed(event)
             case ManifestChanged():

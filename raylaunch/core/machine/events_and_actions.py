@@ -54,6 +54,24 @@ class NodeDraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnreachablePeer:
+    """One node cannot connect to another one, though the driver reaches both."""
+
+    node: NodeId
+    peer: NodeId
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersUnreachable:
+    """Nodes of an attempt cannot connect to each other. It was tried since the attempt failed, or made no step."""
+
+    at: RunTime
+    attempt: int
+    peers: tuple[UnreachablePeer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartTimings:
     """When a node did the parts of a restart, on its own clock."""
 
@@ -167,7 +185,7 @@ class Tick:
     at: RunTime
 
 
-NodeEvent = NodeGranted | NodeJoined | NodeLost | NodeDraining
+NodeEvent = NodeGranted | NodeJoined | NodeLost | NodeDraining | PeersUnreachable
 WorkerEvent = WorkersStarted | WorkersExited | WorkersStopped | WorkersCheckpointed
 Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | StopRequested | ForwardRequested | Tick
 

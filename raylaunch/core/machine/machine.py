@@ -16,6 +16,7 @@ from raylaunch.core.machine.events_and_actions import (
     NodeGranted,
     NodeJoined,
     NodeLost,
+    PeersUnreachable,
     Progressed,
     Release,
     Stop,
@@ -29,9 +30,10 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStarted,
     WorkersStopped,
 )
+from raylaunch.core.machine.node_loss import NodeLosses
 from raylaunch.core.machine.restart_policy import came_from_outside
 from raylaunch.core.machine.state import Done, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
-from raylaunch.core.machine.transitions import STOP_MARGIN, PhaseTransitions
+from raylaunch.core.machine.transitions import STOP_MARGIN
 from raylaunch.core.newtypes import NO_HOST, NodeId
 from raylaunch.core.placement.environment import Member
 from raylaunch.errors import ExitCode, signal_exit_code
@@ -40,7 +42,7 @@ MAX_HANG_GRACE = 5.0
 """Seconds of grace at most for the workers of a world that hangs, before the run ends."""
 
 
-class Machine(PhaseTransitions):
+class Machine(NodeLosses):
     """The state machine of one run. It is pure: no clock, no I/O, and the same events give the same actions."""
 
     def handle(self, event: Event) -> list[Action]:
@@ -53,7 +55,7 @@ class Machine(PhaseTransitions):
         if isinstance(self.state, Done) or self._is_stale(event):
             return []
         match event:
-            case NodeGranted() | NodeJoined() | NodeLost() | NodeDraining():
+            case NodeGranted() | NodeJoined() | NodeLost() | NodeDraining() | PeersUnreachable():
                 return self._nodes_changed(event)
             case StopRequested():
                 return self._stop_requested(event)
@@ -62,8 +64,7 @@ class Machine(PhaseTransitions):
             case Tick():
                 return self._tick()
             case Progressed():
-                self.crashes.progressed()
-                return []
+                return self._progressed()
             case _:
                 return self._workers_changed(event)
 
@@ -92,6 +93,8 @@ class Machine(PhaseTransitions):
                 return self._node_lost(event.node, event.why)
             case NodeDraining():
                 return self._node_draining(event)
+            case PeersUnreachable():
+                return self._peers_unreachable(event)
             case _:
                 assert_never(event)
 
@@ -128,31 +131,6 @@ class Machine(PhaseTransitions):
         if len(self.world.roster) >= self.job.max_nodes:
             return False
         return sum(member.nproc for member in self.members.choose(self.world.roster)) > self.world.size
-
-    def _node_lost(self, node: NodeId, why: str) -> list[Action]:
-        unfinished = len(self.world.unfinished)
-        member = self._remove_node(node)
-        pardoned = self.budget.pardon(member, self.now)
-        cordon, clause = self._blame_host_of(member)
-        took_part = len(self.world.unfinished) < unfinished
-        what = f"{node} was lost: {why}{clause}"
-        return [*cordon, *self._go_on_without_lost(what, took_part=took_part, pardoned=pardoned)]
-
-    def _go_on_without_lost(self, what: str, *, took_part: bool, pardoned: bool) -> list[Action]:
-        """Go on after nodes were lost. `pardoned`: the loss explains earlier failures of workers."""
-        match self.state:
-            case Gathering() as gathering:
-                return self._gather(gathering, what)
-            case Stopping() as stopping:
-                if pardoned and stopping.ending is not None and stopping.ending.exit_code == ExitCode.JOB_FAILED:
-                    stopping.status, stopping.ending = what, None
-                return self._go_on_if_all_stopped(stopping)
-            case _ if not took_part:
-                return self._set_timer("more nodes may come")
-            case Saving():
-                return self._stop(what, grace=0.0)
-            case _:
-                return self._restart(what)
 
     def _node_draining(self, event: NodeDraining) -> list[Action]:
         self.members.drain(event.node)

@@ -65,6 +65,8 @@ class World:
     """Nodes of the roster that are still members and whose workers have not all ended with exit code 0."""
     finishing: bool = False
     """Whether all workers of some node have ended with exit code 0: the script is coming to its end."""
+    has_progressed: bool = False
+    """Whether its workers have made a step."""
     failures: list[Failure] = field(default_factory=list)
     drain_deadline: float | None = None
     """The earliest time at which a node of the world will be taken away."""

@@ -15,6 +15,7 @@ from raylaunch.core.machine.events_and_actions import (
     Launch,
     NodeDraining,
     NodeLost,
+    PeersUnreachable,
     Release,
     ReportUnsaved,
     RequestCheckpoint,
@@ -69,6 +70,10 @@ class PhaseTransitions:
         self.budget = RestartBudget(job.max_restarts)
         self.health = HostHealth(job.exclude_after, needed_exclusion=min(NEEDED_EXCLUSION, job.join_timeout / 2))
         self.crashes = CrashLoopBackoff()
+        #: Whether any attempt has made a step.
+        self.has_progressed = False
+        #: When nodes were found that cannot reach each other and are all needed. None: not since the latest step.
+        self.unreachable_since: float | None = None
         #: The time of the latest `SetTimer` that has not fired.
         self._timer_at: float | None = None
 
@@ -122,7 +127,8 @@ class PhaseTransitions:
             case Saving(), WorkersCheckpointed():
                 return True
             case Running() | Saving(), _:
-                return isinstance(event, WorkersExited | WorkersHung | NodeLost | NodeDraining | StopRequested | Tick)
+                ends = NodeLost | NodeDraining | PeersUnreachable | WorkersExited | WorkersHung | StopRequested | Tick
+                return isinstance(event, ends)
             case _:
                 return False
 

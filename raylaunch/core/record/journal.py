@@ -15,7 +15,7 @@ from typing import Any, get_args
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
-from raylaunch.core.machine.events_and_actions import Action, Event, RestartTimings
+from raylaunch.core.machine.events_and_actions import Action, Event, RestartTimings, UnreachablePeer
 from raylaunch.core.machine.machine import Machine
 
 _KINDS: dict[str, type[Any]] = {
@@ -23,7 +23,7 @@ _KINDS: dict[str, type[Any]] = {
     for kind in (
         *get_args(Action),
         *get_args(Event),
-        *(RestartTimings, Failure, WorkerError, StackGroup, Job, Entrypoint, NodeRule, RayOptions),
+        *(RestartTimings, UnreachablePeer, Failure, WorkerError, StackGroup, Job, Entrypoint, NodeRule, RayOptions),
     )
 }
 

@@ -18,6 +18,7 @@ from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import SIGTERM, NodeId, NodeTime, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.import_manifest import ImportManifest
+from raylaunch.node.protocol.peer_messages import PeerOrder, PeerReport
 
 # From the driver to a node.
 
@@ -84,7 +85,11 @@ class CommitCheckpoint:
     step: int
 
 
-Order = LaunchWorkers | StopWorkers | SignalWorkers | DumpStacks | OpenStore | ProposeCheckpoint | CommitCheckpoint
+WorkerOrder = (
+    LaunchWorkers | StopWorkers | SignalWorkers | DumpStacks | OpenStore | ProposeCheckpoint | CommitCheckpoint
+)
+"""What an agent passes on to its supervisor."""
+Order = WorkerOrder | PeerOrder
 
 
 # From a node to the driver.
@@ -185,18 +190,12 @@ class StacksDumped:
     stacks: tuple[Stack, ...]
 
 
-NodeEvent = (
-    StoreOpened
-    | ManifestChanged
-    | WorkersForked
-    | ProcessesExited
-    | ProcessesStopped
-    | StepProposed
-    | CheckpointAnswer
-    | StacksDumped
-)
-"""What an agent passes on to the driver."""
+ProcessEvent = StoreOpened | ManifestChanged | WorkersForked | ProcessesExited | ProcessesStopped
+WorkersEvent = ProcessEvent | StepProposed | CheckpointAnswer | StacksDumped
+"""What an agent passes on from its supervisor to the driver."""
 
+NodeEvent = WorkersEvent | PeerReport
+"""What an agent reports to the driver."""
 
-SupervisorEvent = Ready | NodeEvent
+SupervisorEvent = Ready | WorkersEvent
 """What `Supervisor.poll` returns. The agent makes an `AgentReady` of `Ready`."""

@@ -19,7 +19,6 @@ from raylaunch.node.protocol.messages import (
     DumpStacks,
     LaunchWorkers,
     OpenStore,
-    Order,
     ProcessesExited,
     ProcessesStopped,
     ProcessFailure,
@@ -27,6 +26,7 @@ from raylaunch.node.protocol.messages import (
     SignalWorkers,
     StopWorkers,
     SupervisorEvent,
+    WorkerOrder,
 )
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 from raylaunch.node.supervisor import process_failure
@@ -106,7 +106,7 @@ class Supervisor:
 
     # Orders.
 
-    def handle(self, order: Order) -> None:
+    def handle(self, order: WorkerOrder) -> None:
         """Carry out one order. Returns at once; what comes of it is an event that `poll` returns."""
         match order:
             case LaunchWorkers():

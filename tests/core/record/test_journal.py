@@ -19,7 +19,15 @@ from machine_helpers import failed, failure, finished, job, joined, raised, star
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
-from raylaunch.core.machine.events_and_actions import Action, Event, Finish, Launch, ReportUnsaved, RestartTimings
+from raylaunch.core.machine.events_and_actions import (
+    Action,
+    Event,
+    Finish,
+    Launch,
+    ReportUnsaved,
+    RestartTimings,
+    UnreachablePeer,
+)
 from raylaunch.core.record import journal
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ExitCode
@@ -80,6 +88,9 @@ jobs = st.builds(
 )
 
 
+peers = st.builds(UnreachablePeer, node=texts, peer=texts, why=texts)
+
+
 def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Return a strategy for any event or action of this class."""
     by_type = {
@@ -96,6 +107,7 @@ def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
         "tuple[NodeId, ...]": st.lists(texts, max_size=3).map(tuple),
         "tuple[Failure, ...]": st.lists(failures, max_size=2).map(tuple),
         "RestartTimings | None": st.none() | timings,
+        "tuple[UnreachablePeer, ...]": st.lists(peers, max_size=2).map(tuple),
         "tuple[StackGroup, ...]": st.lists(groups, max_size=2).map(tuple),
     }
     return st.builds(kind, **{field.name: by_type[str(field.type)] for field in dataclasses.fields(kind)})

@@ -1,0 +1,220 @@
+"""When the driver has nodes try to reach each other, and what it makes of their answers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from raylaunch.cluster.driver.driver import Driver
+from raylaunch.cluster.driver.peer_check import FORM_SECONDS, PeerCheck
+from raylaunch.core.failures.failure import Failure, WorkerError
+from raylaunch.core.failures.stacks import Stack
+from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.machine.events_and_actions import NodeJoined, PeersUnreachable, WorkersExited, WorkersStarted
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.record.journal import replay
+from raylaunch.node.protocol.messages import DumpStacks, ProcessesExited, StacksDumped
+from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerListening, PeersProbed, ProbePeers
+from tests.fakes import FakeFleet, RunRecorder, process_failure
+
+RESET = WorkerError(type="RuntimeError", message="Connection reset by peer", traceback="")
+REDUCE = 'Current thread 0x7f (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 1 in all_reduce\n'
+IMPORT = 'Current thread 0x7f (most recent call first):\n  File "/job/train.py", line 1 in <module>\n'
+
+
+def lose_peer(fleet: FakeFleet, *nodes: str, attempt: int = 1) -> None:
+    """Have a worker of each of these nodes fail as those do that lost a peer."""
+    for node in nodes:
+        rank = fleet.names.index(node) * fleet.nproc
+        failure = process_failure(attempt, rank, exit_code=1, error=RESET)
+        fleet.report(node, ProcessesExited(attempt=attempt, failures=(failure,)))
+
+
+def run_driver(fleet: FakeFleet, **job):
+    recorder = RunRecorder()
+    driver = Driver(
+        Job(entrypoint=Entrypoint(script="train.py"), **job), "run", fleet, recorder, recorder, time.monotonic()
+    )
+    finish = driver.run()
+    events = [entry.event for entry in recorder.entries if entry.event is not None]
+    assert replay(driver.machine.job, events) == recorder.entries
+    return driver, finish, events
+
+
+def test_the_last_failure_waits_for_the_check_that_explains_it():
+    """No restart is left, so the run would end. Failures of both sides come."""
+    fleet = FakeFleet(3)
+    fleet.unreachable = {"node-2": ("node-3",)}
+    fleet.on_launched[1] = lambda: lose_peer(fleet, "node-2", "node-3")
+    driver, finish, events = run_driver(fleet, nnodes="2:3", max_restarts=0)
+    assert finish.exit_code == 0
+    assert driver.machine.roster == ("node-1", "node-2")
+    (found,) = [event for event in events if isinstance(event, PeersUnreachable)]
+    assert [(peer.node, peer.peer, peer.why) for peer in found.peers] == [("node-2", "node-3", "timed out")]
+    assert ("cordon", "id-node-3") in fleet.sent
+
+
+def test_the_last_failure_ends_the_run_if_all_nodes_reach_each_other():
+    fleet = FakeFleet(3)
+    fleet.on_launched[1] = lambda: lose_peer(fleet, "node-2", "node-3")
+    _, finish, events = run_driver(fleet, nnodes="2:3", max_restarts=0)
+    assert finish.exit_code == 1
+    assert fleet.sent.count(("listen", "node-1")) == 1
+    (failed, *_) = [event for event in events if isinstance(event, WorkersExited)]
+    assert failed.failures[0].rank == 2
+
+
+def test_a_failure_that_is_no_sign_of_the_network_is_not_held():
+    fleet = FakeFleet(2)
+    fleet.on_launched[1] = lambda: fleet.fail(1)
+    _, finish, _ = run_driver(fleet, nnodes=2, max_restarts=0)
+    assert finish.exit_code == 1
+    assert [order for order in fleet.sent if order[0] == "listen"] == []
+
+
+def test_nodes_that_do_not_answer_are_no_reason_to_wait_long(monkeypatch):
+    """The driver does not reach them, so they will be lost; nor do other nodes reach them, which says nothing new."""
+    monkeypatch.setattr("raylaunch.cluster.driver.peer_check._ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("raylaunch.cluster.driver.peer_check.PROBE_SECONDS", 0.01)
+    fleet = FakeFleet(3)
+    fleet.unreachable = {"node-1": ("node-3",), "node-2": ("node-3",)}
+    fleet.overrides[ProbePeers] = lambda node, order: fleet.obey(node, order) if node != "node-3" else None
+    fleet.on_launched[1] = lambda: lose_peer(fleet, "node-1")
+    _, finish, _ = run_driver(fleet, nnodes="2:3", max_restarts=0)
+    assert finish.exit_code == 1
+    fleet = FakeFleet(2)
+    fleet.overrides[ListenForPeers] = lambda *_: None
+    fleet.on_launched[1] = lambda: lose_peer(fleet, "node-1")
+    assert run_driver(fleet, nnodes=2, max_restarts=0)[1].exit_code == 1
+
+
+class Checked:
+    """A check of a run on these nodes, whose time a test sets."""
+
+    def __init__(self, *hosts: str, max_restarts: int = 3, answer: bool = True) -> None:
+        self.machine = Machine(
+            Job(entrypoint=Entrypoint(script="train.py"), nnodes=f"1:{len(hosts)}", max_restarts=max_restarts)
+        )
+        self.machine.start()
+        self.fleet = FakeFleet(0)
+        self.check = PeerCheck(self.machine, self.send)
+        self.sent: list[tuple[str, object]] = []
+        self.stacks: dict[str, str] = {}
+        self.unreachable: dict[str, tuple[str, ...]] = {}
+        self.answers = answer
+        for index, host in enumerate(hosts):
+            self.machine.handle(NodeJoined(at=0.0, node=f"node-{index}", address=f"10.0.0.{index}", nproc=1, host=host))
+        for node in self.machine.roster:
+            self.machine.handle(WorkersStarted(at=0.0, attempt=1, node=node))
+        self.check.launched(0.0)
+
+    def send(self, node: str, order: object) -> None:
+        self.sent.append((node, order))
+        if not self.answers:
+            return
+        match order:
+            case ListenForPeers(check=check):
+                self.check.listening(node, PeerListening(check=check, port=1, token="0"))
+            case ProbePeers(check=check, peers=peers):
+                lost = [peer.node for peer in peers if peer.node in self.unreachable.get(node, ())]
+                self.check.probed(node, PeersProbed(check=check, unreachable=tuple((peer, "no") for peer in lost)))
+            case DumpStacks(attempt=attempt):
+                rank = self.machine.roster.index(node)
+                stack = Stack(rank=rank, state="S", text=self.stacks.get(node, REDUCE))
+                self.check.stacks(StacksDumped(node=node, attempt=attempt, stacks=(stack,)))
+
+    def orders(self, kind: type) -> list[tuple[str, object]]:
+        return [(node, order) for node, order in self.sent if isinstance(order, kind)]
+
+    def events(self, until: float) -> list[object]:
+        """Return what the check yields up to this time."""
+        found, now = [], 0.0
+        while (now := max(now, self.check.next_check)) <= until:
+            found += self.check.due_events(now)
+        return found
+
+
+def test_an_attempt_that_makes_no_step_is_checked():
+    """At longer and longer intervals; and no more when it has made one."""
+    run = Checked("a", "b")
+    assert run.events(FORM_SECONDS - 0.1) == []
+    assert run.sent == []
+    assert run.events(8 * FORM_SECONDS) == []
+    assert len(run.orders(ListenForPeers)) == 2 * 4
+    run.check.progressed()
+    assert run.events(100 * FORM_SECONDS) == []
+    assert len(run.orders(ListenForPeers)) == 2 * 4
+
+
+def test_hosts_that_are_apart_are_reported_if_all_workers_wait():
+    run = Checked("a", "b", "c")
+    run.unreachable = {"node-1": ("node-2",), "node-2": ("node-1",)}
+    run.stacks["node-0"] = IMPORT
+    assert run.events(2 * FORM_SECONDS - 0.1) == [], "one is busy with something else"
+    run.stacks.clear()
+    (found,) = run.events(2 * FORM_SECONDS)
+    assert (found.attempt, [(peer.node, peer.peer) for peer in found.peers]) == (
+        1,
+        [("node-1", "node-2"), ("node-2", "node-1")],
+    )
+
+
+def test_a_step_during_the_check_ends_it():
+    run = Checked("a", "b", answer=False)
+    assert run.events(FORM_SECONDS) == []
+    assert len(run.sent) == 2
+    run.check.progressed()
+    assert run.check.next_check == float("inf")
+
+
+def test_one_node_of_each_host_takes_part():
+    """And none where all are on one host."""
+    run = Checked("a", "a", "b", "b")
+    run.events(FORM_SECONDS)
+    assert [node for node, _ in run.orders(ProbePeers)] == ["node-2", "node-0"]
+    assert [len(order.peers) for _, order in run.orders(ProbePeers)] == [1, 1]
+    alone = Checked("a", "a")
+    assert alone.check.next_check == float("inf")
+    assert Checked("", "").check.next_check == float("inf")
+
+
+def test_of_many_nodes_each_connects_to_some():
+    run = Checked(*(f"host-{number}" for number in range(80)))
+    run.events(FORM_SECONDS)
+    assert {len(order.peers) for _, order in run.orders(ProbePeers)} == {64}
+    assert all(node not in {peer.node for peer in order.peers} for node, order in run.orders(ProbePeers))
+
+
+def test_answers_to_an_earlier_check_do_not_count():
+    run = Checked("a", "b", answer=False)
+    run.events(FORM_SECONDS)
+    for answer in (PeerListening(check=0, port=1, token="0"), PeerListening(check=1, port=0, token="", why="no")):
+        run.check.listening("node-0", answer)
+    run.check.listening("node-0", PeerListening(check=1, port=1, token="0"))
+    run.check.probed("node-0", PeersProbed(check=1, unreachable=()))
+    run.check.stacks(StacksDumped(node="node-0", attempt=1, stacks=()))
+    run.events(FORM_SECONDS + 30)
+    assert run.orders(ProbePeers) == []
+
+
+@pytest.mark.parametrize("node", ["node-0", "node-1"])
+def test_a_failure_while_a_check_is_under_way(node):
+    """It needs no further one, and no stacks, since workers that are gone have none."""
+    run = Checked("a", "b", answer=False)
+    run.events(FORM_SECONDS)
+    failure = process_failure(1, 0, exit_code=1, error=RESET)
+    events = [WorkersExited(at=11.0, attempt=1, node=node, failures=(core_failure(node, failure),))]
+    assert not run.check.holds(events[0], 11.0)
+    for each in ("node-0", "node-1"):
+        run.check.listening(each, PeerListening(check=1, port=1, token="0"))
+    assert list(run.check.due_events(11.0)) == []
+    for each, other in (("node-0", "node-1"), ("node-1", "node-0")):
+        run.check.probed(each, PeersProbed(check=1, unreachable=((other, "no"),)))
+    assert [type(event) for event in run.check.due_events(12.0)] == [PeersUnreachable]
+
+
+def core_failure(node, failure):
+    return Failure(
+        attempt=1, node=node, rank=failure.rank, local_rank=0, pid=1, at=0.0, exit_code=1, error=failure.error
+    )
