@@ -147,9 +147,9 @@ class ForkServer:
         self.workers.advance()
         self.preloader.poll()
         self._fork_helpers()
-        if self._launch is not None and not self.preloader.delays_start and self.workers.is_gone():
+        if self._launch is not None and not self.preloader.delays_start and self.workers.is_gone:
             self._start(self._launch)
-        if self._resetting and self.workers.is_gone():
+        if self._resetting and self.workers.is_gone:
             self._finish_reset()
 
     def _reap(self) -> None:

@@ -57,6 +57,8 @@ class WorkerGroup:
         self._alive: dict[int, _WorkerProcess] = {}
         self._stopping = False
         self._killing = False
+        #: Whether no process of the attempt is left that may be killed, as the latest `advance` after `kill` found.
+        self.is_gone = False
         self._reports_gone = False
         self._kill_at: float | None = None
         self._deferred = DeferredSignals()
@@ -64,7 +66,7 @@ class WorkerGroup:
     def begin(self, attempt: int) -> None:
         """Begin an attempt without workers. No process of the one before may be left."""
         self.attempt = attempt
-        self._stopping = self._killing = self._reports_gone = False
+        self._stopping = self._killing = self.is_gone = self._reports_gone = False
         self._kill_at = None
         self._deferred = DeferredSignals()
 
@@ -143,33 +145,35 @@ class WorkerGroup:
             self._send(event, file)
 
     def kill(self) -> None:
-        """Kill all workers, their process groups, and what others left. They are gone when `is_gone` says so."""
+        """Kill all workers, their process groups, and what others left. `advance` finds out when they are gone."""
         self._stopping = self._killing = True
+        self.is_gone = False
         for pid in self._alive:
             processes.kill_with_group(pid)
         self._kill_orphans()
 
     def advance(self) -> None:
-        """Do what is due: deliver deferred signals; kill what is out of time, and report `WorkersGone` at the end."""
+        """Do what is due: deliver deferred signals; kill what is out of time, and report `WorkersGone` at the end.
+
+        It is called once in each turn.
+        """
         if not self._stopping:
             self._deferred.deliver(self._alive)
             return
         out_of_time = self._kill_at is not None and time.monotonic() >= self._kill_at
         if not self._killing and (out_of_time or not self._alive):
             self.kill()
-        if self._killing and self.is_gone() and self._reports_gone:
+        if self._killing:
+            self.is_gone = not self._alive and not self._kill_orphans()
+        if self.is_gone and self._reports_gone:
             self._reports_gone = False
             self._kill_at = None
             self._send(WorkersGone(attempt=self.attempt), None)
 
-    def is_gone(self) -> bool:
-        """Return whether no process of the attempt is left that may be killed. Kills what workers have left behind."""
-        return not self._alive and not self._kill_orphans()
-
     def _kill_orphans(self) -> bool:
         """Kill the children that are no workers of the attempt, with their groups. Return whether there were any."""
         orphans = processes.children() - self._alive.keys() - set(self._other_children())
-        # Most are in the group of a worker that has ended. That group's number is not free: it has this member.
+        # Most are in the group of a worker that has ended. The group's number is not free, since they are members.
         for group in {os.getpgid(pid) for pid in orphans} - {os.getpgrp()}:
             processes.signal_group(group, signal.SIGKILL)
         return bool({pid for pid in orphans if processes.kill_with_group(pid)})
@@ -178,7 +182,7 @@ class WorkerGroup:
         """Return the seconds until `advance` has something to do that no signal tells of. None: nothing."""
         if not self._stopping:
             return self._deferred.until_poll()
-        if self._killing and not self.is_gone():
+        if self._killing and not self.is_gone:
             return _POLL_SECONDS
         if self._kill_at is not None:
             return max(0.0, self._kill_at - time.monotonic())
@@ -222,7 +226,7 @@ class WorkerGroup:
         """Wait until no process is left, without reporting. Returns False when the seconds are over."""
         self._send = lambda *_: None
         deadline = time.monotonic() + seconds
-        while not self.is_gone():
+        while self._alive or self._kill_orphans():
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_SECONDS / 10)

@@ -142,7 +142,8 @@ def test_no_process_group_is_killed_whose_leader_was_reaped(monkeypatch: pytest.
             patch.setattr(os, "kill", lambda *call: signalled.append(call))
             patch.setattr(os, "killpg", lambda *call: signalled.append(call))
             group.kill()
-            assert group.is_gone()
+            group.advance()
+            assert group.is_gone
         assert signalled == []
 
 
@@ -155,14 +156,30 @@ def test_a_child_that_may_not_be_killed_is_left(monkeypatch: pytest.MonkeyPatch)
         raise PermissionError
 
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
-        assert not group.is_gone()
+        group.kill()
+        group.advance()
+        assert not group.is_gone
         other.wait()
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", refuse)
             patch.setattr(os, "killpg", refuse)
-            assert group.is_gone()
+            group.advance()
+            assert group.is_gone
         other.kill()
+
+
+def test_children_are_listed_once_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only `advance` lists and kills what workers have left behind; nothing that is asked afterwards does."""
+    before = processes.children()
+    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+    group.kill()
+    listed: list[bool] = []
+    monkeypatch.setattr(processes, "children", lambda: listed.append(True) or before)
+    group.advance()
+    assert group.is_gone
+    assert group.until_deadline() is None
+    assert listed == [True]
 
 
 def test_a_forwarded_signal_is_delivered_after_a_time_without_a_handler() -> None:
