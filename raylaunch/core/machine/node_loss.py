@@ -1,4 +1,4 @@
-"""What follows when nodes are lost, or cannot reach each other."""
+"""What follows when nodes are lost, given up, or cannot reach each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from raylaunch.core.machine.events_and_actions import Action, Cordon, Finish, PeersUnreachable, Release, UnreachablePeer
 from raylaunch.core.machine.restart_policy import NEEDED_EXCLUSION
-from raylaunch.core.machine.state import Gathering, Saving, Stopping
+from raylaunch.core.machine.state import AwaitingNodes, Gathering, Saving, Stopping
 from raylaunch.core.machine.transitions import PhaseTransitions
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member
@@ -34,7 +34,7 @@ def hosts_to_leave_out(pairs: Iterable[tuple[HostId, HostId]], hosts: Sequence[H
 
 
 class NodeLosses(PhaseTransitions):
-    """The part of `Machine` that goes on without nodes that are gone, or that others cannot reach."""
+    """The part of `Machine` that goes on without nodes: those that are gone, fail too often or cannot be reached."""
 
     def _node_lost(self, node: NodeId, why: str) -> list[Action]:
         unfinished = len(self.world.unfinished)
@@ -60,6 +60,48 @@ class NodeLosses(PhaseTransitions):
                 return self._stop(what, grace=0.0)
             case _:
                 return self._restart(what)
+
+    # Nodes that are given up
+
+    def _remove_node(self, node: NodeId) -> Member:
+        """Remove a node from the members, and stop waiting for it."""
+        if isinstance(self.state, AwaitingNodes):
+            self.state.awaited.discard(node)
+        self.world.unfinished.discard(node)
+        return self.members.remove(node)
+
+    def _cordon_host(self, node: NodeId, host: HostId, *, needed: bool) -> tuple[list[Action], str]:
+        """Exclude the host of this node, which failed too often. Return the actions and a clause that says so.
+
+        `needed`: there are too few nodes without this host.
+        """
+        nodes = self.members.on_host(host)
+        for each in nodes:
+            self._remove_node(each)
+        seconds = self.health.exclude(host, self.now, needed=needed)
+        but = ", unless no other comes" if needed else ""
+        why = f"{node} is left out for {seconds:g} s after {count(self.job.exclude_after, 'failure')}{but}"
+        return [Cordon(host=host, why=why), *(Release(node=each, why=why) for each in nodes)], f"; {why}"
+
+    def _blame_host_of(self, gone: Member) -> tuple[list[Action], str]:
+        """Count the loss of a node as a failure of its host. A host that is needed is not excluded for it."""
+        if gone.draining or gone.host in self.health.excluded:
+            return [], ""
+        bad = self.health.blame(gone.host, self.now)
+        if not bad or not self.members.enough_without(gone.host):
+            return [], ""
+        return self._cordon_host(gone.node, gone.host, needed=False)
+
+    def _release_unresponsive(self, state: AwaitingNodes, why: str) -> tuple[list[Action], str]:
+        """Give up all awaited nodes. Return the actions and a sentence that says so."""
+        actions: list[Action] = []
+        unresponsive = sorted(state.awaited)
+        what = f"{', '.join(unresponsive)} {why}"
+        for member in [self._remove_node(node) for node in unresponsive]:
+            cordon, clause = self._blame_host_of(member)
+            actions += [Release(node=member.node, why=why), *cordon]
+            what += clause
+        return actions, what
 
     # Nodes that cannot reach each other
 

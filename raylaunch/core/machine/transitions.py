@@ -8,7 +8,6 @@ from collections.abc import Collection
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import (
     Action,
-    Cordon,
     Event,
     Finish,
     ForwardSignal,
@@ -31,7 +30,6 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.restart_policy import NEEDED_EXCLUSION, CrashLoopBackoff, HostHealth, RestartBudget
 from raylaunch.core.machine.state import (
     TRANSITIONS,
-    AwaitingNodes,
     Done,
     Gathering,
     Membership,
@@ -43,7 +41,7 @@ from raylaunch.core.machine.state import (
     Stopping,
     World,
 )
-from raylaunch.core.newtypes import SIGTERM, HostId, NodeId, SignalName
+from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
 
@@ -258,6 +256,11 @@ class PhaseTransitions:
             return [stop, *self._go_on_if_all_stopped(stopping)]
         return [stop, *self._set_timer("all workers must be gone by then")]
 
+    def _present_nodes(self) -> tuple[NodeId, ...]:
+        """The nodes of the world that are still members, in rank order."""
+        nodes = self.nodes
+        return tuple(node for node in self.world.roster if node in nodes)
+
     # STOPPING -> DONE, STARTING or GATHERING
 
     def _go_on_if_all_stopped(self, state: Stopping) -> list[Action]:
@@ -294,53 +297,6 @@ class PhaseTransitions:
 
     def _is_due(self, at: float | None) -> bool:
         return at is not None and self.now >= at
-
-    # Nodes that are given up
-
-    def _remove_node(self, node: NodeId) -> Member:
-        """Remove a node from the members, and stop waiting for it."""
-        if isinstance(self.state, AwaitingNodes):
-            self.state.awaited.discard(node)
-        self.world.unfinished.discard(node)
-        return self.members.remove(node)
-
-    def _cordon_host(self, node: NodeId, host: HostId, *, needed: bool) -> tuple[list[Action], str]:
-        """Exclude the host of this node, which failed too often. Return the actions and a clause that says so.
-
-        `needed`: there are too few nodes without this host.
-        """
-        nodes = self.members.on_host(host)
-        for each in nodes:
-            self._remove_node(each)
-        seconds = self.health.exclude(host, self.now, needed=needed)
-        but = ", unless no other comes" if needed else ""
-        why = f"{node} is left out for {seconds:g} s after {count(self.job.exclude_after, 'failure')}{but}"
-        return [Cordon(host=host, why=why), *(Release(node=each, why=why) for each in nodes)], f"; {why}"
-
-    def _blame_host_of(self, gone: Member) -> tuple[list[Action], str]:
-        """Count the loss of a node as a failure of its host. A host that is needed is not excluded for it."""
-        if gone.draining or gone.host in self.health.excluded:
-            return [], ""
-        bad = self.health.blame(gone.host, self.now)
-        if not bad or not self.members.enough_without(gone.host):
-            return [], ""
-        return self._cordon_host(gone.node, gone.host, needed=False)
-
-    def _release_unresponsive(self, state: AwaitingNodes, why: str) -> tuple[list[Action], str]:
-        """Give up all awaited nodes. Return the actions and a sentence that says so."""
-        actions: list[Action] = []
-        unresponsive = sorted(state.awaited)
-        what = f"{', '.join(unresponsive)} {why}"
-        for member in [self._remove_node(node) for node in unresponsive]:
-            cordon, clause = self._blame_host_of(member)
-            actions += [Release(node=member.node, why=why), *cordon]
-            what += clause
-        return actions, what
-
-    def _present_nodes(self) -> tuple[NodeId, ...]:
-        """The nodes of the world that are still members, in rank order."""
-        nodes = self.nodes
-        return tuple(node for node in self.world.roster if node in nodes)
 
 
 def _span(low: int, high: int) -> str:
