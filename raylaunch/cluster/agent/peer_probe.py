@@ -1,8 +1,8 @@
 """The agents' part of a check whether nodes reach each other: each listens for a while, and connects to the others.
 
-The ports are free ones, as those of gloo and NCCL are: a firewall that lets only Ray's ports through is found too. Who
-connects is sent a token and nothing else, and all that it sends is ignored. The token, which the driver gives to the
-other nodes, shows that an address leads to the node, and not to another machine that has the same one.
+The ports are any free ones, as those of gloo and NCCL are. So a firewall that lets only Ray's ports through is found
+too. Whoever connects gets a token and nothing else; what they send is ignored. The driver gives the token to the other
+nodes. It shows them that the address leads to this node, and not to another machine that has the same address.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PeerProbe:
         self._tasks: dict[type[Any], asyncio.Task[None]] = {}
 
     def handle(self, order: PeerOrder) -> None:
-        """Carry out an order. It ends what is left of the one before."""
+        """Carry out an order. It cancels the previous order of the same class, if that is not done."""
         match order:
             case ListenForPeers():
                 self._begin(ListenForPeers, self._listen(order))
@@ -54,7 +54,7 @@ class PeerProbe:
                 self._begin(ProbePeers, self._probe(order))
 
     def close(self) -> None:
-        """End what is going on."""
+        """Stop listening and connecting."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

@@ -1,8 +1,8 @@
 """Finds nodes that cannot reach each other, though the driver reaches all of them.
 
-When workers may have failed or stood still for that reason, one node of each host listens for a while
-(`ListenForPeers`), and each connects to the others (`ProbePeers`): when an attempt makes no first step, and when a
-worker fails as those do that lost a peer. The machine decides what follows.
+In a check, one node of each host listens for a while (`ListenForPeers`), and each of these nodes connects to the others
+(`ProbePeers`). There is a check when an attempt makes no first step, and when a worker fails like one that lost a peer.
+The machine decides what follows.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FORM_SECONDS = 10.0
 _AFTER_FAILURE_SECONDS = 1.0
 """The pause before a check that nothing waits for. The next attempt starts meanwhile."""
 _ANSWER_SECONDS = 2.0
-"""How long nodes have to answer, beyond what the work itself takes. What is not answered tells nothing."""
+"""How long nodes have to answer, beyond what the work itself takes. A missing answer proves nothing."""
 _MOST_PEERS = 64
-"""Nodes that one node connects to in one check: of more nodes, it is so many at random."""
+"""The most nodes that one node connects to in one check. If there are more, they are chosen at random."""
 _PHASES = (Phase.STARTING, Phase.RUNNING)
 """Phases in which a failure may end the run."""
 _NEVER = float("inf")
@@ -47,7 +47,7 @@ class _Stage(enum.Enum):
     LISTENING = enum.auto()
     PROBING = enum.auto()
     SAMPLING = enum.auto()
-    """Stacks are taken, since workers of this attempt may have done no step for another reason."""
+    """The stacks of all workers are collected, since there may be another reason why they have made no step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class PeerCheck:
             self._send(node, ProbePeers(check=check.number, peers=tuple(peers)))
 
     def _judge(self, check: _Check, now: RunTime) -> Iterator[Event]:
-        """A node that has not answered is not reached by the driver either, and found by other means."""
+        """Decide which nodes cannot be reached. A node that has not answered does not count: other checks find it."""
         check.found = tuple(
             UnreachablePeer(node=node, peer=peer, why=why)
             for node, unreachable in sorted(check.unreachable.items())

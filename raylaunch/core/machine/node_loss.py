@@ -15,14 +15,14 @@ from raylaunch.core.text import count
 from raylaunch.errors import ExitCode
 
 _MOST_NAMED = 3
-"""Pairs of hosts that are named."""
+"""The most pairs of hosts that a message names."""
 
 
 def hosts_to_leave_out(pairs: Iterable[tuple[HostId, HostId]], hosts: Sequence[HostId]) -> list[HostId]:
-    """Return hosts, so that no pair has both of its hosts left: each time the host with the most pairs.
+    """Return the hosts to leave out, so that no pair has both of its hosts left.
 
-    Among equals it is the last in `hosts`, which has all of them: first the host of node rank 0, then the others in the
-    order in which they joined.
+    The host that is in most pairs is taken first, and of equal ones the last in `hosts`. `hosts` has all hosts of the
+    pairs: first the host of node rank 0, then the others in the order in which they joined.
     """
     left = {frozenset(pair) for pair in pairs}
     found = []
