@@ -190,6 +190,7 @@ class LogTailer:
     def _finish(self, tail: _FileTail) -> list[LogOutput]:
         found = _output(tail, tail.lines.finish())
         self._tails.remove(tail)
+        self.inotify.unwatch(tail.fd)
         _close(tail)
         return found
 

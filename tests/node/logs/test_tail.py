@@ -338,6 +338,27 @@ def test_the_next_write_to_any_log_wakes_once(follow: Follow) -> None:
     assert _readable(inotify)
 
 
+def test_watches_end_with_their_attempt(follow: Follow) -> None:
+    """A log that stays on the disk would keep its watch, and the user has a limited number of them."""
+    followed = follow()
+    counts = []
+    for attempt in range(1, 31):
+        if attempt > 1:
+            followed.launch(attempt)
+        for stream in ("stdout", "stderr"):
+            followed.write(b"step 1\n", attempt=attempt, stream=stream)
+        followed.read()
+        assert followed.tails.watch()
+        counts.append(_watches(followed.tails.inotify))
+        followed.end(attempt)
+    assert counts == [2] * 30
+    assert _watches(followed.tails.inotify) == 0
+
+
+def _watches(inotify: Inotify) -> int:
+    return Path(f"/proc/self/fdinfo/{inotify.fileno()}").read_text().count("inotify wd:")
+
+
 def test_without_inotify(followed: Followed) -> None:
     """`watch` returns False, and `read` works."""
     followed.tails.inotify.close()
