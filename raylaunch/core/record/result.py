@@ -31,7 +31,7 @@ from raylaunch.errors import ExitCode
 
 FIRST_ATTEMPTS, LAST_ATTEMPTS = 20, 80
 """A result describes so many first and last attempts. Those between them are summed up."""
-MOST_NODES = 1000
+MOST_NODES = 200
 """A result has at least so many addresses, if so many nodes joined; and those of all nodes in its attempts."""
 
 
