@@ -448,6 +448,22 @@ def test_disk_space_is_freed_after_the_read(tmp_path: Path, follow: Follow) -> N
     followed.tails.close()
 
 
+def test_logs_that_are_not_kept_are_removed_when_all_is_read(tmp_path: Path, follow: Follow) -> None:
+    """Else those of a thousand attempts would fill the folder for temporary files."""
+    followed = follow(nproc=2, kept=False)
+    for attempt in range(1, 31):
+        if attempt > 1:
+            followed.launch(attempt)
+        for rank in range(2):
+            for stream in ("stdout", "stderr"):
+                path = followed.write(f"{rank}\n".encode(), rank=rank, attempt=attempt, stream=stream)
+        (path.parent / "error.json").touch()
+        assert followed.read() == b"0\n0\n1\n1\n"
+        assert len([*tmp_path.iterdir()]) == 1
+        followed.end(attempt)
+        assert [*tmp_path.iterdir()] == []
+
+
 def _punches_holes(folder: Path) -> bool:
     path = folder / "probe"
     path.write_bytes(b"x" * 1024 * 1024)
