@@ -32,7 +32,6 @@ from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.placement.environment import submitted
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan, settled
-from raylaunch.core.record import result as results
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
@@ -192,7 +191,7 @@ def _values(run: _PreparedRun, finish: Finish) -> dict[int, bytes]:
 
 def _report(run: _PreparedRun, session: Session, secrets: Redactor, error: ClusterError | None) -> RunResult:
     """Derive the result from the journal and write it to the run folder."""
-    result = results.result(run.folder.entries, run_dir=run.folder.where, began=run.began)
+    result = run.folder.result.result(run_dir=run.folder.where, began=run.began)
     if error is not None:
         result = replace(result, exit_code=error.exit_code, why=error.message)
     elif result.exit_code == ExitCode.UNAVAILABLE:

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from tests.bench import (
     cold,
     detect,
+    leaks,
     local,
     logs,
     memory,
@@ -54,6 +55,7 @@ BENCHES: dict[str, Bench] = {
     "logs": logs,
     "detect": detect,
     "scale": scale,
+    "leaks": leaks,
 }
 _RECORD = Path("bench.json")
 

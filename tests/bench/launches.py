@@ -20,6 +20,8 @@ from tests.bench.processes import BenchError
 from tests.hosts.host import parent
 from tests.private_cluster import Cluster, end_marked, marked
 
+COMMAND = (sys.executable, "-m", "raylaunch")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -82,7 +84,7 @@ class Launch:
 def raylaunch(cluster: Cluster, folder: Path, script: Path, *args: str, workers: int, **more: Any) -> list[str]:
     """The command, on a running cluster."""
     path = job(folder, script, *args, workers=workers, **more)
-    return [sys.executable, "-m", "raylaunch", str(path), f"ray.address={cluster.address}"]
+    return [*COMMAND, str(path), f"ray.address={cluster.address}"]
 
 
 def job(folder: Path, script: Path, *args: str, workers: int, **more: Any) -> Path:

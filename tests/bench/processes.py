@@ -32,6 +32,48 @@ class Memory:
     processes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What some processes hold together."""
+
+    processes: int = 0
+    descriptors: int = 0
+    watches: int = 0
+    """Of all inotify instances."""
+    threads: int = 0
+    kilobytes: float = 0.0
+    """Anonymous memory."""
+
+    def __add__(self, other: Held) -> Held:
+        """Both together."""
+        return Held(
+            processes=self.processes + other.processes,
+            descriptors=self.descriptors + other.descriptors,
+            watches=self.watches + other.watches,
+            threads=self.threads + other.threads,
+            kilobytes=self.kilobytes + other.kilobytes,
+        )
+
+
+def held(pid: int) -> Held:
+    """What a process holds now."""
+    rollup = _rollup(pid)
+    return Held(
+        processes=1 if rollup else 0,
+        descriptors=len(_names(pid, "fd")),
+        watches=sum(_read(pid, f"fdinfo/{number}").count(b"inotify wd:") for number in _names(pid, "fdinfo")),
+        threads=len(_names(pid, "task")),
+        kilobytes=1000 * rollup.get("Anonymous", 0.0),
+    )
+
+
+def _names(pid: int, folder: str) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/{folder}")
+    except OSError:
+        return []  # it ended
+
+
 def start(command: Sequence[str], mark: str, extra: Mapping[str, str], cwd: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start it in a session of its own; what it prints goes to the log."""
     with log.open("ab") as file:
@@ -65,6 +107,11 @@ def wait_until(condition: Callable[[], bool], *, seconds: float, every: float = 
 def command_line(pid: int) -> str:
     """Its arguments, or the title it gave itself."""
     return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def command_name(pid: int) -> str:
+    """What `ps -o comm` shows."""
+    return _read(pid, "comm").decode(errors="replace").strip()
 
 
 def _read(pid: int, name: str) -> bytes:

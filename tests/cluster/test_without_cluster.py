@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import queue
+import re
 import secrets
 import signal
 import subprocess
@@ -95,6 +96,57 @@ def test_a_worker_and_a_fork_server_that_are_killed(alone):
     out, err = finished(start(env, folder, script, max_restarts=2))
     assert out == ["False", "[0] done", "[1] done", "[2] done", "[3] done"]
     assert "restart 2 of 2" in err
+
+
+FAILS_THIRTY_TIMES = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+def held(pid):
+    watches = sum(p.read_text().count("inotify wd:") for p in Path(f"/proc/{pid}/fdinfo").iterdir())
+    return [len(os.listdir(f"/proc/{pid}/fd")), watches, len(os.listdir(f"/proc/{pid}/task"))]
+
+def ancestors():  # of the worker: fork server, subreaper and driver
+    pids = [os.getppid()]
+    while len(pids) < 3:
+        pids.append(int(Path(f"/proc/{pids[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+    return [held(pid) for pid in pids]
+
+def settled():
+    found, since = ancestors(), time.monotonic()
+    while time.monotonic() - since < 1.0:
+        time.sleep(0.05)
+        if found != (found := ancestors()):
+            since = time.monotonic()
+    return found
+
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("out", flush=True)
+print("err", file=sys.stderr, flush=True)
+early = Path("early.json")
+if attempt == 4:
+    early.write_text(json.dumps(settled()))
+if attempt == 30:
+    deadline, before = time.monotonic() + 20, json.loads(early.read_text())
+    while ancestors() != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    print(f"then {before}, now {ancestors()}")
+    raise SystemExit
+if attempt % 2:
+    raise ValueError("loss is NaN")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_thirty_restarts_leave_nothing_in_any_process(alone):
+    """The numbers of descriptors, inotify watches and threads are those of the fourth restart. `make bench` has memory."""
+    env, folder = alone
+    settings = {"nnodes": 1, "nproc_per_node": 1, "max_restarts": 30, "exclude_after": 0}
+    out, err = finished(start(env, folder, FAILS_THIRTY_TIMES, **settings))
+    (found,) = [line for line in out if line.startswith("then")]
+    before, now = re.findall(r"\[\[.*?\]\]", found)
+    assert now == before
+    assert "restart 30 of 30" in err
 
 
 def test_a_driver_that_stands_still(alone):

@@ -11,7 +11,8 @@ import pytest
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
-from raylaunch.core.record.result import Attempt, RunResult
+from raylaunch.core.record.attempt import Attempt
+from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ExitCode
 from tests.bench import __main__ as bench
 from tests.chaos.faults import FAULTS

@@ -10,7 +10,8 @@ from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import Failure, alike, consequences
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.placement.plan import NOT_NEEDED, Plan
-from raylaunch.core.record.result import Attempt, RunResult
+from raylaunch.core.record.attempt import Attempt
+from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import EVENTS, STACKS
 from raylaunch.core.text import count, printable, spans
 from raylaunch.errors import ExitCode
@@ -154,7 +155,7 @@ def _timeline(result: RunResult) -> Iterator[str]:
     shown = result.attempts
     if len(shown) > _MAX_ATTEMPTS:
         shown = shown[: _MAX_ATTEMPTS // 2] + shown[-_MAX_ATTEMPTS // 2 :]
-    omitted = len(result.attempts) - len(shown)
+    omitted = len(result.attempts) - len(shown) + (result.omitted.count if result.omitted is not None else 0)
     for index, attempt in enumerate(shown):
         if omitted and index == _MAX_ATTEMPTS // 2:
             yield f"  ... {count(omitted, 'more attempt')}{f'; all are in {EVENTS}' if result.run_dir else ''}"

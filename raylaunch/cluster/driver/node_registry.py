@@ -8,7 +8,6 @@ Then the agent is told to end, and one of the other two proofs is awaited.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +18,8 @@ from raylaunch.cluster.fleet_api import AgentLost
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 
 _NEVER = float("inf")
+_MOST_LOST = 10_000
+"""Lost nodes that are remembered."""
 
 
 class AgentLinks(Protocol):
@@ -34,15 +35,9 @@ class AgentLinks(Protocol):
         """Close the driver's end, which makes the agent end its node."""
 
 
-class _State(enum.Enum):
-    STARTING = enum.auto()
-    UP = enum.auto()
-    LOST = enum.auto()
-
-
 @dataclass(slots=True)
 class _Node:
-    state: _State = _State.STARTING
+    is_up: bool = False
     host: HostId = NO_HOST
     heard_at: float = -_NEVER
     reported: AgentLost | None = None
@@ -58,7 +53,10 @@ class NodeRegistry:
     def __init__(self, node_timeout: float, links: AgentLinks | None) -> None:
         self._timeout = node_timeout
         self._links = links
+        #: The nodes that are not lost.
         self._nodes: dict[NodeId, _Node] = {}
+        #: The names of the nodes that were lost last, as keys: of these something may still arrive.
+        self._lost: dict[NodeId, None] = {}
         #: No node can be overdue before this time. A report makes a node overdue later, so this stays a lower bound.
         self._next_check = _NEVER
         self._no_check_before = 0.0
@@ -70,7 +68,8 @@ class NodeRegistry:
 
     def heard(self, node: NodeId, at: float) -> None:
         """Record that a report of the node arrived. Any thread may call this, so that a busy driver misses none."""
-        self._nodes.setdefault(node, _Node()).heard_at = at
+        if node not in self._lost:
+            self._nodes.setdefault(node, _Node()).heard_at = at
 
     def last_heard(self, node: NodeId) -> float:
         """Return when the node was last heard of; minus infinity: never. Any thread may call this."""
@@ -80,13 +79,13 @@ class NodeRegistry:
     def came_up(self, node: NodeId, host: HostId, at: float) -> None:
         """Record that a node is up on a host (Ray's node id). From now on it must be heard of."""
         found = self._nodes.setdefault(node, _Node())
-        found.state, found.host = _State.UP, host
+        found.is_up, found.host = True, host
         found.heard_at = max(found.heard_at, at)
         self._next_check = min(self._next_check, found.heard_at + self._timeout)
 
     def is_lost(self, node: NodeId) -> bool:
         """Return whether the node was given up. Whatever still arrives of it must be ignored."""
-        return node in self._nodes and self._nodes[node].state is _State.LOST
+        return node in self._lost
 
     def on_host(self, host: HostId) -> list[NodeId]:
         """Return the nodes that are up on a host."""
@@ -95,7 +94,7 @@ class NodeRegistry:
     def must_be_proved(self, gone: AgentLost) -> bool:
         """Take Ray's report that a node is gone. True: its link is still up, so end the agent and wait for a proof."""
         node = self._nodes.get(gone.node)
-        if node is None or node.state is not _State.UP or self._links is None or not self._links.is_up(gone.node):
+        if node is None or not node.is_up or self._links is None or not self._links.is_up(gone.node):
             return False
         node.reported = gone
         self._links.shut_down(gone.node)
@@ -132,9 +131,12 @@ class NodeRegistry:
 
     def give_up(self, node: NodeId) -> None:
         """Count a node as lost for good. If its agent is alive after all, it is told to end."""
-        self._nodes.setdefault(node, _Node()).state = _State.LOST
+        self._lost[node] = None
+        self._nodes.pop(node, None)
+        if len(self._lost) > _MOST_LOST:
+            del self._lost[next(iter(self._lost))]
         if self._links is not None:
             self._links.shut_down(node)
 
     def _up(self) -> Iterator[tuple[NodeId, _Node]]:
-        return ((name, node) for name, node in [*self._nodes.items()] if node.state is _State.UP)
+        return ((name, node) for name, node in [*self._nodes.items()] if node.is_up)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -25,7 +26,7 @@ from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.journal import JournalEntry
-from raylaunch.core.record.result import RunResult, facts
+from raylaunch.core.record.result import ResultBuilder, RunResult, facts
 from raylaunch.core.record.run_layout import LAYOUTS, RunLayout
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError
@@ -35,21 +36,24 @@ _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
 STALL_SECONDS = 5.0
 """The end of a run waits this long for a file system that does not answer."""
+MOST_WAITING = 20_000
+"""If so many entries of the journal wait for the file system, it ends there: the others would fill the memory."""
 
 
 class RunFolder:
-    """The folder of one run. All journal entries are also kept in memory, so that the result needs no disk."""
+    """The folder of one run. The result is also computed in memory, so that it needs no disk."""
 
     def __init__(self, path: Path | None, layout: RunLayout, secrets: Redactor, warn: Callable[[str], None]) -> None:
         """`path` None: nothing is written. `warn` takes a line for a person."""
         self.path = path
-        self.entries: list[JournalEntry] = []
+        self.result = ResultBuilder()
         self._layout = layout
         self._secrets = secrets
         self._warn = warn
         self._writer = FileWriter() if path is not None else None
         #: The journal. Only the writer's thread uses it.
         self._events: TextIO | None = None
+        self._has_given_up = False
 
     @classmethod
     def create(cls, job: Job, run_id: str, warn: Callable[[str], None]) -> RunFolder:
@@ -99,9 +103,15 @@ class RunFolder:
 
     def append(self, entry: JournalEntry) -> None:
         """Append a step of the machine to the journal, without waiting for the disk."""
-        self.entries.append(entry)
-        if self._writer is not None:
-            self._writer.put(lambda: self._write_line(lambda: journal.line(self._secrets.shown(entry))))
+        self.result.add(entry)
+        if self._writer is None or self._has_given_up:
+            return
+        if self._writer.waiting >= MOST_WAITING:
+            self._has_given_up = True
+            self._writer.put(self._close_journal)
+            self._warn_of(run_layout.EVENTS, OSError(errno.ETIMEDOUT, "the file system does not answer"))
+            return
+        self._writer.put(lambda: self._write_line(lambda: journal.line(self._secrets.shown(entry))))
 
     def _write_line(self, line: Callable[[], str]) -> None:
         """Append a line to the journal; after an error nothing more is written to it."""
@@ -109,7 +119,7 @@ class RunFolder:
             return
         try:
             self._events.write(f"{line()}\n")
-            if self._writer is not None and self._writer.is_idle:
+            if self._writer is not None and not self._writer.waiting:
                 self._events.flush()
         except Exception as error:  # noqa: BLE001
             self._close_journal(error)
@@ -214,9 +224,9 @@ class FileWriter:
         self._work.put(work)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits to be done."""
-        return self._work.empty()
+    def waiting(self) -> int:
+        """How much waits to be done."""
+        return self._work.qsize()
 
     def close(self) -> bool:
         """Wait until all is done, and return True; False if nothing was done for 5 s, or on Ctrl-C."""

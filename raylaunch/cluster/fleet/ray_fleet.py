@@ -223,6 +223,7 @@ class RayFleet(FleetBase):
             case StopAgent():
                 self._end(request)
             case ReleaseSlot():
+                self._placed.discard(request.slot)
                 self._placement_groups.release(request.slot)
 
     def _watch(self, slot: int) -> None:

@@ -24,7 +24,7 @@ from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
-from raylaunch.cluster.ray_api import gcs_monitor, gcs_probe, job_entrypoint
+from raylaunch.cluster.ray_api import gcs_monitor, gcs_probe, job_entrypoint, metrics_exporter
 from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.cluster.session.shared_connection import SharedConnection
@@ -89,7 +89,7 @@ def _connect(job: Job, address: str) -> RaySession:
     if ray.is_initialized():
         return _existing(job.ray)
     try:
-        with job_entrypoint.redacted(Redactor.of(job, os.environ)):
+        with metrics_exporter.disabled(), job_entrypoint.redacted(Redactor.of(job, os.environ)):
             return _start_local(job) if address == local_machine.LOCAL else _join(address, job.ray)
     except ClusterError:
         ray.shutdown()
@@ -171,6 +171,7 @@ def _quiet() -> None:
         ray_worker.print_to_stdstream = lambda *_, **__: None
 
 
+@metrics_exporter.disabled()
 def find(options: RayOptions) -> str:
     """Return the address to connect to, `local_machine.LOCAL` or `local_machine.NONE`. Raises ClusterError.
 

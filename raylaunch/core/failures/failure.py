@@ -191,8 +191,8 @@ def capped_traceback(text: str) -> str:
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """Return the first failure, but a collateral one only if there is no other, and never one that raylaunch caused."""
-    own = [failure for failure in failures if not failure.stopped]
-    return min(own, key=lambda failure: (failure.is_collateral, failure.at, failure.rank), default=None)
+    own = sorted((each for each in failures if not each.stopped), key=lambda failure: (failure.at, failure.rank))
+    return next((failure for failure in own if not failure.is_collateral), own[0] if own else None)
 
 
 def alike(failures: Iterable[Failure], cause: Failure) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from raylaunch.core.failures.failure import Failure, why_hopeless
+from raylaunch.core.failures.failure import SAME_FAILURE_WINDOW, Failure, why_hopeless
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member
 
@@ -25,6 +25,12 @@ QUICK_END = 10.0
 _FREE_CRASHES = 2
 _LONGEST_DELAY = 60.0
 
+_SEVERAL = 2
+_MOST_KINDS = 200
+"""Kinds of failures that are remembered."""
+_MOST_PER_HOST = 200
+"""Failures of one host that are remembered."""
+
 _OUTSIDE_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
@@ -35,17 +41,21 @@ def came_from_outside(failure: Failure) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Charge:
-    """A failure, the nodes of the attempt that it ended, and whether it spent a restart."""
+    """A failure, as far as later decisions need it, and whether it spent a restart."""
 
     at: float
-    cause: Failure
+    node: NodeId
+    signature: str
+    is_collateral: bool
+    came_from_outside: bool
     nodes: Collection[NodeId]
+    """The nodes of the attempt that it ended."""
     spent: bool
 
     def is_explained_by(self, lost: Member, now: float) -> bool:
         if now - self.at > PARDON_SECONDS or lost.node not in self.nodes:
             return False
-        return self.cause.is_collateral or (self.cause.node == lost.node and came_from_outside(self.cause))
+        return self.is_collateral or (self.node == lost.node and self.came_from_outside)
 
 
 class RestartBudget:
@@ -54,30 +64,53 @@ class RestartBudget:
     def __init__(self, max_restarts: int) -> None:
         self._all = max_restarts
         self.spent = 0
+        #: The failures that may still matter one by one, the oldest first.
         self._charges: list[_Charge] = []
+        #: Of those before: whether one was collateral, and on which nodes they were; two stand for all others.
+        self._any_collateral = False
+        self._nodes: set[NodeId] = set()
 
     def spend(self, cause: Failure, now: float, nodes: Collection[NodeId], *, elsewhere: bool = False) -> str:
         """Spend a restart on this failure of an attempt on these nodes. Return "", or why there is none.
 
         `elsewhere`: the next attempt excludes the host, so repeated failures there do not count.
         """
-        earlier = () if elsewhere else [(charge.at, charge.cause.signature) for charge in self._charges]
+        self._sum_up(now)
+        earlier = () if elsewhere else [(charge.at, charge.signature) for charge in self._charges]
         refused = why_hopeless(cause, earlier, now)
         if not refused and self.spent >= self._all:
             refused = self._all_spent(cause, nodes)
-        self._charges.append(_Charge(at=now, cause=cause, nodes=nodes, spent=not refused))
+        charge = _Charge(
+            at=now,
+            node=cause.node,
+            signature=cause.signature,
+            is_collateral=cause.is_collateral,
+            came_from_outside=came_from_outside(cause),
+            nodes=nodes,
+            spent=not refused,
+        )
+        self._charges.append(charge)
         self.spent += not refused
         return refused
+
+    def _sum_up(self, now: float) -> None:
+        """Remember little of failures that are so old that no event concerns them any more."""
+        recent = [charge for charge in self._charges if now - charge.at <= max(PARDON_SECONDS, SAME_FAILURE_WINDOW)]
+        for charge in self._charges[: len(self._charges) - len(recent)]:
+            self._any_collateral |= charge.is_collateral
+            if len(self._nodes) < _SEVERAL:
+                self._nodes.add(charge.node)
+        self._charges = recent
 
     def _all_spent(self, cause: Failure, nodes: Collection[NodeId]) -> str:
         if self._all == 0:
             return "no restarts were allowed"
         if self._all == 1:
             return "the only restart is used"
-        causes = [*(charge.cause for charge in self._charges), cause]
-        own = len(nodes) > 1 and not any(each.is_collateral for each in causes)
-        where = f", and all failures were on {cause.node}" if own and len({each.node for each in causes}) == 1 else ""
-        return f"all {self._all} restarts are used{where}"
+        any_collateral = self._any_collateral or cause.is_collateral or any(one.is_collateral for one in self._charges)
+        failed_on = self._nodes | {cause.node} | {charge.node for charge in self._charges}
+        is_one = len(nodes) > 1 and not any_collateral and len(failed_on) == 1
+        return f"all {self._all} restarts are used{f', and all failures were on {cause.node}' if is_one else ''}"
 
     def pardon(self, lost: Member, now: float) -> bool:
         """Give back the restarts of failures that the loss of a node explains. Return whether there were any."""
@@ -105,17 +138,20 @@ class HostHealth:
 
     def blame(self, host: HostId, now: float, kind: str = "") -> bool:
         """Count a failure; return whether the host has too many. `kind` is `Failure.kind`, "" for a lost node."""
-        if not host:
+        if not host or not self._limit:
             return False
         if kind:
-            others = {other: at for other, at in self._seen.get(kind, {}).items() if now - at < FAILURE_WINDOW}
-            self._seen[kind] = others | {host: now}
+            before = self._seen.pop(kind, {})
+            others = {other: at for other, at in before.items() if now - at < FAILURE_WINDOW}
+            self._seen[kind] = others | {host: now}  # at the end: the first kinds are the oldest
+            if len(self._seen) > _MOST_KINDS:
+                del self._seen[next(iter(self._seen))]
         recent = [(at, what) for at, what in self._failures.get(host, ()) if now - at < FAILURE_WINDOW]
-        self._failures[host] = [*recent, (now, kind)]
+        self._failures[host] = [*recent[1 - _MOST_PER_HOST :], (now, kind)]
         return self._is_own(kind) and self._is_bad(host)
 
     def _is_own(self, kind: str) -> bool:
-        return not kind or len(self._seen[kind]) == 1
+        return not kind or len(self._seen.get(kind, (kind,))) == 1
 
     def _is_bad(self, host: HostId) -> bool:
         return 0 < self._limit <= sum(self._is_own(kind) for _, kind in self._failures[host])

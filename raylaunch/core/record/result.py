@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from raylaunch.core.failures.failure import Failure, alike, consequences, root_cause
 from raylaunch.core.failures.hints import hints
-from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.machine.events_and_actions import (
+    Event,
     Finish,
     Launch,
     NodeJoined,
     NodeLost,
     Progressed,
+    Release,
     Stop,
     WorkersExited,
     WorkersHung,
@@ -22,46 +23,34 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStopped,
 )
 from raylaunch.core.newtypes import NodeId
+from raylaunch.core.record.attempt import Attempt, AttemptBuilder
 from raylaunch.core.record.journal import JournalEntry
+from raylaunch.core.record.run_layout import EVENTS
 from raylaunch.core.record.steps import StepHistory
 from raylaunch.errors import ExitCode
 
+FIRST_ATTEMPTS, LAST_ATTEMPTS = 20, 80
+"""A result describes so many first and last attempts. Those between them are summed up."""
+MOST_NODES = 200
+"""A result has at least so many addresses, if so many nodes joined; and those of all nodes in its attempts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One attempt, from its `Launch` to its `Stop`. Times are in seconds since the run began."""
+class OmittedAttempts:
+    """The sum of attempts that are not described, since there are too many."""
 
-    number: int
-    roster: tuple[NodeId, ...]
-    launched_at: float
-    running_at: float | None
-    """When all workers were started; None if they never were."""
-    ended_at: float
-    why_launched: str
-    why_ended: str
-    failures: tuple[Failure, ...]
-    world_size: int = 0
-    lost: tuple[NodeId, ...] = ()
-    """Nodes that were lost during the attempt."""
-    steps: int = 0
-    """The reported steps of the worker that was furthest ahead."""
-    first_step: int | None = None
-    last_step: int | None = None
-    """Numbers of the script, or else of its optimizer; None if there are none."""
-    lost_steps: int | None = None
-    """Steps of earlier attempts that were done again. None for the first attempt, and for steps without numbers."""
-    pause: float | None = None
-    """Seconds from the last step of earlier attempts until all workers had done one. None for the first attempt."""
-    stacks: tuple[StackGroup, ...] = ()
-    """If it hung: what all workers were doing, the suspects first."""
+    first: int
+    last: int
+    """The numbers of the first and the last one."""
+    training_seconds: float = 0.0
+    lost_steps: int = 0
+    where: str = EVENTS
+    """The file of the run folder that has all of them."""
 
     @property
-    def unheard(self) -> tuple[int, ...]:
-        """Ranks without a failure, which ended with exit code 0. Empty if nodes were lost."""
-        if self.lost:
-            return ()
-        heard = {failure.rank for failure in self.failures}
-        return tuple(rank for rank in range(self.world_size) if rank not in heard)
+    def count(self) -> int:
+        """How many there are."""
+        return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +64,12 @@ class RunResult:
     attempts: tuple[Attempt, ...]
     cause: Failure | None
     addresses: dict[NodeId, str] = field(default_factory=dict)
-    """The addresses of all nodes that ever joined, by name."""
+    """The addresses of the nodes that joined, by name. If very many did, only of those in `attempts` and the last."""
     run_dir: str = ""
     began: str = ""
     """The wall-clock time that all times count from (ISO 8601)."""
+    omitted: OmittedAttempts | None = None
+    """Attempts that are not in `attempts`; None: there are none."""
 
     @property
     def ok(self) -> bool:
@@ -88,12 +79,14 @@ class RunResult:
     @property
     def training_seconds(self) -> float:
         """The time during which all workers of an attempt were running."""
-        return sum(a.ended_at - a.running_at for a in self.attempts if a.running_at is not None)
+        omitted = self.omitted.training_seconds if self.omitted is not None else 0.0
+        return omitted + sum(attempt.training_seconds for attempt in self.attempts)
 
     @property
     def lost_steps(self) -> int:
         """All steps that are known to have been done twice."""
-        return sum(attempt.lost_steps or 0 for attempt in self.attempts)
+        omitted = self.omitted.lost_steps if self.omitted is not None else 0
+        return omitted + sum(attempt.lost_steps or 0 for attempt in self.attempts)
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -104,128 +97,143 @@ class RunResult:
         return hints(self.cause, last.unheard, last.stacks)
 
 
-@dataclass(slots=True)
-class _AttemptBuilder:
-    launch: Launch
-    launched_at: float
-    awaited: set[NodeId] = field(default_factory=set)
-    running_at: float | None = None
-    ended_at: float | None = None
-    why_ended: str = ""
-    failures: list[Failure] = field(default_factory=list)
-    world_size: int = 0
-    lost: list[NodeId] = field(default_factory=list)
-    steps: StepHistory | None = None
-    stacks: tuple[StackGroup, ...] = ()
+class ResultBuilder:
+    """Computes the result of a run from the entries of its journal, one after the other, with limited memory.
 
-    def attempt(self, now: float, before: StepHistory | None) -> Attempt:
-        """`before`: the steps of the latest earlier attempt that made any."""
-        own = self.steps
-        return Attempt(
-            number=self.launch.attempt,
-            roster=self.launch.roster,
-            launched_at=self.launched_at,
-            running_at=self.running_at,
-            ended_at=now if self.ended_at is None else self.ended_at,
-            why_launched=self.launch.why,
-            why_ended=self.why_ended,
-            failures=_merge_hangs(self.failures),
-            world_size=self.world_size,
-            lost=tuple(self.lost),
-            steps=own.last.marks if own else 0,
-            first_step=own.first_step if own else None,
-            last_step=own.last.high if own else None,
-            lost_steps=own.lost_after(before) if own and before else None,
-            pause=own.pause_after(before) if own and before else None,
-            stacks=self.stacks,
+    Failures that were reported too late to change a decision count too, under their attempt: a root cause may be
+    reported after its consequences.
+    """
+
+    def __init__(self) -> None:
+        #: The first and the last attempts, by number and in its order.
+        self._builders: dict[int, AttemptBuilder] = {}
+        self._omitted: OmittedAttempts | None = None
+        #: The steps of the latest omitted attempt that made any, or of one before the first omitted one.
+        self._omitted_steps: StepHistory | None = None
+        self._addresses: dict[NodeId, str] = {}
+        #: Workers by node, of nodes that joined and were neither lost nor released.
+        self._nproc: dict[NodeId, int] = {}
+        self._forget_at = MOST_NODES
+        self._now = 0.0
+        self._finish = Finish(exit_code=ExitCode.INTERNAL, why="the run did not come to an end")
+
+    def add(self, entry: JournalEntry) -> None:
+        """Take the next entry of the journal."""
+        if entry.event is not None:
+            self._now = max(self._now, entry.event.at)
+            self._note_nodes(entry.event)
+            self._note_event(entry.event)
+        for action in entry.actions:
+            match action:
+                case Launch():
+                    self._begin_attempt(action)
+                case Stop(attempt=attempt) if attempt in self._builders and self._builders[attempt].ended_at is None:
+                    self._builders[attempt].ended_at, self._builders[attempt].why_ended = self._now, action.why
+                case Release(node=node):
+                    self._nproc.pop(node, None)
+                case Finish():
+                    self._finish = action
+                case _:
+                    pass
+
+    def _note_nodes(self, event: Event) -> None:
+        match event:
+            case NodeJoined(node=node):
+                self._addresses[node], self._nproc[node] = event.address, event.nproc
+                if len(self._addresses) >= self._forget_at:
+                    self._forget_nodes()
+            case NodeLost(node=node):
+                self._nproc.pop(node, None)
+                latest = self._builders[max(self._builders)] if self._builders else None
+                if latest is not None and node in latest.launch.roster:
+                    latest.lost.append(node)
+            case _:
+                pass
+
+    def _forget_nodes(self) -> None:
+        """Forget the addresses of nodes that are neither there nor in an attempt of the result."""
+        named = self._nproc.keys() | {node for builder in self._builders.values() for node in builder.launch.roster}
+        self._addresses = {node: address for node, address in self._addresses.items() if node in named}
+        self._forget_at = max(MOST_NODES, 2 * len(named))
+
+    def _note_event(self, event: Event) -> None:
+        match event:
+            case WorkersStarted(attempt=attempt, node=node) if attempt in self._builders:
+                builder = self._builders[attempt]
+                builder.awaited.discard(node)
+                if not builder.awaited and builder.running_at is None and builder.ended_at is None:
+                    builder.running_at = self._now
+            case WorkersExited(attempt=attempt) | WorkersStopped(attempt=attempt) if attempt in self._builders:
+                self._builders[attempt].fail(event.failures)
+            case WorkersHung(attempt=attempt) if attempt in self._builders:
+                self._builders[attempt].stacks = event.groups
+                self._builders[attempt].fail(event.failures)
+            case Progressed(attempt=attempt) if attempt in self._builders:
+                steps = self._builders[attempt].steps
+                self._builders[attempt].steps = StepHistory(first=steps.first if steps else event, last=event)
+            case _:
+                pass
+
+    def _begin_attempt(self, launch: Launch) -> None:
+        size = sum(self._nproc.get(node, 0) for node in launch.roster)
+        self._builders[launch.attempt] = AttemptBuilder(
+            launch=launch, launched_at=self._now, awaited=set(launch.roster), world_size=size
+        )
+        numbers = [*self._builders]
+        for number in numbers[-3:-2]:
+            self._builders[number].reduce()
+        if len(numbers) > FIRST_ATTEMPTS + LAST_ATTEMPTS:
+            self._omit(numbers[FIRST_ATTEMPTS])
+
+    def _omit(self, number: int) -> None:
+        """Only count this attempt from now on."""
+        builder = self._builders.pop(number)
+        if self._omitted is None:
+            first = [earlier.steps for earlier in self._builders.values() if earlier.launch.attempt < number]
+            self._omitted_steps = next((steps for steps in reversed(first) if steps is not None), None)
+        attempt = builder.attempt(self._now, self._omitted_steps)
+        self._omitted_steps = builder.steps or self._omitted_steps
+        before = self._omitted or OmittedAttempts(first=number, last=number)
+        self._omitted = OmittedAttempts(
+            first=before.first,
+            last=number,
+            training_seconds=before.training_seconds + attempt.training_seconds,
+            lost_steps=before.lost_steps + (attempt.lost_steps or 0),
+        )
+
+    def _attempts(self) -> Iterator[Attempt]:
+        before: StepHistory | None = None
+        for number, builder in self._builders.items():
+            if self._omitted is not None and number == self._omitted.last + 1:
+                before = self._omitted_steps
+            yield builder.attempt(self._now, before)
+            before = builder.steps or before
+
+    def result(self, *, run_dir: str = "", began: str = "") -> RunResult:
+        """Return the result as far as the entries tell it. `began` is in the journal's first line."""
+        attempts = tuple(self._attempts())
+        at_fault = self._finish.exit_code == ExitCode.JOB_FAILED and attempts
+        count = len(attempts) + (self._omitted.count if self._omitted is not None else 0)
+        return RunResult(
+            exit_code=self._finish.exit_code,
+            why=self._finish.why,
+            seconds=self._now,
+            restarts=max(count - 1, 0),
+            attempts=attempts,
+            cause=root_cause(attempts[-1].failures) if at_fault else None,
+            addresses=dict(self._addresses),
+            run_dir=run_dir,
+            began=began,
+            omitted=self._omitted,
         )
 
 
 def result(entries: Iterable[JournalEntry], *, run_dir: str = "", began: str = "") -> RunResult:
-    """Compute the result from the entries of a journal. `began` is in its first line.
-
-    Failures that were reported too late to change a decision count here too, under their attempt: a root cause may be
-    reported after its consequences.
-    """
-    builders: dict[int, _AttemptBuilder] = {}
-    addresses: dict[NodeId, str] = {}
-    nproc: dict[NodeId, int] = {}
-    now = 0.0
-    finish = Finish(exit_code=ExitCode.INTERNAL, why="the run did not come to an end")
+    """Compute the result from all entries of a journal. `began` is in its first line."""
+    builder = ResultBuilder()
     for entry in entries:
-        now = now if entry.event is None else max(now, entry.event.at)
-        _note_event(builders, entry, now)
-        if isinstance(entry.event, NodeJoined):
-            addresses[entry.event.node], nproc[entry.event.node] = entry.event.address, entry.event.nproc
-        for action in entry.actions:
-            match action:
-                case Launch():
-                    size = sum(nproc.get(node, 0) for node in action.roster)
-                    builders[action.attempt] = _AttemptBuilder(
-                        launch=action, launched_at=now, awaited=set(action.roster), world_size=size
-                    )
-                case Stop(attempt=attempt) if attempt in builders and builders[attempt].ended_at is None:
-                    builders[attempt].ended_at, builders[attempt].why_ended = now, action.why
-                case Finish():
-                    finish = action
-                case _:
-                    pass
-    attempts = tuple(_attempts(builders, now))
-    at_fault = finish.exit_code == ExitCode.JOB_FAILED and attempts
-    return RunResult(
-        exit_code=finish.exit_code,
-        why=finish.why,
-        seconds=now,
-        restarts=max(len(attempts) - 1, 0),
-        attempts=attempts,
-        cause=root_cause(attempts[-1].failures) if at_fault else None,
-        addresses=addresses,
-        run_dir=run_dir,
-        began=began,
-    )
-
-
-def _attempts(builders: dict[int, _AttemptBuilder], now: float) -> Iterator[Attempt]:
-    before: StepHistory | None = None
-    for _, builder in sorted(builders.items()):
-        yield builder.attempt(now, before)
-        before = builder.steps or before
-
-
-def _merge_hangs(failures: list[Failure]) -> tuple[Failure, ...]:
-    """Merge the two failures of a worker that hung: the hang, and its end, which has the process and its files."""
-    ends = {(failure.node, failure.rank): failure for failure in failures if failure.stopped}
-    hung = {(failure.node, failure.rank) for failure in failures if failure.hung}
-    return tuple(
-        _with_end(failure, ends.get((failure.node, failure.rank))) if failure.hung else failure
-        for failure in failures
-        if failure.hung or (failure.node, failure.rank) not in hung
-    )
-
-
-def _with_end(hung: Failure, end: Failure | None) -> Failure:
-    if end is None:
-        return hung
-    return replace(end, at=hung.at, stopped=False, hung=hung.hung, hung_at=hung.hung_at, waited=hung.waited)
-
-
-def _note_event(builders: dict[int, _AttemptBuilder], entry: JournalEntry, now: float) -> None:
-    match entry.event:
-        case NodeLost(node=node) if builders and node in builders[max(builders)].launch.roster:
-            builders[max(builders)].lost.append(node)
-        case WorkersStarted(attempt=attempt, node=node) if attempt in builders:
-            builder = builders[attempt]
-            builder.awaited.discard(node)
-            if not builder.awaited and builder.running_at is None and builder.ended_at is None:
-                builder.running_at = now
-        case WorkersExited(attempt=attempt) | WorkersStopped(attempt=attempt) if attempt in builders:
-            builders[attempt].failures.extend(entry.event.failures)
-        case WorkersHung(attempt=attempt) if attempt in builders:
-            builders[attempt].failures.extend(entry.event.failures)
-            builders[attempt].stacks = entry.event.groups
-        case Progressed(attempt=attempt) if attempt in builders:
-            steps = builders[attempt].steps
-            builders[attempt].steps = StepHistory(first=steps.first if steps else entry.event, last=entry.event)
+        builder.add(entry)
+    return builder.result(run_dir=run_dir, began=began)
 
 
 def facts(result: RunResult) -> dict[str, Any]:

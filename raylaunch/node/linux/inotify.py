@@ -20,6 +20,8 @@ class Inotify:
 
     def __init__(self) -> None:
         self._fd: int = _LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        #: The last watch of each file, by descriptor. The kernel has removed it if the file was written to since.
+        self._watches: dict[int, int] = {}
 
     def fileno(self) -> int:
         """Return a descriptor that is readable after a write to a watched file; -1 where there is no instance."""
@@ -29,8 +31,20 @@ class Inotify:
         """Watch for the next write to each of these open files. Return False if not all can be watched."""
         if self._fd < 0:
             return False
-        paths = [f"/proc/self/fd/{fd}".encode() for fd in fds]
-        return all(_LIBC.inotify_add_watch(self._fd, path, _IN_MODIFY | _IN_ONESHOT) >= 0 for path in paths)
+        return all(self._watch(fd) for fd in fds)
+
+    def _watch(self, fd: int) -> bool:
+        path = f"/proc/self/fd/{fd}".encode()
+        watch: int = _LIBC.inotify_add_watch(self._fd, path, _IN_MODIFY | _IN_ONESHOT)
+        if watch >= 0:
+            self._watches[fd] = watch
+        return watch >= 0
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching a file that is about to be closed: its watch would last as long as the file exists."""
+        watch = self._watches.pop(fd, None)
+        if watch is not None:
+            _LIBC.inotify_rm_watch(self._fd, watch)  # fails if the kernel has removed it; no number is used twice
 
     def drain(self) -> None:
         """Drop all pending events, so that the descriptor is readable again only after the next one."""
@@ -45,3 +59,4 @@ class Inotify:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self._watches.clear()

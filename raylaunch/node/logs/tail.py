@@ -190,8 +190,18 @@ class LogTailer:
     def _finish(self, tail: _FileTail) -> list[LogOutput]:
         found = _output(tail, tail.lines.finish())
         self._tails.remove(tail)
+        self.inotify.unwatch(tail.fd)
         _close(tail)
+        if not tail.source.kept:
+            self._remove_if_last(os.path.dirname(tail.source.path))
         return found
+
+    def _remove_if_last(self, folder: str) -> None:
+        """Remove a worker's folder that is not kept, and with the last one that of the attempt, once all is read."""
+        if all(os.path.dirname(other.source.path) != folder for other in self._tails):
+            scratch.remove(folder)
+            with contextlib.suppress(OSError):  # other workers have folders there
+                os.rmdir(os.path.dirname(folder))
 
     def _skip_to_last(self, tail: _FileTail, size: int) -> None:
         """Show only the last `size` bytes of a complete file, and a notice. The filter still gets everything."""

@@ -15,7 +15,8 @@ from raylaunch.cli.output.report import ERROR_FILE_VARIABLE, report, write_error
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
-from raylaunch.core.record.result import Attempt, RunResult
+from raylaunch.core.record.attempt import Attempt
+from raylaunch.core.record.result import RunResult
 
 TRACE = """Traceback (most recent call last):
   File "/home/ana/train.py", line 88, in <module>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 
 import pytest
@@ -163,6 +164,19 @@ def test_a_report_of_ray_counts_at_once_if_there_is_no_link():
 
 def test_an_agent_that_was_never_up_has_no_workers_to_wait_for():
     assert not NodeRegistry(5.0, FakeLinks("node-1")).must_be_proved(AgentLost(node="node-1", why="its agent died"))
+
+
+def test_memory_does_not_grow_with_lost_nodes():
+    """Of a node that was lost long ago nothing can arrive any more."""
+    registry, sizes = NodeRegistry(5.0, None), {}
+    for number in range(25_000):
+        registry.came_up(f"node-{number}", "a", 100.0)
+        registry.give_up(f"node-{number}")
+        registry.heard(f"node-{number}", 101.0)
+        if number in (20_500, 24_999):
+            sizes[number] = len(pickle.dumps(registry))
+    assert sizes[24_999] == sizes[20_500]
+    assert registry.is_lost("node-20000")
 
 
 def test_a_node_that_was_given_up_stays_lost():

@@ -79,7 +79,7 @@ def write_run_folder(of: Job) -> RunFolder:
     ):
         folder.append(entry)
     folder.write_stacks(1, "rank 0 sleeps\n")
-    folder.close(results.result(folder.entries, run_dir=folder.where, began=BEGAN))
+    folder.close(folder.result.result(run_dir=folder.where, began=BEGAN))
     return folder
 
 
@@ -116,10 +116,10 @@ def test_no_secret_is_written(tmp_path):
     assert attempt["failures"][0]["error"]["message"] == "401: *** *** ***"
 
 
-def test_entries_in_memory_are_not_redacted(tmp_path):
-    """The report on the terminal quotes the worker unchanged."""
-    (failure,) = write_run_folder(job_with_secrets(tmp_path)).entries[-1].event.failures
-    assert SECRETS[0] in failure.error.message
+def test_the_result_in_memory_is_not_redacted(tmp_path):
+    """Whoever shows it replaces secrets."""
+    (attempt,) = write_run_folder(job_with_secrets(tmp_path)).result.result().attempts
+    assert SECRETS[0] in attempt.failures[0].error.message
 
 
 def test_redacted_events_replay_to_the_same_decisions(tmp_path):
@@ -175,6 +175,28 @@ def test_a_disk_that_hangs_does_not_delay_the_run(tmp_path):
     folder.close(results.result([], run_dir=folder.where, began=BEGAN))
     reader.join()
     assert journal.read(lines)[1] == entries
+
+
+def test_a_disk_that_hangs_for_long_does_not_fill_the_memory(tmp_path, monkeypatch):
+    """The journal then ends with the entry that could still wait, and the result has all of them."""
+    monkeypatch.setattr(run_folder, "MOST_WAITING", 100)
+    of = job_with_secrets(tmp_path)
+    messages: list[str] = []
+    folder = RunFolder.create(of, "1", messages.append)
+    blocked = folder.path / f".job.yaml.{os.getpid()}"
+    os.mkfifo(blocked)  # the first file: its open waits for a reader
+    folder.open(of, "", make_plan(of, [NODE], local=False), BEGAN, 0.0)
+    for number in range(3000):
+        folder.append(JournalEntry(event=Tick(at=float(number)), actions=()))
+    why = "the file system does not answer; the run goes on without it"
+    assert messages == [f"cannot write {folder.path}/events.jsonl: {why}"]
+    reader = threading.Thread(target=blocked.read_text)
+    reader.start()
+    folder.close(folder.result.result(run_dir=folder.where, began=BEGAN))
+    reader.join()
+    _, written = journal.read((folder.path / "events.jsonl").read_text().splitlines())
+    assert 90 < len(written) <= 100
+    assert json.loads((folder.path / "result.json").read_text())["seconds"] == 2999.0
 
 
 def test_a_disk_that_never_answers_does_not_keep_the_run(tmp_path, monkeypatch):
@@ -248,7 +270,7 @@ def test_what_a_stranger_put_into_a_shared_folder_is_not_used(tmp_path, kind):
 
 
 def test_a_full_disk_is_reported_once(tmp_path, monkeypatch):
-    """The run continues, and all entries are in memory."""
+    """The run continues, and the result has all entries."""
     really = os.open
     monkeypatch.setattr(
         os, "open", lambda path, *more: really("/dev/full" if str(path).endswith("events.jsonl") else path, *more)
@@ -261,7 +283,7 @@ def test_a_full_disk_is_reported_once(tmp_path, monkeypatch):
         folder.append(JournalEntry(event=Tick(at=float(number)), actions=()))
     folder.close(results.result([], run_dir=folder.where, began=BEGAN))
     assert messages == [f"cannot write {folder.path}/events.jsonl: No space left on device; the run goes on without it"]
-    assert len(folder.entries) == 10
+    assert folder.result.result().seconds == 9.0
 
 
 def test_text_that_is_not_utf8(tmp_path):

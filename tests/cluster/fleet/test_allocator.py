@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -149,6 +150,23 @@ def test_each_number_of_workers_is_requested_separately():
     found.join("node-1", "a")
     found.lose("node-1")
     assert Counter(found.bundles[found.occupied[node]] for node in found.starting()) == {ONE: 3, TWO: 1}
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("comes_up", [False, True])
+def test_memory_does_not_grow_with_nodes_that_come_and_go(spread, comes_up):
+    """After 1,000 agents that were lost, up or while they started, the allocator holds what it held after 200."""
+    found, sizes = board(2, 1, "a", "b", spread=spread), {}
+    for number in range(1000):
+        found.now += 100.0
+        found.tell("tick")
+        node = found.starting()[0] if found.starting() else [*found.up][-1]
+        if comes_up and node not in found.up:
+            assert found.join(node, "b")
+        found.lose(node)
+        sizes[number] = len(pickle.dumps(found.allocator))
+    assert len(found.reserved) <= 4
+    assert max(sizes[number] for number in range(700, 1000)) < 1.05 * max(sizes[number] for number in range(100, 300))
 
 
 # Two on one host.

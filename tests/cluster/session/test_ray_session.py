@@ -155,3 +155,12 @@ def test_working_folder_by_ray(launcher, cluster):
     )
     assert run.code == 0, run.err
     assert run.out == "True from the copy\n"
+
+
+def test_no_metrics_of_the_driver_are_exported(launcher, cluster):
+    """By Ray's own log of the driver. The script does not have the variables."""
+    script = launcher.script("import os\nprint(sorted(name for name in os.environ if name.startswith('RAY_enable')))")
+    run = launcher.start(entrypoint={"script": script}, nnodes=1, nproc_per_node=1, show="all", env={}).wait()
+    assert (run.code, run.out) == (0, "[]\n")
+    (log,) = (cluster.folder / "session_latest" / "logs").glob(f"python-core-driver-*_{run.process.pid}.log")
+    assert "Disabled stats." in log.read_text()

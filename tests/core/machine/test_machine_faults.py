@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from machine_helpers import (
     checkpointed,
@@ -32,6 +34,7 @@ from machine_helpers import (
 
 from raylaunch.core.machine.events_and_actions import (
     Cordon,
+    Event,
     Finish,
     NodeJoined,
     Release,
@@ -41,6 +44,8 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
+from raylaunch.core.record.journal import JournalEntry
+from raylaunch.core.record.result import ResultBuilder
 
 PEER_LOST = raised("RuntimeError", "Connection reset by peer")
 NAN = raised("ValueError", "NaN")
@@ -589,3 +594,36 @@ def test_host_of_the_root_cause_is_blamed():
     cause = failure("b", 20.1, rank=1, **NAN)
     handle_all(machine, exited("a", 20.2, collateral, cause))
     assert machine.roster == ("a",)
+
+
+# Runs that last for months.
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_memory_does_not_grow_with_restarts_and_joins(leaves):
+    """Of the machine and of what the result is computed from: after 1,000 attempts it is what it was after 200."""
+    a_job = job(2, max_restarts=10_000, exclude_after=0)
+    machine, builder = Machine(a_job), ResultBuilder()
+    sizes: dict[int, int] = {}
+
+    def take(event: Event) -> None:
+        builder.add(JournalEntry(event=event, actions=tuple(machine.handle(event))))
+
+    machine.start()
+    for node in ("a", "b"):
+        take(joined(node))
+    for number in range(1000):
+        at = 100.0 * number
+        for node in machine.roster:
+            take(started(node, at + 1.0, attempt=machine.attempt))
+        take(progressed(at + 2.0, attempt=machine.attempt))
+        if leaves:
+            take(joined(f"n{number}", at + 3.0))
+            take(lost(machine.roster[-1], at + 4.0))
+        else:
+            take(failed("ab"[number % 2], at + 3.0, attempt=machine.attempt, **raised(f"Error{number}")))
+        if number % 10 == 0:
+            sizes[number] = len(pickle.dumps((machine, builder)))
+            assert machine.attempt > number
+    early, late = (max(sizes[number] for number in range(first, first + 300, 10)) for first in (150, 700))
+    assert late < 1.02 * early

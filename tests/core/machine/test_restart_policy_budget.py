@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from machine_helpers import failure, raised
 
@@ -119,3 +121,31 @@ def test_pardoned_failures_do_not_count_as_equal():
         assert budget.spend(failure("a", **kind), float(at), NODES) == ""
     assert budget.pardon(lost_member("b"), 3.0)
     assert budget.spend(failure("a", **raised("ValueError")), 4.0, NODES) == "the same failure 3 times within 60 s"
+
+
+@pytest.mark.parametrize(
+    ("causes", "message"),
+    [
+        ([("b", {})] * 4, "all 3 restarts are used, and all failures were on b"),
+        ([("a", {}), *[("b", {})] * 3], "all 3 restarts are used"),
+        ([("a", {}), ("b", {}), ("c", {}), ("a", {})], "all 3 restarts are used"),
+        ([("b", PEER_LOST), *[("b", {})] * 3], "all 3 restarts are used"),
+    ],
+)
+def test_failures_of_long_ago_count_for_the_message(causes, message):
+    """Where they were, and whether they were collateral."""
+    budget = RestartBudget(3)
+    answers = [
+        budget.spend(failure(node, **facts), 100.0 * number, NODES) for number, (node, facts) in enumerate(causes)
+    ]
+    assert answers == ["", "", "", message]
+
+
+def test_memory_of_failures_is_limited():
+    """A thousand failures, one every ten seconds, need no more memory than those of the last minute."""
+    budget = RestartBudget(10_000)
+    sizes = []
+    for number in range(1000):
+        budget.spend(failure("ab"[number % 2]), 10.0 * number, NODES)
+        sizes.append(len(pickle.dumps(budget)))
+    assert sizes[-1] <= sizes[100] + 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from machine_helpers import failure, raised
 
@@ -44,6 +46,16 @@ def test_limit_0_excludes_no_host():
     health = HostHealth(0)
     assert blame_times(health, "h", 9) == [False] * 9
     assert health.doubtful == frozenset()
+
+
+def test_memory_of_failures_is_limited():
+    """Two thousand failures within an hour, each of another kind, need no more memory than some hundreds."""
+    health, sizes = HostHealth(3), {}
+    for number in range(2000):
+        assert health.blame("a", 0.1 * number, f"E{number:05} at train.py:7") is (number >= 2)
+        if number in (500, 1999):
+            sizes[number] = len(pickle.dumps(health))
+    assert sizes[1999] < 1.1 * sizes[500]
 
 
 def test_unknown_host_is_not_blamed():

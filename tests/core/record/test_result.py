@@ -7,6 +7,7 @@ import json
 
 import pytest
 from machine_helpers import (
+    exited,
     failed,
     failure,
     finished,
@@ -22,9 +23,11 @@ from machine_helpers import (
 
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.events_and_actions import Event, Progressed, WorkersHung
+from raylaunch.core.machine.events_and_actions import Event, Progressed, Release, WorkersHung
+from raylaunch.core.record import result as results
+from raylaunch.core.record.attempt import MOST_FAILURES, MOST_STACKS, Attempt
 from raylaunch.core.record.journal import JournalEntry, replay
-from raylaunch.core.record.result import Attempt, RunResult, facts, result
+from raylaunch.core.record.result import FIRST_ATTEMPTS, LAST_ATTEMPTS, MOST_NODES, RunResult, facts, result
 
 
 def result_of(a_job: Job, *events: Event) -> RunResult:
@@ -286,3 +289,92 @@ def test_hang_without_the_end_of_the_worker():
         job(1), joined("a"), started("a", 1.0), other_attempt, WorkersHung(at=12.0, attempt=1, failures=(hang,))
     )
     assert found.attempts[0].failures == (hang,)
+
+
+# Runs with many attempts.
+
+MANY = {"max_restarts": 10_000, "exclude_after": 0}
+
+
+def killed_again_and_again(attempts: int, *, first_step: int = 0) -> list[Event]:
+    """Return the events of a run in which each attempt but the last fails after 10 s. Each makes steps from there on."""
+    events: list[Event] = [joined("a")]
+    for number in range(1, attempts + 1):
+        at = 10.0 * number
+        events.append(started("a", at + 1.0, attempt=number))
+        if number >= first_step:
+            low = 4 * number
+            events.append(progressed(at + 2.0, number, 1, low))
+            events.append(progressed(at + 8.0, number, 9, low + 8, marked=at + 8.0))
+        last = number == attempts
+        events.append((finished if last else failed)("a", at + 9.0, attempt=number))
+    return events
+
+
+@pytest.mark.parametrize("first_step", [0, 10, 50])
+def test_of_many_attempts_those_in_the_middle_are_summed_up(monkeypatch, first_step):
+    """The numbers that concern the whole run are those that all attempts give."""
+    events = killed_again_and_again(250, first_step=first_step)
+    found = result_of(job(1, **MANY), *events)
+    monkeypatch.setattr(results, "LAST_ATTEMPTS", 1000)
+    whole = result_of(job(1, **MANY), *events)
+    assert whole.omitted is None
+    assert found.attempts == whole.attempts[:FIRST_ATTEMPTS] + whole.attempts[-LAST_ATTEMPTS:]
+    assert found.omitted is not None
+    assert (found.omitted.first, found.omitted.last, found.omitted.count) == (21, 170, 150)
+    assert (found.restarts, found.seconds, found.why) == (whole.restarts, whole.seconds, whole.why)
+    assert found.training_seconds == pytest.approx(whole.training_seconds)
+    assert found.lost_steps == whole.lost_steps > 0
+
+
+def test_result_json_says_which_attempts_it_omits():
+    """And which file has them."""
+    document = json.loads(json.dumps(facts(result_of(job(1, **MANY), *killed_again_and_again(150)))))
+    assert document["restarts"] == 149
+    assert [document["omitted"][key] for key in ("first", "last", "where")] == [21, 70, "events.jsonl"]
+    assert facts(result_of(job(1, **MANY), *killed_again_and_again(100)))["omitted"] is None
+
+
+def test_failures_of_earlier_attempts_are_limited():
+    """An attempt that is followed by two others keeps its root cause and a few others, the last ones keep all."""
+    ranks = range(2 * MOST_FAILURES)
+    groups = tuple(StackGroup(ranks=(rank,), frames=(f"/job/train.py:{rank} in main",)) for rank in ranks)
+    events: list[Event] = [joined("a")]
+    for number in range(1, 5):
+        failures = [failure("a", 9.0 - rank, rank=rank, attempt=number) for rank in ranks]
+        events += [
+            started("a", number, attempt=number),
+            *(exited("a", number, one, attempt=number) for one in failures),
+        ]
+    hung = WorkersHung(at=1.0, attempt=1, failures=(), groups=groups)
+    late = stopped("a", 5.0, failure("a", 9.0, rank=1, attempt=1), attempt=1)
+    found = result_of(job(1, **MANY), *events[:2], hung, *events[2:], late)
+    first, second, third, fourth = found.attempts[:4]
+    assert [one.rank for one in second.failures] == [ranks[-1], *range(MOST_FAILURES - 1)]
+    assert (second.omitted_failures, second.unheard) == (MOST_FAILURES, ())
+    assert [len(one.failures) for one in (third, fourth)] == [MOST_FAILURES, len(ranks)]
+    assert first.omitted_failures == MOST_FAILURES + 1
+    assert (first.stacks, first.omitted_stacks) == (groups[:MOST_STACKS], len(ranks) - MOST_STACKS)
+
+
+def test_few_late_failures_are_not_limited():
+    """Those of an attempt long ago are added in the order in which they came."""
+    events = killed_again_and_again(4)
+    late = failure("a", 9.0, rank=0, attempt=1)
+    found = result_of(job(1, **MANY), *events[:-1], stopped("a", 50.0, late, attempt=1), events[-1])
+    assert [one.rank for one in found.attempts[0].failures] == [1, 0]
+    assert found.attempts[0].omitted_failures == 0
+
+
+def test_addresses_of_nodes_that_are_long_gone_are_forgotten():
+    """Those that are there, or took part in an attempt that the result has, are named."""
+    events: list[Event] = [joined("a"), started("a", 1.0)]
+    for number in range(3 * MOST_NODES):
+        events += [joined(f"n{number}", 2.0), lost(f"n{number}", 3.0)]
+    entries = replay(job(1), [*events, joined("b", 4.0)])
+    released = Release(node="c", why="its host is left out")
+    entries.insert(2, JournalEntry(event=joined("c"), actions=(released,)))
+    found = result(entries)
+    assert {"a", "b", f"n{3 * MOST_NODES - 1}"} <= found.addresses.keys()
+    assert "c" not in found.addresses
+    assert len(found.addresses) <= MOST_NODES

@@ -338,6 +338,27 @@ def test_the_next_write_to_any_log_wakes_once(follow: Follow) -> None:
     assert _readable(inotify)
 
 
+def test_watches_end_with_their_attempt(follow: Follow) -> None:
+    """A log that stays on the disk would keep its watch, and the user has a limited number of them."""
+    followed = follow()
+    counts = []
+    for attempt in range(1, 31):
+        if attempt > 1:
+            followed.launch(attempt)
+        for stream in ("stdout", "stderr"):
+            followed.write(b"step 1\n", attempt=attempt, stream=stream)
+        followed.read()
+        assert followed.tails.watch()
+        counts.append(_watches(followed.tails.inotify))
+        followed.end(attempt)
+    assert counts == [2] * 30
+    assert _watches(followed.tails.inotify) == 0
+
+
+def _watches(inotify: Inotify) -> int:
+    return Path(f"/proc/self/fdinfo/{inotify.fileno()}").read_text().count("inotify wd:")
+
+
 def test_without_inotify(followed: Followed) -> None:
     """`watch` returns False, and `read` works."""
     followed.tails.inotify.close()
@@ -425,6 +446,22 @@ def test_disk_space_is_freed_after_the_read(tmp_path: Path, follow: Follow) -> N
     followed.write(b"the end\n")
     assert process_failure.tail(path).endswith("xxx\nthe end")
     followed.tails.close()
+
+
+def test_logs_that_are_not_kept_are_removed_when_all_is_read(tmp_path: Path, follow: Follow) -> None:
+    """Else those of a thousand attempts would fill the folder for temporary files."""
+    followed = follow(nproc=2, kept=False)
+    for attempt in range(1, 31):
+        if attempt > 1:
+            followed.launch(attempt)
+        for rank in range(2):
+            for stream in ("stdout", "stderr"):
+                path = followed.write(f"{rank}\n".encode(), rank=rank, attempt=attempt, stream=stream)
+        (path.parent / "error.json").touch()
+        assert followed.read() == b"0\n0\n1\n1\n"
+        assert len([*tmp_path.iterdir()]) == 1
+        followed.end(attempt)
+        assert [*tmp_path.iterdir()] == []
 
 
 def _punches_holes(folder: Path) -> bool:
