@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from types import ModuleType
 
 from raylaunch.cluster.agent.agent import AgentSpec
@@ -140,14 +140,14 @@ def _prepare(
     if session.local and not plan.feasible:
         msg = "this machine cannot hold the job"
         raise ClusterError(msg, hint=plan.shortage)
-    began, began_at = datetime.now(UTC), time.monotonic()
+    began, began_at = datetime.now(timezone.utc), time.monotonic()
     run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
     folder = RunFolder.create(job, run_id, observer.on_message)
     folder.open(settled(job, plan), job_text, plan, began.isoformat(), began_at)
     observer.on_plan(job, plan, folder.where)
     if _NO_CLUSTER in plan.assumed and not plan.fallback:
         observer.on_message("no Ray cluster is running: this machine does it alone, without Ray")
-    for warning in plan.warnings:
+    for warning in (*session.notes, *plan.warnings):
         observer.on_message(warning)
     template = _template(job, plan, folder.where, payload)
     links = session.links()

@@ -1,8 +1,12 @@
-"""Types that mypy tells apart and the interpreter does not: times of clocks, ids of nodes and hosts, signals."""
+"""Types that mypy tells apart and the interpreter does not: times of clocks, ids of nodes and hosts, signals.
+
+And what Python 3.11 has in its standard library, but 3.10 has not: `StrEnum` and `assert_never`.
+"""
 
 from __future__ import annotations
 
-from typing import NewType
+from enum import Enum
+from typing import NewType, NoReturn
 
 RunTime = NewType("RunTime", float)
 """Seconds since the run began, on the driver's clock. All times in events, actions and failures of the core."""
@@ -26,3 +30,14 @@ NO_HOST = HostId("")
 SignalName = NewType("SignalName", str)
 """The name of a signal that `signal.Signals` has, such as `SIGTERM`. Numbers differ between machines; names do not."""
 SIGTERM = SignalName("SIGTERM")
+
+
+class StrEnum(str, Enum):
+    """An enumeration whose members are strings, as `enum.StrEnum` of Python 3.11 is."""
+
+    __str__ = str.__str__
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Have mypy check that this is never reached, as `typing.assert_never` of Python 3.11 does."""
+    raise AssertionError(value)

@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -143,7 +143,7 @@ def _words(machine: dict[str, object]) -> str:
 
 def _record(outcomes: dict[str, Outcome]) -> dict[str, Any]:
     return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": _machine(),
         "benches": {
             name: {

@@ -7,6 +7,7 @@ own orders. What they share is the connection, of which Ray keeps one for each a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import Counter
@@ -141,11 +142,8 @@ class Crowd:
         stub = self._stub(node)
         if stub.answered_at:
             stub.least_lease = min(stub.least_lease, stub.answered_at + self._lease - time.monotonic())
-        try:
-            async with asyncio.timeout(self._beat):
-                await stub.something.wait()
-        except TimeoutError:
-            pass
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stub.something.wait(), self._beat)
         stub.something.clear()
         events, stub.unsaid = stub.unsaid, []
         stub.answered_at = time.monotonic()

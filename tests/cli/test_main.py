@@ -85,7 +85,8 @@ def test_wrong_arguments(job, capsys, arguments, said):
 @given(more=arguments)
 def test_any_command_line_has_an_exit_code(more):
     """Whatever is given, `--plan` succeeds, or says in a sentence what is wrong; it never is an internal error."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         Path("a.py").touch()
         Path("job.yaml").write_text(SCRIPT)
         out, err = io.StringIO(), io.StringIO()

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.hosts.host import NAMESPACES, Host, Process, child, parent, pid_space, send, spawn, start_host
 from tests.private_cluster import BIN, LEAN
@@ -63,7 +63,7 @@ class Hosts:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Hosts:  # noqa: PYI034
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -187,8 +187,8 @@ class Node:
                 event = self.wait(WorkersExited)
             except AssertionError as error:
                 texts = [self.outcome(nproc, failures).stderr(rank) for rank in failures]
-                error.add_note(f"These ranks failed, and others did not: {failures}\n{texts}")
-                raise
+                msg = f"these ranks failed, and others did not: {failures}\n{texts}"
+                raise AssertionError(msg) from error
             failures |= {failure.rank: failure for failure in event.failures}
             if not event.failures or len(failures) == nproc:
                 break

@@ -6,6 +6,7 @@ The file has a list for each attempt, with one behaviour for each rank.
 from __future__ import annotations
 
 import atexit
+import builtins
 import json
 import os
 import signal
@@ -62,7 +63,7 @@ def base(text: str) -> None:
 
 
 def group(text: str) -> None:
-    raise ExceptionGroup(text, [ValueError(text), KeyError(text)])
+    raise builtins.ExceptionGroup(text, [ValueError(text), KeyError(text)])
 
 
 def note(text: str) -> None:

@@ -168,10 +168,13 @@ class Agent:
         if not self._polls_supervisor:
             self._polls_supervisor = True
             asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._poll_supervisor)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._report_interval, self._wake.set)
         try:
-            async with asyncio.timeout(self._report_interval):
-                await self._wake.wait()
-        except TimeoutError:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+        if timer.when() <= loop.time():
             self._logs.read()  # some file systems do not notify of writes
         if self._over:
             return AgentReport(sent_at=NodeTime(time.monotonic()))

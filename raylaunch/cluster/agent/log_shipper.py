@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,9 +80,12 @@ class LogShipper:
             if pause == 0:
                 await asyncio.sleep(0)
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._news.wait()
+            timer = asyncio.get_running_loop().call_later(pause, self._news.set) if pause is not None else None
+            try:
+                await self._news.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     def _turn(self) -> float | None:
         """Read, and return the seconds to wait for changes before the next turn; None: without a limit."""

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import agent, serialization
 from raylaunch.cluster.agent.agent import AgentSpec, Home
 from raylaunch.cluster.agent.lease import end_this_process
@@ -157,7 +158,7 @@ def _home() -> Home:
         host=HostId(context.get_node_id()),
         address=_numeric(ray.util.get_node_ip_address()),
         environ=dict(os.environ),
-        labels=context.get_node_labels(),
+        labels=ray_internals.node_labels(),
         host_addresses=interfaces.host_addresses(_RESOLVE_SECONDS),
     )
 

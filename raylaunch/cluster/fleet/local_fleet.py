@@ -6,6 +6,7 @@ One thread runs all agents. Their fork servers are processes, which end when thi
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 import time
@@ -64,7 +65,7 @@ class LocalFleet(FleetBase):
         self._agents: dict[NodeId, _LocalAgent] = {}
         #: Agents that start as soon as their slots are granted, by slot.
         self._waiting: dict[int, StartAgent] = {}
-        self._to_do: asyncio.Queue[Request] = asyncio.Queue()
+        self._to_do: asyncio.Queue[Request | None] = asyncio.Queue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="raylaunch-agents")
 
@@ -139,10 +140,13 @@ class LocalFleet(FleetBase):
     async def _do_all(self) -> None:
         while True:
             wake = self._wake(now := time.monotonic())
-            try:
-                async with asyncio.timeout(None if wake is None else max(0.0, wake - now)):
-                    request = await self._to_do.get()
-            except TimeoutError:
+            timer = None
+            if wake is not None:
+                timer = self._loop.call_later(max(0.0, wake - now), self._to_do.put_nowait, None)
+            request = await self._to_do.get()
+            if timer is not None:
+                timer.cancel()
+            if request is None:
                 self._decide(self._allocator.tick)
             else:
                 await self._do(request)
@@ -260,7 +264,7 @@ class LocalFleet(FleetBase):
         wait = _CLOSE_SECONDS
         try:
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(wait)
-        except TimeoutError:
+        except concurrent.futures.TimeoutError:
             wait = 0.0  # the thread is stuck, perhaps in a file system that does not answer; it ends with this process
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(wait)

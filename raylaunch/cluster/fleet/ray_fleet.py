@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import RayError
 
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentSpec
@@ -34,6 +34,7 @@ from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, 
 from raylaunch.cluster.ray_api import actor_errors, drain_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
+from raylaunch.cluster.ray_internals import AuthenticationError
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count

@@ -61,10 +61,8 @@ def has_other_accelerators() -> bool:
 
 
 def _by_ray() -> Gpus:
-    from ray._private.accelerators import get_accelerator_manager_for_resource  # noqa: PLC0415
+    from raylaunch.cluster import ray_internals  # noqa: PLC0415
 
-    manager = get_accelerator_manager_for_resource("GPU")
-    count = manager.get_current_node_num_accelerators()
-    named = manager.get_current_process_visible_accelerator_ids()
+    variable, count, named = ray_internals.accelerators()
     ids = map(str, range(count)) if named is None else named[:count]
-    return Gpus(manager.get_visible_accelerator_ids_env_var() or _CUDA, tuple(ids))
+    return Gpus(variable or _CUDA, tuple(ids))

@@ -7,13 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ray._private import state
 from ray.exceptions import RayError
 
+from raylaunch.cluster import ray_internals
 from raylaunch.cluster.fleet_api import HostDraining
 from raylaunch.core.newtypes import HostId
 
-_draining_nodes = state.state.get_draining_nodes  # private: a Ray without it fails when this module is imported
 _UNKNOWN_DEADLINE_SECONDS = 120.0
 """Assumed if a notice has no deadline: what clouds usually give."""
 _LEAST_SECONDS = 10.0
@@ -71,7 +70,7 @@ class DrainMonitor:
         while self._wanted.wait() and not self._closed:
             self._wanted.clear()
             with contextlib.suppress(RayError, RuntimeError):  # the head does not answer; it is asked again
-                self._on_answer(_draining_nodes())
+                self._on_answer(ray_internals.draining_nodes())
 
     def close(self) -> None:
         """Stop asking. Does not wait for a question that hangs."""

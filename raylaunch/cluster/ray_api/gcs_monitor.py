@@ -12,9 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ray._private import worker as ray_worker
-from ray.exceptions import AuthenticationError
-
+from raylaunch.cluster import ray_internals
 from raylaunch.errors import ClusterError
 
 _PERIOD_SECONDS = 1.0
@@ -25,23 +23,12 @@ _TIMEOUT_SHARE = 0.5
 """Of Ray's timeout: it takes some seconds to notice that the head is gone, and some to end a run."""
 
 
-def is_same_head(seconds: int) -> bool:
+def is_same_head(seconds: float) -> bool:
     """Return whether the head that answers is the one this process connected to.
 
     Raises an exception of Ray's if none answers within so many seconds.
     """
-    client = ray_worker.global_worker.gcs_client
-    try:
-        found = client.internal_kv_get(b"session_name", namespace=b"session", timeout=seconds)
-    except AuthenticationError:  # it does not know the cluster that the client names
-        return False
-    return bytes(found or b"").decode() == str(ray_worker._global_node.session_name)  # noqa: SLF001
-
-
-def is_this_machine_alive(seconds: int) -> bool:
-    """Return whether the head counts this machine as alive. Raises as `is_same_head`."""
-    worker = ray_worker.global_worker
-    return all(worker.gcs_client.check_alive([worker.current_node_id], timeout=seconds))
+    return ray_internals.head_session(seconds) == ray_internals.own_session()
 
 
 def head_timeout() -> float:
@@ -85,7 +72,7 @@ class GcsMonitor:
         """Ask once. Return why the run has to end; None: it can go on."""
         try:
             is_same = is_same_head(_ANSWER_SECONDS)
-            is_alive = is_same and is_this_machine_alive(_ANSWER_SECONDS)
+            is_alive = not is_same or _is_this_machine_alive()
         except Exception:  # noqa: BLE001
             now = time.monotonic()
             # Counted from the end of the first failed question, in which this process itself may have stood still.
@@ -101,6 +88,13 @@ class GcsMonitor:
             return _machine_dead()
         self._on_answer()
         return None
+
+
+def _is_this_machine_alive() -> bool:
+    try:
+        return ray_internals.is_this_node_alive(_ANSWER_SECONDS)
+    except ray_internals.UNEXPECTED:  # this Ray cannot be asked, as a person was told when this process connected
+        return True
 
 
 def _head_lost(why: str) -> ClusterError:

@@ -13,10 +13,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
-from ray.exceptions import AuthenticationError
-
+from raylaunch.cluster import ray_internals
+from raylaunch.cluster.ray_internals import AuthenticationError
 from raylaunch.errors import ClusterError
 
 SECONDS = 5.0
@@ -52,7 +50,7 @@ def probe(address: str) -> dict[str, Any]:
 def probe_as_auto(address: str) -> dict[str, Any]:
     """Like `probe`, with a token as `ray.init(address="auto")` uses it: if there is one, also without RAY_AUTH_MODE."""
     with _token_errors(address):
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        ray_internals.use_token_if_there_is_one()
     return probe(address)
 
 
@@ -62,14 +60,15 @@ def _token_errors(address: str) -> Iterator[None]:
     try:
         yield
     except (AuthenticationError, UnicodeError) as error:
-        why = error.message.partition(". ")[0] if isinstance(error, AuthenticationError) else _ILLEGAL
+        text = str(getattr(error, "message", error))
+        why = text.partition(". ")[0] if isinstance(error, AuthenticationError) else _ILLEGAL
         msg = f"no token can be sent to the Ray cluster at {address}: {why}"
         raise ClusterError(msg, hint=_AUTH_HINT) from None
 
 
 def _check_token() -> None:
     """Raise AuthenticationError or UnicodeError for a token with which Ray's client would end this process."""
-    token = AuthenticationTokenLoader.instance().get_raw_token()
+    token = ray_internals.token()
     if not (token.isascii() and token.isprintable()):
         raise AuthenticationError(_ILLEGAL)
 
@@ -81,9 +80,7 @@ def _ask_head(address: str) -> dict[str, Any]:
     def ask() -> None:
         try:
             with _silenced():
-                found = GcsClient(address=address).internal_kv_get(
-                    b"CLUSTER_METADATA", namespace=b"cluster", timeout=int(SECONDS)
-                )
+                found = ray_internals.ask_head(address, b"CLUSTER_METADATA", b"cluster", SECONDS)
             answer.append(json.loads(found or b"{}"))
         except Exception as error:  # noqa: BLE001
             answer.append(error)
@@ -120,6 +117,4 @@ def _silenced() -> Iterator[None]:
 def session_name(address: str) -> str:
     """Return the name of the Ray session at an address, by which Ray tells clusters apart."""
     with _silenced():
-        client = GcsClient(address=address)
-        found = client.internal_kv_get(b"session_name", namespace=b"session", timeout=int(SECONDS))
-    return bytes(found or b"").decode()
+        return ray_internals.ask_head(address, b"session_name", b"session", SECONDS).decode()

@@ -8,15 +8,14 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray._private import state
-from ray._private import worker as ray_worker
 from ray.exceptions import RayError
 
+from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import ray_actor
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
@@ -89,7 +88,8 @@ def _connect(job: Job, address: str) -> RaySession:
     if ray.is_initialized():
         return _existing(job.ray)
     try:
-        with metrics_exporter.disabled(), job_entrypoint.redacted(Redactor.of(job, os.environ)):
+        shown = ray_internals.command_line_in_job_list(job_entrypoint.text(Redactor.of(job, os.environ)))
+        with metrics_exporter.disabled(), shown:
             return _start_local(job) if address == local_machine.LOCAL else _join(address, job.ray)
     except ClusterError:
         ray.shutdown()
@@ -108,7 +108,7 @@ def _disconnect(session: RaySession) -> None:
     thread.start()
     thread.join(_SHUTDOWN_SECONDS)
     if thread.is_alive():
-        atexit.unregister(ray_worker.shutdown)
+        atexit.unregister(ray.shutdown)
         _left_behind.append(session)
 
 
@@ -159,7 +159,7 @@ def is_kept() -> bool:
         return True
     try:
         gcs_probe.probe(made.address)
-        return gcs_probe.session_name(made.address) == str(ray_worker._global_node.session_name)  # noqa: SLF001
+        return gcs_probe.session_name(made.address) == ray_internals.own_session()
     except Exception:  # noqa: BLE001
         return False
 
@@ -167,8 +167,7 @@ def is_kept() -> bool:
 def _quiet() -> None:
     """Keep Ray from printing to stdout that its workers died: stdout is the job's, and the driver reports deaths."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    if hasattr(ray_worker, "print_to_stdstream"):
-        ray_worker.print_to_stdstream = lambda *_, **__: None
+    ray_internals.print_no_deaths()
 
 
 @metrics_exporter.disabled()
@@ -212,6 +211,7 @@ def _session(address: str, *, local: bool, ours: bool = True) -> RaySession:
         brings_files=bool(context.runtime_env.get("working_dir")),
         job_id=context.get_job_id(),
         ours=ours,
+        notes=ray_internals.check(),
     )
 
 
@@ -245,16 +245,16 @@ def _start_local(job: Job) -> RaySession:
 
 def nodes(*, local: bool) -> tuple[NodeFacts, ...]:
     """Return the nodes that are alive and not being drained. `local`: this process started Ray for the run."""
-    free = state.available_resources_per_node()
-    draining = state.state.get_draining_nodes()
+    free = ray_internals.free_resources()
+    draining = ray_internals.draining_nodes()
     return tuple(
-        _facts(node, free.get(node["NodeID"], {}), local=local)
+        _facts(node, node["Resources"] if free is None else free.get(node["NodeID"], {}), local=local)
         for node in ray.nodes()
         if node["Alive"] and node["NodeID"] not in draining
     )
 
 
-def _facts(node: dict[str, Any], free: dict[str, float], *, local: bool) -> NodeFacts:
+def _facts(node: dict[str, Any], free: Mapping[str, float], *, local: bool) -> NodeFacts:
     total: dict[str, float] = node["Resources"]
     return NodeFacts(
         node_id=HostId(node["NodeID"]),

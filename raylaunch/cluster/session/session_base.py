@@ -26,6 +26,8 @@ class Session(ABC):
     """Ray copies the working folder to the nodes (`ray job submit --working-dir`, or `ray.working_dir`)."""
     in_process: bool = False
     """Agents run in this process, and end with it."""
+    notes: tuple[str, ...] = ()
+    """What this version of Ray cannot do, in sentences for a person."""
 
     @abstractmethod
     def nodes(self, job: Job) -> tuple[NodeFacts, ...]:

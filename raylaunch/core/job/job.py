@@ -6,8 +6,9 @@ If torchrun has a flag for a setting, the key is that flag with underscores.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
+
+from raylaunch.core.newtypes import StrEnum
 
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
 """Modules that a DDP script needs. `DistributedDataParallel()` imports `torch._dynamo`, which takes seconds."""

@@ -16,8 +16,8 @@ _FOLDERS = ("pwd", "oldpwd")
 """Variables of a shell whose names have one of these words."""
 _PART = re.compile(r"[\W_]+|(?<=[a-z])(?=[A-Z])")
 """What separates the parts of a name."""
-_SETTING = re.compile(r"""(?<![\w.-])([\w.-]++)["']?\s*+(?:=|:(?=\s|$))\s*+""")
-"""A name with `=` or `:`. It is not searched from within a name, nor backwards: the search would be quadratic."""
+_SETTING = re.compile(r"""(?<![\w.-])([\w.-]+)["']?\s*(?:=|:(?=\s|$))\s*""")
+"""A name with `=` or `:`. It is not searched from within a name: the search would be quadratic."""
 _NO_VALUE = re.compile(r"""\?\?\?|\$\{[^{}]*\}|\$\w+""")
 """Values that are missing (OmegaConf's `???`), and references to others."""
 

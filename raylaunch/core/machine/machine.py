@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal as signals
-from typing import assert_never
 
 from raylaunch.core.failures.failure import Failure, root_cause
 from raylaunch.core.machine.events_and_actions import (
@@ -34,7 +33,7 @@ from raylaunch.core.machine.node_loss import NodeLosses
 from raylaunch.core.machine.restart_policy import came_from_outside
 from raylaunch.core.machine.state import Done, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import STOP_MARGIN
-from raylaunch.core.newtypes import NO_HOST, NodeId
+from raylaunch.core.newtypes import NO_HOST, NodeId, assert_never
 from raylaunch.core.placement.environment import Member
 from raylaunch.errors import ExitCode, signal_exit_code
 
@@ -96,7 +95,7 @@ class Machine(NodeLosses):
             case PeersUnreachable():
                 return self._peers_unreachable(event)
             case _:
-                assert_never(event)
+                return assert_never(event)
 
     def _node_joined(self, event: NodeJoined) -> list[Action]:
         if event.host in self.health.excluded:
@@ -175,7 +174,7 @@ class Machine(NodeLosses):
             case WorkersHung():
                 return self._workers_hung(event)
             case _:
-                assert_never(event)
+                return assert_never(event)
 
     def _workers_started(self, event: WorkersStarted) -> list[Action]:
         if not isinstance(self.state, Starting):
@@ -315,7 +314,7 @@ class Machine(NodeLosses):
                 releases, _ = self._release_unresponsive(state, "did not stop its workers in time")
                 return [*releases, *self._go_on_if_all_stopped(state)]
             case _:
-                assert_never(state)
+                return assert_never(state)
 
     def _gathered_too_long(self, state: Gathering) -> list[Action]:
         have, want = len(self.members), self.job.min_nodes

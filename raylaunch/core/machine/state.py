@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from math import gcd
 from typing import ClassVar
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Finish
-from raylaunch.core.newtypes import HostId, NodeId, SignalName
+from raylaunch.core.newtypes import HostId, NodeId, SignalName, StrEnum
 from raylaunch.core.placement.environment import Member, order
 
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from enum import StrEnum
 
 from raylaunch.core.failures.stacks import Stack, StackGroup, grouped, main_thread
 from raylaunch.core.monitoring.hang_detector import SuspectedHang
+from raylaunch.core.newtypes import StrEnum
 
 LOOKS = 10
 LOOK_SECONDS = 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 4)[0]]
+    sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rsplit("/", 4)[0]]
 
 import contextlib
 import errno

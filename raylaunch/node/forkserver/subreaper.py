@@ -11,7 +11,7 @@ import sys
 
 if __name__ == "__main__":
     # Started by path: make our own package importable without putting the current folder on sys.path.
-    sys.path[: not sys.flags.safe_path] = [__file__.rsplit("/", 4)[0]]
+    sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rsplit("/", 4)[0]]
 
 import contextlib
 import os

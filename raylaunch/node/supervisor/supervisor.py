@@ -6,11 +6,10 @@ import contextlib
 import select
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import assert_never
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.monitoring.heartbeat import Heartbeat
-from raylaunch.core.newtypes import NodeId
+from raylaunch.core.newtypes import NodeId, assert_never
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest

@@ -23,6 +23,9 @@ from typing import Any
 
 from raylaunch.worker.runtime.spec import WorkerSpec
 
+_IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
+"""Whether Python keeps the script's folder off sys.path (`-P`, from Python 3.11 on)."""
+
 NO_PROCESS_GROUP = "none"
 """The `backend` of functions that make their process group themselves, or want none."""
 
@@ -76,7 +79,7 @@ def run_script(path: str, args: Sequence[Any]) -> None:
     except OSError as error:
         msg = f"cannot read the script `{path}`: {error.strerror}"
         raise CannotBeginError(msg) from None
-    if not sys.flags.safe_path:
+    if not _IS_SAFE_PATH:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     main = _new_main_module()
     main.__file__ = path
@@ -89,7 +92,7 @@ def run_module(name: str, args: Sequence[Any]) -> None:
     """Run `python -m name args...`."""
     _set_argv("-m", args)
     sys.orig_argv.insert(3, name)
-    if not sys.flags.safe_path:
+    if not _IS_SAFE_PATH:
         sys.path.insert(0, os.getcwd())
     _run_as_main(name, alter_argv=True)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from raylaunch.core.job.secrets import HIDDEN, is_secret
+from raylaunch.core.newtypes import StrEnum
 from raylaunch.core.text import spans
 
 _MAX_LINES = 6

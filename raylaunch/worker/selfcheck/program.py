@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Never
+from typing import NoReturn
 
 from raylaunch.worker.selfcheck import findings
 from raylaunch.worker.selfcheck.coordinator import AbsentError, Coordinator, SilentError
@@ -81,7 +81,7 @@ def _write(runner: CheckRunner, path: str | None) -> None:
             file.write("\n")
 
 
-def _exit_now(code: int) -> Never:
+def _exit_now(code: int) -> NoReturn:
     """Exit without waiting for threads and process groups that were abandoned."""
     sys.stdout.flush()
     sys.stderr.flush()

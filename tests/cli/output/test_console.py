@@ -11,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,7 @@ from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import (
-    Action,
     Cordon,
-    Event,
     Launch,
     NodeDraining,
     NodeGranted,
@@ -303,7 +302,7 @@ def test_a_lost_node_of_which_something_was_shown(capsys, rank):
 # What changes in a run, line by line.
 
 
-def _lines(capsys, *steps: tuple[Event | None, *tuple[Action, ...]]) -> list[str]:
+def _lines(capsys, *steps: tuple[Any, ...]) -> list[str]:
     """Return the lines for these events and actions of a machine that runs attempt 1 on node-1 and node-2."""
     job = Job(entrypoint=Entrypoint(script="train.py"), nnodes=2, nproc_per_node=2, max_restarts=3)
     machine, shown = Machine(job), Console()

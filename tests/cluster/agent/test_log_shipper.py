@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -46,8 +47,7 @@ class ShippingAgent:
 
     async def next_output(self) -> bytes:
         """Wait for output, and return it."""
-        async with asyncio.timeout(SECONDS):
-            await self.output_ready.wait()
+        await asyncio.wait_for(self.output_ready.wait(), SECONDS)
         self.output_ready.clear()
         _, output = self.outbox.take(more_output=self.shipper.behind)
         self.shipper.taken()
@@ -55,11 +55,11 @@ class ShippingAgent:
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is read any more."""
-        async with asyncio.timeout(SECONDS):
-            before = -1
-            while before != self.read_count:
-                before = self.read_count
-                await asyncio.sleep(5 * log_shipper.TAIL_SECONDS)
+        before, end = -1, time.monotonic() + SECONDS
+        while before != self.read_count:
+            assert time.monotonic() < end
+            before = self.read_count
+            await asyncio.sleep(5 * log_shipper.TAIL_SECONDS)
 
 
 @pytest.fixture

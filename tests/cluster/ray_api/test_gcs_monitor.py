@@ -5,10 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import AuthenticationError, RpcError
+from ray import NodeID
+from ray._private import worker
+from ray.exceptions import RpcError
 
+from raylaunch.cluster import ray_internals
 from raylaunch.cluster.ray_api import gcs_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
+
+NODE = "1f" * 28
 
 
 class Head:
@@ -31,8 +36,8 @@ class Head:
             raise self.error
         return self.session.encode()
 
-    def check_alive(self, nodes: list[str], timeout: int) -> list[bool]:
-        assert nodes == ["this machine"]
+    def check_alive(self, nodes: list[NodeID], timeout: float) -> list[bool]:
+        assert [node.hex() for node in nodes] == [NODE]
         return [self.counts_this_machine]
 
 
@@ -41,9 +46,9 @@ def head(monkeypatch):
     found = Head()
     monkeypatch.delenv("RAY_gcs_rpc_server_reconnect_timeout_s", raising=False)
     monkeypatch.setattr(gcs_monitor, "time", found)
-    ours = SimpleNamespace(session_name="ours")
-    worker = SimpleNamespace(gcs_client=found, current_node_id="this machine")
-    monkeypatch.setattr(gcs_monitor, "ray_worker", SimpleNamespace(global_worker=worker, _global_node=ours))
+    context = SimpleNamespace(get_session_name=lambda: "ours", get_node_id=lambda: NODE)
+    monkeypatch.setattr(ray_internals.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(worker, "global_worker", SimpleNamespace(gcs_client=found))
     return found
 
 
@@ -95,7 +100,9 @@ def test_a_driver_that_stood_still_gives_the_head_another_chance(head, monitor):
     assert len(monitor.answers) == 1
 
 
-@pytest.mark.parametrize("error", [None, AuthenticationError("WrongClusterID")], ids=["empty", "refuses us"])
+@pytest.mark.parametrize(
+    "error", [None, ray_internals.AuthenticationError("WrongClusterID")], ids=["empty", "refuses us"]
+)
 def test_a_head_that_was_started_anew_ends_the_run(head, monitor, error):
     """Ray ends a process that asks a new head about the old cluster."""
     head.session, head.error = "", error
@@ -120,3 +127,14 @@ def test_on_lost_is_called_once(head):
         "the head of the Ray cluster is gone: it was started anew, and knows nothing of what ran before"
     )
     assert "from its last checkpoint" in error.hint
+
+
+def test_a_ray_that_cannot_be_asked_for_its_nodes_does_not_end_a_run(head, monitor, monkeypatch):
+    """Another version may have another shape: no answer about this machine is none that it is dead."""
+    node = {"NodeID": NODE, "NodeManagerAddress": "10.0.0.1", "NodeManagerPort": 7}
+    monkeypatch.setattr(ray_internals.ray, "nodes", lambda: [node])
+    monkeypatch.setattr(head, "check_alive", None)
+    assert monitor.check() is None
+    head.now += 3600.0
+    assert monitor.check() is None
+    assert len(monitor.answers) == 2
