@@ -22,6 +22,16 @@ MODULES_PER_PACKAGE = 11
 LINES_PER_MODULE = 350
 LINES_PER_FUNCTION = 55
 
+INTERNALS = (
+    "raylaunch/cluster/ray_internals.py",
+    "raylaunch/worker/torch_internals.py",
+    "raylaunch/worker/cpython_internals.py",
+)
+"""The modules for what others promise nothing about."""
+PUBLIC = ("_exit", "_fields_", "__res_init", "__res_state")
+"""Of `os`, of `ctypes`, and of glibc (`resolv.h`)."""
+DOTTED_NAME = re.compile(r"\b(?:ray|torch|importlib|runpy|subprocess|sys|os)(?:\.\w+)+")
+
 IMPORTED = """
 import sys
 before = set(sys.modules)
@@ -125,6 +135,44 @@ def test_functions_are_short():
     for path, node in definitions(ast.FunctionDef, ast.AsyncFunctionDef):
         found[f"{shown(path)}:{node.lineno} {node.name}"] = node.end_lineno - node.lineno + 1
     assert {name: count for name, count in found.items() if count > LINES_PER_FUNCTION} == {}
+
+
+def names_in(node: ast.AST) -> list[str]:
+    """Return the parts of the names of others that a node may use: an import, an attribute, or a name in a string."""
+    match node:
+        case ast.Import():
+            return [part for alias in node.names for part in alias.name.split(".")]
+        case ast.ImportFrom() if node.module != "__future__":
+            return [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        case ast.Attribute(value=ast.Name(id="self" | "cls")):
+            return []
+        case ast.Attribute():
+            return [node.attr]
+        case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(value=str(name)), *_]):
+            return [name]
+        case ast.Subscript(slice=ast.Constant(value=str(name))):
+            return [name]
+        case ast.Constant(value=str(text)):
+            return [part for found in DOTTED_NAME.findall(text) for part in found.split(".")]
+    return []
+
+
+def foreign_private_names(path: Path) -> Iterator[str]:
+    """Yield the private names of other projects that a file uses, except in its docstrings."""
+    tree = ast.parse(path.read_text())
+    docs = {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        for name in names_in(node) if node not in docs else ():
+            if name.startswith("_") and not name.endswith("__") and name not in PUBLIC:
+                yield f"{shown(path)}:{node.lineno} {name}"
+
+
+def test_private_names_of_others_are_in_three_modules():
+    """What Ray, torch and CPython promise nothing about is used where its shapes are known, and nowhere else."""
+    found = [name for path in files() if shown(path) not in INTERNALS for name in foreign_private_names(path)]
+    assert found == []
 
 
 def test_make_test_has_every_part():

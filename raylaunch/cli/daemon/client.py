@@ -22,12 +22,13 @@ from raylaunch.core.job.redaction import shown
 from raylaunch.core.newtypes import SignalName
 from raylaunch.errors import InterruptedByUserError, RaylaunchError, signal_exit_code
 from raylaunch.node.protocol import wire
+from raylaunch.worker import cpython_internals
 
 MAX_DAEMONS = 4
 """Daemons of one user on one machine."""
 _TIMEOUT_SECONDS = 5.0
-PROGRAM = ("-P", "-m", "raylaunch.cli.daemon.daemon")
-"""Python's arguments for the daemon; -P keeps the working folder off `sys.path`."""
+PROGRAM = cpython_internals.safe_module("raylaunch.cli.daemon.daemon")
+"""Python's arguments for the daemon."""
 
 
 def run(job: Job, job_text: str) -> int | None:
@@ -117,7 +118,7 @@ def start_daemon(directory: Path, key: str) -> socket.socket:
     with theirs:
         subprocess.Popen(  # noqa: S603
             [
-                *(sys.executable, *subprocess._args_from_interpreter_flags()),  # type: ignore[attr-defined]  # noqa: SLF001
+                *(sys.executable, *cpython_internals.interpreter_options()),
                 *(*PROGRAM, str(directory), key, str(theirs.fileno())),
             ],
             pass_fds=[theirs.fileno()],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raylaunch.core.placement.environment import is_of_a_terminal
+from raylaunch.worker import cpython_internals
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
@@ -27,7 +28,7 @@ def key(environ: Mapping[str, str]) -> str:
 
 def _python() -> tuple[Any, ...]:
     flags = repr(sys.flags).replace("safe_path=True", "safe_path=False")  # only the daemon is started with -P
-    return sys.executable, sys.prefix, sys.version, flags, sys.warnoptions, sorted(sys._xoptions)  # noqa: SLF001
+    return sys.executable, sys.prefix, sys.version, flags, sys.warnoptions, cpython_internals.x_options()
 
 
 def _code() -> Iterator[tuple[str, int, int]]:

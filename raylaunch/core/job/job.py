@@ -10,8 +10,8 @@ from typing import Any
 
 from raylaunch.core.newtypes import StrEnum
 
-DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
-"""Modules that a DDP script needs. `DistributedDataParallel()` imports `torch._dynamo`, which takes seconds."""
+DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data")
+"""Modules that a DDP script needs. The node adds what `DistributedDataParallel()` imports, which takes seconds."""
 
 DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 

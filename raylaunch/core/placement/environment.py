@@ -27,8 +27,8 @@ _HOST_PREFIXES = ("SSH_", "XDG_", "KUBERNETES_", "SLURM_", "DBUS_", "RAY_", "LC_
 _KEPT_RAY_VARIABLES = frozenset(("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR"))
 """Variables that `ray.init()` in a script needs to find the same cluster, besides RAY_ADDRESS."""
 
-_RAY_DEBUGGER = ("PYTHONBREAKPOINT", "ray.util.rpdb._driver_set_trace")
-"""`ray.init()` sets this variable in its process, and it stays after `ray.shutdown()`."""
+_RAY_DEBUGGER = "driver_set_trace"
+"""`ray.init()` sets PYTHONBREAKPOINT to a function whose name ends so, and it stays after `ray.shutdown()`."""
 
 _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 """Variables that Ray overwrites in its own workers, so that the node's own values are not known."""
@@ -116,7 +116,9 @@ def submitted(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name not in _HOST_VARIABLES and not name.startswith(_HOST_PREFIXES) and (name, value) != _RAY_DEBUGGER
+        if name not in _HOST_VARIABLES
+        and not name.startswith(_HOST_PREFIXES)
+        and not (name == "PYTHONBREAKPOINT" and value.endswith(_RAY_DEBUGGER))
     }
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from raylaunch.node.preload.fork_safety import ProcessSnapshot
 from raylaunch.node.protocol.import_manifest import ImportedModule, ImportManifest
+from raylaunch.worker import cpython_internals
 
 _PAUSE_RATIO = 2.0
 """Seconds of sleep for each second of CPU, so that the CPUs are left to the workers."""
@@ -105,7 +106,7 @@ def _set_variable(name: str, value: str | None) -> None:
 class _SideEffectWatcher:
     """Notices imports of the script's own modules, and reads of variables that differ between workers.
 
-    For that it is a finder on `sys.meta_path` that never finds anything, and replaces `os.environ.__getitem__`.
+    For the imports it is a finder on `sys.meta_path` that never finds anything.
     """
 
     def __init__(self, manifest: ImportManifest, pause_ratio: float) -> None:
@@ -118,21 +119,16 @@ class _SideEffectWatcher:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Record side effects of imports within the `with` block."""
-        environ = type(os.environ)
-        original = environ.__getitem__
-
-        def getitem(self_: os._Environ[str], name: str) -> str:
-            if name in self._apart and not self.side_effect:
-                self.side_effect = f"reads {name}, of which each worker has its own"
-            return original(self_, name)
-
-        environ.__getitem__ = getitem  # type: ignore[method-assign]
         sys.meta_path.insert(0, self)
         try:
-            yield
+            with cpython_internals.environment_reads(self._on_read):
+                yield
         finally:
             sys.meta_path.remove(self)
-            environ.__getitem__ = original  # type: ignore[method-assign]
+
+    def _on_read(self, name: str) -> None:
+        if name in self._apart and not self.side_effect:
+            self.side_effect = f"reads {name}, of which each worker has its own"
 
     def find_spec(self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> None:
         """Note that a module is looked for (importlib's protocol)."""

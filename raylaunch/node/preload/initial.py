@@ -12,6 +12,7 @@ from raylaunch.node.linux import dns, processes
 from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
 from raylaunch.node.protocol import messages
 from raylaunch.node.protocol.forkserver_messages import Initialize
+from raylaunch.worker import torch_internals
 from raylaunch.worker.runtime import tcpstore_patch
 
 
@@ -22,7 +23,8 @@ def import_preloads(begin: Initialize) -> messages.Ready:
     `Ready.start_method` is `spawn`, whatever the job wants.
     """
     with processes.without_full_collections():
-        why = [warning for module in begin.preload if (warning := _import(module))]
+        more = (torch_internals.COMPILER,) if begin.preload_auto and "torch" in begin.preload else ()
+        why = [warning for module in (*begin.preload, *more) if (warning := _import(module))]
     wants_torch = any(module.partition(".")[0] == "torch" for module in begin.preload)
     torch = "torch" in sys.modules or (not wants_torch and importlib.util.find_spec("torch") is not None)
     tcpstore_patch.apply()

@@ -33,7 +33,7 @@ class Initialize:
     start_method: StartMethod
     page: str
     preload_auto: bool = False
-    """`preload: auto`: also import what the workers of an attempt import, for those of the next one."""
+    """`preload: auto`: also import what DDP needs of this torch and, for the next attempt, what workers import."""
     manifest: ImportManifest | None = None
     """What the fork server before this one could import ahead."""
 

@@ -10,6 +10,7 @@ import types
 import weakref
 from typing import Any
 
+from raylaunch.worker import torch_internals
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.heartbeats.import_hook import when_imported
 
@@ -68,6 +69,7 @@ class StepCounter:
         self._state_id = 0
         self._reads = 0
 
+    @torch_internals.do_not_compile
     def on_step(self, optimizer: Any) -> None:
         """Record a step of an optimizer. Called after each step of any optimizer."""
         counted = self._counted
@@ -88,8 +90,6 @@ class StepCounter:
             self._reads += 1
             self._completed = _completed_steps(optimizer)
         self._writer.record_progress(self._completed)
-
-    on_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _takes_over(self, optimizer: Any) -> bool:
         """Return whether this optimizer, which was not counted so far, is counted from now on."""

@@ -14,17 +14,14 @@ import io
 import os
 import pickle
 import pkgutil
-import runpy
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from string import Template
 from typing import Any
 
+from raylaunch.worker import cpython_internals
 from raylaunch.worker.runtime.spec import WorkerSpec
-
-_IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
-"""Whether Python keeps the script's folder off sys.path (`-P`, from Python 3.11 on)."""
 
 NO_PROCESS_GROUP = "none"
 """The `backend` of functions that make their process group themselves, or want none."""
@@ -79,7 +76,7 @@ def run_script(path: str, args: Sequence[Any]) -> None:
     except OSError as error:
         msg = f"cannot read the script `{path}`: {error.strerror}"
         raise CannotBeginError(msg) from None
-    if not _IS_SAFE_PATH:
+    if not cpython_internals.IS_SAFE_PATH:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     main = _new_main_module()
     main.__file__ = path
@@ -92,7 +89,7 @@ def run_module(name: str, args: Sequence[Any]) -> None:
     """Run `python -m name args...`."""
     _set_argv("-m", args)
     sys.orig_argv.insert(3, name)
-    if not _IS_SAFE_PATH:
+    if not cpython_internals.IS_SAFE_PATH:
         sys.path.insert(0, os.getcwd())
     _run_as_main(name, alter_argv=True)
 
@@ -103,15 +100,11 @@ def _set_argv(first: str, args: Sequence[Any]) -> None:
 
 
 def _run_as_main(name: str, *, alter_argv: bool) -> None:
-    # The interpreter itself calls this function for `-m`. The public `runpy.run_module` restores the old `__main__`
-    # afterwards, which breaks pickling and exit handlers.
     _new_main_module()
     try:
-        runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001
-    except SystemExit as stop:
-        if isinstance(stop.__context__, runpy._Error):  # type: ignore[attr-defined]  # noqa: SLF001
-            raise CannotBeginError(str(stop.__context__)) from None  # no such module, or a package without `__main__`
-        raise
+        cpython_internals.run_as_main(name, alter_argv=alter_argv)
+    except cpython_internals.NoModuleToRunError as error:
+        raise CannotBeginError(str(error)) from None
 
 
 def _new_main_module() -> types.ModuleType:

@@ -13,15 +13,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
-from types import FrameType, ModuleType
+from types import ModuleType
+
+from raylaunch.worker.cpython_internals import encoded_environment, is_importing
 
 _MAX_MODULES = 20_000
 """A script that generates modules may import any number of them."""
-_MAX_FRAMES = 2
-"""How many frames above a finder `importlib._bootstrap._find_and_load_unlocked` may be, where a module is imported.
-
-Otherwise somebody only asks where the module is (`importlib.util.find_spec`).
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,7 @@ class ImportRecorder:
         self._local_rank = local_rank
         self._initial_env = dict(os.environ)
         self._recorded: set[str] = set()
-        self._last_raw_env = dict(self._raw_env())
+        self._last_raw_env = dict(encoded_environment())
         self._env_changes: dict[str, str | None] = {}
         os.register_at_fork(after_in_child=self._disable)
 
@@ -59,7 +56,7 @@ class ImportRecorder:
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None) -> None:
         """Record the first import of a module."""
-        if self._fd < 0 or fullname in self._recorded or not _is_import(sys._getframe(1)):  # noqa: SLF001
+        if self._fd < 0 or fullname in self._recorded or not is_importing(2):
             return
         self._recorded.add(fullname)
         try:
@@ -75,19 +72,13 @@ class ImportRecorder:
             self._write("", ())
 
     def _update_env_changes(self) -> bool:
-        if self._last_raw_env == self._raw_env():
+        if self._last_raw_env == encoded_environment():
             return False
-        self._last_raw_env = dict(self._raw_env())
+        self._last_raw_env = dict(encoded_environment())
         names = self._initial_env.keys() | os.environ.keys()
         changed = (name for name in names if self._initial_env.get(name) != os.environ.get(name))
         self._env_changes = {name: os.environ.get(name) for name in changed}
         return True
-
-    @staticmethod
-    def _raw_env() -> dict[bytes, bytes]:
-        """Return the encoded environment: comparing that at each import costs no decoding."""
-        found: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001
-        return found
 
     def _write(self, name: str, locations: tuple[str, ...]) -> None:
         if os.fstat(self._fd).st_ino == self._inode and len(self._recorded) < _MAX_MODULES:
@@ -112,17 +103,6 @@ def read_records(data: bytes) -> Iterator[ImportRecord]:
         values = [value for value in env.values() if value is not None]
         if all(isinstance(text, str) for text in (name, *locations, *values)):
             yield ImportRecord(local_rank=local_rank, name=name, locations=tuple(locations), env=env)
-
-
-def _is_import(frame: FrameType | None) -> bool:
-    """Return whether the frame belongs to an import, and not to a question where a module is."""
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == "_find_and_load_unlocked":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _locations(name: str, path: Sequence[str] | None) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
+from raylaunch.worker import torch_internals
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MAX_ANSWER_BYTES = 4000
@@ -35,7 +36,7 @@ def _query_in_child(mode: str, gpu: int) -> tuple[set[int], str]:
     child = os.fork()
     if child == 0:
         try:
-            answer = " ".join(map(str, sorted(_cpus_near_gpu(mode, gpu))))
+            answer = " ".join(map(str, sorted(torch_internals.cpus_near_gpu(mode, gpu))))
         except BaseException as error:  # noqa: BLE001
             answer = "!" + traceback.format_exception_only(error)[-1].strip()
         os.write(writable, answer.encode(errors="backslashreplace")[:_MAX_ANSWER_BYTES])
@@ -47,12 +48,3 @@ def _query_in_child(mode: str, gpu: int) -> tuple[set[int], str]:
     if answer.startswith("!"):
         return set(), answer[1:]
     return {int(cpu) for cpu in answer.split()}, ""
-
-
-def _cpus_near_gpu(mode: str, gpu: int) -> set[int]:
-    """Ask torch (2.13, `torch/numa/binding.py`), where the function is private and has no public counterpart."""
-    from torch.numa import binding  # noqa: PLC0415
-
-    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
-    found: set[int] = binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options)  # noqa: SLF001
-    return found

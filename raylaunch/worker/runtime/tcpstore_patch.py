@@ -11,8 +11,8 @@ torchrun's store listens on all interfaces of its node, raylaunch's only on the 
 from __future__ import annotations
 
 import types
-from typing import Any
 
+from raylaunch.worker import torch_internals
 from raylaunch.worker.heartbeats.import_hook import when_imported
 from raylaunch.worker.runtime.spec import WorkerSpec
 
@@ -33,20 +33,9 @@ def apply() -> None:
 
 
 def _patch(module: types.ModuleType) -> None:
-    original = getattr(module, "_create_c10d_store", None)
-    uses_agent_store = getattr(module, "_torchelastic_use_agent_store", None)
-    if original is None or uses_agent_store is None or hasattr(original, "__wrapped__"):
-        return
+    torch_internals.patch_store_creation(module, _place)
 
-    def create_c10d_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        is_launch_store = str(port) == _launch_store["port"]
-        if is_launch_store and hostname in _LOOPBACK:
-            hostname = _launch_store["address"]
-        module.__dict__["_torchelastic_use_agent_store"] = uses_agent_store if is_launch_store else lambda: False
-        try:
-            return original(hostname, port, *args, **kwargs)
-        finally:
-            module.__dict__["_torchelastic_use_agent_store"] = uses_agent_store
 
-    create_c10d_store.__wrapped__ = original  # type: ignore[attr-defined]
-    module.__dict__["_create_c10d_store"] = create_c10d_store
+def _place(hostname: str, port: int) -> tuple[str, bool]:
+    is_launch_store = str(port) == _launch_store["port"]
+    return _launch_store["address"] if is_launch_store and hostname in _LOOPBACK else hostname, is_launch_store

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 
+from raylaunch.worker import cpython_internals
 from raylaunch.worker.selfcheck.findings import CheckOutcome, CheckStatus
 
 _MAX_TEXT = 300
@@ -42,7 +42,7 @@ def run_bounded(check: Callable[[], str], *, timeout: float, limit: float) -> Ch
     thread.join(limit)
     if outcomes:
         return outcomes[0]
-    place = _place(sys._current_frames().get(thread.ident or 0))  # noqa: SLF001
+    place = _place(cpython_internals.frame_of(thread.ident))
     text = f"has not come back after {limit:.0f} s{place}"
     return CheckOutcome(status=CheckStatus.WRONG, text=text, seconds=limit, late=True, stuck=True)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from raylaunch.worker import torch_internals
 from raylaunch.worker.selfcheck.bounded_check import WrongResultError
 
 _SENDER_FACTOR = 1000.0
@@ -97,7 +98,7 @@ class CheckContext:
             self._reset_group_count()
         elif failed:
             self.abandoned.append(self.group)
-            dist.distributed_c10d._abort_process_group()  # noqa: SLF001
+            torch_internals.abort_process_group()
         else:
             dist.destroy_process_group()
 

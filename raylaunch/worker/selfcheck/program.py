@@ -12,6 +12,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import NoReturn
 
+from raylaunch.worker import torch_internals
 from raylaunch.worker.selfcheck import findings
 from raylaunch.worker.selfcheck.coordinator import AbsentError, Coordinator, SilentError
 from raylaunch.worker.selfcheck.rendezvous import launch_store
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _import_torch() -> None:
     """Import what the checks need, so that no check's time includes it, and hide torch's FutureWarnings."""
-    import torch._dynamo  # noqa: PLC0415
+    torch_internals.import_compiler()
     import torch.distributed.device_mesh  # noqa: PLC0415
     import torch.distributed.fsdp  # noqa: F401, PLC0415
 

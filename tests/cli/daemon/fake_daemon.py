@@ -112,7 +112,7 @@ if __name__ == "__main__":
             address=lambda: "10.0.0.1:6379", agents=lambda: AGENTS, is_kept=is_kept
         )
         sys.exit(daemon.main(*sys.argv[2:]))
-    client.PROGRAM = ("-P", __file__, "daemon")
+    client.PROGRAM = (*client.PROGRAM[:-2], __file__, "daemon")
     code = main.main(sys.argv[2:])
     if "MODULES" in os.environ:
         Path(os.environ["MODULES"]).write_text(" ".join(sys.modules))

@@ -321,7 +321,7 @@ def test_the_fingerprint_covers_every_module(tmp_path):
 
 def test_the_command_that_starts_the_daemon_names_its_module():
     """The client starts it by a string, which no import checks."""
-    assert client.PROGRAM[-1] == daemon.__name__
+    assert daemon.__name__ in client.PROGRAM[-1]
 
 
 def test_a_busy_daemon_is_not_waited_for(terminal):

@@ -1,0 +1,84 @@
+"""Everything of torch that is not its public API. No other module uses any of it.
+
+Torch promises nothing about these names, so each is looked for where it is, and never by torch's version. Each function
+says what it is for, which shapes there are (in torch 2.6, 2.9, 2.13 and 2.15), and what happens without it. This module
+does not import torch before it is asked for something.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+COMPILER = "torch._dynamo"
+"""The module that `DistributedDataParallel()` and `torch.compile()` import, which takes seconds.
+
+For the fork server, which imports it ahead. There is no public name of it. Without it, each worker imports what it
+needs.
+"""
+
+
+def import_compiler() -> None:
+    """Import what `DistributedDataParallel()` and others import late, so that no check's time includes it."""
+    import_module(COMPILER)
+
+
+def do_not_compile(function: Function) -> Function:
+    """Return the function, which torch.compile then calls as it is. As a decorator.
+
+    The public `torch.compiler.disable` does the same, and imports the compiler. The attribute has been read since torch
+    2.0. Without it, torch.compile traces the function, and breaks the graph where it cannot.
+    """
+    vars(function)["_torchdynamo_disable"] = True
+    return function
+
+
+def patch_store_creation(module: types.ModuleType, place: Callable[[str, int], tuple[str, bool]]) -> None:
+    """Decide for each TCPStore that torch makes for an address where it connects, and whether a launcher serves it.
+
+    `module`: `torch.distributed.rendezvous`. `place` is called with host name and port, and returns the host name to
+    use, and whether this process must be a client there under TORCHELASTIC_USE_AGENT_STORE. All torches since 2.6 have
+    the two functions that are replaced. Without them torch is left as it is: every store is taken to be the launcher's.
+    """
+    original = getattr(module, "_create_c10d_store", None)
+    uses_agent_store = getattr(module, "_torchelastic_use_agent_store", None)
+    if original is None or uses_agent_store is None or hasattr(original, "__wrapped__"):
+        return
+
+    def create_c10d_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        hostname, is_launch_store = place(hostname, port)
+        vars(module)["_torchelastic_use_agent_store"] = uses_agent_store if is_launch_store else lambda: False
+        try:
+            return original(hostname, port, *args, **kwargs)
+        finally:
+            vars(module)["_torchelastic_use_agent_store"] = uses_agent_store
+
+    create_c10d_store.__wrapped__ = original  # type: ignore[attr-defined]
+    vars(module)["_create_c10d_store"] = create_c10d_store
+
+
+def cpus_near_gpu(mode: str, gpu: int) -> set[int]:
+    """Return the CPUs that `--numa-binding=mode` of torchrun binds the worker with this GPU to.
+
+    The function is in `torch/numa/binding.py` from torch 2.9 on. Raises ImportError, AttributeError or TypeError
+    without it: then the job, which asks for the binding, ends.
+    """
+    binding = import_module("torch.numa.binding")
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+    found: set[int] = binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options)  # noqa: SLF001
+    return found
+
+
+def abort_process_group() -> None:
+    """Abort the default process group, and forget it, so that another can be made. It waits for no other rank.
+
+    The function is in `torch.distributed.distributed_c10d` since torch 2.6. Without it the group is destroyed in the
+    public way, which may wait for other ranks.
+    """
+    module = import_module("torch.distributed.distributed_c10d")
+    abort = getattr(module, "_abort_process_group", None) or module.destroy_process_group
+    abort()
