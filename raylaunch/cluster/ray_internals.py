@@ -91,7 +91,7 @@ def head_session(seconds: float) -> str:
         if getattr(error, "rpc_code", None) == _UNAUTHENTICATED:
             return ""
         raise
-    return bytes(found or b"").decode()
+    return str((found or b"").decode())
 
 
 def own_session() -> str:

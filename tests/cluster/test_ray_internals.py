@@ -1,0 +1,130 @@
+"""What is private of Ray's, in shapes that other versions have, without a cluster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import ray
+from ray._private import state, utils, worker
+from ray.exceptions import RpcError
+
+from raylaunch.cluster import ray_internals
+from raylaunch.errors import ClusterError, ExitCode
+
+NODE = "1f" * 28
+SESSION = "session_1"
+
+
+class Client:
+    """The client of a head, as Ray 2.60 has it."""
+
+    def internal_kv_get(self, key: bytes, *, namespace: bytes, timeout: int) -> bytes:
+        assert (key, namespace) == (b"session_name", b"session")
+        assert timeout > 0
+        return SESSION.encode()
+
+    def check_alive(self, nodes: list[ray.NodeID], timeout: float) -> list[bool]:
+        assert timeout > 0
+        return [node.hex() == NODE for node in nodes]
+
+
+class OldClient(Client):
+    """As Ray 2.44 has it."""
+
+    def check_alive(self, nodes: list[bytes], timeout: float) -> list[bool]:
+        assert timeout > 0
+        return [node + b"" == b"10.0.0.1:7" for node in nodes]  # C++ takes bytes only
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """A process that is connected to a head that answers; the fixture is the runtime context."""
+    context = SimpleNamespace(get_session_name=lambda: SESSION, get_node_id=lambda: NODE)
+    found = {"NodeID": NODE, "NodeManagerAddress": "10.0.0.1", "NodeManagerPort": 7, "Labels": {"zone": "a"}}
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray, "nodes", lambda: [found])
+    monkeypatch.setattr(worker, "global_worker", SimpleNamespace(gcs_client=Client()))
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(session_name=SESSION))
+    monkeypatch.setattr(state, "state", SimpleNamespace(get_draining_nodes=lambda: {NODE: 5}))
+    monkeypatch.setattr(state, "available_resources_per_node", lambda: {NODE: {"CPU": 1.0}})
+    return context
+
+
+@pytest.mark.parametrize("client", [Client, OldClient], ids=["ids of nodes", "addresses"])
+def test_a_ray_that_has_everything(connected, monkeypatch, client):
+    """Nothing is said, and everything is answered."""
+    monkeypatch.setattr(worker.global_worker, "gcs_client", client())
+    assert ray_internals.check() == ()
+    assert ray_internals.is_this_node_alive(1.0)
+    assert ray_internals.draining_nodes() == {NODE: 5}
+    assert ray_internals.free_resources() == {NODE: {"CPU": 1.0}}
+
+
+def test_a_ray_before_the_public_names(connected):
+    """The session and the labels of a node were not public in Ray 2.44."""
+    del connected.get_session_name
+    assert ray_internals.own_session() == SESSION
+    assert ray_internals.node_labels() == {"zone": "a"}
+
+
+@pytest.mark.parametrize("method", [None, lambda: b"", lambda *_, **__: 5], ids=["missing", "arguments", "answer"])
+def test_a_head_that_cannot_be_asked_is_an_error_when_connecting(connected, monkeypatch, method):
+    """Later it would read as a head that does not answer, and end the run."""
+    monkeypatch.setattr(worker.global_worker, "gcs_client", SimpleNamespace(internal_kv_get=method))
+    with pytest.raises(
+        ClusterError, match=rf"Ray {ray.__version__}, which is installed here, cannot be used: "
+    ) as found:
+        ray_internals.check()
+    assert found.value.exit_code == ExitCode.UNAVAILABLE
+
+
+def test_what_is_missing_is_said_and_left_out(connected, monkeypatch):
+    """The run goes on with less."""
+    monkeypatch.setattr(state, "state", SimpleNamespace())
+    monkeypatch.delattr(state, "available_resources_per_node")
+    monkeypatch.delattr(Client, "check_alive")
+    said = ray_internals.check()
+    assert [text.removeprefix(f"Ray {ray.__version__} ").partition(":")[0] for text in said] == [
+        "does not say which nodes are being drained",
+        "does not say what is free on which node",
+        "does not say whether it counts this machine as alive",
+    ]
+    assert ray_internals.draining_nodes() == {}
+    assert ray_internals.free_resources() is None
+
+
+def test_a_head_that_does_not_answer_is_no_missing_feature(connected, monkeypatch):
+    """It is asked again later."""
+
+    def silent(*_, **__):
+        raise RpcError("Deadline Exceeded")
+
+    monkeypatch.setattr(Client, "internal_kv_get", silent)
+    monkeypatch.setattr(Client, "check_alive", silent)
+    assert ray_internals.check() == ()
+
+
+def test_a_head_that_was_started_anew(connected, monkeypatch):
+    """Before Ray 2.52, it refuses those who name the old cluster with an error of gRPC."""
+
+    def refuses(*_, **__):
+        raise RpcError("WrongClusterID", rpc_code=16)
+
+    monkeypatch.setattr(Client, "internal_kv_get", refuses)
+    assert ray_internals.head_session(1.0) == ""
+
+
+def test_the_command_line_in_the_list_of_jobs():
+    """Ray's own code calls a function by this name, which is put back."""
+    before = utils.get_entrypoint_name
+    with ray_internals.command_line_in_job_list("train.py"):
+        assert utils.get_entrypoint_name() == "train.py"
+    assert utils.get_entrypoint_name is before
+
+
+def test_a_ray_without_tokens(monkeypatch):
+    """Before Ray 2.52 there were none."""
+    monkeypatch.setattr(ray_internals, "import_module", lambda _: SimpleNamespace())
+    assert ray_internals.token() == ""
+    ray_internals.use_token_if_there_is_one()
