@@ -51,7 +51,7 @@ class AgentStartError(AgentError):
 
 
 class AgentVersionError(AgentStartError):
-    """The agent's host has another raylaunch than the driver. The text names both."""
+    """The agent's host has another raylaunch, Python or Ray than the driver. The text names both."""
 
 
 class AgentActor:

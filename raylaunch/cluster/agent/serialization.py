@@ -1,4 +1,4 @@
-"""How messages between driver and agents become bytes: the first one with raylaunch's version and protocol.
+"""How messages between driver and agents become bytes: the first one with the versions of raylaunch, Python and Ray.
 
 They are pickles, which must only be read from somebody who may run code here anyway. They travel in the calls of Ray,
 which runs code for whoever may make calls; docs/security.md says who that is.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import sys
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import metadata
@@ -17,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
 from raylaunch.node.protocol.messages import NodeEvent, Order
 
-_FIRST_LINE = re.compile(rb"raylaunch ([!-~]{1,100}) protocol ([!-~]{1,100})\n")
+_FIRST_LINE = re.compile(rb"(raylaunch [ -~]{1,300})\n")
 
 
 class VersionMismatchError(Exception):
@@ -60,7 +61,7 @@ def _add_fields(hint: Any, found: dict[str, list[tuple[str, Any]]]) -> None:
 
 
 def dump_spec(spec: AgentSpec) -> bytes:
-    """Return the first message to an agent: version and protocol in a line of text, then the pickle."""
+    """Return the first message to an agent: the driver's versions in a line of text, then the pickle."""
     return _first_line() + pickle.dumps(spec)
 
 
@@ -68,15 +69,21 @@ def load_spec(message: bytes) -> AgentSpec:
     """Read the first message. Raises VersionMismatchError before anything is unpickled, and UnreadableError."""
     found = _FIRST_LINE.match(message)
     if found is None or found[0] != _first_line():
-        theirs = f"raylaunch {found[1].decode()} (protocol {found[2].decode()})" if found else "another version"
-        msg = f"has raylaunch {version()} (protocol {protocol()}), and the driver has {theirs}"
+        msg = f"has {_versions()}, and the driver has {found[1].decode() if found else 'another version'}"
         raise VersionMismatchError(msg)
     spec: AgentSpec = _load(message[found.end() :], AgentSpec, "the driver's first message")
     return spec
 
 
 def _first_line() -> bytes:
-    return f"raylaunch {version()} protocol {protocol()}\n".encode()
+    return f"{_versions()}\n".encode()
+
+
+def _versions() -> str:
+    """Return what must be equal in driver and agents. Ray is imported in both, if there is one."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    ray = getattr(sys.modules.get("ray"), "__version__", "none")
+    return f"raylaunch {version()} (protocol {protocol()}, Python {python}, Ray {ray})"
 
 
 def dump_order(order: Order) -> bytes:

@@ -9,9 +9,12 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import ray
 
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.ray_internals import AuthenticationError
@@ -21,6 +24,8 @@ SECONDS = 5.0
 """How long the head may take to answer."""
 _DEFAULT_PORT = 6379
 _AUTH_HINT = "give its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, with RAY_AUTH_MODE=token"
+_MATCH_LEVEL = "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL"
+"""Ray's own variable: with `minor`, the third number of Python's version may differ."""
 _ILLEGAL = "the token has characters other than those of ASCII that can be printed, such as a line break"
 
 
@@ -44,7 +49,9 @@ def probe(address: str) -> dict[str, Any]:
         raise ClusterError(msg, hint="`ray status` on the head node tells whether it is up") from None
     with _token_errors(address):
         _check_token()
-    return _ask_head(address)
+    head = _ask_head(address)
+    _check_versions(address, head)
+    return head
 
 
 def probe_as_auto(address: str) -> dict[str, Any]:
@@ -71,6 +78,22 @@ def _check_token() -> None:
     token = ray_internals.token()
     if not (token.isascii() and token.isprintable()):
         raise AuthenticationError(_ILLEGAL)
+
+
+def _check_versions(address: str, head: Mapping[str, Any]) -> None:
+    """Raise ClusterError if the cluster has another Ray or Python than this process, which Ray itself would refuse.
+
+    `head`: its metadata, by which each node that joined was compared too (`check_version_info` in Ray).
+    """
+    theirs = head.get("ray_version"), head.get("python_version")
+    mine = ray.__version__, ".".join(map(str, sys.version_info[:3]))
+    if None in theirs or head.get("ray_init_cluster"):
+        return
+    digits = 2 if os.environ.get(_MATCH_LEVEL) == "minor" else 3
+    if theirs[0] != mine[0] or str(theirs[1]).split(".")[:digits] != mine[1].split(".")[:digits]:
+        has = f"the Ray cluster at {address} has Ray {theirs[0]} and Python {theirs[1]}"
+        msg = f"{has}, and this process has Ray {mine[0]} and Python {mine[1]}"
+        raise ClusterError(msg, hint="both must be equal: run raylaunch in the environment that started Ray there")
 
 
 def _ask_head(address: str) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,9 +34,9 @@ def test_what_is_written_is_read():
 
 def test_nothing_of_another_version_is_unpickled():
     """Not even the first message of a driver that does not say which version it has."""
-    line = b"raylaunch 9.9 protocol 0\n"
+    line = b"raylaunch 9.9 (protocol 0, Python 3.9, Ray 2.9)\n"
     for first, theirs in (
-        (line, "raylaunch 9.9 (protocol 0)"),
+        (line, "raylaunch 9.9 (protocol 0, Python 3.9, Ray 2.9)"),
         (b"", "another version"),
         (line[:-1], "another version"),
     ):
@@ -42,6 +44,18 @@ def test_nothing_of_another_version_is_unpickled():
             serialization.load_spec(first + pickle.dumps(Trap()))
         assert str(raised.value).endswith(f"and the driver has {theirs}")
     assert UNPICKLED == []
+
+
+def test_the_python_and_the_ray_of_driver_and_agent_are_compared(monkeypatch):
+    """Pickles of functions cannot be read by another Python."""
+    message = serialization.dump_spec(SPEC)
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
+    with pytest.raises(VersionMismatchError, match=r"^has raylaunch \S+ \(protocol \S+, Python 3\.99, Ray \S+\), and "):
+        serialization.load_spec(message)
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__version__="2.99.0"))
+    with pytest.raises(VersionMismatchError, match=r"Ray 2\.99\.0\), and the driver has raylaunch"):
+        serialization.load_spec(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
