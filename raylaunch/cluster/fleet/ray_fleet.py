@@ -334,7 +334,5 @@ def _cannot_start(gone: AgentLost) -> ClusterError:
             "raylaunch is not installed on the nodes of the cluster",
             hint="install it there, or name it in the `pip` of the job's runtime environment",
         )
-    hint = (
-        "install the same raylaunch, Python and Ray on all nodes" if isinstance(gone.error, AgentVersionError) else ""
-    )
+    hint = "install the same raylaunch and Ray on all nodes" if isinstance(gone.error, AgentVersionError) else ""
     return ClusterError(f"the agent of {gone.node} cannot start: {gone.why}", hint=hint)
