@@ -95,13 +95,12 @@ async def _why_unreachable(peer: PeerAddress) -> str:
     why = ""
     for _ in range(_TRIES):
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                if await _greeting(peer) == peer.token.encode():
-                    return ""
+            if await asyncio.wait_for(_greeting(peer), CONNECT_SECONDS) == peer.token.encode():
+                return ""
             why = f"another program answers at {peer.address}"
         except asyncio.IncompleteReadError:
             why = f"the connection to {peer.address} was closed"
-        except TimeoutError:
+        except (TimeoutError, asyncio.TimeoutError):  # two errors in Python 3.10
             why = f"no answer from {peer.address} within {CONNECT_SECONDS:g} s"
         except OSError as error:
             if error.errno in _OWN_FAULTS:
