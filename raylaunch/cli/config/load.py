@@ -119,6 +119,7 @@ def _set(config: Any, given: _Input, hint: Any) -> None:
         value = "null"  # the name that torchrun gives to its default handler
     else:
         value = Yaml12Loader("").construct_object(given.node, deep=True)
+        schema.check_union(hint, value)
     if schema.container(given.path[:-1]) is list:
         OmegaConf.typed_list([value], hint)  # arguments of a script must be text, though the schema allows any type
         OmegaConf.select(config, given.config_key.rpartition(".")[0]).append(value)
@@ -229,8 +230,7 @@ class _JobReader:
             config = schema.defaults()
             for given in correct:
                 _set(config, given, schema.type_of(given.path, self.types))
-        job = OmegaConf.to_object(config)
-        assert isinstance(job, Job)
+        job = schema.to_job(config)
         if args is not None:
             job = replace(job, entrypoint=replace(job.entrypoint, args=args))
         if len(self.findings) <= MAX_FINDINGS:

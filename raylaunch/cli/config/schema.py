@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigValueError, ValidationError
 
 from raylaunch.core.job.job import Job, NodeRule
 
@@ -100,10 +101,36 @@ def near_miss(key: str) -> str:
 
 def defaults() -> Any:
     """Return the config of a job in which every setting has its default."""
-    config = OmegaConf.structured(Job)
+    try:
+        config = OmegaConf.structured(Job)
+    except ConfigValueError:
+        config = OmegaConf.structured(_PlainJob)
     for section in (config, config.entrypoint, config.ray):
         OmegaConf.set_readonly(section, False)  # OmegaConf makes frozen dataclasses read-only
     return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlainJob(Job):
+    """The job for OmegaConf 2.3, which has no unions with lists. `load` checks what it is given for them itself."""
+
+    preload: Any = "auto"
+
+
+def to_job(config: Any) -> Job:
+    """Return the job that a config describes."""
+    found: Any = OmegaConf.to_object(config)
+    values = {one.name: getattr(found, one.name) for one in fields(Job)}
+    if not isinstance(found.preload, list):
+        values["preload"] = str(found.preload)
+    return Job(**values)
+
+
+def check_union(hint: Any, value: Any) -> None:
+    """Raise ValidationError unless a value is of a type in a union that also has a list type."""
+    if isinstance(hint, UnionType) and _collection(hint) and not isinstance(value, get_args(hint)[1:]):
+        msg = f"{type(value).__name__} is not in {hint}"
+        raise ValidationError(msg)
 
 
 def add_rule(config: Any, key: str) -> None:
