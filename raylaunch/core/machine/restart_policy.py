@@ -80,6 +80,8 @@ class RestartBudget:
         refused = why_hopeless(cause, earlier, now)
         if not refused and self.spent >= self._all:
             refused = self._all_spent(cause, nodes)
+        if self._charges and self._charges[-1].nodes == nodes:
+            nodes = self._charges[-1].nodes  # one set for all attempts on the same nodes
         charge = _Charge(
             at=now,
             node=cause.node,
