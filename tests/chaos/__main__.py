@@ -103,6 +103,8 @@ class Chaos:
         return [host for host in self.hosts.hosts[1:] if self.job.runs_on(host)]
 
     def _hosts_for(self, fault: Fault) -> list[Host]:
+        if fault.needs_two and len(self._others()) < 2:
+            return []
         head = [self.hosts.head] if fault.anywhere and self.job.runs_on(self.hosts.head) else []
         return head + self._others()
 

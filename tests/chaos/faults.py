@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.chaos.job import Job, wait_for
+from tests.chaos.network_faults import cut_one_way, flood
 from tests.hosts.host import Host, send
 from tests.hosts.hosts import Hosts, inside
 
@@ -33,6 +34,8 @@ class Fault:
     """It may use up a restart."""
     anywhere: bool = False
     """It may come on the head too, where the driver and Ray's head node run."""
+    needs_two: bool = False
+    """It needs two hosts with workers beside the head."""
 
 
 def _signal(
@@ -197,6 +200,8 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
     (1, Fault("power off", _to_host(Hosts.power_off), _replace)),
     (2, Fault("network cut, healed after", _to_host(Hosts.cut), _heal)),
     (1, Fault("network cut on the way to the head", _mute, _heal)),
+    (1, Fault("network cut from one host to another, healed after", cut_one_way, _heal, spends=True, needs_two=True)),
+    (1, Fault("a flood of strangers at all ports", flood, harmless=True, anywhere=True)),
     (1, Fault("network cut for 1 s", _blip, harmless=True)),
     (
         1,

@@ -16,8 +16,10 @@ from typing import Any
 
 from raylaunch.cli.daemon import daemon_messages, socket_dir
 from raylaunch.cli.daemon.daemon_messages import ClientStream, DaemonState, RunEnded, RunRequest, SignalForwarded
+from raylaunch.core.field_types import checker
 from raylaunch.node.protocol import wire
 
+_is_message = checker(str | ClientStream | RunRequest | SignalForwarded)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """If a command dies, its run gets the first of these that stops it."""
 _GRACE_SECONDS = 0.1
@@ -109,6 +111,7 @@ class Listener:
                     self._receive(key.data)
 
     def _accept(self, connection: socket.socket) -> None:
+        connection.setblocking(False)  # a command that reads no answers does not make others wait
         if socket_dir.is_same_user(connection):
             self._selector.register(connection, selectors.EVENT_READ, ClientConnection(sock=connection))
         else:
@@ -118,10 +121,14 @@ class Listener:
         try:
             message, fd = wire.receive(client.sock)
             if isinstance(message, ClientStream) and fd is not None:
-                client.streams[message.number], fd = fd, None
+                before = client.streams.get(message.number)
+                client.streams[message.number], fd = fd, before
             if fd is not None:
                 os.close(fd)
-            self._handle(client, message)
+            if _is_message(message):
+                self._handle(client, message)
+            else:
+                self._disconnect(client)
         except Exception:  # noqa: BLE001
             self._disconnect(client)  # it is gone, or of another version
 

@@ -15,8 +15,9 @@ from functools import cache
 from importlib import metadata
 from typing import Any, get_args, get_type_hints
 
-from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
-from raylaunch.node.protocol.messages import NodeEvent, Order
+from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
+from raylaunch.core.field_types import checker
+from raylaunch.node.protocol.messages import Order
 
 _FIRST_LINE = re.compile(rb"(raylaunch [ -~]{1,300})\n")
 
@@ -105,9 +106,6 @@ def dump_report(report: AgentReport) -> bytes:
 def load_report(message: bytes) -> AgentReport:
     """Read a report of an agent. Raises UnreadableError."""
     report: AgentReport = _load(message, AgentReport, "its report")
-    if not all(isinstance(event, AgentReady | NodeEvent) for event in report.events):
-        msg = "its report cannot be read: it has events of unknown types"
-        raise UnreadableError(msg)
     return report
 
 
@@ -119,5 +117,8 @@ def _load(message: bytes, kind: Any, whose: str) -> Any:
         raise UnreadableError(msg) from None
     if not isinstance(found, kind):
         msg = f"{whose} cannot be read: it is of type {type(found).__name__}"
+        raise UnreadableError(msg)
+    if not checker(kind)(found):
+        msg = f"{whose} cannot be read: fields of its {type(found).__name__} have other types"
         raise UnreadableError(msg)
     return found

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.agent.ray_actor import AgentVersionError, actor_class, close, kill
+from raylaunch.cluster.agent.ray_actor import actor_class, close, kill
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
@@ -144,7 +144,7 @@ class RayFleet(FleetBase):
         host = self._allocator.host_of(gone.node)
         pause = self._lose(gone.node, silent=gone.silent)
         if never_came_up and self._is_hopeless(gone):
-            raise _cannot_start(gone)
+            raise _cannot_start(gone, self._address(host) if host else "")
         if pause:
             where = f"on the host {host[:8]}" if host else "at its place"
             self._say(f"agents die one after the other {where}: the next is started in {count(pause, 'second')}")
@@ -328,11 +328,12 @@ class RayFleet(FleetBase):
             self._thread.join(_JOIN_SECONDS)
 
 
-def _cannot_start(gone: AgentLost) -> ClusterError:
+def _cannot_start(gone: AgentLost, address: str) -> ClusterError:
     if "No module named 'raylaunch'" in str(gone.error):
         return ClusterError(
             "raylaunch is not installed on the nodes of the cluster",
             hint="install it there, or name it in the `pip` of the job's runtime environment",
         )
-    hint = "install the same raylaunch and Ray on all nodes" if isinstance(gone.error, AgentVersionError) else ""
-    return ClusterError(f"the agent of {gone.node} cannot start: {gone.why}", hint=hint)
+    hint = "install the same raylaunch and Ray on all nodes" if actor_errors.is_of_another_version(gone.error) else ""
+    where = f" ({address})" if address else ""
+    return ClusterError(f"the agent of {gone.node}{where} cannot start: {gone.why}", hint=hint)

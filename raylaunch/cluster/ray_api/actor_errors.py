@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, OutOfMemoryError, RayActorError
 
-from raylaunch.cluster.agent.ray_actor import AgentError, AgentStartError
+from raylaunch.cluster.agent.ray_actor import AgentError, AgentStartError, AgentVersionError
+from raylaunch.cluster.agent.serialization import version
 
 _OF_THE_CONSTRUCTOR = "creation task"
 _NODE_DIED = "its node has died"
 """Texts in Ray's messages."""
+_OTHER_CODE = re.compile(
+    r"\bAgent\w*\.__init__\(\) (missing|takes) \d+ |No module named 'raylaunch\."
+    r"|module 'raylaunch[\w.]*' has no attribute|attribute '\w+' on <module 'raylaunch\b"
+    r"|cannot import name '\w+' from 'raylaunch\b"
+)
+"""Errors of Python where the agent's class differs, or is elsewhere: raylaunch 0.1 has it in another form."""
 
 
 def is_raised_at_start(error: BaseException | None) -> bool:
@@ -16,6 +25,15 @@ def is_raised_at_start(error: BaseException | None) -> bool:
     if isinstance(error, AgentStartError):
         return True
     return isinstance(error, RayActorError) and _OF_THE_CONSTRUCTOR in str(error)
+
+
+def is_of_another_version(error: BaseException | None) -> bool:
+    """Return whether the agent could not start because its host has another raylaunch, however old."""
+    return isinstance(error, AgentVersionError) or (is_raised_at_start(error) and _has_other_code(error))
+
+
+def _has_other_code(error: BaseException | None) -> bool:
+    return isinstance(error, RayActorError) and bool(_OTHER_CODE.search(str(error)))
 
 
 def summary(error: BaseException) -> str:
@@ -30,6 +48,8 @@ def summary(error: BaseException) -> str:
         return "its host was taken away" if getattr(error, "preempted", False) else "its host died"
     if isinstance(error, ActorUnavailableError):
         return "the connection to its agent broke off"
+    if is_raised_at_start(error) and _has_other_code(error):
+        return f"its host has a raylaunch that does not say its version, and the driver has raylaunch {version()}"
     if isinstance(error, RayActorError) and lines and not is_raised_at_start(error):
         return "its agent died"
     return lines[-1] if lines else type(error).__name__

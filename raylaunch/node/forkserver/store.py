@@ -14,6 +14,7 @@ if __name__ == "__main__":
 import contextlib
 import errno
 import os
+import resource
 import select
 import signal
 import socket
@@ -88,9 +89,14 @@ def listen_soon(address: str, port: int) -> socket.socket:
 def serve(address: str, port: int, listening_fd: int) -> None:
     """Serve until killed. `TCPStore` takes the socket over (`master_listen_fd`, torch >= 2.1).
 
+    It never closes silent connections of strangers, and refuses workers if they take all descriptors. So it may have
+    as many as the system allows: by default 524,288 in place of 1,024.
+
     Where torch is not imported yet, its import waits for the first client, since there may never be one.
     """
     processes.set_name(PROCESS_NAME)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if "torch" not in sys.modules:
         select.select([listening_fd], [], [])
 

@@ -39,8 +39,13 @@ def receive(sock: socket.socket) -> tuple[Any, int | None]:
     packet, fds, _, _ = socket.recv_fds(sock, _INLINE * 2, _MAX_FDS)
     if not packet:
         raise EOFError
-    data = read_all(fds.pop(0)) if packet[:1] == b"m" else packet[1:]
-    return pickle.loads(data), fds[0] if fds else None  # noqa: S301
+    try:
+        data = read_all(fds.pop(0)) if packet[:1] == b"m" else packet[1:]
+        message = pickle.loads(data)  # noqa: S301
+        return message, fds.pop(0) if fds else None
+    finally:
+        for unexpected in fds:
+            os.close(unexpected)
 
 
 def is_readable(sock: socket.socket) -> bool:

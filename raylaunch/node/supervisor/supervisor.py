@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -106,7 +107,10 @@ class Supervisor:
     # Orders.
 
     def handle(self, order: WorkerOrder) -> None:
-        """Carry out one order. Returns at once; what comes of it is an event that `poll` returns."""
+        """Carry out one order. Returns at once; what comes of it is an event that `poll` returns.
+
+        Raises ValueError for a signal that does not exist.
+        """
         match order:
             case LaunchWorkers():
                 self._launch(order)
@@ -139,6 +143,8 @@ class Supervisor:
 
     def _send(self, order: forkserver_messages.ForkServerOrder) -> None:
         """Send to the fork server; what it cannot get now, it gets when it is ready."""
+        if isinstance(order, StopWorkers | SignalWorkers):
+            _check_signal(order.signal)
         control = self.client.control if self.ready else None
         self.pending.add(order, sent=control is not None)
         if control is not None:
@@ -334,3 +340,9 @@ class Supervisor:
         except OSError as error:
             why = f"the fork server cannot be started: {error}"
         yield messages.Ready(start_method=StartMethod.SPAWN, why=(why,), torch=False, pid=0), None
+
+
+def _check_signal(name: str) -> None:
+    if name not in signal.Signals.__members__:
+        msg = f"there is no signal {name!r}"
+        raise ValueError(msg)

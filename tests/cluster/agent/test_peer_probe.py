@@ -8,10 +8,13 @@ import socket
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raylaunch.cluster.agent import peer_probe
 from raylaunch.cluster.agent.peer_probe import PeerProbe
 from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerAddress, PeerListening, PeersProbed, ProbePeers
+from tests import profiles
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +152,27 @@ def test_strangers_at_the_port_of_a_probe():
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(place.address, place.port)
         for _, writer in strangers:
+            writer.close()
+
+    asyncio.run(check())
+
+
+@profiles.examples(20)
+@given(st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=8))
+def test_whatever_strangers_send(sent):
+    async def check():
+        node = Peer("127.0.0.2")
+        place = await node.listen("node-1")
+        strangers = []
+        for data, stays in sent:
+            _, writer = await asyncio.open_connection(place.address, place.port)
+            writer.write(data)
+            strangers.append(writer)
+            if not stays:
+                writer.close()
+        assert await unreachable(place) == {}
+        node.probe.close()
+        for writer in strangers:
             writer.close()
 
     asyncio.run(check())

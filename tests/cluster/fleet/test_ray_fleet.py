@@ -126,6 +126,13 @@ class Silent(Agent):
         return {}
 
 
+class Older(Agent):
+    """As of raylaunch 0.1, whose agents get their specification otherwise."""
+
+    def __init__(self) -> None:
+        raise TypeError("AgentActor.__init__() missing 1 required positional argument: 'spec'")
+
+
 class UnableToBegin(Agent):
     async def begin(self, message: bytes) -> None:
         pass
@@ -282,10 +289,11 @@ def test_agents_that_cannot_start(crew):
         (Unable, 1, "no such folder"),
         (UnableToBegin, 1, "no such folder"),
         (OtherVersion, 1, "its host 10.0.0.5 has raylaunch 1.0, and the driver has raylaunch 2.0"),
+        (Older, 1, "its host has a raylaunch that does not say its version, and the driver has raylaunch "),
         (Dying, 3, "its agent died"),
     ):
         found = crew("2", agent)
-        with pytest.raises(ClusterError, match=f"cannot start: .*{why}"):
+        with pytest.raises(ClusterError, match=rf"node-\d \([\d.]+\) cannot start: .*{why}"):
             found.count(2)
         found.fleet.close()
         assert tries <= len(found.told(AgentLost)) <= tries + 1

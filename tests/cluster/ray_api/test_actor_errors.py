@@ -13,7 +13,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from raylaunch.cluster.agent.ray_actor import AgentStartError
+from raylaunch.cluster.agent.ray_actor import AgentStartError, AgentVersionError
+from raylaunch.cluster.agent.serialization import version
 from raylaunch.cluster.ray_api import actor_errors
 
 
@@ -30,10 +31,10 @@ def cannot_start() -> RayTaskError:
     return error.as_instanceof_cause()
 
 
-def raised() -> ActorDiedError:
+def raised(text: str = "FileNotFoundError: no such folder") -> ActorDiedError:
     """In `__init__`, as Ray brings it over."""
     cause = FileNotFoundError("no such folder")
-    text = "Traceback (most recent call last):\n  ...\nFileNotFoundError: no such folder"
+    text = f"Traceback (most recent call last):\n  ...\n{text}"
     return ActorDiedError(RayTaskError("Agent.__init__", text, cause, actor_id="1"))
 
 
@@ -71,3 +72,33 @@ def test_an_error_at_the_start():
     assert not any(
         map(actor_errors.is_raised_at_start, (died(KILLED), died(NODE_DIED), RuntimeError("creation task"), None))
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TypeError: AgentActor.__init__() missing 1 required positional argument: 'spec'",
+        "RuntimeError: The actor with name AgentActor failed to import:\n\nNo module named 'raylaunch.cluster.agent'",
+        "AttributeError: Can't get attribute 'AgentActor' on <module 'raylaunch.cluster.agent' from '/x/__init__.py'>",
+        "ImportError: cannot import name 'Agent' from 'raylaunch.cluster' (/x/__init__.py)",
+    ],
+)
+def test_a_raylaunch_that_is_too_old_to_say_its_version(text):
+    """Its agent has another constructor, or is somewhere else."""
+    error = raised(text)
+    assert actor_errors.is_of_another_version(error)
+    assert actor_errors.summary(error) == (
+        f"its host has a raylaunch that does not say its version, and the driver has raylaunch {version()}"
+    )
+
+
+def test_other_errors_at_the_start_say_nothing_of_the_version():
+    others = (
+        raised(),
+        cannot_start(),
+        raised("ModuleNotFoundError: No module named 'raylaunch'"),
+        RuntimeError(),
+        None,
+    )
+    assert not any(map(actor_errors.is_of_another_version, others))
+    assert actor_errors.is_of_another_version(AgentVersionError("its host has raylaunch 1.0"))

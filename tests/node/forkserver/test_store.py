@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import textwrap
 import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.node.forkserver import store
@@ -19,6 +24,7 @@ from raylaunch.node.forkserver.store import StoreAddress, meeting_place
 from raylaunch.node.linux import interfaces
 from raylaunch.node.protocol.forkserver_messages import StartStore
 from raylaunch.node.protocol.messages import OpenStore, StoreOpened
+from tests import profiles
 from tests.node.harness import ADDRESS, SECONDS, MessagePipe, Node, send_signal, until
 from tests.private_cluster import free_ports
 
@@ -222,6 +228,59 @@ def test_a_store_that_dies_again_and_again_is_given_up(monkeypatch: pytest.Monke
     assert table.pids() == {1001}
     table.close_all()
     assert killed == [1001]
+
+
+# Strangers.
+
+
+def test_workers_meet_whatever_strangers_do_at_the_port(torch_node: Node) -> None:
+    """At a restart, the store of the next attempt has listened for long. They send nothing, garbage, or half a message.
+
+    More of them stay than the fork server itself may have descriptors.
+    """
+    server = torch_node.supervisor.server_pid
+    before = resource.prlimit(server, resource.RLIMIT_NOFILE)
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (100, before[1]))
+    try:
+        port = torch_node.open_store()
+    finally:
+        resource.prlimit(server, resource.RLIMIT_NOFILE, before)
+    hello = struct.pack("<BI", 11, 0x3C85F7CE)  # VALIDATE and its number, as each client of TCPStore begins
+    half_a_set = hello + b"\0" + struct.pack("<Q", 1 << 60) + b"key"
+    with contextlib.ExitStack() as stack:
+        for data in (*[b""] * 200, b"\0" * 1000, os.urandom(1000), b"GET / HTTP/1.1\r\n\r\n", hello, half_a_set):
+            stranger = stack.enter_context(socket.create_connection((ADDRESS, port), timeout=SECONDS))
+            stranger.sendall(data)
+        for _ in range(50):
+            rude = stack.enter_context(socket.create_connection((ADDRESS, port), timeout=SECONDS))
+            rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its end is a RST
+            rude.close()
+        outcome = torch_node.run(torch_node.script(GROUP.format(then="")), nproc=2, port=port)
+    assert outcome.exit_codes == {0: 0, 1: 0}, outcome.stderr()
+
+
+messages = st.tuples(
+    st.sampled_from([b"", struct.pack("<BI", 11, 0x3C85F7CE)]),  # how each client begins
+    st.integers(0, 14).map(lambda kind: bytes([kind])) | st.just(b""),  # a kind of query
+    st.sampled_from([0, 1, 7, 1 << 20, 1 << 40, (1 << 64) - 1]).map(struct.Struct("<Q").pack) | st.just(b""),
+    st.binary(max_size=40),
+).map(b"".join)
+
+
+@pytest.mark.skipif(not profiles.is_fuzzing(), reason="each case takes half a second; `make fuzz` draws some")
+@settings(profiles.examples(6), suppress_health_check=list(HealthCheck))  # all cases use one node
+@given(sent=st.lists(st.tuples(messages, st.booleans()), max_size=20))
+def test_workers_meet_whatever_strangers_send(torch_node: Node, sent: list[tuple[bytes, bool]]) -> None:
+    port = torch_node.open_store()
+    with contextlib.ExitStack() as stack:
+        for data, stays in sent:
+            stranger = stack.enter_context(socket.create_connection((ADDRESS, port), timeout=SECONDS))
+            with contextlib.suppress(ConnectionError):
+                stranger.sendall(data)
+            if not stays:
+                stranger.close()
+        outcome = torch_node.run(torch_node.script(GROUP.format(then="")), nproc=2, port=port)
+    assert outcome.exit_codes == {0: 0, 1: 0}, outcome.stderr()
 
 
 # The same port for all attempts.

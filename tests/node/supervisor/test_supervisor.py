@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.node.protocol.messages import StopWorkers
+from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
 from tests.node.harness import (
     ADDRESS,
     SECONDS,
@@ -50,6 +50,13 @@ def start_hanging(node: Node, pipe: MessagePipe, nproc: int = 1, text: str = HAN
     """Start workers that start_hanging; return their process ids."""
     node.launch(node.script(text), nproc=nproc)
     return [int(line) for line in pipe.read_lines(nproc)]
+
+
+def test_a_signal_that_does_not_exist_is_refused(node: Node) -> None:
+    """The fork server would end with a traceback."""
+    for order in (StopWorkers(attempt=1, grace=0.0, signal="SIGNONE"), SignalWorkers(attempt=1, signal="")):
+        with pytest.raises(ValueError, match="there is no signal"):
+            node.supervisor.handle(order)
 
 
 # The events of an attempt.

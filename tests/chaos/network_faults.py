@@ -1,0 +1,76 @@
+"""Faults of the network between hosts: strangers at all ports of a job, and hosts that do not reach each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.chaos.job import Job
+from tests.hosts.host import Host
+from tests.hosts.hosts import inside
+
+_LISTENS = "0A"
+_FLOOD = """
+import contextlib, os, socket, struct, sys, time
+strangers = []
+for place in sys.argv[1:]:
+    address, _, port = place.rpartition(":")
+    for number in range(150):
+        with contextlib.suppress(OSError):
+            strangers.append(socket.create_connection((address, int(port)), timeout=1))
+            if number % 5 == 0:
+                strangers[-1].sendall(os.urandom(500))
+            if number % 7 == 0:
+                strangers[-1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                strangers.pop().close()
+print(len(strangers), flush=True)
+time.sleep(3)
+"""
+"""Most connections are silent, some send garbage, some are reset."""
+
+
+def flood(job: Job, host: Host) -> tuple[str, ...]:
+    """From one host, connect to the ports of the driver, the agents and the stores on all hosts."""
+    places = sorted(place for other in job.hosts.hosts for place in ports(job, other))
+    command = [sys.executable, "-ISc", _FLOOD, *places]
+    strangers = job.hosts.popen(host, command, stdout=subprocess.PIPE)
+    assert strangers.stdout is not None
+    strangers.stdout.readline()
+    return ()
+
+
+def ports(job: Job, host: Host) -> set[str]:
+    """Return `address:port` of whatever listens for others on this host and belongs to the job."""
+    pids = [*job.agents(host), *(process.pid for process in job.processes(host))]
+    pids += [inside(job.process)] if host is job.hosts.head else []
+    ours = {inode for pid in pids for inode in _sockets(pid)}
+    with contextlib.suppress(OSError):
+        rows = [line.split() for line in Path(f"/proc/{host.init}/net/tcp").read_text().splitlines()[1:]]
+        found = [row[1].split(":") for row in rows if row[3] == _LISTENS and row[9] in ours]
+        places = [(socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)) for address, port in found]
+        return {f"{host.address}:{port}" for address, port in places if address in (host.address, "0.0.0.0")}
+    return set()
+
+
+def _sockets(pid: int) -> set[str]:
+    """Return the inodes of the sockets of a process."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}"))
+                found |= {match[1]} if match else set()
+    return found
+
+
+def cut_one_way(job: Job, host: Host) -> tuple[str, ...]:
+    """Lose all that a host sends to another one of the attempt, which is not the driver's."""
+    others = [other for other in job.hosts.hosts[1:] if other is not host and job.runs_on(other)]
+    for other in others[:1]:
+        job.hosts.cut(host, to=other)
+    return ("PeersUnreachable",)
