@@ -22,6 +22,7 @@ from raylaunch.node.linux import processes
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, CLEANUP_WAIT_SECONDS
 
 _POLL_SECONDS = 1.0
+_PATIENCE = 5.0
 
 
 def main() -> int:
@@ -32,7 +33,7 @@ def main() -> int:
     processes.signal_on_parent_death(signal.SIGCONT, agent)  # one that was stopped goes on, and cleans up
     me = os.getpid()
     promotion, promote = os.pipe()
-    server = os.fork()
+    server = _fork(control, agent)
     if server:
         os.close(control)
         os.close(promotion)
@@ -44,12 +45,35 @@ def main() -> int:
         return 0
     os.close(promote)
     os.setpgid(0, 0)  # a group that loses its last tie to the session is woken by the kernel, with SIGHUP
-    from raylaunch.node.forkserver import hot_standby  # noqa: PLC0415
-    from raylaunch.node.forkserver import server as forkserver  # noqa: PLC0415
+    from raylaunch.node.forkserver import hot_standby, lifecycle  # noqa: PLC0415
 
     link = hot_standby.StandbyLink(subreaper=me, promotion=promotion, started_at=started_at, folders=folders)
     link.become_active()
-    return forkserver.main(link, control)
+    return lifecycle.main(link, control)
+
+
+def _fork(control: int, agent: int) -> int:
+    """Fork. Where processes or memory are lacking, try again for seconds, then tell the supervisor why, and exit."""
+    give_up_at = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return os.fork()
+        except OSError as error:
+            if time.monotonic() > give_up_at or os.getppid() != agent:
+                _tell(control, error)
+                raise SystemExit(1) from error
+        time.sleep(_PATIENCE / 20)
+
+
+def _tell(control: int, error: OSError) -> None:
+    import socket  # noqa: PLC0415
+
+    from raylaunch.node.linux import limits  # noqa: PLC0415
+    from raylaunch.node.protocol import forkserver_messages, wire  # noqa: PLC0415
+
+    wire.send(
+        socket.socket(fileno=control), forkserver_messages.ServerFailed(why=limits.explained(error, "the subreaper"))
+    )
 
 
 def _run_standbys(server: int, agent: int, promote: int) -> None:

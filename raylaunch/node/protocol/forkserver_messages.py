@@ -87,6 +87,13 @@ ForkServerOrder = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFailed:
+    """The fork server is about to end, or cannot be started."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyReady:
     """There is a standby that takes the fork server's place when it dies. A socket to it comes with this message.
 
@@ -137,6 +144,7 @@ class ResetDone:
 
 ForkServerEvent = (
     Ready
+    | ServerFailed
     | StandbyReady
     | WorkersForked
     | WorkerExited

@@ -88,6 +88,8 @@ class ForkServerClient:
         self.ready: messages.Ready | None = None
         #: What the fork server can import ahead, for its successor.
         self.manifest: ImportManifest | None = None
+        #: What a fork server or its subreaper said last of its own end.
+        self.last_words = ""
         #: Our end of the socket to the fork server, while there is one; and to its standby, while we know of one.
         self.control: socket.socket | None = None
         self._standby: socket.socket | None = None
@@ -133,9 +135,12 @@ class ForkServerClient:
         event, fd = wire.receive(self.control)
         if isinstance(event, messages.ManifestChanged):
             self.manifest = event.manifest
+        if isinstance(event, forkserver_messages.ServerFailed):
+            self.last_words = event.why
         if isinstance(event, forkserver_messages.StandbyReady):
             self._close_standby()
-            self._standby, fd = socket.socket(fileno=fd), None
+            if fd is not None:  # None: this process can open no more files
+                self._standby, fd = socket.socket(fileno=fd), None
         return event, fd
 
     def promote_standby(self) -> messages.Ready | None:
