@@ -1,24 +1,29 @@
-"""The life of a fork server: from its first message to its end, or from a hot standby's promotion."""
+"""The life of a fork server: from its first message to its end, or from a hot standby's promotion.
+
+A fork server whose subreaper was killed ends what it has started, and is the subreaper of its standby from then on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from raylaunch.node.forkserver import promotion
 from raylaunch.node.forkserver.hot_standby import StandbyLink, wait_for_promotion
 from raylaunch.node.forkserver.server import ForkServer
-from raylaunch.node.linux import limits
+from raylaunch.node.linux import limits, processes
 from raylaunch.node.linux.processes import run_at_bottom
 from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
 from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.protocol import forkserver_messages, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.worker.runtime import entry
+from raylaunch.worker.runtime import entry, process_setup
 
 
 def main(link: StandbyLink, control_fd: int) -> int:
@@ -47,14 +52,30 @@ def _serve(
         with contextlib.suppress(OSError):
             wire.send(control, forkserver_messages.ServerFailed(why=why))
     if server is not None:
+        heir = server.standby.pid if server.has_lost_subreaper and not promotion.agent_is_gone(link.lifeline) else 0
         with contextlib.suppress(OSError):  # no file descriptor is left: the subreaper ends the rest
-            server.end()
+            server.end(spared=heir)
+        if heir and not _be_subreaper(server):
+            return 0  # the agent may start another fork server
     link.finish()
     return 0
 
 
+def _be_subreaper(server: ForkServer) -> bool:
+    """Let the standby serve, with this process as its subreaper. Returns at the end whether the agent is gone."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    with contextlib.suppress(OSError):
+        wire.send(server.control, forkserver_messages.SubreaperReplaced(pid=os.getpid()))
+    process_setup.close_other_fds(server.promote, server.link.lifeline)
+    processes.release_memory()
+    return promotion.run_standbys(0, server.promote, server.link.lifeline)
+
+
 def _be_standby(server: ForkServer, line: socket.socket, imported: ImportManifest | None) -> int:
-    if not wait_for_promotion(server.link, line) or why_fork_is_unsafe():
+    link = wait_for_promotion(server.link, line)
+    if link is None or why_fork_is_unsafe():
         os._exit(0)  # without the exit handlers of imported modules
-    server.link.become_active()
-    return _serve(server.link, line, lambda _: replace(server.ready, pid=os.getpid()), imported)
+    link.become_active()
+    return _serve(link, line, lambda _: replace(server.ready, pid=os.getpid()), imported)

@@ -60,7 +60,9 @@ class ForkServer:
         have. With them it cannot serve another script. `be_standby` is what a standby does, with its own
         socket to the supervisor and what it has imported.
         """
-        self.link = link
+        promotion, self.promote = os.pipe()
+        #: What a standby is given: also the end of the pipe into which this process writes to promote it.
+        self.link = replace(link, promotions=(*link.promotions, promotion))
         self.control = control
         self.page = SharedPage.open(initialize.page)
         self.ready = ready
@@ -113,6 +115,11 @@ class ForkServer:
                 if wake in ready:
                     os.read(wake, 4096)
                 self._turn(has_order=self.control in ready)
+
+    @property
+    def has_lost_subreaper(self) -> bool:
+        """Whether this process ends because its subreaper was killed."""
+        return self._terminated and os.getppid() != self.link.subreaper
 
     def _timeout(self) -> float | None:
         """Seconds until something is due that no file descriptor tells of.
@@ -275,7 +282,7 @@ class ForkServer:
         return self._be_standby(self, line, imported)
 
     def _run_zygote(self, line: socket.socket) -> int:
-        server = self._become_helper(line.fileno(), self.link.promotion)
+        server = self._become_helper(line.fileno(), *self.link.promotions, self.link.lifeline)
         return Zygote(line, server, self._run_standby).serve()
 
     # Other children.
@@ -309,11 +316,15 @@ class ForkServer:
         file_timer.run(parent, self.timer.path, forked=self.ready.start_method == StartMethod.FORKSERVER)
         return 0
 
-    def end(self) -> None:
-        """Kill every process that was started here, and what those started. Waits for that, for seconds at most."""
+    def end(self, *, spared: int = 0) -> None:
+        """Kill every process that was started here, and what those started. Waits for that, for seconds at most.
+
+        `spared`: the process id of a standby that lives on, or 0.
+        """
         self.stores.close_all()
         self.timer.kill()
         self.preloader.zygote.kill()
-        self.standby.kill()
+        if not spared:
+            self.standby.kill()
         self.workers.kill()
         self.workers.wait_until_gone(CLEANUP_SECONDS)

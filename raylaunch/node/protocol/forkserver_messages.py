@@ -94,6 +94,13 @@ class ServerFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubreaperReplaced:
+    """The subreaper was killed. This process is the subreaper now, and its standby is going to serve."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyReady:
     """There is a standby that takes the fork server's place when it dies. A socket to it comes with this message.
 
@@ -145,6 +152,7 @@ class ResetDone:
 ForkServerEvent = (
     Ready
     | ServerFailed
+    | SubreaperReplaced
     | StandbyReady
     | WorkersForked
     | WorkerExited

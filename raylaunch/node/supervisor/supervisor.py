@@ -222,12 +222,8 @@ class Supervisor:
                     self._poller.dumps.add_file(event, fd)
                 case messages.ManifestChanged():
                     found.append(replace(event, manifest=None))
-                case (
-                    forkserver_messages.StandbyReady()
-                    | forkserver_messages.ResetDone()
-                    | forkserver_messages.ServerFailed()
-                ):
-                    pass  # all are the client's
+                case _:
+                    pass  # it is the client's
         found.extend(self._exits(failures))
         found.extend(self._poller.poll(self.attempt_state))
         return found
