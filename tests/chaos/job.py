@@ -145,8 +145,9 @@ class Job:
         return list({parent(worker) for worker in self.workers(host)} - set(self.subreapers(host)))
 
     def subreapers(self, host: Host) -> list[int]:
-        agents = set(self.agents(host))
-        return [process.pid for process in self.processes(host) if parent(process.pid) in agents]
+        """Return the process ids of processes that none of the job's others has started."""
+        pids = {process.pid for process in self.processes(host)}
+        return [pid for pid in pids if parent(pid) not in pids]
 
     def helpers(self, host: Host) -> list[int]:
         """Return the process ids of the fork servers' other children: stores, hot standbys and zygotes."""

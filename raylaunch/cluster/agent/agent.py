@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
 from raylaunch.cluster.agent.link import Link, LinkAddress
@@ -20,7 +21,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NO_NODE, HostId, NodeId, NodeTime
 from raylaunch.core.placement.environment import base_env, interface_env
 from raylaunch.core.record.run_layout import LAYOUTS
-from raylaunch.node.linux import interfaces, processes
+from raylaunch.node.linux import interfaces, limits, processes
 from raylaunch.node.logs.tail import LogOutput, log_sources
 from raylaunch.node.protocol.messages import (
     LaunchWorkers,
@@ -35,6 +36,8 @@ from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTempla
 from raylaunch.node.protocol.peer_messages import PeerOrder
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,16 +137,19 @@ class Agent:
         self._view = spec.view
         self._nproc = spec.nproc
         self._address = address
-        self._supervisor = Supervisor(
-            spec.template,
-            node=spec.node,
-            address=address,
-            env=env,
-            interface_env=self._interface_env,
-            cwd=cwd,
-            client=client,
-        )
-        self._supervisor.start()
+        try:
+            self._supervisor = Supervisor(
+                spec.template,
+                node=spec.node,
+                address=address,
+                env=env,
+                interface_env=self._interface_env,
+                cwd=cwd,
+                client=client,
+            )
+            self._supervisor.start()
+        except OSError as error:
+            raise OSError(error.errno, limits.explained(error, "the agent")) from error
         self._outbox: Outbox[AgentReady | NodeEvent] = Outbox()
         #: Set when there is something to report.
         self._wake = asyncio.Event()
@@ -214,7 +220,7 @@ class Agent:
         self._wake.set()
         self._lease.agent_idle(seconds)
         self._stop_polling()
-        client = await asyncio.get_running_loop().run_in_executor(None, self._supervisor.release_client)
+        client = await in_thread(self._supervisor.release_client)
         if client is not None and self._link is not None:
             self._link.release()
         return client
@@ -227,7 +233,7 @@ class Agent:
         """End every process of the run on this node."""
         self._lease.node_closing()
         self._stop_polling()
-        await asyncio.get_running_loop().run_in_executor(None, self._supervisor.close)
+        await in_thread(self._supervisor.close)
 
     def _stop_polling(self) -> None:
         self._peers.close()
@@ -276,6 +282,15 @@ class Agent:
     def _wake_if_needed(self) -> None:
         if self._outbox.has_some(more_output=self._logs.behind):
             self._wake.set()
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Do this in another thread, or in this one where no thread can be started."""
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError:  # "can't start new thread"
+        return work()
+    return await future
 
 
 def _ended(event: NodeEvent) -> int | None:

@@ -278,7 +278,8 @@ class Driver:
             yield from self._reject(node, "no worker can be started there any more")
             return
         if not up.ready.torch:
-            msg = f"no worker can be started on {up.address}, since torch cannot be imported there"
+            why = "torch cannot be imported" if up.ready.pid else "its fork server cannot be started"
+            msg = f"no worker can be started on {up.address}, since {why} there"
             raise ClusterError(msg, hint="; ".join(up.ready.why))
         if node in self.machine.nodes:
             return  # only its fork server was started anew

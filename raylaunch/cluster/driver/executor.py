@@ -89,7 +89,8 @@ class Executor:
                         node, StopWorkers(attempt=action.attempt, grace=action.grace, signal=action.signal)
                     )
             case RequestCheckpoint():
-                self._proposal = SyncPoint(self._fleet, action.attempt, nodes, self._watch.step_ahead(now))
+                step, expected = self._watch.step_ahead(now), self._watch.calls_should_checkpoint
+                self._proposal = SyncPoint(self._fleet, action.attempt, nodes, step, expected=expected)
             case ForwardSignal():
                 for node in nodes:
                     self._fleet.send(node, SignalWorkers(attempt=action.attempt, signal=action.signal))
@@ -183,8 +184,12 @@ class SyncPoint:
     all nodes are told to save at that step. Prepare takes one message to each node and back, rarely two.
     """
 
-    def __init__(self, fleet: Fleet, attempt: int, nodes: Iterable[NodeId], step: int) -> None:
+    def __init__(
+        self, fleet: Fleet, attempt: int, nodes: Iterable[NodeId], step: int, *, expected: bool = False
+    ) -> None:
+        """`expected`: workers that have not asked to save yet are expected to do so."""
         self._fleet = fleet
+        self._expected = expected
         self._attempt = attempt
         self._nodes = tuple(nodes)
         self._propose(step)
@@ -194,8 +199,9 @@ class SyncPoint:
         self.step = step
         self._missing = set(self._nodes)
         self._reached = -1
+        order = ProposeCheckpoint(attempt=self._attempt, step=step, expected=self._expected)
         for node in self._nodes:
-            self._fleet.send(node, ProposeCheckpoint(attempt=self._attempt, step=step))
+            self._fleet.send(node, order)
 
     def answered(self, answer: StepProposed) -> None:
         """Take a node's answer. Answers to earlier proposals are ignored."""

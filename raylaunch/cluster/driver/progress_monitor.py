@@ -68,6 +68,11 @@ class ProgressMonitor:
         """Return a step a little ahead of all workers, at which they can save."""
         return propose_step(self._progress.world, now)
 
+    @property
+    def calls_should_checkpoint(self) -> bool:
+        """Whether all workers of an earlier attempt have called `should_checkpoint`."""
+        return self._progress.calls_should_checkpoint
+
     def unsaved(self, step: int) -> str:
         """Return which workers did not save at the agreed step, for a person; `""`: all did, or none ever does."""
         return unsaved(step, checkpoints(self._progress.world))

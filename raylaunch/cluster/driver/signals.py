@@ -114,9 +114,17 @@ class _SignalListener:
                     self._tell(SignalName(signal.Signals(number).name))
                 if number in self._numbers & self._stops:
                     self.signals_to_end -= 1
-                    if self.signals_to_end == 0:  # in a thread, so that further signals are told meanwhile
-                        threading.Thread(target=self._end_process, args=(number,), daemon=True).start()
+                    if self.signals_to_end == 0:
+                        self._begin_to_end_process(number)
         os.close(self._readable)
+
+    def _begin_to_end_process(self, number: int) -> None:
+        """End the process, in a thread where one can be started, so that further signals are told meanwhile."""
+        thread = threading.Thread(target=self._end_process, args=(number,), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # "can't start new thread"
+            self._end_process(number)
 
     def _end_process(self, number: int) -> None:
         """Have the main thread raise InterruptedByUserError, then end the process, unless it ends by itself."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home
+from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home, in_thread
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, Key, PooledAgent
 from raylaunch.cluster.fleet.fleet_base import FleetBase
@@ -111,9 +111,11 @@ class LocalFleet(FleetBase):
     def _gone(self, node: NodeId, error: BaseException) -> None:
         self._tell(AgentLost(node=node, why=f"{type(error).__name__}: {error}", error=error))
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, why: str, cause: BaseException | None = None) -> None:
         """Report an error that is no single agent's: none of them can go on."""
-        self._tell(FleetFailed(error=ClusterError(f"the agents on this machine cannot go on: {why}")))
+        error = ClusterError(f"the agents on this machine cannot go on: {why}")
+        error.__cause__ = cause  # the hint for a person depends on it
+        self._tell(FleetFailed(error=error))
 
     # Which nodes there are.
 
@@ -135,7 +137,7 @@ class LocalFleet(FleetBase):
         try:
             await self._do_all()
         except Exception as error:  # noqa: BLE001
-            self._failed(f"{type(error).__name__}: {error}")
+            self._failed(f"{type(error).__name__}: {error}", error)
 
     async def _do_all(self) -> None:
         while True:
@@ -195,7 +197,7 @@ class LocalFleet(FleetBase):
         except Exception as error:  # noqa: BLE001
             self._gone(request.node, error)
             if client is not None:
-                await asyncio.to_thread(client.close)
+                await in_thread(client.close)
         else:
             self._agents[request.node] = _LocalAgent(
                 agent, self._loop.create_task(self._report_loop(request.node, agent)), key
@@ -206,9 +208,9 @@ class LocalFleet(FleetBase):
         client: ForkServerClient | None = (
             self._pool.take(local_machine.HOST_ID, key) if self._pool is not None else None
         )
-        if client is None or await asyncio.to_thread(client.activate):
+        if client is None or await in_thread(client.activate):
             return client
-        await asyncio.to_thread(client.close)
+        await in_thread(client.close)
         return None
 
     async def _end(self, request: StopAgent) -> None:

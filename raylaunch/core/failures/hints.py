@@ -52,6 +52,24 @@ _PATTERNS = (
         "two ranks use one GPU: the script must choose its own, `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`",
     ),
     _pattern(
+        r"Too many open files in system",
+        "allow more open files on {host}: `sysctl fs.file-max`",
+    ),
+    _pattern(
+        r"Too many open files(?! in system)",
+        "allow more open files on {host}, where Ray or the container is started: `ulimit -n`, `--ulimit nofile` of "
+        "docker, `LimitNOFILE` of systemd",
+    ),
+    _pattern(
+        r"can't start new thread|pids\.max|RLIMIT_NPROC|kernel\.(?:pid_max|threads-max)",
+        "allow more processes and threads on {host}, or start fewer: `ulimit -u`, `--pids-limit` of docker, "
+        "`podPidsLimit` of the kubelet, `TasksMax` of systemd",
+    ),
+    _pattern(
+        r"Cannot allocate memory",
+        "memory is short on {host}: fewer workers or DataLoader workers, or a higher limit of the container",
+    ),
+    _pattern(
         r"No space left on device",
         "a disk of {host} is full: `df -h` there, /tmp and /dev/shm included",
     ),

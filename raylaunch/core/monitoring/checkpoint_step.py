@@ -1,4 +1,4 @@
-"""The step at which all workers save before a resize, and which of them had not saved when the time was over."""
+"""The step at which all workers save before a resize, who is waited for, and who had not saved when time was over."""
 
 from __future__ import annotations
 
@@ -12,8 +12,20 @@ _ORDER_SECONDS = 0.1
 _SPARE_STEPS = 2
 """How far ahead of the fastest worker the step is: the time that a message takes, and a reserve."""
 
+_MARKS_WITHOUT_CALL = 10
+"""More than a script makes before its first call: it may have several optimizers, and call `heartbeat` before."""
+
 Checkpoints = Mapping[int, tuple[int | None, int | None]]
 """By rank: the last step for which the script called `should_checkpoint`, and the last that it said is saved."""
+
+
+def may_ask(marks: int, *, expected: bool) -> bool:
+    """Return whether a worker that has not called `should_checkpoint` in its attempt may still do so.
+
+    `marks`: its steps and heartbeats in the attempt. `expected`: all workers of an earlier attempt have called it. A
+    script calls it after each step, so a worker that has made many steps without it never will.
+    """
+    return expected and marks < _MARKS_WITHOUT_CALL
 
 
 def propose_step(world: WorldProgress, now: float) -> int:

@@ -17,17 +17,17 @@ class ProgressTracker:
         """The arguments are those of `HangLimits.of`."""
         self._limits = HangLimits.of(hang_timeout, auto=auto)
         #: Whether all workers of an earlier attempt have called `should_checkpoint`.
-        self._calls_should_checkpoint = False
+        self.calls_should_checkpoint = False
         self.world = WorldProgress(0, ())
         self.begin(0, ())
 
     def begin(self, attempt: int, ranks: Iterable[int]) -> None:
         """Forget the attempt before, and follow this one."""
         workers = self.world.workers.values()
-        self._calls_should_checkpoint |= bool(workers) and all(each.latest.asked is not None for each in workers)
+        self.calls_should_checkpoint |= bool(workers) and all(each.latest.asked is not None for each in workers)
         self.world = WorldProgress(attempt, ranks)
         self.hangs = HangDetector(self.world, self._limits)
-        self.reporter = ProgressReporter(self.world, awaits_counts=self._calls_should_checkpoint)
+        self.reporter = ProgressReporter(self.world, awaits_counts=self.calls_should_checkpoint)
 
     def workers_started(self, at: float) -> None:
         """Note that a node has started its workers of this attempt."""

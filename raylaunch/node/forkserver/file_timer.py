@@ -69,6 +69,13 @@ class FileTimer:
                 os.unlink(self.path)
 
 
+def run(parent: int, path: str, *, forked: bool) -> None:
+    """In the timer's process: serve, in a fresh interpreter unless it was forked from one that could be used."""
+    if not forked:
+        os.execv(sys.executable, [sys.executable, __file__, str(parent), path])
+    serve(path)
+
+
 def serve(path: str) -> None:
     """Serve until killed. torch's server exits when it has killed a worker, so it runs in a child that is replaced."""
     processes.set_name(PROCESS_NAME)

@@ -1,9 +1,12 @@
 """The hot standby: a fork of the fork server that waits, with all its imports, to take its place when it dies.
 
 Each standby has its own socket to the supervisor. When the fork server is dead, its orphans become the subreaper's
-children. The subreaper kills all of them but the standby and then promotes it: it writes a byte into a pipe, whose end
-of file means that the subreaper is gone. It knows the standby by its process group, since no other process in the
-subreaper's session leads one.
+children. The subreaper kills all of them but the standby and then promotes it: it writes its process id into a pipe,
+whose end of file means that the subreaper is gone. It knows the standby by its process group, since no other process in
+the subreaper's session leads one.
+
+When the subreaper is dead, the fork server does the same as its successor: it kills all its children but the standby,
+and promotes that. It has a pipe of its own for this, which a standby reads too.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from raylaunch.node.linux import processes, scratch
@@ -34,8 +37,10 @@ class StandbyLink:
 
     subreaper: int
     """Its process id."""
-    promotion: int
-    """The pipe from which a standby reads a byte when it is promoted."""
+    promotions: tuple[int, ...]
+    """The pipes from which a standby reads, when it is promoted, the process id of its subreaper."""
+    lifeline: int
+    """The socket whose other end the agent holds as long as it lives and wants the node to go on."""
     started_at: float
     """The time.time() before anything was imported."""
     folders: Sequence[str]
@@ -116,14 +121,24 @@ def _run(run: Callable[[socket.socket], int], ours: socket.socket, supervisors: 
     return run(ours)
 
 
-def wait_for_promotion(link: StandbyLink, line: socket.socket) -> bool:
-    """In the standby: wait until it is promoted. False: the supervisor or the subreaper is gone."""
+def wait_for_promotion(link: StandbyLink, line: socket.socket) -> StandbyLink | None:
+    """In the standby: wait until it is promoted. None: the supervisor is gone, or all that could promote it are."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    process_setup.close_other_fds(line.fileno(), link.promotion)
+    process_setup.close_other_fds(line.fileno(), *link.promotions, link.lifeline)
     poll = select.poll()
     poll.register(line, 0)  # its end alone: the supervisor may write before the promotion has come
-    poll.register(link.promotion, select.POLLIN)
-    happened = dict(poll.poll())
-    return line.fileno() not in happened and os.read(link.promotion, 1) != b""
+    left = set(link.promotions)
+    for promotion in left:
+        poll.register(promotion, select.POLLIN)
+    while left:
+        happened = dict(poll.poll())
+        if line.fileno() in happened:
+            return None
+        for promotion in left & happened.keys():
+            if promoter := os.read(promotion, 32):
+                return replace(link, subreaper=int(promoter), promotions=(promotion,))
+            poll.unregister(promotion)
+            left.remove(promotion)
+    return None

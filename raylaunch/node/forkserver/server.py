@@ -7,12 +7,10 @@ gone or the node's lease has expired, it kills everything that it started and ex
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,27 +21,25 @@ from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer
-from raylaunch.node.forkserver.hot_standby import HotStandby, StandbyLink, wait_for_promotion
+from raylaunch.node.forkserver.hot_standby import HotStandby, StandbyLink
 from raylaunch.node.forkserver.store import StoreTable
 from raylaunch.node.forkserver.worker_group import WorkerGroup, exec_boot
 from raylaunch.node.linux import processes
-from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
+from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork
 from raylaunch.node.preload import staleness
 from raylaunch.node.preload.controller import PreloadController
-from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
-from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.preload.zygote import Zygote
 from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.messages import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
-from raylaunch.worker.runtime import boot, entry, process_setup
+from raylaunch.worker.runtime import boot, process_setup
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MOST_SECONDS = 3600.0
 """The longest that one turn waits: epoll(7) refuses more than 24 days."""
 _RETRY_SECONDS = 1.0
-"""After a failed fork of a process that workers can do without, until the next one."""
+"""After a failed fork, until it is tried again."""
 
 
 class ForkServer:
@@ -56,17 +52,22 @@ class ForkServer:
         initialize: forkserver_messages.Initialize,
         ready: messages.Ready,
         imported: ImportManifest | None,
+        be_standby: Callable[[ForkServer, socket.socket, ImportManifest | None], int],
     ) -> None:
         """`control`: the socket to the supervisor. `ready`: what to tell it when serving begins.
 
         `imported`: modules of a script that this process has imported before it began to serve, as a standby may
-        have. With them it cannot serve another script.
+        have. With them it cannot serve another script. `be_standby` is what a standby does, with its own
+        socket to the supervisor and what it has imported.
         """
-        self.link = link
+        promotion, self.promote = os.pipe()
+        #: What a standby is given: also the end of the pipe into which this process writes to promote it.
+        self.link = replace(link, promotions=(*link.promotions, promotion))
         self.control = control
         self.page = SharedPage.open(initialize.page)
         self.ready = ready
         self.imported = imported
+        self._be_standby = be_standby
         forks = ready.start_method == StartMethod.FORKSERVER
         self.stores = StoreTable(self._run_store)
         self.timer = FileTimer(file_timer.file_of(os.environ))
@@ -75,11 +76,12 @@ class ForkServer:
         )
         self.standby = HotStandby(wanted=forks, send=self._send)
         self.workers = WorkerGroup(self._send, other_children=self._other_children)
-        #: When processes that workers can do without are forked again, by time.monotonic(); 0: a fork has not failed.
+        #: When a fork that failed is tried again, by time.monotonic(); 0: none has failed.
         self._retry_at = 0.0
-        #: An attempt that starts as soon as nothing of the attempts before it is alive, and when it was ordered.
+        #: An attempt that starts as soon as nothing of the attempts before it is alive. Then: when it was ordered, and
+        #: when they had ended.
         self._launch: forkserver_messages.StartWorkers | None = None
-        self._ordered_at = NodeTime(0.0)
+        self._ordered_at = self._ended_at = NodeTime(0.0)
         #: `ResetDone` is to be sent when nothing of the run is alive any more.
         self._resetting = False
         self._terminated = False
@@ -102,7 +104,7 @@ class ForkServer:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._terminate)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        self._fork_helpers()
+        self._fork_missing()
         self._send(self.ready)
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
@@ -113,6 +115,11 @@ class ForkServer:
                 if wake in ready:
                     os.read(wake, 4096)
                 self._turn(has_order=self.control in ready)
+
+    @property
+    def has_lost_subreaper(self) -> bool:
+        """Whether this process ends because its subreaper was killed."""
+        return self._terminated and os.getppid() != self.link.subreaper
 
     def _timeout(self) -> float | None:
         """Seconds until something is due that no file descriptor tells of.
@@ -146,9 +153,9 @@ class ForkServer:
             self._handle(order)
         self.workers.advance()
         self.preloader.poll()
-        self._fork_helpers()
         if self._launch is not None and not self.preloader.delays_start and self.workers.is_gone:
-            self._start(self._launch)
+            self._begin_attempt(self._launch)
+        self._fork_missing()
         if self._resetting and self.workers.is_gone:
             self._finish_reset()
 
@@ -192,19 +199,18 @@ class ForkServer:
             self._launch = None
         self.workers.stop(order.attempt, order.grace, signal.Signals[order.signal])
 
-    def _start(self, order: forkserver_messages.StartWorkers) -> None:
-        self._launch, ended = None, NodeTime(time.monotonic())
+    def _begin_attempt(self, order: forkserver_messages.StartWorkers) -> None:
+        self._launch, self._ended_at = None, NodeTime(time.monotonic())
         self.stores.close_before(order.attempt)
-        self.workers.begin(order.attempt)
         self.page.reset(order.attempt, len(order.workers))
-        try:
-            imports = self.preloader.begin_attempt(order.workers)
-            self.workers.fork(order.workers, imports, self.preloader.fork_workers, self._run_worker)
-        except OSError as error:
-            self.workers.report_unforked(order.workers, f"the process cannot be started: {error.strerror}")
-            return
-        timings = RestartTimings(ordered=self._ordered_at, ended=ended, forked=NodeTime(time.monotonic()))
-        self._send(messages.WorkersForked(attempt=order.attempt, pids=self.workers.pids(), timings=timings))
+        self.workers.begin(order.attempt, order.workers, self.preloader.begin_attempt(order.workers))
+        self._retry_at = 0.0
+
+    def _fork_workers(self) -> None:
+        if self.workers.fork(self.preloader.fork_workers, self._run_worker):
+            timings = RestartTimings(ordered=self._ordered_at, ended=self._ended_at, forked=NodeTime(time.monotonic()))
+            pids = self.workers.forked_pids()
+            self._send(messages.WorkersForked(attempt=self.workers.attempt, pids=pids, timings=timings))
 
     def _run_worker(self, spec: WorkerSpec, report: int, stacks: int, imports: int) -> int:
         self._detach()
@@ -238,18 +244,26 @@ class ForkServer:
             raise EOFError  # an imported file has changed
         self._send(self.ready)
 
-    # What workers can do without.
+    # What is missing.
 
-    def _fork_helpers(self) -> None:
-        """Fork timer, zygote and standby where one is missing. If that fails, workers go on, and it is tried again."""
+    def _fork_missing(self) -> None:
+        """Fork what is missing: workers first, then stores, then timer, zygote and standby, which they can do without.
+
+        What fails for lack of files, processes or memory is tried again in a second. Workers that run go on.
+        """
         if time.monotonic() < self._retry_at:
             return
         self._retry_at = 0.0
         try:
+            self._fork_workers()
+            for opened in self.stores.retry():
+                self._send(opened)
             self.timer.start(self._run_timer)
             self.preloader.request_imports(lambda line: fork(partial(self._run_zygote, line)))
             self._renew_standby()
         except OSError:
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+        if self.stores.is_incomplete:
             self._retry_at = time.monotonic() + _RETRY_SECONDS
 
     def _renew_standby(self) -> None:
@@ -265,13 +279,10 @@ class ForkServer:
 
     def _run_standby(self, line: socket.socket, imported: ImportManifest | None) -> int:
         self._detach()
-        if not wait_for_promotion(self.link, line) or why_fork_is_unsafe():
-            os._exit(0)  # without the exit handlers of imported modules
-        self.link.become_active()
-        return _serve(self.link, line, lambda _: replace(self.ready, pid=os.getpid()), imported)
+        return self._be_standby(self, line, imported)
 
     def _run_zygote(self, line: socket.socket) -> int:
-        server = self._become_helper(line.fileno(), self.link.promotion)
+        server = self._become_helper(line.fileno(), *self.link.promotions, self.link.lifeline)
         return Zygote(line, server, self._run_standby).serve()
 
     # Other children.
@@ -283,7 +294,8 @@ class ForkServer:
             if self.workers.attempt < order.attempt:
                 self.workers.kill()
             self.stores.vacate(order.attempt)
-        self._send(self.stores.open(order))
+        if (opened := self.stores.open(order)) is not None:
+            self._send(opened)
 
     def _become_helper(self, *fds: int) -> int:
         """In a child that is no worker: keep only these files, and die with the fork server. Returns its process id."""
@@ -296,53 +308,23 @@ class ForkServer:
 
     def _run_store(self, address: str, port: int, listening: int) -> int:
         parent = self._become_helper(listening)
-        if self.ready.start_method == StartMethod.SPAWN:
-            os.set_inheritable(listening, True)
-            os.execv(sys.executable, [sys.executable, store.__file__, str(parent), address, str(port), str(listening)])
-        store.serve(address, port, listening)
+        store.run(parent, address, port, listening, forked=self.ready.start_method == StartMethod.FORKSERVER)
         return 0
 
     def _run_timer(self) -> int:
         parent = self._become_helper()
-        if self.ready.start_method == StartMethod.SPAWN:
-            os.execv(sys.executable, [sys.executable, file_timer.__file__, str(parent), self.timer.path])
-        file_timer.serve(self.timer.path)
+        file_timer.run(parent, self.timer.path, forked=self.ready.start_method == StartMethod.FORKSERVER)
         return 0
 
-    def end(self) -> None:
-        """Kill every process that was started here, and what those started. Waits for that, for seconds at most."""
+    def end(self, *, spared: int = 0) -> None:
+        """Kill every process that was started here, and what those started. Waits for that, for seconds at most.
+
+        `spared`: the process id of a standby that lives on, or 0.
+        """
         self.stores.close_all()
         self.timer.kill()
         self.preloader.zygote.kill()
-        self.standby.kill()
+        if not spared:
+            self.standby.kill()
         self.workers.kill()
         self.workers.wait_until_gone(CLEANUP_SECONDS)
-
-
-def _serve(
-    link: StandbyLink,
-    control: socket.socket,
-    prepare: Callable[[forkserver_messages.Initialize], messages.Ready],
-    imported: ImportManifest | None = None,
-) -> int:
-    """Be a fork server from its first message to its end. `prepare` imports what `Initialize` names."""
-    server = None
-    try:
-        initialize, _ = wire.receive(control)
-        server = ForkServer(link, control, initialize, prepare(initialize), imported)
-        server.serve()
-    except (EOFError, ConnectionError):
-        pass  # the supervisor is gone
-    except OSError as error:
-        print(f"raylaunch: a fork server cannot go on: {error}", file=sys.stderr, flush=True)  # noqa: T201
-    if server is not None:
-        with contextlib.suppress(OSError):  # no file descriptor is left: the subreaper ends the rest
-            server.end()
-    link.finish()
-    return 0
-
-
-def main(link: StandbyLink, control_fd: int) -> int:
-    """Serve until the supervisor is gone. Returns the exit code, in each forked child that child's."""
-    entry.demote_bootstrap_path()
-    return run_at_bottom(partial(_serve, link, socket.socket(fileno=control_fd), import_preloads))

@@ -23,13 +23,14 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from raylaunch.node.linux import dns, interfaces, processes
+from raylaunch.node.linux import dns, interfaces, limits, processes
 from raylaunch.node.linux.processes import fork
 from raylaunch.node.protocol import messages
 from raylaunch.node.protocol.forkserver_messages import StartStore
 
 _BACKLOG = 4096
 _LEAVING_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 _MOST_LOSSES = 10
 """Processes that one store may lose. What kills one after the other would kill the next one too."""
 PROCESS_NAME = "rl:store"
@@ -103,9 +104,25 @@ def serve(address: str, port: int, listening_fd: int) -> None:
         dns.disable_reverse_lookups()
     from torch.distributed import TCPStore  # noqa: PLC0415
 
-    store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening_fd)
+    while True:
+        fd = os.dup(listening_fd)  # where TCPStore fails, it closes this one
+        try:
+            store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+            break
+        except RuntimeError as error:  # its thread cannot be started
+            print(f"raylaunch: the store cannot serve yet: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            time.sleep(_RETRY_SECONDS)
+    os.close(listening_fd)
     while store.port:
         signal.pause()
+
+
+def run(parent: int, address: str, port: int, listening_fd: int, *, forked: bool) -> None:
+    """In the process of a store: serve, in a fresh interpreter unless it was forked from one that could be used."""
+    if not forked:
+        os.set_inheritable(listening_fd, True)
+        os.execv(sys.executable, [sys.executable, __file__, str(parent), address, str(port), str(listening_fd)])
+    serve(address, port, listening_fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,33 +134,67 @@ class _StoreProcess:
     """Processes of this store that have died before."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unopened:
+    order: StartStore
+    losses: int
+    give_up_at: float
+    """By time.monotonic(): until then it is tried again where something is lacking."""
+
+
 class StoreTable:
     """Store processes by attempt. `run` is what a store's process does, given address, port and listening socket."""
 
-    def __init__(self, run: Callable[[str, int, int], int]) -> None:
+    def __init__(self, run: Callable[[str, int, int], int], patience: float = limits.PATIENCE) -> None:
+        """`patience`: seconds for which a store is tried again that could not be opened for lack of something."""
         self._run = run
+        self._patience = patience
         self._stores: dict[int, _StoreProcess] = {}
+        self._unopened: dict[int, _Unopened] = {}
 
     def pids(self) -> set[int]:
         """Return the process ids of stores that were neither closed nor reaped."""
         return {found.pid for found in self._stores.values()}
 
-    def open(self, order: StartStore, losses: int = 0) -> messages.StoreOpened:
-        """Bind the attempt's store and fork its process, in place of one that the attempt may have already."""
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a store could not be opened because something is lacking, so that `retry` is to be called."""
+        return bool(self._unopened)
+
+    def open(self, order: StartStore, losses: int = 0) -> messages.StoreOpened | None:
+        """Bind the attempt's store and fork its process, in place of one that the attempt may have already.
+
+        None: files, processes or memory are lacking at present (see `is_incomplete`).
+        """
         self._close([number for number in self._stores if number == order.attempt])
+        self._unopened[order.attempt] = _Unopened(order, losses, time.monotonic() + self._patience)
+        return self._try(self._unopened[order.attempt])
+
+    def retry(self) -> Iterator[messages.StoreOpened]:
+        """Try again to open the stores that could not be opened, and yield what was decided."""
+        for unopened in [*self._unopened.values()]:
+            if (opened := self._try(unopened)) is not None:
+                yield opened
+
+    def _try(self, unopened: _Unopened) -> messages.StoreOpened | None:
+        order = unopened.order
         place = meeting_place(order.address, order.master_addr, several_nodes=order.several_nodes)
+        listening = None
         try:
             listening = (listen_soon if order.fixed else listen)(place.listens, order.port)
-        except OSError as error:
-            return _not_opened(order, place.listens, error)
-        port = listening.getsockname()[1]
-        try:
+            port = listening.getsockname()[1]
             pid = fork(partial(self._serve, place.listens, port, listening))
-        except OSError as error:
             listening.close()
-            return _not_opened(order, place.listens, error)
-        listening.close()
-        self._stores[order.attempt] = _StoreProcess(pid, replace(order, port=port), losses)
+        except OSError as error:
+            if listening is not None:
+                listening.close()
+            if limits.is_shortage(error) and time.monotonic() < unopened.give_up_at:
+                return None
+            del self._unopened[order.attempt]
+            why = limits.explained(error, "the fork server")
+            return messages.StoreOpened(attempt=order.attempt, port=0, address=place.listens, why=why)
+        del self._unopened[order.attempt]
+        self._stores[order.attempt] = _StoreProcess(pid, replace(order, port=port), unopened.losses)
         return messages.StoreOpened(attempt=order.attempt, port=port, address=place.told, why=place.why)
 
     def _serve(self, address: str, port: int, listening: socket.socket) -> int:
@@ -159,34 +210,36 @@ class StoreTable:
                 continue
             del self._stores[attempt]
             if died.losses < _MOST_LOSSES:
-                yield self.open(died.order, died.losses + 1)
+                if (opened := self.open(died.order, died.losses + 1)) is not None:
+                    yield opened
             else:
                 why = "its process dies again and again"
                 yield messages.StoreOpened(attempt=attempt, port=0, address=died.order.address, why=why)
 
     def close_before(self, attempt: int) -> None:
         """Kill the stores of earlier attempts."""
-        self._close([number for number in self._stores if number < attempt])
+        self._close([number for number in self._known() if number < attempt])
 
     def close_all(self) -> None:
         """Kill the processes of all stores."""
-        self._close(list(self._stores))
+        self._close(self._known())
 
     def vacate(self, attempt: int) -> None:
         """Kill the stores of attempts up to this one, and wait until they have left their port."""
-        for pid in self._close([number for number in self._stores if number <= attempt]):
+        for pid in self._close([number for number in self._known() if number <= attempt]):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
+    def _known(self) -> list[int]:
+        return [*(self._stores | self._unopened)]
+
     def _close(self, attempts: list[int]) -> list[int]:
-        pids = [self._stores.pop(attempt).pid for attempt in attempts]
+        for attempt in attempts:
+            self._unopened.pop(attempt, None)
+        pids = [self._stores.pop(attempt).pid for attempt in attempts if attempt in self._stores]
         for pid in pids:
             processes.kill_with_group(pid)
         return pids
-
-
-def _not_opened(order: StartStore, address: str, error: OSError) -> messages.StoreOpened:
-    return messages.StoreOpened(attempt=order.attempt, port=0, address=address, why=os.strerror(error.errno or 0))
 
 
 def main() -> None:

@@ -13,14 +13,14 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from signal import Signals
 
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver.deferred_signals import DeferredSignals
-from raylaunch.node.linux import processes, procfs
+from raylaunch.node.linux import limits, processes, procfs
 from raylaunch.node.preload.zygote_client import ForkedWorkers
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StackDumpStarted, WorkerExited, WorkersGone
@@ -55,6 +55,13 @@ class WorkerGroup:
         self._other_children = other_children
         self.attempt = 0
         self._alive: dict[int, _WorkerProcess] = {}
+        #: Process ids of all workers of the attempt that were forked, by local rank.
+        self._forked: dict[int, int] = {}
+        #: Workers that are still to be forked, and until when that is tried, by time.monotonic().
+        self._unforked: tuple[WorkerSpec, ...] = ()
+        self._give_up_at = 0.0
+        self._imports = -1
+        self._children = processes.OwnChildren()
         self._stopping = False
         self._killing = False
         #: Whether no process of the attempt is left that may be killed, as the latest `advance` after `kill` found.
@@ -63,32 +70,56 @@ class WorkerGroup:
         self._kill_at: float | None = None
         self._deferred = DeferredSignals()
 
-    def begin(self, attempt: int) -> None:
-        """Begin an attempt without workers. No process of the one before may be left."""
+    def begin(self, attempt: int, workers: tuple[WorkerSpec, ...] = (), imports: int = -1) -> None:
+        """Begin an attempt with these workers, which `fork` forks. No process of the one before may be left.
+
+        `imports`: the file for import records, or -1.
+        """
         self.attempt = attempt
+        self._forked = {}
+        self._unforked, self._imports = workers, imports
+        self._give_up_at = time.monotonic() + limits.PATIENCE
         self._stopping = self._killing = self.is_gone = self._reports_gone = False
         self._kill_at = None
         self._deferred = DeferredSignals()
 
     def fork(
         self,
+        fork_by_zygote: Callable[[tuple[WorkerSpec, ...], list[tuple[int, ...]]], ForkedWorkers | None],
+        run: Callable[[WorkerSpec, int, int, int], int],
+    ) -> bool:
+        """Fork the workers that were not forked yet, with `run` for each one unless the zygote forks them.
+
+        Returns whether there were such, and all of them are forked now. Raises OSError where something is lacking, and
+        this is to be called again. After a time it reports the workers that cannot be forked as failed instead.
+        """
+        if not self._unforked:
+            return False
+        try:
+            self._fork(self._unforked, fork_by_zygote, run)
+        except OSError as error:
+            if limits.is_shortage(error) and time.monotonic() < self._give_up_at:
+                raise
+            failed, self._unforked = self._unforked, ()
+            why = f"the process cannot be started: {limits.explained(error, 'the fork server')}"
+            for spec in failed:
+                self._send(self._exited(spec, 0, 1, why), None)
+            return False
+        return True
+
+    def _fork(
+        self,
         workers: tuple[WorkerSpec, ...],
-        imports: int,
         fork_by_zygote: Callable[[tuple[WorkerSpec, ...], list[tuple[int, ...]]], ForkedWorkers | None],
         run: Callable[[WorkerSpec, int, int, int], int],
     ) -> None:
-        """Fork the workers, with `run` for each one unless the zygote forks them.
-
-        `imports`: the file for import records, or -1. Raises OSError where a worker cannot be forked; those before it
-        were added.
-        """
         files: list[int] = []  # of each worker in turn, for its report and for its stacks
         try:
             files.extend(map(wire.memory_file, ("raylaunch-report", "raylaunch-stacks") * len(workers)))
             pairs = list(zip(files[::2], files[1::2], strict=True))
-            forked = fork_by_zygote(workers, [(*own, imports) for own in pairs])
+            forked = fork_by_zygote(workers, [(*own, self._imports) for own in pairs])
             for index, (spec, own) in enumerate(zip(workers, pairs, strict=True)):
-                pid = processes.fork(partial(run, spec, *own, imports)) if forked is None else forked.pids[index]
+                pid = processes.fork(partial(run, spec, *own, self._imports)) if forked is None else forked.pids[index]
                 self.add(pid, spec, *own)
                 del files[:2]
         except OSError:
@@ -101,10 +132,16 @@ class WorkerGroup:
     def add(self, pid: int, spec: WorkerSpec, report: int, stacks: int) -> None:
         """Add a worker that was forked. The files for its report and its stacks are closed when it has ended."""
         self._alive[pid] = _WorkerProcess(spec, report, stacks)
+        self._forked[spec.local_rank] = pid
+        self._unforked = tuple(other for other in self._unforked if other is not spec)
 
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of live workers, in the order of their local ranks."""
-        return tuple(sorted(self._alive, key=lambda pid: self._alive[pid].spec.local_rank))
+        return tuple(pid for pid in self.forked_pids() if pid in self._alive)
+
+    def forked_pids(self) -> tuple[int, ...]:
+        """Return the process ids of all workers that were forked, in the order of their local ranks."""
+        return tuple(pid for _, pid in sorted(self._forked.items()))
 
     def stop(self, attempt: int, grace: float, number: Signals = signal.SIGTERM) -> None:
         """Send the signal; `advance` sends SIGKILL after `grace` seconds. Leads to `WorkersGone` in any case."""
@@ -112,6 +149,7 @@ class WorkerGroup:
             self._send(WorkersGone(attempt=attempt), None)
             return
         self._stopping = self._reports_gone = True
+        self._unforked = ()
         grace = max(0.0, grace)  # also for nan, with which no comparison would ever be true
         kill_at = time.monotonic() + grace
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
@@ -148,6 +186,7 @@ class WorkerGroup:
         """Kill all workers, their process groups, and what others left. `advance` finds out when they are gone."""
         self._stopping = self._killing = True
         self.is_gone = False
+        self._unforked = ()
         for pid in self._alive:
             processes.kill_with_group(pid)
         self._kill_orphans()
@@ -172,7 +211,7 @@ class WorkerGroup:
 
     def _kill_orphans(self) -> bool:
         """Kill the children that are no workers of the attempt, with their groups. Return whether there were any."""
-        orphans = processes.children() - self._alive.keys() - set(self._other_children())
+        orphans = self._children() - self._alive.keys() - set(self._other_children())
         # Most are in the group of a worker that has ended. The group's number is not free, since they are members.
         for group in {os.getpgid(pid) for pid in orphans} - {os.getpgrp()}:
             processes.signal_group(group, signal.SIGKILL)
@@ -202,13 +241,6 @@ class WorkerGroup:
                 os.close(worker.report)
                 os.close(worker.stacks)
         return others
-
-    def report_unforked(self, workers: Iterable[WorkerSpec], why: str) -> None:
-        """Report those of these workers that were not added as failed: their processes could not be started."""
-        added = {worker.spec.rank for worker in self._alive.values()}
-        for spec in workers:
-            if spec.rank not in added:
-                self._send(self._exited(spec, 0, 1, why), None)
 
     def _exited(self, spec: WorkerSpec, pid: int, code: int, why: str = "") -> WorkerExited:
         return WorkerExited(

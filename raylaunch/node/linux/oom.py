@@ -6,9 +6,9 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from raylaunch.node.linux import processes
+from raylaunch.node.linux import cgroups
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO in `linux/proc_ns.h`.
@@ -132,35 +132,8 @@ def cgroup_counter(process: Path) -> Path | None:
     That is `memory.events` of cgroup v2, which also counts kills in child cgroups
     (`Documentation/admin-guide/cgroup-v2.rst` of the kernel), or `memory.oom_control` of cgroup v1, which does not.
     """
-    try:
-        groups = [line.split(":", 2) for line in processes.lines_of(process / "cgroup")]
-        mounts = [line.split(" ") for line in processes.lines_of(process / "mountinfo")]
-    except OSError:
-        return None
-    for version, name in (("cgroup", "memory.oom_control"), ("cgroup2", "memory.events")):
-        for _, controllers, group in groups:
-            if ("memory" in controllers.split(",")) if version == "cgroup" else not controllers:
-                for root, mount_point in _memory_mounts(mounts, version):
-                    file = _path_in_mount(root, mount_point, group) / name
-                    if _read_oom_kill(file) is not None:
-                        return file
+    for folder in cgroups.folders(process, "memory"):
+        for name in ("memory.oom_control", "memory.events"):
+            if _read_oom_kill(folder / name) is not None:
+                return folder / name
     return None
-
-
-def _memory_mounts(lines: list[list[str]], version: str) -> Iterator[tuple[str, str]]:
-    """Yield root and mount point of each mount of a cgroup version that has the memory controller."""
-    for line in lines:
-        kind, _, options = line[line.index("-") + 1 :][:3]
-        if kind == version and (version == "cgroup2" or "memory" in options.split(",")):
-            yield line[3], line[4]
-
-
-def _path_in_mount(root: str, mount_point: str, group: str) -> Path:
-    """Return the folder of a cgroup in a mount that shows the hierarchy from `root` on.
-
-    A cgroup that is outside of `root` is taken for `root` itself.
-    """
-    try:
-        return Path(mount_point) / PurePosixPath(group).relative_to(root)
-    except ValueError:
-        return Path(mount_point)

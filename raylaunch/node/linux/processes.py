@@ -22,6 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MADV_DONTNEED = 4
 _MADV_COLLAPSE = 25
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
+_PAGE_BYTES = 4096
 _NO_FULL_COLLECTIONS = 1_000_000_000
 """As the third threshold of `gc`: collections of the middle generation before a full collection."""
 
@@ -56,6 +57,32 @@ def children(pid: int = 0) -> set[int]:
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
         return _children_by_scan(pid)
     return found
+
+
+class OwnChildren:
+    """The direct children of this process, also where it can open no more files.
+
+    Then only those of its main thread are found, whose file stays open: that thread forks, and orphans become its
+    children (`find_new_reaper` in the kernel's kernel/exit.c).
+    """
+
+    def __init__(self) -> None:
+        pid = os.getpid()
+        self._file = -1
+        with contextlib.suppress(FileNotFoundError):  # a kernel without CONFIG_PROC_CHILDREN
+            self._file = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+
+    def __call__(self) -> set[int]:
+        """Return their process ids, zombies included. Raises OSError."""
+        try:
+            return children()
+        except OSError:
+            if self._file < 0:
+                raise
+        text = b""
+        while part := os.pread(self._file, _PAGE_BYTES, len(text)):
+            text += part
+        return {int(child) for child in text.split()}
 
 
 def _children_by_scan(pid: int) -> set[int]:

@@ -46,7 +46,7 @@ class ForkWorkers:
 
     workers: tuple[WorkerSpec, ...]
     files: tuple[tuple[int, ...], ...]
-    """For each worker, the fork server's file descriptors of its report, its stack dumps, and its import records."""
+    """For each worker, the fork server's file descriptors of its report, stack dumps, and import records (or -1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,9 @@ class Zygote:
         self._orders.detach()
         if not os.read(gate, 1):
             os._exit(1)
-        report, stacks, imports = (os.open(f"/proc/{self._server}/fd/{fd}", _OPEN_FLAGS) for fd in fds)
+        report, stacks, imports = (
+            os.open(f"/proc/{self._server}/fd/{fd}", _OPEN_FLAGS) if fd >= 0 else -1 for fd in fds
+        )
         return boot.set_up_and_run(spec, report, stacks, imports, self._server, boot.run)
 
 

@@ -87,6 +87,20 @@ ForkServerOrder = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFailed:
+    """The fork server is about to end, or cannot be started."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubreaperReplaced:
+    """The subreaper was killed. This process is the subreaper now, and its standby is going to serve."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyReady:
     """There is a standby that takes the fork server's place when it dies. A socket to it comes with this message.
 
@@ -137,6 +151,8 @@ class ResetDone:
 
 ForkServerEvent = (
     Ready
+    | ServerFailed
+    | SubreaperReplaced
     | StandbyReady
     | WorkersForked
     | WorkerExited

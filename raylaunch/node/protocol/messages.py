@@ -75,6 +75,8 @@ class ProposeCheckpoint:
 
     attempt: int
     step: int
+    expected: bool = False
+    """All workers of an earlier attempt have asked: one that has not yet is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

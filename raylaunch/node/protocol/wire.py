@@ -1,10 +1,12 @@
 """Sends pickled messages over a socket pair, of which each end is held by one process of ours.
 
-A message that is too long for one packet travels in a memory file whose descriptor is sent instead.
+A message that is too long for one packet travels in a memory file whose descriptor is sent instead; where no file can
+be opened, it is sent in parts.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -27,7 +29,14 @@ def send(sock: socket.socket, message: Any, *, fd: int | None = None) -> None:
     if len(data) <= _INLINE:
         socket.send_fds(sock, [b"i" + data], fds)
         return
-    body = memory_file("raylaunch-message", data)
+    try:
+        body = memory_file("raylaunch-message", data)
+    except OSError:  # this process can open no more files
+        last = (len(data) - 1) // _INLINE * _INLINE
+        for start in range(0, last, _INLINE):
+            sock.send(b"p" + data[start : start + _INLINE])
+        socket.send_fds(sock, [b"i" + data[last:]], fds)
+        return
     try:
         socket.send_fds(sock, [b"m"], [body, *fds])
     finally:
@@ -35,12 +44,22 @@ def send(sock: socket.socket, message: Any, *, fd: int | None = None) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[Any, int | None]:
-    """Receive one message and the file descriptor that came with it. Raises EOFError where the other end is closed."""
-    packet, fds, _, _ = socket.recv_fds(sock, _INLINE * 2, _MAX_FDS)
-    if not packet:
-        raise EOFError
+    """Receive one message and the file descriptor that came with it. Raises EOFError where the other end is closed.
+
+    The descriptor is None where this process can open no more files, too. A long message that needs one raises OSError.
+    """
+    data, kind = b"", b"p"
+    fds: list[int] = []
     try:
-        data = read_all(fds.pop(0)) if packet[:1] == b"m" else packet[1:]
+        while kind == b"p":
+            packet, received, _, _ = socket.recv_fds(sock, _INLINE * 2, _MAX_FDS)
+            if not packet:
+                raise EOFError
+            fds += received
+            data, kind = data + packet[1:], packet[:1]
+        if kind == b"m" and not fds:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        data = read_all(fds.pop(0)) if kind == b"m" else data
         message = pickle.loads(data)  # noqa: S301
         return message, fds.pop(0) if fds else None
     finally:

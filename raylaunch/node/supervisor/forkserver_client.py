@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -25,48 +26,49 @@ from raylaunch.worker.runtime.process_setup import encodable
 
 RESET_SECONDS = 5.0
 ACTIVATE_SECONDS = 5.0
+_END_SECONDS = 2 * CLEANUP_WAIT_SECONDS + 1
+"""The subreaper waits for the fork server first, and then kills what that has left."""
 
 Answer = TypeVar("Answer", forkserver_messages.ResetDone, messages.Ready)
 
 
 class ForkServerProcess:
-    """The subreaper, whose child is the fork server. Both exit by themselves when our end of `control` is closed."""
+    """The subreaper, whose child is the fork server. Both exit by themselves when our ends of their sockets are closed.
+
+    Those are `control`, on which the fork server gets its orders, and a lifeline, on which nothing is ever sent.
+    """
 
     def __init__(self, spec: NodeSpec, control: socket.socket) -> None:
         """Start them. `control` is the fork server's end. Raises OSError."""
-        self._subreaper = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-u", subreaper.__file__, str(control.fileno()), *spec.temporary_folders()],
-            pass_fds=[control.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=spec.env,
-            cwd=spec.cwd,
-            start_new_session=True,
-        )
-        self.pid = self._subreaper.pid
+        self._lifeline, theirs = socket.socketpair()
+        with theirs:
+            fds = (control.fileno(), theirs.fileno())
+            self._first = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-u", subreaper.__file__, *map(str, fds), *spec.temporary_folders()],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                env=spec.env,
+                cwd=spec.cwd,
+                start_new_session=True,
+            )
+        #: The subreaper's process id.
+        self.pid = self._first.pid
 
     def end(self) -> None:
-        """Wait until they have killed everything and exited. Continues those that are stopped, then kills them."""
-        for escalate in (self.resume, self._kill_fork_server, self._kill):
-            escalate()
-            try:
-                self._subreaper.wait(timeout=CLEANUP_WAIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+        """Wait until they have killed everything and exited, for seconds at most."""
+        self._lifeline.shutdown(socket.SHUT_WR)  # continues the subreaper if it is stopped; it continues the rest
+        poll = select.poll()
+        poll.register(self._lifeline, 0)
+        if not poll.poll(_END_SECONDS * 1000):  # until none of them is left that has the other end
+            processes.kill_with_group(self.pid)
+        self._lifeline.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._first.wait(CLEANUP_WAIT_SECONDS)
 
     def resume(self) -> None:
         """Continue them if they are stopped (SIGCONT)."""
         for group in (self.pid, *processes.children(self.pid)):
             processes.signal_group(group, signal.SIGCONT)
-
-    def _kill_fork_server(self) -> None:
-        """Kill the fork server; the subreaper then kills what it leaves."""
-        for pid in processes.children(self.pid):
-            processes.kill_with_group(pid)
-        self.resume()
-
-    def _kill(self) -> None:
-        processes.kill_with_group(self.pid)
 
 
 class ForkServerClient:
@@ -88,6 +90,8 @@ class ForkServerClient:
         self.ready: messages.Ready | None = None
         #: What the fork server can import ahead, for its successor.
         self.manifest: ImportManifest | None = None
+        #: What a fork server or its subreaper said last of its own end.
+        self.last_words = ""
         #: Our end of the socket to the fork server, while there is one; and to its standby, while we know of one.
         self.control: socket.socket | None = None
         self._standby: socket.socket | None = None
@@ -133,9 +137,14 @@ class ForkServerClient:
         event, fd = wire.receive(self.control)
         if isinstance(event, messages.ManifestChanged):
             self.manifest = event.manifest
+        if isinstance(event, forkserver_messages.SubreaperReplaced) and self._server is not None:
+            self._server.pid = event.pid
+        if isinstance(event, forkserver_messages.ServerFailed):
+            self.last_words = event.why
         if isinstance(event, forkserver_messages.StandbyReady):
             self._close_standby()
-            self._standby, fd = socket.socket(fileno=fd), None
+            if fd is not None:  # None: this process can open no more files
+                self._standby, fd = socket.socket(fileno=fd), None
         return event, fd
 
     def promote_standby(self) -> messages.Ready | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from raylaunch.core.monitoring.checkpoint_step import may_ask
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.linux.timerfd import TimerFd
 from raylaunch.node.protocol.messages import (
@@ -87,6 +88,7 @@ class CheckpointPoll:
         #: Whether the step is on the page. A worker that asks for the first time after the proposal was declined
         #: does not see it, so it must not be waited for.
         self._is_proposed = False
+        self._expected = False
 
     def propose(self, order: ProposeCheckpoint, state: AttemptState | None) -> int | None:
         """Propose a step to workers: they wait at the first step from it on that they ask about.
@@ -95,7 +97,8 @@ class CheckpointPoll:
         """
         self.attempt = order.attempt
         self._is_proposed = False
-        if state is None or state.attempt != order.attempt or not _all_ask(self._page, state):
+        self._expected = order.expected
+        if state is None or state.attempt != order.attempt or not self._may_all_ask(state):
             return None
         self._is_proposed = True
         self._page.numbers[fields.PROPOSED_STEP] = order.step + 1
@@ -123,7 +126,7 @@ class CheckpointPoll:
         if attempt is None:
             return None
         step = None
-        if self._is_proposed and state is not None and state.attempt == attempt and _all_ask(self._page, state):
+        if self._is_proposed and state is not None and state.attempt == attempt and self._may_all_ask(state):
             slots = _slots(state)
             if not all(self._page.numbers[slot + fields.WAITING_FOR_STOP] for slot in slots):
                 return None
@@ -131,12 +134,15 @@ class CheckpointPoll:
         self.attempt = None
         return CheckpointAnswer(attempt=attempt, step=step)
 
-
-def _all_ask(page: SharedPage, state: AttemptState) -> bool:
-    """Return whether there are workers, and each of them has called `should_checkpoint` before."""
-    slots = _slots(state)
-    has_slots = bool(slots) and len(state.pids) <= fields.MAX_WORKERS
-    return has_slots and all(page.numbers[slot + fields.POLLED_STEP] for slot in slots)
+    def _may_all_ask(self, state: AttemptState) -> bool:
+        """Return whether there are workers, and each of them has called `should_checkpoint`, or may be about to."""
+        slots = _slots(state)
+        has_slots = bool(slots) and len(state.pids) <= fields.MAX_WORKERS
+        numbers = self._page.numbers
+        return has_slots and all(
+            numbers[slot + fields.POLLED_STEP] or may_ask(numbers[slot + fields.PROGRESS], expected=self._expected)
+            for slot in slots
+        )
 
 
 def _slots(state: AttemptState) -> list[int]:

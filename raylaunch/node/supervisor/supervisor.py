@@ -11,6 +11,7 @@ from dataclasses import replace
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeId, assert_never
+from raylaunch.node.linux import limits
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
@@ -227,8 +228,8 @@ class Supervisor:
                     self._poller.dumps.add_file(event, fd)
                 case messages.ManifestChanged():
                     found.append(replace(event, manifest=None))
-                case forkserver_messages.StandbyReady() | forkserver_messages.ResetDone():
-                    pass  # both are the client's
+                case _:
+                    pass  # it is the client's
         found.extend(self._exits(failures))
         found.extend(self._poller.poll(self.attempt_state))
         return found
@@ -328,7 +329,8 @@ class Supervisor:
         After several that did, and where the lease has expired, start none, and yield a `Ready` without torch.
         """
         died_too_often = self._false_starts >= _MOST_FALSE_STARTS
-        why = "the fork server dies again and again while it imports torch" if died_too_often else ""
+        last_words = self.client.last_words or "it dies again and again while it imports torch"
+        why = f"there is no fork server: {last_words}" if died_too_often else ""
         why = "nothing was heard of the driver for too long" if lease_page.has_expired(self._page) else why
         if self._false_starts and self._preload:
             self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
@@ -338,7 +340,7 @@ class Supervisor:
                 self.start()
                 return
         except OSError as error:
-            why = f"the fork server cannot be started: {error}"
+            why = f"there is no fork server: {limits.explained(error, 'the agent')}"
         yield messages.Ready(start_method=StartMethod.SPAWN, why=(why,), torch=False, pid=0), None
 
 

@@ -28,6 +28,7 @@ from raylaunch.core.text import capped, printable
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
 from raylaunch.worker.runtime.process_setup import (
+    SHORTAGES,
     close_other_fds,
     die_with_parent,
     encodable,
@@ -48,7 +49,7 @@ def set_up_and_run(
     try:
         set_up_process(spec, report_fd, stacks_fd, parent, imports_fd)
     except (OSError, ValueError) as error:
-        _write_permanent_error(report_fd, error)
+        _write_setup_error(report_fd, error, hopeless=getattr(error, "errno", None) not in SHORTAGES)
         return 1
     return target(spec, report_fd, stacks_fd, imports_fd)
 
@@ -63,8 +64,8 @@ def set_up_process(spec: WorkerSpec, report_fd: int, stacks_fd: int, parent: int
     os.setsid()
     die_with_parent(parent)
     _reset_signals()
+    close_other_fds(report_fd, stacks_fd, imports_fd)  # first: this process may have no room for more
     _redirect(spec)
-    close_other_fds(report_fd, stacks_fd, imports_fd)
     os.environ.update(spec.env)  # variables that the interpreter or a preloaded module set stay, as in a fresh process
     os.chdir(spec.cwd)
 
@@ -230,13 +231,13 @@ def _text_of(value: object) -> str:
 def _refuse(report_fd: int, error: BaseException) -> int:
     """Say on stderr and in the report that the user's code cannot be started; return the exit code."""
     _print(f"raylaunch: {printable(_text_of(error))}")
-    _write_permanent_error(report_fd, error)
+    _write_setup_error(report_fd, error)
     return 1
 
 
-def _write_permanent_error(report_fd: int, error: BaseException) -> None:
-    """Report an error that a restart would meet again: a folder that is missing, a log file that cannot be opened."""
-    _write_report(report_fd, Report(error_type=type(error).__name__, message=_text_of(error), hopeless=True))
+def _write_setup_error(report_fd: int, error: BaseException, *, hopeless: bool = True) -> None:
+    """Report why the user's code was not begun. `hopeless`: a restart would meet the same, such as a missing folder."""
+    _write_report(report_fd, Report(error_type=type(error).__name__, message=_text_of(error), hopeless=hopeless))
 
 
 def _write_report(report_fd: int, report: Report) -> None:

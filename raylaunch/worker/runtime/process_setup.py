@@ -12,6 +12,8 @@ from collections.abc import Collection
 
 _PR_SET_PDEATHSIG = 1
 """From `linux/prctl.h`."""
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS})
+"""The errors of a process or a machine that lacks files, processes or memory, which others may give back soon."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 

@@ -163,18 +163,59 @@ def test_the_hot_standby_does_not_take_over_after_the_lease(counted_node: Node, 
     assert import_count(counted_node) == 1
 
 
-def test_a_stopped_fork_server_ends_with_its_subreaper(counted_node: Node, pipe: MessagePipe) -> None:
-    """It is continued, and kills all its descendants, also those that left their process groups."""
-    pids = start_process_tree(counted_node, pipe)
-    server, standby = counted_node.supervisor.server_pid, counted_node.hot_standby()
-    for pid in (server, standby):
-        send_signal(pid, signal.SIGSTOP)
-        wait_stopped_by_signal(pid)
-    send_signal(subreaper_of(counted_node))
-    for pid in (*pids, server, standby):
-        wait_gone(pid)
-    counted_node.wait(WorkersExited)
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "stopped"])
+def test_the_fork_server_takes_the_place_of_its_subreaper(counted_node: Node, pipe: MessagePipe, stopped: bool) -> None:
+    """The hot standby serves then, imports nothing again, and no process of the attempt is left. Twice.
+
+    The same if fork server and standby were stopped by SIGSTOP: they are continued.
+    """
+    for _ in range(2):
+        pids = [*start_process_tree(counted_node, pipe, nproc=2), *counted_node.children()]
+        server, standby = counted_node.supervisor.server_pid, counted_node.hot_standby()
+        for pid in (server, standby) if stopped else ():
+            send_signal(pid, signal.SIGSTOP)
+            wait_stopped_by_signal(pid)
+        send_signal(subreaper_of(counted_node))
+        failures = counted_node.wait(WorkersExited).failures
+        assert [(failure.signal, failure.stopped) for failure in failures] == [("SIGKILL", False)] * 2
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert counted_node.wait(Ready).pid == standby
+        assert subreaper_of(counted_node) == server
+        assert children_of(server) == {standby}
+        assert next_attempt_runs(counted_node)
+    assert import_count(counted_node) == 1
+
+
+def test_a_killed_fork_server_whose_subreaper_was_killed_before(counted_node: Node, pipe: MessagePipe) -> None:
+    """The standby is promoted by the one process and the other in turn; at the end nothing is left."""
+    for _ in range(2):
+        for victim in (subreaper_of(counted_node), counted_node.hot_standby()):  # this one serves by then
+            start_process_tree(counted_node, pipe)
+            standby = counted_node.hot_standby()
+            send_signal(victim)
+            counted_node.wait(WorkersExited)
+            assert counted_node.wait(Ready).pid == standby
+            until(counted_node.hot_standby, "there is no other standby")
     assert next_attempt_runs(counted_node)
+    assert import_count(counted_node) == 1
+    counted_node.supervisor.close()
+    assert marked(counted_node.mark) == {}
+
+
+@pytest.mark.parametrize("stopped", [[], ["subreaper"], ["subreaper", "server"]], ids=["", "subreaper", "both"])
+def test_the_new_subreaper_ends_all_with_the_agent(
+    tmp_path: Path, mark: str, pipe: MessagePipe, stopped: list[str]
+) -> None:
+    """The kernel continues it, if it is stopped, and it continues the fork server."""
+    agent = Agent(tmp_path, mark, pipe, lease=0.0)
+    pids = {"subreaper": agent.server, "server": hot_standby_of(agent.server)}
+    send_signal(agent.subreaper)
+    until(lambda: hot_standby_of(pids["server"]), "the hot standby does not serve")
+    for name in stopped:
+        send_signal(pids[name], signal.SIGSTOP)
+        wait_stopped_by_signal(pids[name])
+    agent.end()
+    wait_all_gone(agent.pids, mark)
 
 
 STOP, KILL = signal.SIGSTOP, signal.SIGKILL

@@ -124,7 +124,7 @@ def test_a_forwarded_signal_to_a_command_does_not_wait() -> None:
     """It may never have a handler; without one it ends by the signal, as under a shell."""
     group = WorkerGroup(lambda *_: None, other_children=set)
     with subprocess.Popen(["sleep", "60"]) as worker:
-        group.add(worker.pid, SimpleNamespace(kind="command"), report=-1, stacks=-1)
+        group.add(worker.pid, SimpleNamespace(kind="command", local_rank=0), report=-1, stacks=-1)
         group.signal(group.attempt, signal.SIGUSR2)
         assert worker.wait(SECONDS) == -signal.SIGUSR2
 

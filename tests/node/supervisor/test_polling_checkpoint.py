@@ -12,7 +12,14 @@ from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint, StepProposed, StopWorkers
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.polling import CheckpointPoll
-from raylaunch.worker.heartbeats.shared_page import POLLED_STEP, SharedPage, slot_offset
+from raylaunch.worker.heartbeats.shared_page import (
+    POLLED_STEP,
+    PROGRESS,
+    SAVED_STEP,
+    WAITING_FOR_STOP,
+    SharedPage,
+    slot_offset,
+)
 from tests.node.harness import SECONDS, MessagePipe, Node, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -192,6 +199,36 @@ def test_a_worker_that_asks_just_after_the_proposal_was_declined_is_not_waited_f
     answer = poll.poll(state)
     assert answer is not None
     assert (answer.attempt, answer.step) == (1, None)
+
+
+def test_a_worker_that_is_expected_to_ask_is_waited_for() -> None:
+    """Those of an earlier attempt did. One that has made many steps without asking is not waited for."""
+    page, fd = SharedPage.create()
+    os.close(fd)
+    poll = CheckpointPoll(page)
+    (part,) = assign(2, [Member(node="node-0", address="127.0.0.1", nproc=2)])
+    state = AttemptState(assignment=part, pids=(1, 2))
+    early, late = slot_offset(0), slot_offset(1)
+    page.numbers[early + POLLED_STEP] = 4
+    order = ProposeCheckpoint(attempt=2, step=7, expected=True)
+    assert poll.propose(order, state) == 3
+    assert poll.poll(state) is None
+    page.numbers[early + WAITING_FOR_STOP] = 1
+    page.numbers[early + SAVED_STEP] = page.numbers[late + SAVED_STEP] = 8
+    assert poll.poll(state) is None
+    page.numbers[late + POLLED_STEP] = 8
+    page.numbers[late + WAITING_FOR_STOP] = 1
+    answer = poll.poll(state)
+    assert answer is not None
+    assert answer.step == 7
+
+    page.numbers[late + POLLED_STEP] = 0
+    assert poll.propose(order, state) == 3
+    page.numbers[late + PROGRESS] = 10
+    answer = poll.poll(state)
+    assert answer is not None
+    assert answer.step is None
+    assert poll.propose(order, state) is None
 
 
 @pytest.mark.parametrize("which", [-1, 1])
