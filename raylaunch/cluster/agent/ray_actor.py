@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -201,6 +202,10 @@ def dismiss(actors: Sequence[Any]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
+@functools.cache
 def actor_class() -> Any:
-    """Return the actor class. Actors are not restarted: a new agent is a new node of the run."""
+    """Return the actor class. Actors are not restarted: a new agent is a new node of the run.
+
+    There is one for all runs of a process: Ray keeps 16 kB of each until it disconnects.
+    """
     return ray.remote(max_restarts=0, max_task_retries=0, enable_task_events=False)(AgentActor)

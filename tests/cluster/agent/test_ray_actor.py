@@ -120,3 +120,8 @@ def test_an_order_that_cannot_be_read(monkeypatch, actor):
     asyncio.run(actor.handle(pickle.dumps("stop")))
     assert [type(error) for error in errors] == [serialization.UnreadableError] * 2
     assert str(errors[1]) == "an order cannot be read: it is of type str"
+
+
+def test_all_runs_of_a_process_use_one_actor_class():
+    """A daemon has many runs, and Ray keeps each class that it was given until it disconnects."""
+    assert ray_actor.actor_class() is ray_actor.actor_class()
