@@ -18,9 +18,12 @@ _LISTENS = "0A"
 _FLOOD = """
 import contextlib, os, socket, struct, sys, time
 strangers = []
+deadline = time.monotonic() + 10
 for place in sys.argv[1:]:
     address, _, port = place.rpartition(":")
     for number in range(150):
+        if time.monotonic() > deadline:
+            break
         with contextlib.suppress(OSError):
             strangers.append(socket.create_connection((address, int(port)), timeout=1))
             if number % 5 == 0:
@@ -45,8 +48,11 @@ def flood(job: Job, host: Host) -> tuple[str, ...]:
 
 
 def ports(job: Job, host: Host) -> set[str]:
-    """Return `address:port` of whatever listens for others on this host and belongs to the job."""
-    pids = [*job.agents(host), *(process.pid for process in job.processes(host))]
+    """Return `address:port` of whatever of the driver, agents and stores listens for others on this host.
+
+    Ports of gloo are left out: workers believe whoever connects.
+    """
+    pids = [*job.agents(host), *job.stores(host)]
     pids += [inside(job.process)] if host is job.hosts.head else []
     ours = {inode for pid in pids for inode in _sockets(pid)}
     with contextlib.suppress(OSError):
@@ -69,8 +75,14 @@ def _sockets(pid: int) -> set[str]:
 
 
 def cut_one_way(job: Job, host: Host) -> tuple[str, ...]:
-    """Lose all that a host sends to another one of the attempt, which is not the driver's."""
-    others = [other for other in job.hosts.hosts[1:] if other is not host and job.runs_on(other)]
-    for other in others[:1]:
-        job.hosts.cut(host, to=other)
+    """Lose all that a host sends to another one of the attempt, which is not the driver's.
+
+    It is the nearest by rank: gloo's ring connects neighbours, and would not miss the others.
+    """
+    roster = job.roster
+    places = {other: roster.index(node) for other in job.hosts.hosts for node in job.nodes_on(other) if node in roster}
+    others = {other: place for other, place in places.items() if other not in (host, job.hosts.head)}
+    if host in places and others:
+        away = {other: (place - places[host]) % len(roster) for other, place in others.items()}
+        job.hosts.cut(host, to=min(away, key=lambda other: min(away[other], len(roster) - away[other])))
     return ("PeersUnreachable",)

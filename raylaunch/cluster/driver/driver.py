@@ -166,7 +166,7 @@ class Driver:
         for event, actions in steps:
             entry = JournalEntry(event=event, actions=actions)
             if isinstance(event, Progressed):
-                self._peers.progressed()
+                self._peers.progressed(event)
             self._journal.append(entry)
             self._observer.on_entry(entry, self.machine)
             if any(isinstance(action, ReportUnsaved) for action in actions) and (text := self._executor.unsaved()):

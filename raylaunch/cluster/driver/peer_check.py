@@ -19,6 +19,7 @@ from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.machine.events_and_actions import (
     Event,
     PeersUnreachable,
+    Progressed,
     UnreachablePeer,
     WorkersExited,
     WorkersHung,
@@ -90,8 +91,13 @@ class PeerCheck:
         self._launched_at = now
         self._form_at = now + FORM_SECONDS if self._peers() else _NEVER
 
-    def progressed(self) -> None:
-        """Take note that the attempt has made a step: its workers reach each other."""
+    def progressed(self, event: Progressed) -> None:
+        """Take note that the attempt has made steps: its workers reach each other.
+
+        One step does not say that. A script may call `heartbeat()` once before its first collective.
+        """
+        if event.marks <= 1:
+            return
         self._form_at = _NEVER
         if self._check is not None and not self._check.after_failure:
             self._check = None

@@ -63,7 +63,7 @@ class Machine(NodeLosses):
             case Tick():
                 return self._tick()
             case Progressed():
-                return self._progressed()
+                return self._progressed(event)
             case _:
                 return self._workers_changed(event)
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from raylaunch.core.machine.events_and_actions import Action, Cordon, Finish, PeersUnreachable, Release, UnreachablePeer
+from raylaunch.core.machine.events_and_actions import (
+    Action,
+    Cordon,
+    Finish,
+    PeersUnreachable,
+    Progressed,
+    Release,
+    UnreachablePeer,
+)
 from raylaunch.core.machine.restart_policy import NEEDED_EXCLUSION
 from raylaunch.core.machine.state import AwaitingNodes, Gathering, Saving, Stopping
 from raylaunch.core.machine.transitions import PhaseTransitions
@@ -105,11 +113,15 @@ class NodeLosses(PhaseTransitions):
 
     # Nodes that cannot reach each other
 
-    def _progressed(self) -> list[Action]:
-        """Take note of a step: the script does not crash in a loop, and its nodes reach each other."""
+    def _progressed(self, event: Progressed) -> list[Action]:
+        """Take note of steps: the script does not crash in a loop. After two of them, its nodes reach each other.
+
+        A script may call `heartbeat()` once before its first collective.
+        """
         self.crashes.progressed()
-        self.world.has_progressed = self.has_progressed = True
-        self.unreachable_since = None
+        if event.marks > 1:
+            self.world.has_progressed = self.has_progressed = True
+            self.unreachable_since = None
         return []
 
     def _peers_unreachable(self, event: PeersUnreachable) -> list[Action]:

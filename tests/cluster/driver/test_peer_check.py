@@ -11,7 +11,13 @@ from raylaunch.cluster.driver.peer_check import FORM_SECONDS, PeerCheck
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.events_and_actions import NodeJoined, PeersUnreachable, WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import (
+    NodeJoined,
+    PeersUnreachable,
+    Progressed,
+    WorkersExited,
+    WorkersStarted,
+)
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.record.journal import replay
 from raylaunch.node.protocol.messages import DumpStacks, ProcessesExited, StacksDumped
@@ -89,6 +95,10 @@ def test_nodes_that_do_not_answer_are_no_reason_to_wait_long(monkeypatch):
     assert run_driver(fleet, nnodes=2, max_restarts=0)[1].exit_code == 1
 
 
+def progressed(marks: int) -> Progressed:
+    return Progressed(at=11.0, attempt=1, marks=marks, low=0, high=0, marked=11.0)
+
+
 class Checked:
     """A check of a run on these nodes, whose time a test sets."""
 
@@ -136,13 +146,15 @@ class Checked:
 
 
 def test_an_attempt_that_makes_no_step_is_checked():
-    """At longer and longer intervals; and no more when it has made one."""
+    """At longer and longer intervals; and no more when it has made two. Some ranks make one before they wait."""
     run = Checked("a", "b")
     assert run.events(FORM_SECONDS - 0.1) == []
     assert run.sent == []
     assert run.events(8 * FORM_SECONDS) == []
     assert len(run.orders(ListenForPeers)) == 2 * 4
-    run.check.progressed()
+    run.check.progressed(progressed(1))
+    assert run.check.next_check < float("inf")
+    run.check.progressed(progressed(2))
     assert run.events(100 * FORM_SECONDS) == []
     assert len(run.orders(ListenForPeers)) == 2 * 4
 
@@ -164,7 +176,7 @@ def test_a_step_during_the_check_ends_it():
     run = Checked("a", "b", answer=False)
     assert run.events(FORM_SECONDS) == []
     assert len(run.sent) == 2
-    run.check.progressed()
+    run.check.progressed(progressed(2))
     assert run.check.next_check == float("inf")
 
 

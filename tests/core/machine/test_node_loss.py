@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -168,6 +169,15 @@ def test_one_that_worked_before_may_be_mended_within_join_timeout(until, phase):
     if machine.phase is Phase.GATHERING:
         handle_all(machine, tick(until + 15.0), joined("c", until + 15.0, host="host-of-c"))
     assert machine.phase is phase
+
+
+def test_one_step_says_nothing_of_the_network():
+    """A script may call `heartbeat()` before its first collective."""
+    machine = running_machine("a", "b", "c", nnodes="1:3", max_restarts=3)
+    handle_all(machine, failed("c", 5.0, **PEER_LOST))
+    start_all_workers(machine, 6.0)
+    handle_all(machine, replace(progressed(7.0, attempt=2), marks=1), unreachable("bc"))
+    assert machine.roster == ("a", "b")
 
 
 def test_a_step_says_that_the_network_works():
