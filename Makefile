@@ -2,7 +2,7 @@
 # make fuzz: draw new cases for all properties (SECONDS=600, SEED=any); make test always draws the same ones;
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
 # make profile-restart: where the time of a restart goes (N=10 restarts);
-# make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1).
+# make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk").
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -78,7 +78,7 @@ profile-restart: install
 	$(BIN)/python -m tests.bench.profile_restart $(or $(N),10)
 
 chaos: install
-	$(BIN)/python -m tests.chaos --faults $(or $(N),60) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.chaos --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
 
 clean:
 	rm -rf $(VENV) runs checkpoints

@@ -1,6 +1,6 @@
 """A deterministic training on four hosts, under faults at random moments, also while it recovers from another.
 
-    python -m tests.chaos [--faults 60] [--seed 1] [--json FILE]
+    python -m tests.chaos [--faults 60] [--seed 1] [--only "subreaper|disk"] [--json FILE]
 
 In the end: the final parameters are bit for bit those of a run without faults, no two attempts trained at one time, no
 planned resize lost a step, only failures of workers spent restarts, the event log leads to the same decisions again,
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import verdict
+from tests.chaos import shortages, verdict
 from tests.chaos.check_steps import problems
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.job import Job, reference, wait_for
@@ -52,8 +52,10 @@ class Struck:
 class Chaos:
     """The hosts, the job, and the faults so far."""
 
-    def __init__(self, hosts: Hosts, folder: Path, seed: int) -> None:
+    def __init__(self, hosts: Hosts, folder: Path, seed: int, faults: list[tuple[int, Fault]]) -> None:
+        """`faults`: those to choose from, with their weights."""
         self.hosts = hosts
+        self._faults = faults
         self._before = self._leavings()
         self.job = Job(hosts, folder)
         self.random = random.Random(seed)
@@ -66,7 +68,7 @@ class Chaos:
         if not self._trains():
             return
         time.sleep(self.random.uniform(0.1, 2.0))
-        fault = self._choose([fault for _, fault in FAULTS], {each.fault for each in self.struck[-2:]})
+        fault = self._choose([fault for _, fault in self._faults], {each.fault for each in self.struck[-2:]})
         hosts = self._hosts_for(fault)
         if not hosts:
             return
@@ -78,7 +80,7 @@ class Chaos:
 
     def _second(self, first: Fault, struck: Host) -> tuple[Fault, Host] | None:
         """Both befall one host only where that is still there after the first."""
-        on_top = [fault for _, fault in FAULTS if not fault.planned and not fault.harmless]
+        on_top = [fault for _, fault in self._faults if not fault.planned and not fault.harmless]
         fault = self._choose(on_top, {first.name})
         both = first.anywhere and fault.anywhere
         hosts = [host for host in self._hosts_for(fault) if both or host is not struck]
@@ -110,8 +112,9 @@ class Chaos:
 
     def _choose(self, among: list[Fault], struck: set[str]) -> Fault:
         """None that was just struck: the same failure three times within a minute ends a run."""
-        weights = {fault.name: weight if fault.name not in struck else 0 for weight, fault in FAULTS}
-        (fault,) = self.random.choices(among, [weights[fault.name] for fault in among])
+        fresh = [fault for fault in among if fault.name not in struck] or among
+        weights = {fault.name: weight for weight, fault in self._faults}
+        (fault,) = self.random.choices(fresh, [weights[fault.name] for fault in fresh])
         return fault
 
     def _strike(self, fault: Fault, host: Host, second: tuple[Fault, Host] | None) -> None:
@@ -223,15 +226,27 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--only", default="", help="choose among the faults whose names have this regular expression")
     parser.add_argument("--json", type=Path, help="every fault and what came of it")
     parser.add_argument("--keep", type=Path, help="where the job's folder is kept if something is wrong")
     args = parser.parse_args()
     if reason := why_not():
         print(f"no hosts can be made here: {reason}", file=sys.stderr)
         return 0
-    with tempfile.TemporaryDirectory(prefix="rlc-") as name, Hosts(args.hosts, cpus=2) as hosts:
+    faults = []
+    for weight, fault in FAULTS:
+        if re.search(args.only, fault.name):
+            if reason := fault.why_not():
+                print(f"without `{fault.name}`: {reason}")
+            else:
+                faults.append((weight, fault))
+    with (
+        tempfile.TemporaryDirectory(prefix="rlc-") as name,
+        shortages.disk(Path(name)) as where,  # before there are hosts, which have mounts of their own
+        Hosts(args.hosts, cpus=2) as hosts,
+    ):
         scratch = Path(name)
-        chaos = Chaos(hosts, scratch / "job", args.seed)
+        chaos = Chaos(hosts, where / "job", args.seed, faults)
         job = chaos.job
         began = time.monotonic()
         try:

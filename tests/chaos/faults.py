@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.chaos import shortages
 from tests.chaos.job import Job, wait_for
 from tests.chaos.network_faults import cut_one_way, flood
 from tests.hosts.host import Host, send
@@ -36,6 +37,8 @@ class Fault:
     """It may come on the head too, where the driver and Ray's head node run."""
     needs_two: bool = False
     """It needs two hosts with workers beside the head."""
+    why_not: Callable[[], str] = lambda: ""
+    """Returns why it cannot be caused on this machine; `""`: it can."""
 
 
 def _signal(
@@ -190,6 +193,36 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
             _descriptors_again,
             harmless=True,
             anywhere=True,
+        ),
+    ),
+    (
+        1,
+        Fault(
+            "kill -9 of a worker, and no processes for 2 s",
+            shortages.no_processes,
+            spends=True,
+            anywhere=True,
+            why_not=shortages.PIDS.why_not,
+        ),
+    ),
+    (
+        1,
+        Fault(
+            "kill -9 of a worker, and no memory for 2 s",
+            shortages.no_memory,
+            spends=True,
+            anywhere=True,
+            why_not=shortages.MEMORY.why_not,
+        ),
+    ),
+    (
+        1,
+        Fault(
+            "a disk that stands still for 2 s",
+            shortages.stalled_disk,
+            harmless=True,
+            anywhere=True,
+            why_not=shortages.why_no_stall,
         ),
     ),
     (1, Fault("kill -9 of a subreaper", _signal(Job.subreapers), spends=True, anywhere=True)),

@@ -11,6 +11,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -493,3 +494,28 @@ def test_every_agent_is_granted_before_it_is_up(crew):
         elif isinstance(item, ReportReceived):
             seen.append("up")
     assert sorted(seen) == ["node-1", "node-2", "up", "up"]
+
+
+def test_a_thread_that_stands_still_does_not_delay_the_end(crew, monkeypatch):
+    """As in a file system that does not answer: agents that are to stop their workers are lost, and are not waited for."""
+    go_on = threading.Event()
+
+    class Stuck(Quiet):
+        def handle(self, order: Any) -> None:
+            super().handle(order)
+            go_on.wait(100)
+
+    monkeypatch.setattr(local_fleet, "STALL_SECONDS", 0.5)
+    found = crew("1:1", agent=Stuck)
+    (node,) = found.count(1)
+    found.fleet.send(node, StopWorkers(attempt=1, grace=2.5))
+    lost = found.inbox.get(timeout=10)
+    while not isinstance(lost, AgentLost):
+        lost = found.inbox.get(timeout=10)
+    assert (lost.node, lost.error) == (node, None)
+    assert "a file system may not answer" in lost.why
+    began = time.monotonic()
+    found.fleet.close()
+    assert time.monotonic() - began < 10
+    go_on.set()
+    Quiet.made = []  # they are not closed, but end with this process

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 import time
@@ -36,11 +37,14 @@ from raylaunch.core.newtypes import NO_NODE, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.messages import Order
+from raylaunch.node.protocol.messages import Order, StopWorkers
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 _CLOSE_SECONDS = 20.0
 """A little more than an agent takes to kill processes that ignore signals."""
+STALL_SECONDS = 5.0
+"""How long the thread may do nothing, as in a file system that does not answer, when the run is to end."""
+_STALLED = "its thread does nothing: a file system may not answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,24 @@ class LocalFleet(FleetBase):
         self._loop.call_soon_threadsafe(self._to_do.put_nowait, request)
 
     def send(self, node: NodeId, order: Order) -> None:
-        """Have the thread hand the order to the agent."""
+        """Have the thread hand the order to the agent. Where it does not, and workers are to end, the agent is lost."""
         self._loop.call_soon_threadsafe(self._handle, node, order)
+        if isinstance(order, StopWorkers) and order.grace > 0:
+            watch = threading.Thread(target=self._report_stall, args=(node,), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                watch.start()
+
+    def _report_stall(self, node: NodeId) -> None:
+        if self._is_stalled():
+            self._tell(AgentLost(node=node, why=_STALLED))
+
+    def _is_stalled(self) -> bool:
+        alive = threading.Event()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(alive.set)
+            # In parts: the whole process may have been stopped meanwhile.
+            return not any(alive.wait(STALL_SECONDS / 5) for _ in range(5))
+        return False
 
     def _handle(self, node: NodeId, order: Order) -> None:
         local = self._agents.get(node)
@@ -263,6 +283,8 @@ class LocalFleet(FleetBase):
         """Have each agent end its processes, and wait for that, for seconds at most."""
         if self._thread.ident is None:
             return
+        if self._is_stalled():
+            return  # it ends with this process
         wait = _CLOSE_SECONDS
         try:
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(wait)

@@ -37,6 +37,8 @@ from raylaunch.core.newtypes import NO_HOST, NodeId, assert_never
 from raylaunch.core.placement.environment import Member
 from raylaunch.errors import ExitCode, signal_exit_code
 
+_EVACUATION_SHARE = 0.5
+"""The part of a drain notice that is kept for saving and stopping at most; before, the world trains on."""
 MAX_HANG_GRACE = 5.0
 """Seconds of grace at most for the workers of a world that hangs, before the run ends."""
 
@@ -153,7 +155,10 @@ class Machine(NodeLosses):
                 return self._stop_with_grace(why)
             case Starting() | Running() as state:
                 state.status = f"{why}; the workers go on until another node comes, or the time is short"
-                state.resize.evacuate_at = deadline - 2 * self.job.shutdown_timeout - STOP_MARGIN
+                wanted = 2 * self.job.shutdown_timeout + STOP_MARGIN
+                latest = deadline - min(wanted, max(0.0, deadline - self.now) * _EVACUATION_SHARE)
+                known_latest = state.resize.evacuate_at
+                state.resize.evacuate_at = latest if known_latest is None else min(latest, known_latest)
                 self.health.shorten_exclusions(self.now)
                 return self._set_timer(state.status)
             case _:

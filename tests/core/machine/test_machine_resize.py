@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from machine_helpers import (
     checkpointed,
     draining,
@@ -360,6 +362,36 @@ def test_needed_drained_node_keeps_running():
     status = f"{DRAIN_B}; the workers go on until another node comes, or the time is short"
     assert handle_all(machine, draining("b", 10.0, deadline=200.0)) == [SetTimer(at=130.0, why=status)]
     assert (machine.phase, machine.status) == (Phase.RUNNING, status)
+
+
+def test_the_last_node_is_drained_with_little_notice():
+    """Its workers train on for half of the notice, though all of it is less than two graces; then they save."""
+    machine = running_machine("a")
+    handle_all(machine, draining("a", 10.0, deadline=40.0))
+    assert machine.phase is Phase.RUNNING
+    assert machine.state.resize.evacuate_at == 25.0
+    why = "the time of a drained node is short"
+    assert handle_all(machine, tick(25.0)) == [request_checkpoint(1, "a", why=why), saving_timer(32.0)]
+
+
+@given(
+    notices=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 300)), min_size=1, max_size=6),
+    shutdown_timeout=st.floats(0, 600),
+)
+def test_a_drained_world_trains_on_and_has_time_to_save(notices, shutdown_timeout):
+    """However many notices come, it saves half a notice before its deadline at the latest, and not before that."""
+    machine = running_machine("a", shutdown_timeout=shutdown_timeout)
+    at, latest = 10.0, []
+    for pause, notice in notices:
+        at += pause
+        if machine.phase is not Phase.RUNNING:
+            break
+        handle_all(machine, draining("a", at, deadline=at + notice))
+        latest.append(at + notice - min(notice / 2, 2 * shutdown_timeout + 10.0))
+        if machine.phase is Phase.RUNNING:
+            assert machine.state.resize.evacuate_at <= min(latest) + 1e-6
+            deadline = machine.world.drain_deadline
+            assert deadline - machine.state.resize.evacuate_at <= max(notice for _, notice in notices) + 1e-6
 
 
 def test_replacement_of_a_drained_node_joins():

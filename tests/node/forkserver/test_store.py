@@ -196,7 +196,8 @@ def test_a_killed_or_stopped_store_is_there_when_it_is_needed(
         assert waiting not in node.children()
     go = node.folder / "go"
     os.mkfifo(go)
-    script = node.script("say('up')\nopen('go').read()\n" + textwrap.dedent(GROUP.format(then="")))
+    waits = "say('up')\nimport os\nos.read(os.open('go', os.O_RDONLY), 1)\n"
+    script = node.script(waits + textwrap.dedent(GROUP.format(then="")))
     attempt = node.launch(script, nproc=2, port=port)
     workers = node.wait(WorkersStarted).pids
     pipe.read_lines(2)
@@ -205,9 +206,9 @@ def test_a_killed_or_stopped_store_is_there_when_it_is_needed(
     send_signal(in_use, number)
     if number == signal.SIGKILL:
         assert node.wait(StoreOpened).attempt == attempt
-    go.write_text("go")
-    go.write_text("go")
-    assert node.wait(WorkersExited).failures == ()
+    with open(go, "r+b", buffering=0) as pipe_to_workers:  # one byte for each of them
+        pipe_to_workers.write(b"..")
+        assert node.wait(WorkersExited).failures == ()
 
 
 def test_a_store_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
