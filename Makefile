@@ -27,7 +27,7 @@ run: install
 # Half of the time of a test is waiting for processes, for Ray and for torch to start: more parts run at one time than
 # there are CPUs, those that wait most first. The output of each is shown when it has ended.
 JOBS ?= $(shell expr $$(nproc) + 2)
-PARTS := check test-hosts test-own-cluster test-runs test-sessions test-contract test-worker test-node test-rest test-agents test-core
+PARTS := check test-own-cluster test-hosts test-sessions test-runs test-contract test-worker test-node test-rest test-agents test-core
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: install run test $(PARTS) fuzz bench profile-restart chaos clean

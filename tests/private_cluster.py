@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.warm_python import ForkedProcess, WarmPython
+
 MARK = "RAYLAUNCH_TEST_MARK"
 BIN = Path(sys.executable).parent
 _HEAD_ID = "f" * 51 + "00000"
@@ -30,32 +32,29 @@ _PORTS = itertools.cycle(range(_first := 20000 + os.getpid() % 512 * _PORT_BLOCK
 """Ports of this test process: see `free_ports`."""
 LEAN = ("--no-monitor", "--include-log-monitor=false")
 """Options for `ray start` that save a second each: no autoscaler, and no monitor of Ray's own logs."""
-_START = """
-import sys
-import time
-from ray._private import node, services
-from ray.scripts import scripts
-
-def get_node(*args):
-    while True:
-        try:
-            return asked(*args)
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.1)
-
-asked, services.get_node, deadline = services.get_node, get_node, time.monotonic() + 150
-scripts.get_ray_client_dependency_error = lambda: "no test uses Ray Client"
-if "--include-dashboard=false" in sys.argv:
-    node.Node.start_api_server = lambda *_, **__: None
-scripts.main()
-"""
-"""`ray start` that waits for a node for longer than 30 s, which a busy machine may need, and that starts neither a server
-for Ray Client nor, without the dashboard, the process that it would be in. Each takes a second of CPU, and the latter
-is waited for. Ray has no options for these."""
+RAY_START = Path(__file__).with_name("lean_ray.py")
+WARM = (
+    *("ray.scripts.scripts", "ray._private.runtime_env.setup_hook", "ray._private.metrics_agent"),
+    *("raylaunch.cli.main", "raylaunch.cli.api", "raylaunch.cli.config.load"),
+    *("raylaunch.cluster.run", "raylaunch.cluster.session.ray_session", "raylaunch.cluster.agent.ray_actor"),
+)
+"""What Ray's own processes, drivers and agents import."""
+WORKERS = "workers.sock"
 _PATIENT = {"RAY_agent_register_timeout_ms": "150000"}
 """A raylet ends if its agents are not up by then; else after 30 s."""
+
+
+def warm_ray(env: dict[str, str], folder: Path) -> WarmPython:
+    """Return what the processes of a cluster are forked from, for `lean_ray.py` too."""
+    # Ray reads these when it is imported. Workers have no job at first, as those that Ray starts in advance; and what they
+    # take for their raylet is the first process, since they are killed when their raylet ends.
+    return WarmPython(*WARM, env=env | {"RAY_JOB_ID": "ffffffff", "RAY_RAYLET_PID": "1"}, at=folder / WORKERS)
+
+
+def _env(token: str, address: str, mark: str = "") -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    found = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_ADDRESS": address}
+    return kept | found | ({MARK: mark} if mark else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +67,36 @@ class Cluster:
     token: str
     mark: str
     lean: bool = False
+    warm: WarmPython | None = None
+    """What processes of a lean cluster are forked from: to import Ray takes a second of CPU."""
 
     def env(self, **more: str) -> dict[str, str]:
         """Return an environment in which a process may connect to the cluster."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "RAY_ADDRESS": self.address} | more
+        return _env(self.token, self.address) | more
 
     def add_node(self, *, cpus: int, gpus: int = 0, labels: str = "", env: dict[str, str] | None = None) -> None:
         """Start another raylet on this machine, which Ray counts as another machine. Not two at a time: they would clash."""
-        agent_http, agent_grpc = free_ports(2)
         command = [
-            *(sys.executable, "-c", _START, "start", f"--address={self.address}", "--node-ip-address=127.0.0.1"),
+            *(f"--address={self.address}", "--node-ip-address=127.0.0.1"),
             *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--labels={labels}"),
-            *(f"--dashboard-agent-listen-port={agent_http}", f"--dashboard-agent-grpc-port={agent_grpc}"),
+            *self.agent_ports(),
             *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
             *(LEAN if self.lean else ()),
         ]
         _run(self, command, self.env(**{MARK: self.mark}, **(env or {})))
 
+    def agent_ports(self) -> tuple[str, ...]:
+        """Return the options for the ports of the dashboard's agent."""
+        if self.warm is not None:
+            return ()
+        http, grpc = free_ports(2)
+        return f"--dashboard-agent-listen-port={http}", f"--dashboard-agent-grpc-port={grpc}"
+
     def stop(self) -> None:
         """Kill all processes of the cluster, and those that they started."""
         end_marked(self.mark)
+        if self.warm is not None:
+            self.warm.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -156,7 +164,10 @@ def private_cluster(
     lean: bool = False,
     autoscaler: Autoscaler | None = None,
 ) -> Iterator[Cluster]:
-    """Start a cluster. `dashboard` is needed for `ray job submit`, and needs `ray[default]`; `lean`: see `LEAN`."""
+    """Start a cluster. `dashboard` is needed for `ray job submit`, and needs `ray[default]`.
+
+    `lean`: see `LEAN`, and without the dashboard `lean_ray.py`.
+    """
     cluster = start(cpus=cpus, dashboard=dashboard, labels=labels, lean=lean, autoscaler=autoscaler)
     try:
         yield cluster
@@ -175,21 +186,22 @@ def start(
     """Start a cluster, which the caller must stop."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
     folder = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))
-    port, http, agent_http, agent_grpc = free_ports(4)
-    mark = secrets.token_hex(8)
+    port, http = free_ports(2)
+    mark, token, address = secrets.token_hex(8), secrets.token_hex(32), f"127.0.0.1:{port}"
     cluster = Cluster(
-        address=f"127.0.0.1:{port}",
+        address=address,
         dashboard=f"http://127.0.0.1:{http}",
         folder=folder,
-        token=secrets.token_hex(32),
+        token=token,
         mark=mark,
         lean=lean,
+        warm=warm_ray(_env(token, address, mark), folder) if lean and not dashboard else None,
     )
     command = [
-        *(sys.executable, "-c", _START, "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
+        *("--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
         *(f"--num-cpus={cpus}", f"--temp-dir={folder}", f"--include-dashboard={str(dashboard).lower()}"),
         *(f"--labels={labels}", f"--dashboard-port={http}"),
-        *(f"--dashboard-agent-listen-port={agent_http}", f"--dashboard-agent-grpc-port={agent_grpc}"),
+        *cluster.agent_ports(),
         *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
         *(LEAN if lean else ()),
     ]
@@ -202,13 +214,25 @@ def start(
     return cluster
 
 
-def _run(cluster: Cluster, command: list[str], env: dict[str, str]) -> None:
+def _run(cluster: Cluster, options: list[str], env: dict[str, str]) -> None:
+    workers = str(cluster.folder / WORKERS) if cluster.warm is not None else ""
+    command, out = [str(RAY_START), workers, "start", *options], cluster.folder / "start.log"
+    process: subprocess.Popen[bytes] | ForkedProcess
+    with open(os.devnull) as nothing, out.open("w") as log:
+        if cluster.warm is None:
+            process = subprocess.Popen([sys.executable, *command], env=env | _PATIENT, stdout=log, stderr=log)
+        else:
+            files = (nothing, log, log)
+            process = cluster.warm.start(command[0], command[1:], env=env | _PATIENT, cwd=Path("/"), files=files)
     try:
-        subprocess.run(command, env=env | _PATIENT, capture_output=True, text=True, timeout=200, check=True)
-    except subprocess.SubprocessError as error:
+        code = process.wait(200)
+    except subprocess.TimeoutExpired:
+        code = -1
+    if code:
+        said = out.read_text()
         cluster.stop()
-        msg = f"`ray start` failed: {error}\n{getattr(error, 'stdout', '')}{getattr(error, 'stderr', '')}"
-        raise RuntimeError(msg) from error
+        msg = f"`ray start` failed: {code}\n{said}"
+        raise RuntimeError(msg)
 
 
 def free_ports(count: int) -> list[int]:

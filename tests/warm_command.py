@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
 from tests.warm_python import WarmPython
 
 
 class WarmCommand:
-    """`python -m MODULE ARGS`, whose modules are imported already. Both streams are text, in pipes."""
+    """`python -m MODULE ARGS`, whose modules are imported already. Both streams are text, in pipes.
 
-    def __init__(self, warm: WarmPython, module: str, *args: str, env: Mapping[str, str], cwd: Path) -> None:
+    `beside`: it is to be in the namespaces of that process.
+    """
+
+    def __init__(
+        self,
+        warm: WarmPython,
+        module: str,
+        *args: str,
+        env: Mapping[str, str],
+        cwd: Path,
+        beside: int | None = None,
+    ) -> None:
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         with open(os.devnull) as nothing, open(out_end, "wb") as to_out, open(err_end, "wb") as to_err:
-            self._forked = warm.start(module, args, env=env, cwd=cwd, files=(nothing, to_out, to_err))
+            files = (nothing, to_out, to_err)
+            self._forked = warm.start(module, args, env=env, cwd=cwd, files=files, beside=beside)
         self.pid, self.poll, self.kill, self.wait = (
             *(self._forked.pid, self._forked.poll, self._forked.kill, self._forked.wait),
         )
@@ -31,8 +45,20 @@ class WarmCommand:
         os.kill(self.pid, number)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Return what it writes until it ends. `timeout`: seconds between its last output and its end."""
-        with self.stdout, self.stderr, ThreadPoolExecutor() as pool:
-            out, err = pool.map(lambda file: file.read(), (self.stdout, self.stderr))
-        self.wait(timeout)
-        return out, err
+        """Return what it writes until it ends. `timeout`: seconds until then."""
+        deadline = time.monotonic() + timeout if timeout is not None else None
+        said = ["", ""]
+
+        def read(index: int) -> None:
+            with (self.stdout, self.stderr)[index] as file:
+                said[index] = file.read()
+
+        threads = [Thread(target=read, args=(index,), daemon=True) for index in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(deadline - time.monotonic() if deadline is not None else None)
+            if thread.is_alive():
+                raise subprocess.TimeoutExpired(self._forked.args, timeout or 0.0)
+        self.wait(max(0.0, deadline - time.monotonic()) if deadline is not None else None)
+        return said[0], said[1]

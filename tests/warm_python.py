@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 SERVER = Path(__file__).with_name("warm_python_server.py")
+NAMESPACES = ("uts", "ipc", "net", "pid", "time", "mnt")
 
 
 class ForkedProcess:
@@ -50,15 +51,21 @@ class ForkedProcess:
 class WarmPython:
     """A Python that has imported some modules. It ends when it is closed, or with us."""
 
-    def __init__(self, *modules: str, env: Mapping[str, str], flags: Sequence[str] = ()) -> None:
-        """`flags`: of the interpreter."""
+    def __init__(
+        self, *modules: str, env: Mapping[str, str], flags: Sequence[str] = (), at: Path | None = None
+    ) -> None:
+        """`flags`: of the interpreter; `at`: where there is to be a socket to which ray_worker.py sends requests."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            number = theirs.fileno()
+        with contextlib.ExitStack() as stack:
+            socks = [stack.enter_context(theirs)]
+            if at is not None:
+                socks.append(stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)))
+                socks[1].bind(str(at))
+            numbers = [each.fileno() for each in socks]
             self._server = subprocess.Popen(
-                [sys.executable, *flags, str(SERVER), str(number), *modules],
+                [sys.executable, *flags, str(SERVER), ",".join(map(str, numbers)), *modules],
                 env=env,
-                pass_fds=[number],
+                pass_fds=numbers,
                 start_new_session=True,
             )
 
@@ -71,15 +78,21 @@ class WarmPython:
         cwd: Path,
         files: Sequence[IO | int],
         fds: Sequence[int] = (),
+        beside: int | None = None,
     ) -> ForkedProcess:
         """Start `python -m module *argv` in a session of its own. From any thread.
 
-        `files`: stdin, stdout and stderr; `fds`: other files that it has open under the same numbers as we.
+        `module`: a module or a file; `files`: stdin, stdout and stderr; `fds`: other files that it has open under the
+        same numbers as we; `beside`: it is to be in the namespaces of that process.
         """
         ours, theirs = os.pipe()
+        names = NAMESPACES if beside is not None else ()
         request = {"module": module, "argv": [*argv], "env": dict(env), "cwd": str(cwd), "fds": [*fds]}
         numbers = [file if isinstance(file, int) else file.fileno() for file in files]
-        socket.send_fds(self._sock, [json.dumps(request).encode()], [*numbers, *fds, theirs])
+        with contextlib.ExitStack() as stack:
+            entered = [stack.enter_context(open(f"/proc/{beside}/ns/{name}")).fileno() for name in names]
+            message = json.dumps(request | {"namespaces": len(entered)}).encode()
+            socket.send_fds(self._sock, [message], [*numbers, *fds, *entered, theirs])
         os.close(theirs)
         return ForkedProcess(["-m", module, *argv], ours)
 

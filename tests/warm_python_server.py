@@ -1,19 +1,24 @@
 """Forks a process for each request that runs a Python module: importing torch takes 2.5 s of CPU, importing Ray half of one.
 
-Arguments: a socket of whole messages, and the modules to import. Each message is JSON (the keyword arguments of
-`become`) with at least four files: stdin, stdout, stderr, and a pipe into which a line with the process id is written,
-and one with the status of `wait` when it has ended. More files are opened for the process under the numbers `fds`.
-In the fork, the module is run as `python -m` would run it, until exit handlers have run. Then the fork ends at once: to
-free all that is imported would copy it first, which takes a third of a second of CPU.
+Arguments: a socket of whole messages, perhaps a comma and one more that anybody can send to, and the modules to import.
+The server ends when nobody holds the other end of the first socket. Each message is JSON (the keyword arguments of
+`become`, and how many `namespaces`) with these files: stdin, stdout, stderr; those that are opened for the process under
+the numbers `fds`; the namespaces that it is to be in; and last, a pipe into which a line with the process id is written,
+and one with the status of `wait` when it has ended. At the second socket the last is a pidfd instead: when that process
+ends, the fork is killed.
+In the fork, a module is run as `python -m` would run it, and a file as `python` would, until exit handlers have run.
+Then the fork ends at once: to free all that is imported would copy it first, which takes a third of a second of CPU.
 """
 
 import atexit
+import ctypes
 import fcntl
 import gc
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -21,33 +26,43 @@ import threading
 
 MOST_BYTES = 1 << 20
 MOST_FILES = 16
+LIBC = ctypes.CDLL(None, use_errno=True)
+OURS = {os.stat(path).st_ino for path in os.scandir("/proc/self/ns")}
 kept = []
 
 
-def requests(sock):
-    """Yield each message and its files, until nobody is left to send one."""
+def requests(sock, named):
+    """Yield each message, its files, and whether it came to the second socket; until nobody has the other end of `sock`."""
     while True:
-        message, files, _, _ = socket.recv_fds(sock, MOST_BYTES, MOST_FILES)
-        if not message:
-            return
-        yield json.loads(message), files
+        for ready in select.select([sock, *named], [], [])[0]:
+            message, files, _, _ = socket.recv_fds(ready, MOST_BYTES, MOST_FILES)
+            if not message:
+                return
+            yield json.loads(message), files, ready is not sock
 
 
-def forked(status):
-    """Fork a process that tells of its child's end, and that child; true in the child."""
+def forked(last, namespaces, bound):
+    """Fork a process that enters the namespaces, and its child; true in the child. The first waits for the other."""
     if os.fork():
         return False
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for file in namespaces:
+        if os.fstat(file).st_ino not in OURS and LIBC.setns(file, 0):
+            raise OSError(ctypes.get_errno(), "setns")
     pid = os.fork()
     if pid == 0:
         return True
-    os.write(status, f"{pid}\n".encode())
-    os.write(status, f"{os.waitpid(pid, 0)[1]}\n".encode())
+    if bound:
+        if last in select.select([last, os.pidfd_open(pid)], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
+    else:
+        os.write(last, f"{pid}\n".encode())
+        os.write(last, f"{os.waitpid(pid, 0)[1]}\n".encode())
     os._exit(0)
 
 
 def become(files, *, module, argv, env, cwd, fds):
-    """Be what `python -m module *argv` would have started."""
+    """Be what `python -m module *argv` or `python file *argv` would have started."""
     os.setsid()
     os.environ.clear()
     os.environ.update(env)
@@ -62,38 +77,47 @@ def become(files, *, module, argv, env, cwd, fds):
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     sys.stdout.reconfigure(write_through=bool(env.get("PYTHONUNBUFFERED")))
-    sys.path[0] = cwd
-    sys.argv = ["-m", *argv]
+    if module.endswith(".py"):
+        sys.path[0], sys.argv = os.path.dirname(module), [module, *argv]
+    else:
+        sys.path[0], sys.argv = cwd, ["-m", *argv]
     if not hasattr(sys.modules.get(module), "__path__"):
         sys.modules.pop(module, None)  # else `runpy` warns that it runs a second time
 
 
 def main():
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock, *named = (socket.socket(fileno=int(number)) for number in sys.argv[1].split(","))
     for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy what it looks at
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that nobody needs to wait for those who wait
-    for request, (*files, status) in requests(sock):
-        if forked(status):
-            sock.close()
-            os.close(status)
-            become(files, **request)
+    for request, (*files, last), bound in requests(sock, named):
+        first = len(files) - request.pop("namespaces")
+        entered = files[first:]
+        if forked(last, entered, bound):
+            for each in (sock, *named):
+                each.close()
+            for file in (*entered, last):
+                os.close(file)
+            become(files[:first], **request)
             return request["module"]
-        for file in (*files, status):
+        for file in (*files, last):
             os.close(file)
     return None
 
 
 def run(module):
-    """Run the module as `__main__`, and return the exit code.
+    """Run the module or file as `__main__`, and return the exit code.
 
     What it leaves is kept: a process group that is freed with the frames of an exception may wait for a thread of its
     own, which waits for the GIL.
     """
     try:
-        kept.append(runpy.run_module(module, run_name="__main__", alter_sys=True))
+        if module.endswith(".py"):
+            kept.append(runpy.run_path(module, run_name="__main__"))
+        else:
+            kept.append(runpy.run_module(module, run_name="__main__", alter_sys=True))
     except SystemExit as stop:
         kept.append(stop)
         if not isinstance(stop.code, int | None):

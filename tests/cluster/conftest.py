@@ -19,15 +19,8 @@ import pytest
 
 from tests.private_cluster import MARK, Cluster, end_marked, marked, private_cluster
 from tests.warm_command import WarmCommand
-from tests.warm_python import WarmPython
 
 _LIMIT = 200
-_IMPORTED = (
-    *("raylaunch.cli.main", "raylaunch.cli.api", "raylaunch.cli.config.load"),
-    *("raylaunch.cluster.run", "raylaunch.cluster.session.ray_session"),
-)
-_warm: dict[str, WarmPython] = {}
-"""By cluster address, the processes that commands are forked from: to import Ray takes most of a command's CPU time."""
 
 
 @pytest.fixture(scope="session")
@@ -84,13 +77,6 @@ def dispose(ignored: tuple[int, ...]) -> None:
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
 
-def warm_command(cluster: Cluster, folder: Path, module: str, *args: str) -> WarmCommand:
-    """Start a module in a fork of a process that has imported Ray."""
-    if cluster.address not in _warm:
-        _warm[cluster.address] = WarmPython(*_IMPORTED, env=cluster.env(**{MARK: cluster.mark}))
-    return WarmCommand(_warm[cluster.address], module, *args, env=cluster.env(), cwd=folder)
-
-
 @dataclass
 class Launcher:
     """Starts `raylaunch` in a folder of its own."""
@@ -132,8 +118,8 @@ class Launcher:
     def _process(
         self, command: list[str], env: dict[str, str] | None, ignored: tuple[int, ...]
     ) -> subprocess.Popen[str] | WarmCommand:
-        if env is None and not ignored:
-            return warm_command(self.cluster, self.folder, *command[1:])
+        if env is None and not ignored and self.cluster.warm is not None:
+            return WarmCommand(self.cluster.warm, *command[1:], env=self.cluster.env(), cwd=self.folder)
         return subprocess.Popen(
             [sys.executable, *command],
             cwd=self.folder,
@@ -143,6 +129,14 @@ class Launcher:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def python(self, program: str, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a module or a file in a fork of a process that has imported Ray."""
+        assert self.cluster.warm is not None
+        environ = self.cluster.env(**(env or {}))
+        command = WarmCommand(self.cluster.warm, program, *args, env=environ, cwd=self.folder)
+        out, err = command.communicate(_LIMIT)
+        return subprocess.CompletedProcess([program, *args], command.wait(), out, err)
 
     def run(self, *overrides: str, **job: Any) -> Run:
         return self.start(*overrides, **job).wait()

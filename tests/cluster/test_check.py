@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
+
+from tests.cluster.conftest import Launcher
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
-def check(launcher, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "raylaunch", "check", "--set", "placement=pack", *words],
-        cwd=launcher.folder,
-        env=launcher.cluster.env(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+def check(launcher: Launcher, *words: str) -> subprocess.CompletedProcess[str]:
+    return launcher.python("raylaunch", "check", "--set", "placement=pack", *words)
 
 
 def test_all_is_well(launcher):

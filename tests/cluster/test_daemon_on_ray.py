@@ -6,8 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,9 +43,9 @@ class Warm:
         return [socket_dir.pid_of(path) for path in socket_dir.sockets(self.runtime / "raylaunch")]
 
     def status(self, *words: str) -> str:
-        command = [sys.executable, "-m", "raylaunch", "status", *words]
-        env = self.launcher.cluster.env(**self.env)
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=True).stdout
+        done = self.launcher.python("raylaunch", "status", *words, env=self.env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -18,15 +16,7 @@ def python(launcher, text: str) -> dict:
     path.write_text(
         "import json, raylaunch\nWHERE = dict(nnodes=2, nproc_per_node=2, placement='pack')\n" + textwrap.dedent(text)
     )
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=launcher.folder,
-        env=launcher.cluster.env(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = launcher.python(str(path))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

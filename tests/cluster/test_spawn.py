@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -19,15 +17,7 @@ def program(launcher, text: str, *, env: dict[str, str] | None = None) -> list:
     """Run a program; return the lines of JSON that it prints."""
     path = launcher.folder / "program.py"
     path.write_text("import json, os, sys\nimport raylaunch\n" + textwrap.dedent(text))
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=launcher.folder,
-        env=launcher.cluster.env(**(env or {})),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = launcher.python(str(path), env=env)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", "{"))]
 

@@ -65,19 +65,10 @@ for group in placement_group_table().values():
 
 
 @pytest.fixture(scope="session")
-def warm_raylaunch(cluster: Cluster) -> Iterator[WarmPython]:
+def warm_raylaunch(cluster: Cluster) -> WarmPython:
     """A process that has imported all that a run on the cluster needs."""
-    found = WarmPython(
-        *(
-            "raylaunch.cli.main",
-            "raylaunch.cli.config.load",
-            "raylaunch.cluster.run",
-            "raylaunch.cluster.session.ray_session",
-        ),
-        env=launcher_env(cluster),
-    )
-    yield found
-    found.close()
+    assert cluster.warm is not None
+    return cluster.warm
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from tests.cluster.conftest import dispose, wait_until
 from tests.hosts.host import Host, Process, send, why_not
 from tests.hosts.hosts import Hosts, inside
 from tests.private_cluster import MARK
+from tests.warm_command import WarmCommand
 
 COUNT = 3
 _END_SECONDS = 200
@@ -90,7 +91,7 @@ class Run:
     """A `raylaunch` process on one of the hosts, its output, and what it left in its run folder."""
 
     hosts: Hosts
-    entered: subprocess.Popen[str]
+    entered: subprocess.Popen[str] | WarmCommand
     driver: int
     folder: Path
     mark: str
@@ -250,23 +251,23 @@ class Launcher:
     ) -> Run:
         """Run the script with one worker on each of three nodes and no restarts, unless the arguments say otherwise.
 
-        `on`: where the driver is, the head if not said; `around`: more of its environment.
+        `on`: where the driver is, the head if not said; `around`: more of its environment. With that it is a new
+        interpreter, in which Ray has not read its settings yet, else a fork of one that has imported Ray.
         """
         mark = secrets.token_hex(8)
         defaults = {"nnodes": 3, "nproc_per_node": 1, "cpus_per_worker": 1, "preload": [], "last_call": 0.5}
         job = {"entrypoint": {"script": self.script(text), "args": list(args)}} | defaults | {"show": "none"} | job
         job["env"] = {MARK: mark} | job.get("env", {})
         (self.folder / "job.yaml").write_text(json.dumps(job))
-        entered = self.hosts.popen(
-            on or self.hosts.head,
-            [sys.executable, "-m", "raylaunch", "job.yaml"],
-            cwd=self.folder,
-            env=self.hosts.env(**{MARK: mark} | (around or {})),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=lambda: dispose(()),
-        )
-        run = Run(self.hosts, entered, inside(entered), self.folder, mark)
+        host, env = on or self.hosts.head, self.hosts.env(**{MARK: mark} | (around or {}))
+        if around:
+            command = [sys.executable, "-m", "raylaunch", "job.yaml"]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            entered = self.hosts.popen(host, command, cwd=self.folder, env=env, **pipes, preexec_fn=lambda: dispose(()))
+            run = Run(self.hosts, entered, inside(entered), self.folder, mark)
+        else:
+            forked = WarmCommand(self.hosts.warm, "raylaunch", "job.yaml", env=env, cwd=self.folder, beside=host.init)
+            run = Run(self.hosts, forked, forked.pid, self.folder, mark)
         self.runs.append(run)
         return run
 

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.warm_python import ForkedProcess
+
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--time")
 SLEPT = 86400
 """Seconds by which CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC on each host, as after a sleep of the machine."""
@@ -44,6 +46,8 @@ class Host:
     folder: Path
     node_id: str = ""
     """Ray's node id of the raylet that was started last."""
+    ray: ForkedProcess | None = None
+    """The `ray start` that was started last."""
     cut: bool = False
     lost_on_the_way_to: list[str] = field(default_factory=list)
     """Addresses that the host cannot send to."""

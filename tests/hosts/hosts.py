@@ -21,18 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts.host import NAMESPACES, Host, Process, child, parent, pid_space, send, spawn, start_host
-from tests.private_cluster import BIN, LEAN
+from tests.private_cluster import LEAN, RAY_START, WORKERS, warm_ray
+from tests.warm_python import WarmPython
 
 _PORT = 6379
 _UP_SECONDS = 240.0
-_UNTIL_STARTED = """
-while true; do
-    "$@" > "$0" 2>&1
-    code=$?
-    if grep -q "Ray runtime started" "$0"; then exit $code; fi
-done
-"""
-"""Runs `ray start`, again if it gives up: it waits 30 s for its own raylet, which may take longer on a busy machine."""
 _PREFIX = "rlh-"
 _NOBODY = "02:00:00:00:00:00"
 """An address on the network that no device has."""
@@ -52,6 +45,7 @@ class Hosts:
         self._count = 0
         self._commands: list[subprocess.Popen[Any]] = []
         self._inspector: subprocess.Popen[str] | None = None
+        self._warm: WarmPython | None = None
         (self.folder / "resolv.conf").write_text("")
         self._switch = spawn(["unshare", "--net", "sh", "-c", "echo; exec cat"])
         try:
@@ -71,6 +65,14 @@ class Hosts:
 
     def __getitem__(self, index: int) -> Host:
         return self.hosts[index]
+
+    @property
+    def warm(self) -> WarmPython:
+        """What Ray's processes and drivers are forked from, on whichever host they are."""
+        if self._warm is None:
+            kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+            self._warm = warm_ray(kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}, self.folder)
+        return self._warm
 
     @property
     def head(self) -> Host:
@@ -180,7 +182,8 @@ class Hosts:
 
     def sigterm(self, host: Host) -> None:
         """Send SIGTERM to `ray start --block`, as Kubernetes does: Ray drains the node for 30 s, then ends it."""
-        send({process.pid for process in self.processes(host) if " start --block" in process.command})
+        assert host.ray is not None
+        send({host.ray.pid})
 
     def kill_raylet(self, host: Host) -> None:
         """Kill only the raylet."""
@@ -282,6 +285,8 @@ class Hosts:
             self.quick(host)
             if host.holder.poll() is None:
                 self.kill(host)
+        if self._warm is not None:
+            self._warm.close()
         for process in [*self._commands, self._switch]:
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
@@ -315,16 +320,18 @@ class Hosts:
         place = ["--head", f"--port={_PORT}", "--include-dashboard=false"]
         if host is not self.head:
             place = [f"--address={self.address}"]
-        command = [
-            *(str(BIN / "ray"), "start", "--block", *place, f"--node-ip-address={host.address}"),
+        options = [
+            *(*place, f"--node-ip-address={host.address}"),
             *(f"--num-cpus={self._cpus}", "--num-gpus=0", f"--resources={json.dumps(resources or {})}"),
             *(f"--temp-dir={host.folder}", "--object-store-memory=80000000", "--disable-usage-stats", *LEAN),
         ]
         env = self.env(**{"TMPDIR": str(host.folder / "tmp")} | self._env)
         if host is self.head:
             del env["RAY_ADDRESS"]
-        until_started = ["sh", "-c", _UNTIL_STARTED, str(host.folder / "ray.log"), *command]
-        self.popen(host, until_started, env=env, stdin=subprocess.DEVNULL)
+        argv = [str(self.folder / WORKERS), "start", "--block", *options]
+        with open(os.devnull) as nothing, (host.folder / "ray.log").open("w") as log:
+            files = (nothing, log, log)
+            host.ray = self.warm.start(str(RAY_START), argv, env=env, cwd=Path("/"), files=files, beside=host.init)
 
     def _start_inspector(self) -> subprocess.Popen[str]:
         command = [sys.executable, str(Path(__file__).with_name("inspector.py"))]
