@@ -108,9 +108,10 @@ def serve(address: str, port: int, listening_fd: int) -> None:
     while True:
         fd = os.dup(listening_fd)  # where TCPStore fails, it closes this one
         try:
-            store = TCPStore(address, port, master_listen_fd=fd, **options)
+            with dns.stderr_discarded():
+                store = TCPStore(address, port, master_listen_fd=fd, **options)
             break
-        except NotImplementedError:  # torch 2.6: its server with libuv, the default, takes no socket over
+        except NotImplementedError:  # torch 2.6: its server with libuv, the default, takes no socket over, and says so
             options["use_libuv"] = False
         except RuntimeError as error:  # its thread cannot be started
             print(f"raylaunch: the store cannot serve yet: {error}", file=sys.stderr, flush=True)  # noqa: T201
