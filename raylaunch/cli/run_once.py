@@ -112,7 +112,10 @@ def version() -> str:
     """Return the version of the installed raylaunch."""
     from importlib import metadata  # noqa: PLC0415
 
-    return metadata.version("raylaunch")
+    try:
+        return metadata.version("raylaunch")
+    except metadata.PackageNotFoundError:  # it is imported from a folder of source code
+        return "unknown"
 
 
 def say(text: str) -> None:

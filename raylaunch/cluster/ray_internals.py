@@ -176,7 +176,10 @@ def node_labels() -> dict[str, str]:
 
 @cache
 def has_label_selectors() -> bool:
-    """Return whether a placement group can exclude hosts: `placement_group` has the parameter from Ray 2.47 on."""
+    """Return whether a placement group can exclude hosts: `placement_group` has the parameter from Ray 2.47 on.
+
+    Without it, what is granted on a host to avoid is given up, and requested again a second later.
+    """
     return "bundle_label_selector" in inspect.signature(placement_group).parameters
 
 
@@ -249,9 +252,16 @@ def accelerators() -> tuple[str, int, list[str] | None]:
         return "", 0, None
 
 
+def _ask_label_selectors() -> None:
+    if not has_label_selectors():
+        msg = "placement_group has no parameter bundle_label_selector"
+        raise TypeError(msg)
+
+
 _OPTIONAL: tuple[tuple[Callable[[], object], str], ...] = (
     (_ask_draining, "does not say which nodes are being drained: they are not left before they end"),
     (_ask_free, "does not say what is free on which node: all that nodes have counts as free"),
+    (_ask_label_selectors, "cannot be told which nodes to avoid: nodes that join a run may take longer"),
     (lambda: is_this_node_alive(5.0), "does not say whether it counts this machine as alive"),
 )
 """What a run can do without: each asked as it is asked later, and what a person is told of a Ray that lacks it."""

@@ -36,7 +36,7 @@ from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 
-WANTED = "ray>=2.60,<2.61"
+WANTED = "ray>=2.44"
 """The versions of Ray that can be used, as in the project's metadata: these are missing if raylaunch was copied."""
 _NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
 _CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.ray_actor import actor_class, close, kill
@@ -215,6 +216,8 @@ class RayFleet(FleetBase):
                 self._placement_groups.reserve_gang(request.bundles)
                 self._watch(next(iter(request.bundles)))
             case ReserveSlot():
+                if request.avoid and not ray_internals.has_label_selectors():
+                    self._closed.wait(LOOK_SECONDS)  # the last one may have been granted on a host to avoid
                 self._placement_groups.reserve(request.slot, request.bundle, request.avoid)
                 self._watch(request.slot)
             case StartAgent():

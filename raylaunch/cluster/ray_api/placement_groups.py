@@ -13,6 +13,7 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raylaunch.cluster import ray_internals
 from raylaunch.core.newtypes import NO_HOST, HostId
 from raylaunch.core.placement.packing import Bundle
 
@@ -44,15 +45,17 @@ class PlacementGroups:
     def _reserve(self, slots: Mapping[int, tuple[Bundle, frozenset[HostId]]]) -> None:
         """Request a group, unless the slots have one: a call that failed for want of an answer may be repeated.
 
-        Hosts are excluded, not named, so that a host that is added later can be used as well.
+        Hosts are excluded, not named, so that a host that is added later can be used as well. A Ray that cannot exclude
+        any is asked for a host that is used little; the allocator gives up what is granted on another.
         """
         if slots.keys() <= self._groups.keys():
             return
         selectors = [{_NODE_ID: f"!in({','.join(sorted(avoid))})"} if avoid else {} for _, avoid in slots.values()]
+        can_exclude, excludes = ray_internals.has_label_selectors(), any(selectors)
         group = placement_group(
             [bundle.resources or dict(_ALMOST_NOTHING) for bundle, _ in slots.values()],
-            strategy=self._strategy if len(slots) > 1 else "PACK",
-            bundle_label_selector=selectors if any(selectors) else None,
+            strategy=self._strategy if len(slots) > 1 else "SPREAD" if excludes and not can_exclude else "PACK",
+            **({"bundle_label_selector": selectors} if excludes and can_exclude else {}),
         )
         self._groups.update({slot: (group, index) for index, slot in enumerate(slots)})
 

@@ -104,11 +104,15 @@ def serve(address: str, port: int, listening_fd: int) -> None:
         dns.disable_reverse_lookups()
     from torch.distributed import TCPStore  # noqa: PLC0415
 
+    options = {"is_master": True, "wait_for_workers": False}
     while True:
         fd = os.dup(listening_fd)  # where TCPStore fails, it closes this one
         try:
-            store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+            with dns.stderr_discarded():
+                store = TCPStore(address, port, master_listen_fd=fd, **options)
             break
+        except NotImplementedError:  # torch 2.6: its server with libuv, the default, takes no socket over, and says so
+            options["use_libuv"] = False
         except RuntimeError as error:  # its thread cannot be started
             print(f"raylaunch: the store cannot serve yet: {error}", file=sys.stderr, flush=True)  # noqa: T201
             time.sleep(_RETRY_SECONDS)

@@ -33,12 +33,12 @@ def disable_reverse_lookups() -> None:
     """
     if "torch.distributed" not in sys.modules:
         return
-    with contextlib.suppress(Exception), _stderr_discarded(), dns_queries_fail():
+    with contextlib.suppress(Exception), stderr_discarded(), dns_queries_fail():
         connect_tcpstore_client()
 
 
 @contextlib.contextmanager
-def _stderr_discarded() -> Iterator[None]:
+def stderr_discarded() -> Iterator[None]:
     """Discard what torch writes to stderr about the lookup that failed."""
     stderr = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
