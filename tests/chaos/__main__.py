@@ -182,8 +182,8 @@ class Chaos:
         found = self.job.attempts()
         self.complaints += problems(self.job.notes(), found[-1].last)
         self.complaints += verdict.lost_steps(self.job.lines(), found)
-        spends = {fault.name for _, fault in FAULTS if fault.spends}
-        self.complaints += verdict.replayed(self.job.log, sum(each.fault in spends for each in self.struck))
+        spends = {fault.name: fault.spends for _, fault in FAULTS}
+        self.complaints += verdict.replayed(self.job.log, sum(spends[each.fault] for each in self.struck))
         final = self.job.training / "final.bin"
         if final.read_bytes() != reference(scratch / "reference", found[-1].last).read_bytes():
             self.complaints.append("the final parameters are not those of a run without faults")

@@ -31,8 +31,8 @@ class Fault:
     """The workers have time to save: no step may be lost."""
     harmless: bool = False
     """No attempt may end by it."""
-    spends: bool = False
-    """It may use up a restart."""
+    spends: int = 0
+    """So many restarts it may use up."""
     anywhere: bool = False
     """It may come on the head too, where the driver and Ray's head node run."""
     needs_two: bool = False
@@ -154,21 +154,21 @@ def _heal(job: Job, host: Host) -> None:
 
 
 FAULTS: tuple[tuple[int, Fault], ...] = (
-    (5, Fault("kill -9 of a worker", _signal(Job.workers), spends=True, anywhere=True)),
-    (1, Fault("kill -9 of all workers of a host", _signal(Job.workers, all_of_them=True), spends=True, anywhere=True)),
-    (1, Fault("kill -9 of a data loader", _signal(Job.loaders), spends=True, anywhere=True)),
-    (1, Fault("no room for a worker's files", _no_space, spends=True, anywhere=True)),
-    (1, Fault("a worker exits 0 too early", _signal(Job.workers, signal.SIGUSR2), spends=True, anywhere=True)),
+    (5, Fault("kill -9 of a worker", _signal(Job.workers), spends=1, anywhere=True)),
+    (1, Fault("kill -9 of all workers of a host", _signal(Job.workers, all_of_them=True), spends=1, anywhere=True)),
+    (1, Fault("kill -9 of a data loader", _signal(Job.loaders), spends=1, anywhere=True)),
+    (1, Fault("no room for a worker's files", _no_space, spends=1, anywhere=True)),
+    (1, Fault("a worker exits 0 too early", _signal(Job.workers, signal.SIGUSR2), spends=1, anywhere=True)),
     (
         2,
         Fault(
             "SIGSTOP of a worker",
             _signal(Job.workers, signal.SIGSTOP, told=("WorkersHung",)),
-            spends=True,
+            spends=1,
             anywhere=True,
         ),
     ),
-    (2, Fault("kill -9 of a fork server", _signal(Job.fork_servers), spends=True, anywhere=True)),
+    (2, Fault("kill -9 of a fork server", _signal(Job.fork_servers), spends=1, anywhere=True)),
     (
         1,
         Fault(
@@ -200,7 +200,7 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
         Fault(
             "kill -9 of a worker, and no processes for 2 s",
             shortages.no_processes,
-            spends=True,
+            spends=1,
             anywhere=True,
             why_not=shortages.PIDS.why_not,
         ),
@@ -210,7 +210,7 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
         Fault(
             "kill -9 of a worker, and no memory for 2 s",
             shortages.no_memory,
-            spends=True,
+            spends=2,  # also that of the fork server, if the kernel kills it
             anywhere=True,
             why_not=shortages.MEMORY.why_not,
         ),
@@ -225,7 +225,7 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
             why_not=shortages.why_no_stall,
         ),
     ),
-    (1, Fault("kill -9 of a subreaper", _signal(Job.subreapers), spends=True, anywhere=True)),
+    (1, Fault("kill -9 of a subreaper", _signal(Job.subreapers), spends=1, anywhere=True)),
     (3, Fault("kill -9 of an agent", _signal(Job.agents), anywhere=True)),
     (1, Fault("SIGSTOP of an agent, continued after", _signal(Job.agents, signal.SIGSTOP), _go_on(Job.agents))),
     (1, Fault("SIGSTOP of the driver for 2 s", _stop_driver_briefly, harmless=True)),
@@ -233,7 +233,7 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
     (1, Fault("power off", _to_host(Hosts.power_off), _replace)),
     (2, Fault("network cut, healed after", _to_host(Hosts.cut), _heal)),
     (1, Fault("network cut on the way to the head", _mute, _heal)),
-    (1, Fault("network cut from one host to another, healed after", cut_one_way, _heal, spends=True, needs_two=True)),
+    (1, Fault("network cut from one host to another, healed after", cut_one_way, _heal, spends=1, needs_two=True)),
     (1, Fault("a flood of strangers at all ports", flood, harmless=True, anywhere=True)),
     (1, Fault("network cut for 1 s", _blip, harmless=True)),
     (
