@@ -85,7 +85,9 @@ def _reset_signals() -> None:
 def _redirect(spec: WorkerSpec) -> None:
     """Read stdin from /dev/null, and append stdout and stderr to the worker's log files."""
     null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
+    if null:
+        os.dup2(null, 0)
+        os.close(null)
     for fd, path in ((1, spec.stdout), (2, spec.stderr)):
         make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
         # The driver made the run folder. Its user may be another one than this process's.
