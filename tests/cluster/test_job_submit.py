@@ -1,4 +1,8 @@
-"""`ray job submit --working-dir . -- python -m raylaunch job.yaml`: logs and exit code come through Ray."""
+"""What needs the helpers that Ray has on each node, which `lean_ray.py` replaces elsewhere.
+
+`ray job submit --working-dir . -- python -m raylaunch job.yaml`: logs and exit code come through Ray; `ray.working_dir`;
+and metrics.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from tests.private_cluster import BIN, Cluster, private_cluster
 pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster with Ray's dashboard, whose eight processes nothing else needs."""
     with private_cluster(cpus=4, dashboard=True, lean=True) as found:
@@ -43,3 +47,27 @@ def test_submitted(cluster, tmp_path):
     done = submit(cluster, tmp_path, "entrypoint.args=[5]")
     assert done.returncode == 1
     assert "exited with code 5" in done.stdout + done.stderr
+
+
+def test_working_folder_by_ray(launcher, cluster):
+    """`ray.working_dir` copies the folder to the nodes, and workers run in the copy."""
+    launcher.script("import os, data; print(os.getcwd() != os.environ['HERE'], data.WORDS)")
+    launcher.script("WORDS = 'from the copy'", name="data.py")
+    run = launcher.run(
+        entrypoint={"script": "train.py"},
+        ray={"working_dir": "."},
+        log_dir=str(launcher.folder / "runs"),
+        env={"HERE": str(launcher.folder)},
+        nnodes=1,
+    )
+    assert run.code == 0, run.err
+    assert run.out == "True from the copy\n"
+
+
+def test_no_metrics_of_the_driver_are_exported(launcher, cluster):
+    """By Ray's own log of the driver. The script does not have the variables."""
+    script = launcher.script("import os\nprint(sorted(name for name in os.environ if name.startswith('RAY_enable')))")
+    run = launcher.start(entrypoint={"script": script}, nnodes=1, nproc_per_node=1, show="all", env={}).wait()
+    assert (run.code, run.out) == (0, "[]\n")
+    (log,) = (cluster.folder / "session_latest" / "logs").glob(f"python-core-driver-*_{run.process.pid}.log")
+    assert "Disabled stats." in log.read_text()

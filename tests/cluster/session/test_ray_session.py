@@ -140,27 +140,3 @@ def test_named_address(launcher, cluster):
     plan = json.loads((run.run_dir / "plan.json").read_text())
     assert [bundle["nproc"] for bundle in plan["bundles"]] == [2]
     assert [seat["ranks"] for seat in plan["seats"]] == [[0, 1]]
-
-
-def test_working_folder_by_ray(launcher, cluster):
-    """`ray.working_dir` copies the folder to the nodes, and workers run in the copy."""
-    launcher.script("import os, data; print(os.getcwd() != os.environ['HERE'], data.WORDS)")
-    launcher.script("WORDS = 'from the copy'", name="data.py")
-    run = launcher.run(
-        entrypoint={"script": "train.py"},
-        ray={"working_dir": "."},
-        log_dir=str(launcher.folder / "runs"),
-        env={"HERE": str(launcher.folder)},
-        nnodes=1,
-    )
-    assert run.code == 0, run.err
-    assert run.out == "True from the copy\n"
-
-
-def test_no_metrics_of_the_driver_are_exported(launcher, cluster):
-    """By Ray's own log of the driver. The script does not have the variables."""
-    script = launcher.script("import os\nprint(sorted(name for name in os.environ if name.startswith('RAY_enable')))")
-    run = launcher.start(entrypoint={"script": script}, nnodes=1, nproc_per_node=1, show="all", env={}).wait()
-    assert (run.code, run.out) == (0, "[]\n")
-    (log,) = (cluster.folder / "session_latest" / "logs").glob(f"python-core-driver-*_{run.process.pid}.log")
-    assert "Disabled stats." in log.read_text()
