@@ -33,7 +33,7 @@ _END_SECONDS = 200
 def all_hosts() -> Iterator[Hosts]:
     if reason := why_not():
         pytest.skip(reason)
-    with Hosts(COUNT) as found:
+    with Hosts(COUNT, lean=True) as found:
         yield found
 
 

@@ -34,14 +34,14 @@ _NOBODY = "02:00:00:00:00:00"
 class Hosts:
     """A Ray cluster of that many hosts, each with a raylet. The first is the head, where drivers run."""
 
-    def __init__(self, count: int, *, cpus: int = 2, env: dict[str, str] | None = None) -> None:
-        """`cpus`: what each raylet says it has; `env`: for all raylets."""
+    def __init__(self, count: int, *, cpus: int = 2, lean: bool = False) -> None:
+        """`cpus`: what each raylet says it has; `lean`: Ray's workers and helpers are those of `lean_ray.py`."""
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
         self.token = secrets.token_hex(32)
         self.hosts: list[Host] = []
         self._cpus = cpus
-        self._env = env or {}
+        self._lean = lean
         self._count = 0
         self._commands: list[subprocess.Popen[Any]] = []
         self._inspector: subprocess.Popen[str] | None = None
@@ -325,10 +325,10 @@ class Hosts:
             *(f"--num-cpus={self._cpus}", "--num-gpus=0", f"--resources={json.dumps(resources or {})}"),
             *(f"--temp-dir={host.folder}", "--object-store-memory=80000000", "--disable-usage-stats", *LEAN),
         ]
-        env = self.env(**{"TMPDIR": str(host.folder / "tmp")} | self._env)
+        env = self.env(TMPDIR=str(host.folder / "tmp"))
         if host is self.head:
             del env["RAY_ADDRESS"]
-        argv = [str(self.folder / WORKERS), "start", "--block", *options]
+        argv = [str(self.folder / WORKERS) if self._lean else "", "start", "--block", *options]
         with open(os.devnull) as nothing, (host.folder / "ray.log").open("w") as log:
             files = (nothing, log, log)
             host.ray = self.warm.start(str(RAY_START), argv, env=env, cwd=Path("/"), files=files, beside=host.init)
