@@ -36,9 +36,10 @@ SPEC = AgentSpec(
 @pytest.fixture
 def actor(monkeypatch) -> Iterator[ray_actor.AgentActor]:
     """An actor that has not begun. `agent.Agent` and `set_niceness` are the tests' own."""
-    context = SimpleNamespace(get_node_id=lambda: "a", get_node_labels=dict)
+    context = SimpleNamespace(get_node_id=lambda: "a")
     util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
     monkeypatch.setattr(ray_actor, "ray", SimpleNamespace(get_runtime_context=lambda: context, util=util))
+    monkeypatch.setattr(ray_actor.ray_internals, "node_labels", dict)
     monkeypatch.setattr(ray_actor.processes, "set_niceness", lambda _: None)
     return ray_actor.AgentActor()
 
