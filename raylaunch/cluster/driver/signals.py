@@ -41,16 +41,25 @@ class Signals:
         self._stops = stops
         self._is_main = threading.current_thread() is threading.main_thread()
         self._listener: _SignalListener | None = None
+        #: Signals to forward that came before `go_to`.
+        self._early: list[SignalName] = []
 
     def go_to(self, tell: Callable[[SignalName], None], *, ends_process: bool = True) -> None:
         """Call `tell` with the name of each signal from now on, instead of interrupting.
 
-        Installs the handlers again, in case a library replaced them. `tell` is called in a thread. `ends_process`:
-        whether the third signal to end the run ends this process.
+        Installs the handlers again, in case a library replaced them. `tell` is called in a thread, but here for signals
+        to forward that came before. `ends_process`: whether the third signal to end the run ends this process.
         """
-        if self._is_main:
+        if not self._is_main:
+            return
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._forwarded)  # handlers of those that came run in here
+        try:
+            for name in self._early:
+                tell(name)
             self._listener = _SignalListener(self._before.keys(), self._stops if ends_process else (), tell)
             self.install()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def run_is_over(self) -> None:
         """From now on one signal ends the process, unless it ends by itself: only cleaning up is left to do."""
@@ -75,6 +84,8 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if self._listener is None and number in self._forwarded:
+            self._early.append(SignalName(signal.Signals(number).name))
         if (self._listener is None or self._listener.interrupts) and number not in self._forwarded:
             when = "before anything was started" if self._listener is None else "while the run ended"
             error = InterruptedByUserError(f"stopped by {signal.Signals(number).name} {when}")

@@ -207,3 +207,26 @@ def test_a_process_that_is_stuck_after_the_run_is_ended_by_one_signal():
 def test_a_process_that_ends_by_itself_is_not_interrupted():
     """A signal while the run is cleaned up does not cost the report."""
     assert stuck("SIGTERM", over=True, stays=0.01) == (0, "SIGTERM")
+
+
+EARLY = """
+import os, signal, time
+from raylaunch.cluster.driver import signals
+from raylaunch.core.job.job import Job
+
+told = []
+with signals.handled(Job(signals_to_forward=["SIGUSR1"])) as handler:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    handler.go_to(told.append)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    while len(told) < 2:
+        time.sleep(0.001)
+    time.sleep(0.1)
+print(*told)
+"""
+
+
+def test_a_signal_to_forward_that_comes_early_is_not_lost():
+    """The command of a daemon gets it when the workers run, but before it has heard of that."""
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr) == ("SIGUSR1 SIGUSR1\n", "")

@@ -37,6 +37,12 @@ def test_checkpoints_are_known_from_heartbeats():
     assert unsaved(8, checkpoints(progress.world)).endswith("rank 1 asked last after step 3")
 
 
+def test_a_worker_that_has_made_few_steps_may_still_ask():
+    assert may_ask(3, expected=True)
+    assert not may_ask(3, expected=False)
+    assert not may_ask(100, expected=True)
+
+
 @given(earlier=st.lists(st.booleans(), max_size=4), marks=st.integers(0, 2**62), optimizers=st.integers(1, 4))
 def test_a_worker_that_has_not_asked_yet_is_waited_for_if_the_script_asks(earlier, marks, optimizers):
     """Whatever the attempts before were like: if all workers of one of them asked, until it has made many steps."""
