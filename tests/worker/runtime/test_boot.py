@@ -209,15 +209,14 @@ def is_left():
 
 
 @pytest.fixture
-def work(torch_either: Node) -> Node:
-    (torch_either.folder / "work.py").write_text(WORK)
-    return torch_either
-
-
-def test_a_function_gets_its_arguments_and_a_process_group(torch_node: Node) -> None:
-    """The group has all ranks, and its backend is gloo where there are no GPUs."""
+def work(torch_node: Node) -> Node:
     (torch_node.folder / "work.py").write_text(WORK)
-    outcome = torch_node.run("work:add", 1, kind="function", kwargs={"y": 2}, nproc=2, port=torch_node.open_store())
+    return torch_node
+
+
+def test_a_function_gets_its_arguments_and_a_process_group(work: Node) -> None:
+    """The group has all ranks, and its backend is gloo where there are no GPUs."""
+    outcome = work.run("work:add", 1, kind="function", kwargs={"y": 2}, nproc=2, port=work.open_store())
     assert set(outcome.exit_codes.values()) == {0}, outcome.stderr()
     assert [outcome.stdout(rank) for rank in (0, 1)] == ["3 2 1.0 gloo\n"] * 2
 
@@ -225,10 +224,9 @@ def test_a_function_gets_its_arguments_and_a_process_group(torch_node: Node) -> 
 @pytest.mark.parametrize(
     ("name", "printed"), [("is_left", "True\nFalse\n"), ("destroys", ""), ("Class.method", "method\n")]
 )
-def test_the_process_group_is_destroyed_after_the_function(torch_node: Node, name: str, printed: str) -> None:
+def test_the_process_group_is_destroyed_after_the_function(work: Node, name: str, printed: str) -> None:
     """The function may destroy it itself."""
-    (torch_node.folder / "work.py").write_text(WORK)
-    outcome = torch_node.run(f"work:{name}", kind="function", port=torch_node.open_store())
+    outcome = work.run(f"work:{name}", kind="function", port=work.open_store())
     assert (outcome.exit_code, outcome.stdout(), outcome.stderr()) == (0, printed, "")
 
 
@@ -250,21 +248,19 @@ def test_an_exception_of_a_function(work: Node) -> None:
         ("work:NUMBER", "CannotBeginError", "`work:NUMBER` is not a function"),
     ],
 )
-def test_a_function_that_is_not_there(torch_node: Node, target: str, kind: str, message: str) -> None:
+def test_a_function_that_is_not_there(work: Node, target: str, kind: str, message: str) -> None:
     """The error comes before a process group is made."""
-    (torch_node.folder / "work.py").write_text(WORK)
-    outcome = torch_node.run(target, kind="function")
+    outcome = work.run(target, kind="function")
     assert (outcome.exit_code, error(outcome.failure).type, error(outcome.failure).message) == (1, kind, message)
     assert is_hopeless(outcome.failure)
 
 
-def test_an_unknown_backend(torch_node: Node) -> None:
+def test_an_unknown_backend(work: Node) -> None:
     """The error comes before a process group is made."""
-    (torch_node.folder / "work.py").write_text(WORK)
-    outcome = torch_node.run("work:raises", kind="function", backend="carrier-pigeon")
+    outcome = work.run("work:raises", kind="function", backend="carrier-pigeon")
     assert error(outcome.failure).message == "this torch has no `carrier-pigeon` backend"
     assert is_hopeless(outcome.failure)
-    torch_node.set(backend=None)
+    work.set(backend=None)
 
 
 # Pickled function objects.
