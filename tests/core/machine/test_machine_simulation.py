@@ -6,7 +6,7 @@ drained, lost or excluded ones, restarts beyond the budget or for lost nodes, an
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from machine_helpers import job, state_fields, stop_requested
 from simulation import ClusterSimulation
@@ -58,7 +58,11 @@ def assert_finished(cluster: ClusterSimulation) -> None:
 @examples(40)
 @given(st.integers(0, 10**6), kinds_of_jobs, st.sampled_from(((2,), (2, 3, 4))), st.sampled_from((1.0, 4.0, 25.0)))
 def test_ten_hosts_with_faults(seed, settings, sizes, every):
-    """A run on ten hosts finishes after two minutes of faults, rare or more frequent than it can start."""
+    """A run on ten hosts finishes after two minutes of faults, rare or more frequent than it can start.
+
+    Of six nodes with 2, 3 or 4 workers, it may be that none together have a multiple of 8: that run ends, and says so.
+    """
+    assume(len(sizes) == 1 or settings.get("multiple_of", 1) < 8)
     a_job = job("2:6", max_restarts=1000, **settings)
     assert_finished(
         run_with_faults(
