@@ -54,7 +54,7 @@ class PeerProbe:
                 self._begin(ProbePeers, self._probe(order))
 
     def close(self) -> None:
-        """Stop listening and connecting."""
+        """Stop listening and connecting: cancel the orders that are being carried out, without a report."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

@@ -83,13 +83,16 @@ class NodeLosses(PhaseTransitions):
 
         `needed`: there are too few nodes without this host.
         """
-        nodes = self.members.on_host(host)
-        for each in nodes:
-            self._remove_node(each)
+        gone, how = self._exclude_host(host, needed=needed, after=f" after {count(self.job.exclude_after, 'failure')}")
+        why = f"{node} is {how}"
+        return [Cordon(host=host, why=why), *(Release(node=each.node, why=why) for each in gone)], f"; {why}"
+
+    def _exclude_host(self, host: HostId, *, needed: bool, after: str = "") -> tuple[list[Member], str]:
+        """Exclude a host, and remove its nodes. Return these, and text such as `left out for 60 s after 2 failures`."""
+        gone = [self._remove_node(node) for node in self.members.on_host(host)]
         seconds = self.health.exclude(host, self.now, needed=needed)
         but = ", unless no other comes" if needed else ""
-        why = f"{node} is left out for {seconds:g} s after {count(self.job.exclude_after, 'failure')}{but}"
-        return [Cordon(host=host, why=why), *(Release(node=each, why=why) for each in nodes)], f"; {why}"
+        return gone, f"left out for {seconds:g} s{after}{but}"
 
     def _blame_host_of(self, gone: Member) -> tuple[list[Action], str]:
         """Count the loss of a node as a failure of its host. A host that is needed is not excluded for it."""
@@ -177,12 +180,9 @@ class NodeLosses(PhaseTransitions):
         first = [self.nodes[node].host for node in self.world.roster if node in self.nodes][:1]
         order = dict.fromkeys((*first, *(member.host for member in self.nodes.values())))
         for host in hosts_to_leave_out(pairs, [*order]):
-            needed = not self.members.enough_without(host)
-            members = [self._remove_node(node) for node in self.members.on_host(host)]
-            seconds = self.health.exclude(host, self.now, needed=needed)
+            members, how = self._exclude_host(host, needed=not self.members.enough_without(host))
             names = " and ".join(member.node for member in members)
-            but = ", unless no other comes" if needed else ""
-            clauses.append(f"{names} {'is' if len(members) == 1 else 'are'} left out for {seconds:g} s{but}")
+            clauses.append(f"{names} {'is' if len(members) == 1 else 'are'} {how}")
             gone += members
         return gone, clauses
 

@@ -83,7 +83,7 @@ class AttemptBuilder:
     is_reduced: bool = False
 
     def fail(self, failures: Iterable[Failure]) -> None:
-        """Add failures."""
+        """Add failures of workers. If the attempt is reduced already, this keeps no more of them than `reduce` does."""
         self.failures.extend(failures)
         if self.is_reduced:
             self.reduce()

@@ -49,7 +49,7 @@ class OmittedAttempts:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of attempts from `first` to `last`."""
         return self.last - self.first + 1
 
 
