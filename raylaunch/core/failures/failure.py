@@ -93,6 +93,8 @@ class FailureRecord:
     """The exception that ended it, as it reported it or wrote it into its error file."""
     evidence: str = ""
     """What else is known, such as a kill by the kernel's OOM killer."""
+    killed_with: str = ""
+    """The process of raylaunch whose own death killed the worker, such as `the fork server (process 12)`."""
     stopped: bool = False
     """raylaunch ended the worker, so it is not a cause."""
     stdout: str = ""
@@ -149,7 +151,8 @@ class Failure(FailureRecord):
             return _raised(self.exception) + then
         if self.exit_code < 0:
             before = f"; its error file says that it {_raised(self.error)}" if self.error is not None else ""
-            return f"was killed by {self.signal}{_in_brackets(self.evidence)}{before}"
+            whole = f"together with {self.killed_with}" if self.killed_with else ""
+            return f"was killed by {self.signal}{_in_brackets(whole, self.evidence)}{before}"
         known = (f"as a shell says of {self.shell_signal}" if self.shell_signal else "", self.evidence)
         return f"exited with code {self.exit_code}{_in_brackets(*known)}"
 

@@ -121,6 +121,8 @@ class WorkerExited:
     at: NodeTime
     why: str = ""
     """Why there never was a process; `""` where there was one. `pid` is 0 then, and no file comes."""
+    killed_with: str = ""
+    """As in `FailureRecord`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

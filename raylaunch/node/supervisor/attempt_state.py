@@ -34,8 +34,11 @@ class AttemptState:
     def attempt(self) -> int:
         return self.assignment.attempt
 
-    def exits_with_server(self, *, stopped: bool) -> list[WorkerExited]:
-        """Return an event for each worker that died with its fork server, which can report none of them."""
+    def exits_with_server(self, server: str, *, stopped: bool) -> list[WorkerExited]:
+        """Return an event for each worker that died with its fork server, which can report none of them.
+
+        `server` names the process whose death it was, as in `FailureRecord.killed_with`.
+        """
         return [
             WorkerExited(
                 attempt=self.attempt,
@@ -44,6 +47,7 @@ class AttemptState:
                 pid=self.pids[local_rank] if local_rank < len(self.pids) else 0,
                 exit_code=-signal.SIGKILL,
                 stopped=stopped,
+                killed_with=server,
                 at=NodeTime(time.monotonic()),
             )
             for local_rank, rank in enumerate(self.assignment.ranks)

@@ -96,6 +96,8 @@ class ForkServerClient:
         self.control: socket.socket | None = None
         self._standby: socket.socket | None = None
         self._initialize: forkserver_messages.Initialize | None = None
+        #: The process id of a subreaper whose death the fork server has told of before its own end; else 0.
+        self._dead_subreaper = 0
 
     def complete(
         self, template: WorkerTemplate, *, node: NodeId, address: str, env: dict[str, str], cwd: str
@@ -138,7 +140,7 @@ class ForkServerClient:
         if isinstance(event, messages.ManifestChanged):
             self.manifest = event.manifest
         if isinstance(event, forkserver_messages.SubreaperReplaced) and self._server is not None:
-            self._server.pid = event.pid
+            self._dead_subreaper, self._server.pid = self._server.pid, event.pid
         if isinstance(event, forkserver_messages.ServerFailed):
             self.last_words = event.why
         if isinstance(event, forkserver_messages.StandbyReady):
@@ -146,6 +148,14 @@ class ForkServerClient:
             if fd is not None:  # None: this process can open no more files
                 self._standby, fd = socket.socket(fileno=fd), None
         return event, fd
+
+    def dead_process(self, server: int) -> str:
+        """After the fork server's end: name the process that died, as in `FailureRecord.killed_with`.
+
+        `server` is the fork server's process id. A fork server ends with its subreaper.
+        """
+        subreaper_pid, self._dead_subreaper = self._dead_subreaper, 0
+        return f"the subreaper (process {subreaper_pid})" if subreaper_pid else f"the fork server (process {server})"
 
     def promote_standby(self) -> messages.Ready | None:
         """The fork server died: let its standby serve when everything else of it is gone.

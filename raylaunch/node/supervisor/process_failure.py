@@ -67,6 +67,7 @@ def failure(
         error=error,
         error_file=str(path) if kept and path.exists() else "",
         spoilt=spoilt,
+        killed_with=exited.killed_with,
         evidence="" if exited.stopped else _evidence(exited.exit_code, exited.pid, last_lines, oom_kills),
         stdout=str(folder / STDOUT) if kept else "",
         stderr=str(folder / STDERR) if kept else "",

@@ -304,6 +304,7 @@ class Supervisor:
 
         Its workers have died with it, and what they leave is killed first.
         """
+        dead = self.client.dead_process(self.server_pid)
         successor = self.client.promote_standby() if not lease_page.has_expired(self._page) else None
         if successor is None:
             self.client.end_server()
@@ -312,8 +313,7 @@ class Supervisor:
         state = self.attempt_state
         if state is not None and self.pending.launch is None:
             stopped = state.attempt in self.pending.stopping or lease_page.has_expired(self._page)
-            for exited in state.exits_with_server(stopped=stopped):
-                yield exited, None
+            yield from ((exited, None) for exited in state.exits_with_server(dead, stopped=stopped))
         for attempt in sorted(self.pending.stopping):
             yield forkserver_messages.WorkersGone(attempt=attempt), None
         self.pending.prepare_for_successor(self.spec)

@@ -153,6 +153,12 @@ def test_shell_exit_code_with_evidence():
     )
 
 
+def test_the_process_whose_death_killed_a_worker_is_named():
+    """A fork server or a subreaper that somebody killed, say, and what else is known."""
+    killed = failure(exit_code=-9, killed_with="the subreaper (process 7)", evidence="1 process")
+    assert killed.what == "was killed by SIGKILL (together with the subreaper (process 7); 1 process)"
+
+
 def test_signal_after_an_exception():
     """Both are described; the exception is the cause."""
     crash = failure(exit_code=-11, error=raised("ValueError", "NaN")["error"])

@@ -65,6 +65,7 @@ failures = st.builds(
     host=texts,
     error_file=texts,
     spoilt=texts,
+    killed_with=texts,
 )
 groups = st.builds(
     StackGroup,
@@ -256,7 +257,7 @@ def test_failure_in_an_older_journal_can_be_read():
     """Fields that it lacks get their defaults."""
     known = failure("a", 1.0, **raised("ValueError"))
     stored = journal.encode(known)
-    for name in ("host", "error_file", "spoilt"):
+    for name in ("host", "error_file", "spoilt", "killed_with"):
         del stored[name]
     for name in ("from_file", "timestamp", "written"):
         del stored["error"][name]
