@@ -32,7 +32,9 @@ PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: install run test $(PARTS) fuzz bench profile-restart chaos clean
 
+# Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
+	$(BIN)/python -m compileall -q raylaunch tests
 	$(MAKE) --no-print-directory --jobs $(JOBS) --output-sync=target $(PARTS)
 
 test-hosts test-contract test-worker test-node: test-%: install

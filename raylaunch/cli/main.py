@@ -50,8 +50,7 @@ def _command(line: CommandLine) -> int:
         print(usage.full(), end="")
         return ExitCode.OK
     if line.typed("version"):
-        print(f"raylaunch {run_once.version()}")
-        return ExitCode.OK
+        return _version(line)
     if line.mode is Mode.NOTHING:
         return _nothing_to_run(line)
     if line.mode is Mode.STATUS:
@@ -68,6 +67,14 @@ def _command(line: CommandLine) -> int:
     if line.typed("plan"):
         return _plan(job)
     return _run(job, job_file.dump(shown(job, os.environ)), is_check=line.mode is Mode.CHECK)
+
+
+def _version(line: CommandLine) -> int:
+    from raylaunch.cli.output import version_report  # noqa: PLC0415
+
+    found = version_report.versions()
+    print(version_report.as_json(found) if line.typed("json") else version_report.text(found), end="")
+    return ExitCode.OK
 
 
 def _hide_secrets_of_the_command_line(job: Job) -> None:

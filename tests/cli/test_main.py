@@ -58,9 +58,9 @@ def test_help_loads_little():
 
 
 def test_version(capsys):
-    """`--version` prints the name and the version."""
+    """`--version` prints the name and the version first, for programs that read them."""
     assert command.main(["--version"]) == ExitCode.OK
-    assert capsys.readouterr().out.startswith("raylaunch 0.")
+    assert capsys.readouterr().out.startswith("raylaunch 0.1.0\n")
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,8 @@ TABLE = {
             pet=False,
         ),
         Flag(name="end", help="with `status`: end what `keep_warm` keeps running", pet=False),
-        Flag(name="version", help="show the version and exit", pet=False),
+        Flag(name="version", help="show the versions that a bug report needs, and exit", pet=False),
+        Flag(name="json", help="with `--version`: as a JSON object", pet=False),
         Flag(name="help", short="h", help="show this help and exit", pet=False),
     ),
 }

@@ -129,6 +129,7 @@ class _Parser:
             else:
                 self._positional(argument)
         self._check_status_flags()
+        self._check_json()
 
     def _double_dash(self) -> None:
         """Take what follows `--`: the arguments of a job file's script, or the script itself."""
@@ -171,6 +172,11 @@ class _Parser:
                 self.mistakes.append(("`--end` is a flag of `status`", "write `raylaunch status --end`", given.index))
             elif self.mode is Mode.STATUS and not is_end and given.flag not in (BY_NAME["help"], BY_NAME["version"]):
                 self.mistakes.append(("`status` takes only the flag `--end`", "remove this flag", given.index))
+
+    def _check_json(self) -> None:
+        flags = {given.flag: given.index for given in self.found}
+        if BY_NAME["json"] in flags and BY_NAME["version"] not in flags:
+            self.mistakes.append(("`--json` is a flag of `--version`", "remove it", flags[BY_NAME["json"]]))
 
     def _long_flag(self, argument: str) -> None:
         name, equals, value = argument[2:].partition("=")

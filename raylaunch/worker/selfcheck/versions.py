@@ -33,24 +33,34 @@ def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": torch.__version__, "CUDA": torch.version.cuda}
     if torch.cuda.is_available():
         found["GPU"] = torch.cuda.get_device_name(0)
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    found["driver"] = _driver()
+        found["nccl"] = nccl()
+    found["driver"] = nvidia_driver()
     for package in ("raylaunch", "ray", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-    found["system"] = _system()
+    found["system"] = system()
     found["kernel"] = platform.release()
     return {name: version for name, version in found.items() if version}
 
 
-def _system() -> str:
+def nccl() -> str | None:
+    """Return the version of the NCCL that torch uses; None: torch cannot be imported or has none."""
+    with contextlib.suppress(Exception):
+        import torch  # noqa: PLC0415
+
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    return None
+
+
+def system() -> str:
+    """Return the name of the Linux distribution, or "Linux" where no file says it."""
     with contextlib.suppress(OSError):
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")
     return platform.system()
 
 
-def _driver() -> str:
-    """Return the NVIDIA driver's version: the first number with dots in its file in /proc."""
+def nvidia_driver() -> str:
+    """Return the version of the NVIDIA driver, or "" without one: the first number with dots in its file in /proc."""
     with contextlib.suppress(OSError), open(_NVIDIA_VERSION_FILE, encoding="utf-8", errors="replace") as file:
         number = re.search(r"\d+\.\d[\d.]*", file.readline())
         return number[0] if number else ""

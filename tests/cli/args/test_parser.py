@@ -375,6 +375,7 @@ WRONG = {
     "status_with_flag": "status --nnodes 2",
     "status_with_script": "status x.py",
     "end_without_status": "--end x.py",
+    "json_without_version": "--json x.py",
     "nothing_to_run": "--nnodes x.py",
     "script_missing": "train/../y.py",
     "script_missing_near_miss": "xx.py",
