@@ -4,6 +4,9 @@ The thread is that of OpenTelemetry's `PeriodicExportingMetricReader`. The core 
 process that is connected, whatever `enable_metrics_collection` says, if the node has a metrics agent. It has crashed
 processes (SIGSEGV), as in https://github.com/ray-project/ray/pull/60048. With `enable_open_telemetry=0` alone there
 would be two threads of OpenCensus, the library before it.
+
+A process of an actor has the thread too. It takes both settings from the environment of `ray start`. A runtime
+environment could also bring them, but then Ray starts a new process for each agent, instead of using one that waits.
 """
 
 from __future__ import annotations
