@@ -16,5 +16,5 @@ request = {"module": sys.argv[2], "argv": argv, "env": dict(os.environ), "cwd": 
 namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
     sock.connect(sys.argv[1])
-    message = json.dumps(request | {"namespaces": len(namespaces)}).encode()
+    message = json.dumps(request | {"namespaces": len(namespaces), "bound": True}).encode()
     socket.send_fds(sock, [message], [0, 1, 2, *namespaces, os.pidfd_open(os.getppid())])

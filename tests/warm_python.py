@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 SERVER = Path(__file__).with_name("warm_python_server.py")
+EXEC = Path(__file__).with_name("warm_exec.py")
 NAMESPACES = ("uts", "ipc", "net", "pid", "time", "mnt")
 
 
@@ -54,7 +56,8 @@ class WarmPython:
     def __init__(
         self, *modules: str, env: Mapping[str, str], flags: Sequence[str] = (), at: Path | None = None
     ) -> None:
-        """`flags`: of the interpreter; `at`: where there is to be a socket to which ray_worker.py sends requests."""
+        """`flags`: of the interpreter; `at`: where there is to be a socket for requests of other processes."""
+        self._at = at
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as stack:
             socks = [stack.enter_context(theirs)]
@@ -91,10 +94,18 @@ class WarmPython:
         numbers = [file if isinstance(file, int) else file.fileno() for file in files]
         with contextlib.ExitStack() as stack:
             entered = [stack.enter_context(open(f"/proc/{beside}/ns/{name}")).fileno() for name in names]
-            message = json.dumps(request | {"namespaces": len(entered)}).encode()
+            message = json.dumps(request | {"namespaces": len(entered), "bound": False}).encode()
             socket.send_fds(self._sock, [message], [*numbers, *fds, *entered, theirs])
         os.close(theirs)
         return ForkedProcess(["-m", module, *argv], ours)
+
+    def executable(self) -> Path:
+        """Return a program that does what Python does, except that it forks: see warm_exec.py. There must be a socket."""
+        assert self._at is not None
+        path = self._at.with_name(f"{self._at.name}.sh")
+        path.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", str(EXEC), str(self._at)])} "$@"\n')
+        path.chmod(0o755)
+        return path
 
     def close(self) -> None:
         """End the server."""

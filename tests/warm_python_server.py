@@ -2,10 +2,10 @@
 
 Arguments: a socket of whole messages, perhaps a comma and one more that anybody can send to, and the modules to import.
 The server ends when nobody holds the other end of the first socket. Each message is JSON (the keyword arguments of
-`become`, and how many `namespaces`) with these files: stdin, stdout, stderr; those that are opened for the process under
-the numbers `fds`; the namespaces that it is to be in; and last, a pipe into which a line with the process id is written,
-and one with the status of `wait` when it has ended. At the second socket the last is a pidfd instead: when that process
-ends, the fork is killed.
+`become`, how many `namespaces`, and whether it is `bound`) with these files: stdin, stdout, stderr; those that are opened
+for the process under the numbers `fds`; the namespaces that it is to be in; and last, a pipe into which a line with the
+process id is written, and one with the status of `wait` when it has ended. Of what is `bound`, the last is a pidfd
+instead: when that process ends, the fork is killed.
 In the fork, a module is run as `python -m` would run it, and a file as `python` would, until exit handlers have run.
 Then the fork ends at once: to free all that is imported would copy it first, which takes a third of a second of CPU.
 """
@@ -32,13 +32,13 @@ kept = []
 
 
 def requests(sock, named):
-    """Yield each message, its files, and whether it came to the second socket; until nobody has the other end of `sock`."""
+    """Yield each message and its files, until nobody has the other end of `sock`."""
     while True:
         for ready in select.select([sock, *named], [], [])[0]:
             message, files, _, _ = socket.recv_fds(ready, MOST_BYTES, MOST_FILES)
             if not message:
                 return
-            yield json.loads(message), files, ready is not sock
+            yield json.loads(message), files
 
 
 def forked(last, namespaces, bound):
@@ -92,10 +92,10 @@ def main():
     gc.collect()
     gc.freeze()  # a collection in a fork would copy what it looks at
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that nobody needs to wait for those who wait
-    for request, (*files, last), bound in requests(sock, named):
+    for request, (*files, last) in requests(sock, named):
         first = len(files) - request.pop("namespaces")
         entered = files[first:]
-        if forked(last, entered, bound):
+        if forked(last, entered, request.pop("bound")):
             for each in (sock, *named):
                 each.close()
             for file in (*entered, last):

@@ -42,7 +42,7 @@ test/distributed/launcher/api_test.py
     launch_script_python, ..._local_rank_transfer, launch_script_bash, launch_elastic, launch_elastic_multiple_agents,
     launch_elastic_worker_raise_exception        -> as in test_run.py
     launch_function                              -> a_function_gives_its_results_by_rank
-    launch_dist_sum_with_static_rdzv             -> all_ranks_sum_up[env]
+    launch_dist_sum_with_static_rdzv             -> all_ranks_sum_up[env], a_given_master_address_and_port
     launch_elastic_agent_raise_exception, launch_shutdown, get_entrypoint_name, rdzv_handler_shutdown_on_agent_signal,
     rdzv_handler_shutdown_on_agent_error         -> internal
 
@@ -59,7 +59,7 @@ test/distributed/elastic/agent/server/test/local_elastic_agent_test.py (families
     local_watchdog_setup_enabled, ..._disabled   -> a_timer_file_is_visible_if_timers_are_enabled
     healthcheck_setup                            -> a_health_check_port_is_visible_if_it_was_set
     simple_dist_sum                              -> all_ranks_sum_up[env]
-    distributed_sum_homogeneous                  -> values_of_two_nodes, all_ranks_sum_up[env-on-two-nodes]
+    distributed_sum_homogeneous                  -> values_of_two_nodes, all_ranks_sum_up[env]
     distributed_sum_with_custom_log_lines        -> tee_writes_to_files_and_to_the_terminal
     distributed_sum_heterogeneous                -> tests/cluster (unequal nodes need a job file)
     correct_rank_assignment_homogeneous          -> values_of_two_nodes

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from tests.contract.launchers import KEPT, Launcher, Run, launcher_env
 from tests.contract.shared import shared_runs
 from tests.private_cluster import Cluster, private_cluster
+from tests.warm_command import WarmCommand
 from tests.warm_python import WarmPython
 
 LAUNCHERS = ("raylaunch", "torchrun")
@@ -39,15 +38,11 @@ def cluster() -> Iterator[Cluster]:
         with private_cluster(cpus=8, lean=True) as found:
             patch.undo()
             yield found
-            left = subprocess.run(
-                [sys.executable, "-c", _LEFT],
-                env=launcher_env(found),
-                capture_output=True,
-                text=True,
-                timeout=200,
-                check=True,
-            ).stdout
-            assert left == "", f"actors and placement groups that runs have left:\n{left}"
+            script = found.folder / "left.py"
+            script.write_text(_LEFT)
+            command = WarmCommand(warm_of(found), str(script), env=launcher_env(found), cwd=found.folder)
+            assert command.communicate(200) == ("", ""), "actors and placement groups that runs have left"
+            assert command.returncode == 0
 
 
 _LEFT = """
@@ -66,14 +61,20 @@ for group in placement_group_table().values():
 
 @pytest.fixture(scope="session")
 def warm_raylaunch(cluster: Cluster) -> WarmPython:
-    """A process that has imported all that a run on the cluster needs."""
+    return warm_of(cluster)
+
+
+def warm_of(cluster: Cluster) -> WarmPython:
+    """Return a process that has imported all that a run on the cluster needs."""
     assert cluster.warm is not None
     return cluster.warm
 
 
 @pytest.fixture(scope="session")
-def warm_torchrun() -> Iterator[WarmPython]:
-    found = WarmPython("torch.distributed.launcher.api", "torch.distributed.run", env=launcher_env(None))
+def warm_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """A process that has imported torch; torchrun is forked from it, and may have it fork workers."""
+    at = tmp_path_factory.mktemp("warm") / "torchrun.sock"
+    found = WarmPython("torch.distributed.launcher.api", "torch.distributed.run", env=launcher_env(None), at=at)
     yield found
     found.close()
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,15 +159,16 @@ class Launcher:
         name: str = "terminal",
         bare: bool = False,
         fresh: bool = False,
-        program: Sequence[str] = (),
+        program: Path | None = None,
         stdin: str = "",
     ) -> Run:
         """Start the launcher.
 
-        `torch`: the script uses torch, so raylaunch preloads it. `legacy`: run `torch.distributed.launch`, or for
+        `torch`: the script uses torch, so raylaunch preloads it, and torchrun's workers are forked where it is imported. `legacy`: run `torch.distributed.launch`, or for
         `local-rank` raylaunch with `--pass-local-rank`. `local`: raylaunch runs without the cluster, which takes a quarter
         of the CPU time; only where agents run differs. `bare`: give it no arguments but `args`. `fresh`: start a new
-        interpreter, as a person does. `program`: run this in place of the launcher. `stdin`: its text.
+        interpreter, as a person does; so do torchrun's workers. `program`: run this file in place of the launcher. `stdin`:
+        its text.
         """
         folder = folder or self.new_folder()
         mark = secrets.token_hex(8)
@@ -176,14 +177,13 @@ class Launcher:
             out, err = (files.enter_context((folder / f"{name}.{end}").open("wb")) for end in ("out", "err"))
             stdin_file = files.enter_context((folder / f"{name}.in").open())
             whole_env = self.env() | {MARK: mark} | (env or {})
-            module, *argv = (
-                self._module(legacy),
-                *(() if bare else self._flags(torch, legacy, local)),
-                *map(str, args),
-            )
-            command = [*program, *map(str, args)] if program else [sys.executable, "-m", module, *argv]
+            if torch and not (self.ours or fresh):
+                whole_env |= {"PYTHON_EXEC": str(self.warm.executable())}
+            module = str(program) if program else self._module(legacy)
+            argv = [*(() if bare or program else self._flags(torch, legacy, local)), *map(str, args)]
             process: subprocess.Popen[bytes] | ForkedProcess
-            if program or fresh:
+            if fresh:
+                command = [sys.executable, "-m", module, *argv]
                 process = subprocess.Popen(
                     command, cwd=folder, env=whole_env, stdin=stdin_file, stdout=out, stderr=err, start_new_session=True
                 )

@@ -19,14 +19,14 @@ def shared_runs(launcher: Launcher) -> dict[str, Run]:
 
 
 def static(launcher: Launcher) -> Run:
-    """Run two workers with most of the flags, in both spellings and with one abbreviated, as a person starts it."""
+    """Run two workers with most of the flags, in both spellings and with one abbreviated."""
     (port,) = free_ports(1)
     return launcher.run(
         *("--nnodes", 1, "--nproc_per_node", 2, "--rdzv-id", "contract", "--max_restarts=2", "--role", "trainer"),
         *("--master-addr", "127.0.0.1", "--master_port", port, "--node-rank", 0),
         *("--redirect=3", "--tee=3", "--log_dir", "logs", "--logs_specs=default"),
         *("--duplicate-stdout-filters", "apple,pear,, green"),
-        *(SCRIPTS / "world.py", "env", "rpc", *SCRIPT_ARGS),
+        *(SCRIPTS / "world.py", *SCRIPT_ARGS),
         env={
             "FROM_PARENT": "inherited",
             "GIVEN_PORT": str(port),
@@ -34,15 +34,14 @@ def static(launcher: Launcher) -> Run:
             "TORCHELASTIC_HEALTH_CHECK_PORT": "18080",
             "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${role_name} ${local_rank} rank${rank}]: ",
         },
-        torch=True,
-        fresh=launcher.ours,
     )
 
 
 def standalone(launcher: Launcher) -> Run:
-    """Run with a given store address, and the script as a path."""
+    """Run with a given store address, and the script as a path, for which torchrun forks or spawns its workers."""
     return launcher.run(
-        *("--standalone", "--nproc-per-node", 2, "--rdzv_id", "ignored", "--run-path", SCRIPTS / "world.py", "tcp"),
+        *("--standalone", "--nproc-per-node", 2, "--rdzv_id", "ignored", "--start-method", "fork"),
+        *("--run-path", SCRIPTS / "world.py", "tcp"),
         torch=True,
     )
 
@@ -118,7 +117,7 @@ def two_nodes(launcher: Launcher) -> Run:
 
 
 def sum_over_two_nodes(launcher: Launcher) -> Run:
-    return on_nodes(launcher, "2", 1, str(SCRIPTS / "world.py"), "env", torch=True)
+    return on_nodes(launcher, "2", 1, str(SCRIPTS / "world.py"), "env", "rpc", torch=True)
 
 
 def on_nodes(launcher: Launcher, nnodes: str, nproc: int, *command: str, torch: bool = False) -> Run:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.contract.launchers import SCRIPTS, Launcher, Run, clean_env, together
+from tests.contract.launchers import SCRIPTS, Launcher, Run, together
 from tests.contract.shared import envs
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -43,7 +41,7 @@ def test_every_rank_runs_once_and_the_exit_code_is_0(runs: dict[str, Run], name:
 
 def test_arguments_after_the_script_are_the_scripts(runs: dict[str, Run]) -> None:
     """`${local_rank}` is replaced for each worker, which turns `$$` into `$`; everything else is unchanged."""
-    for name, script in (("static", [str(SCRIPTS / "world.py"), "env", "rpc"]), ("module", ["job.py"])):
+    for name, script in (("static", [str(SCRIPTS / "world.py")]), ("module", ["job.py"])):
         for rank, answer in runs[name].answers().items():
             head = [os.path.basename(answer["argv"][0]) if name == "module" else answer["argv"][0]]
             expected = [*script, "--lr", "1e-3", "--nnodes", "7", "-m", str(rank), "a$b", "", "--tee"]
@@ -94,10 +92,9 @@ def test_an_unknown_signal_is_warned_of(runs: dict[str, Run]) -> None:
 
 @pytest.fixture(scope="module")
 def others(launcher: Launcher) -> dict[str, Run]:
-    program = (sys.executable, str(SCRIPTS / "function.py"), launcher.name)
     return together(
         {
-            "function": lambda: launcher.run(program=program, torch=True),
+            "function": lambda: launcher.run(launcher.name, program=SCRIPTS / "function.py"),
             "cpu": lambda: launcher.run("--nproc-per-node", "cpu", ECHO),
         }
     )
@@ -184,7 +181,7 @@ def refused(launcher: Launcher) -> dict[str, dict[str, Any]]:
     """Return the error of each command line: torchrun's exception, or raylaunch's run."""
     questions = {name: (argv, env) for name, (argv, env, *_) in BAD.items()}
     if not launcher.ours:
-        return ask_torchrun(questions | {name: (argv, {}) for name, argv in ENDPOINTS.items()}, only_parse=False)
+        return ask(launcher, questions | {name: (argv, {}) for name, argv in ENDPOINTS.items()}, only_parse=False)
     tasks: dict[str, Callable[[], Run]] = {
         name: lambda argv=argv, env=env: launcher.run(*argv, env=env, bare=True)
         for name, (argv, env) in questions.items()
@@ -192,19 +189,12 @@ def refused(launcher: Launcher) -> dict[str, dict[str, Any]]:
     return {name: {"run": run} for name, run in together(tasks).items()}
 
 
-def ask_torchrun(questions: dict[str, Any], *, only_parse: bool) -> dict[str, dict[str, Any]]:
+def ask(torchrun: Launcher, questions: dict[str, Any], *, only_parse: bool) -> dict[str, dict[str, Any]]:
+    """Ask torchrun about many command lines in one process."""
     asked = [{"argv": argv, "env": env, "only_parse": only_parse} for argv, env in questions.values()]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "ask_torchrun.py")],
-        input=json.dumps(asked),
-        env=clean_env(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        timeout=200,
-        check=True,
-    )
-    return dict(zip(questions, json.loads(done.stdout), strict=True))
+    run = torchrun.run(program=SCRIPTS / "ask_torchrun.py", stdin=json.dumps(asked))
+    assert run.code == 0, run.said
+    return dict(zip(questions, json.loads(run.out), strict=True))
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -223,9 +213,11 @@ def test_what_makes_no_sense_is_refused(launcher: Launcher, refused: dict[str, d
 
 
 @pytest.fixture(scope="module")
-def understood() -> dict[str, dict[str, Any]]:
-    """Return what torchrun makes of correct command lines, all in one process."""
-    return ask_torchrun({name: ((*argv, ECHO), env) for name, (argv, env, _) in GOOD.items()}, only_parse=True)
+def understood(launchers: Mapping[str, Launcher]) -> dict[str, dict[str, Any]]:
+    """Return what torchrun makes of correct command lines."""
+    return ask(
+        launchers["torchrun"], {name: ((*argv, ECHO), env) for name, (argv, env, _) in GOOD.items()}, only_parse=True
+    )
 
 
 @pytest.mark.parametrize("name", GOOD)

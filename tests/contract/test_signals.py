@@ -31,7 +31,8 @@ def signalled(launcher: Launcher) -> dict[str, Run]:
     wanted: dict[str, tuple[str, ...]] = dict.fromkeys(ALWAYS, ()) | dict.fromkeys(ON_REQUEST, more)
     tasks = {name: lambda name=name, args=args: sent(launcher, name, *args, STAY) for name, args in wanted.items()}
     # torchrun's worker has ended its script, but then waits for the launcher to fetch the result until it is killed.
-    tasks["run as a path"] = lambda: sent(launcher, "SIGTERM", "--shutdown-timeout", "1", "--run-path", STAY, "alone")
+    as_path = ("--start-method", "fork", "--run-path", STAY, "alone")
+    tasks["run as a path"] = lambda: sent(launcher, "SIGTERM", "--shutdown-timeout", "1", *as_path)
     if launcher.ours:
         tasks["deaf"] = lambda: sent(launcher, "SIGINT", "--shutdown-timeout", "1", STAY, "deaf")
     return together(tasks)

@@ -1,4 +1,4 @@
-"""Many command lines in one process, since importing torch takes seconds. In: [{"argv", "env", "only_parse"}]."""
+"""What torchrun makes of many command lines. In: [{"argv", "env", "only_parse"}]."""
 
 import json
 import os

@@ -5,10 +5,7 @@ import subprocess
 import sys
 import time
 
-from torch.distributed.elastic.multiprocessing.errors import record
 
-
-@record
 def main():
     if int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]) - 1:
         child = subprocess.Popen(["sleep", "600"])
@@ -23,4 +20,8 @@ def main():
     sys.exit(138)
 
 
+if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    main = record(main)
 main()

@@ -17,7 +17,8 @@ def results(launcher):
         return raylaunch.launch(work, (10,), nproc_per_node=2, placement="pack", show="none")
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "function"}
+    # Forked, since spawned ones would import torch again.
+    where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "function", "start_method": "fork"}
     found = elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, **where), work)(10)
     return [found[rank] for rank in sorted(found)]
 

@@ -1,16 +1,27 @@
-"""Write what a worker sees and what the ranks can do together. Arguments: what to try, `env`, `tcp` and `rpc`."""
+"""Write what a worker sees and what the ranks can do together. Arguments: what to try with torch, `env`, `tcp` and `rpc`."""
 
 import json
 import os
+import socket
 import sys
-
-import torch
-import torch.distributed as dist
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def rank_sum():
+def with_torch():
+    """Only if it is asked for: importing torch takes seconds."""
+    import torch.distributed as dist
+
+    return {
+        "launched": dist.is_torchelastic_launched(),
+        "sum": rank_sum(dist),
+        "doubled": call_the_next() if "rpc" in sys.argv else None,
+    }
+
+
+def rank_sum(dist):
+    import torch
+
     where = f"tcp://localhost:{os.environ['MASTER_PORT']}" if "tcp" in sys.argv else "env://"
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
     value = torch.tensor([float(rank)])
@@ -36,14 +47,9 @@ for fruit in ("apple", "pear, green", "plum"):
     print(f"{fruit} out of {rank}")
     print(f"{fruit} err of {rank}", file=sys.stderr)
 
-answer = {
-    "env": dict(os.environ),
-    "argv": sys.argv,
-    "name": __name__,
-    "cwd": os.getcwd(),
-    "launched": dist.is_torchelastic_launched(),
-    "sum": rank_sum(),
-    "doubled": call_the_next() if "rpc" in sys.argv else None,
-}
+answer = {"env": dict(os.environ), "argv": sys.argv, "name": __name__, "cwd": os.getcwd()}
+socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()  # somebody listens there
+if {"env", "tcp"} & set(sys.argv):
+    answer |= with_torch()
 with open(f"{rank}.json", "w") as file:
     json.dump(answer, file)

@@ -1,0 +1,33 @@
+"""What a launcher starts in place of Python: has a warm Python fork what it is to run, since importing torch takes 2 s of CPU.
+
+Arguments: the socket of the warm Python, then Python's own: `-u`, and a file or `-m` and a module, with its arguments.
+It gets a signal in place of the fork, passes it on to that and the children of that, and ends as the fork does.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
+signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+argv = [word for word in sys.argv[2:4] if word != "-u"] + sys.argv[4:]
+module, *argv = argv[1:] if argv[0] == "-m" else [os.path.abspath(argv[0]), *argv[1:]]
+request = {"module": module, "argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "fds": [], "namespaces": 0}
+ours, theirs = os.pipe()
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+    sock.connect(sys.argv[1])
+    socket.send_fds(sock, [json.dumps(request | {"bound": False}).encode()], [0, 1, 2, theirs])
+os.close(theirs)
+with open(ours) as status:
+    pid = int(status.readline())
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: os.killpg(pid, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    code = os.waitstatus_to_exitcode(int(status.readline()))
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
