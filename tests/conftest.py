@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import profiles
-from tests.warm_python import WarmPython
+sys.dont_write_bytecode = False  # pytest compiles tests and Hypothesis itself: 2 s for each run that cannot keep it
+
+from tests import profiles  # noqa: E402
+from tests.warm_python import WarmPython  # noqa: E402
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 GOLDEN = Path(__file__).parent / "cli" / "golden"

@@ -401,10 +401,12 @@ def pipe(tmp_path: Path) -> Iterator[MessagePipe]:
 
 @contextlib.contextmanager
 def shared_node(node: Node, folder: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
-    """Use a node that lives on after the test: at the end, stop its attempt and wait for its processes."""
+    """Use a node that lives on after the test: at the end, stop its attempt, wait for its processes and undo `set`."""
+    before = node.supervisor.spec
     node.use_for_test(folder, mark, pipe)
     yield node
     node.end_attempt()
+    node.supervisor.spec = before
     stores = len(node.supervisor.pending.stores)
     until(lambda: len(node.children()) <= stores, "the fork server has children left")
 

@@ -215,10 +215,9 @@ def test_a_script_may_set_the_master_address_itself(torch_node: Node) -> None:
     assert outcome.stdout() == "2\n", outcome.stderr()
 
 
-@pytest.mark.parametrize("own_node", [("torch",)], indirect=True, ids=["torch"])
-def test_the_store_is_reached_as_localhost(own_node: Node) -> None:
+def test_the_store_is_reached_as_localhost(torch_node: Node) -> None:
     """`tcp://localhost:$MASTER_PORT` works under torchrun, whose store listens everywhere; this one has one address."""
-    own_node.set(address="127.0.0.2")
+    torch_node.set(address="127.0.0.2")
     text = """
         import os
         import torch.distributed as dist
@@ -228,14 +227,14 @@ def test_the_store_is_reached_as_localhost(own_node: Node) -> None:
         print(dist.get_world_size())
         dist.destroy_process_group()
     """
-    port = own_node.open_store()
-    outcome = own_node.run(own_node.script(text), nproc=2, port=port)
+    port = torch_node.open_store()
+    outcome = torch_node.run(torch_node.script(text), nproc=2, port=port)
     assert outcome.stdout() == "2\n", outcome.stderr()
 
 
-def test_an_impossible_numa_binding_ends_the_job(node: Node) -> None:
+def test_an_impossible_numa_binding_ends_the_job(torch_node: Node) -> None:
     """Without a GPU there are no CPUs near it; the worker says so, and no restart is made."""
-    outcome = node.run(node.script("print(1)"), numa_binding="node")
+    outcome = torch_node.run(torch_node.script("print(1)"), numa_binding="node")
     assert outcome.exit_code == 1
     assert outcome.failure.error is not None
     assert outcome.failure.error.hopeless
@@ -259,7 +258,8 @@ def named(node: Node, name: str) -> list[int]:
 
 def test_the_file_timer_kills_a_worker_that_takes_too_long(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
     """As under torchrun with TORCHELASTIC_ENABLE_FILE_TIMER=1. Other workers live, and no named pipe is left."""
-    with running(env=basic_env(mark) | {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) as node:
+    env = basic_env(mark) | {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+    with running(env=env, preload=("torch.distributed.elastic.timer",)) as node:
         timer_pipe = Path(node.supervisor.spec.env["TORCHELASTIC_TIMER_FILE"])
         node.use_for_test(tmp_path, mark, pipe)
         node.set(env=node.supervisor.spec.env | {"TORCHELASTIC_TIMER_FILE": str(timer_pipe)})
