@@ -2,6 +2,7 @@
 # make fuzz: draw new cases for all properties (SECONDS=600, SEED=any); make test always draws the same ones;
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
 # make profile-restart: where the time of a restart goes (N=10 restarts);
+# make dist: build a wheel, and try it in a clean environment (INTO=python: in the environment of that Python);
 # make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk").
 
 VENV := .venv
@@ -30,7 +31,7 @@ JOBS ?= $(shell expr $$(nproc) + 2)
 PARTS := check test-own-cluster test-hosts test-sessions test-runs test-contract test-worker test-node test-rest test-agents test-core
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: install run test $(PARTS) fuzz bench profile-restart chaos clean
+.PHONY: install run test $(PARTS) fuzz bench profile-restart dist chaos clean
 
 # Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
@@ -79,8 +80,15 @@ bench: $(VENV)/.installed-for-bench
 profile-restart: install
 	$(BIN)/python -m tests.bench.profile_restart $(or $(N),10)
 
+# setuptools copies modules to build/, and packs what earlier builds left there.
+dist: install
+	rm -rf build dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build
+	$(BIN)/python -m tests.dist dist/*.whl $(if $(INTO),--python $$(command -v $(INTO)))
+
 chaos: install
 	$(BIN)/python -m tests.chaos --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
 
 clean:
-	rm -rf $(VENV) runs checkpoints
+	rm -rf $(VENV) runs checkpoints build dist

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -127,7 +128,8 @@ def _ray_session() -> ModuleType:
         from raylaunch.cluster.session import ray_session  # noqa: PLC0415
     except (ImportError, AttributeError) as error:
         found = importlib.util.find_spec("ray") and importlib.metadata.version("ray")
-        msg = f"Ray {found}, which is installed here, cannot be used: {error}" if found else "Ray is not installed here"
+        missing = f"Ray is not installed for {sys.executable}"
+        msg = f"Ray {found}, which is installed here, cannot be used: {error}" if found else missing
         raise ClusterError(msg, hint=f"install `{WANTED}` on all nodes; `ray.address: none` needs no Ray") from None
     return ray_session
 

@@ -27,3 +27,13 @@ def test_the_versions_of_ray_are_those_of_the_metadata():
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert run.WANTED in project["dependencies"]
+
+
+def test_without_ray(monkeypatch):
+    """The error names the interpreter, since several may be on a node and one of them runs Ray."""
+    monkeypatch.delattr(raylaunch.cluster.session, "ray_session", raising=False)
+    monkeypatch.setitem(sys.modules, "raylaunch.cluster.session.ray_session", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ClusterError, match="Ray is not installed") as found:
+        run.find_cluster(RayOptions(address="local"))
+    assert found.value.message == f"Ray is not installed for {sys.executable}"
