@@ -62,7 +62,9 @@ def test_the_next_attempt_runs_without_importing_again(counted_node: Node, pipe:
         server = counted_node.supervisor.server_pid
         send_signal(server)
         failures = counted_node.wait(WorkersExited).failures
-        assert {failure.what for failure in failures} == {f"was killed by SIGKILL (together with the fork server (process {server}))"}
+        assert {failure.what for failure in failures} == {
+            f"was killed by SIGKILL (together with the fork server (process {server}))"
+        }
         assert [failure.stopped for failure in failures] == [False] * 2
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         assert counted_node.wait(Ready).pid == standby
@@ -180,7 +182,9 @@ def test_the_fork_server_takes_the_place_of_its_subreaper(counted_node: Node, pi
         subreaper = subreaper_of(counted_node)
         send_signal(subreaper)
         failures = counted_node.wait(WorkersExited).failures
-        assert {failure.what for failure in failures} == {f"was killed by SIGKILL (together with the subreaper (process {subreaper}))"}
+        assert {failure.what for failure in failures} == {
+            f"was killed by SIGKILL (together with the subreaper (process {subreaper}))"
+        }
         assert [failure.stopped for failure in failures] == [False] * 2
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         assert counted_node.wait(Ready).pid == standby
