@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,9 @@ from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime import process_setup
 
 _MOST_LOSSES = 10
-"""Standbys that one fork server may lose. What kills one after the other would kill the next one too."""
+"""Standbys in a row that one fork server may lose. What kills one after the other would kill the next one too."""
+_STABLE_SECONDS = 60.0
+"""The loss of a standby that lived longer is the first of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +72,12 @@ class HotStandby:
         self.imported: ImportManifest | None = None
         self._send = send
         self._losses_left = _MOST_LOSSES if wanted else 0
+        #: When the standby was forked, by time.monotonic().
+        self._began = 0.0
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is to be a standby: it is not forked again after too many of them have died."""
+        """Whether there is to be a standby: it is not forked again after too many have died in a row."""
         return self._losses_left > 0
 
     def fork(self, run: Callable[[socket.socket], int]) -> None:
@@ -93,6 +98,7 @@ class HotStandby:
         `line` is the supervisor's end of its socket, which is sent to the supervisor and closed here.
         """
         before, self.pid, self.imported = self.pid, pid, imported
+        self._began = time.monotonic()
         try:
             os.setpgid(pid, pid)
             self._send(StandbyReady(), line)
@@ -107,6 +113,8 @@ class HotStandby:
         """Take note that these processes have ended."""
         if self.pid in pids:
             self.pid, self.imported = 0, None
+            if time.monotonic() - self._began >= _STABLE_SECONDS:
+                self._losses_left = _MOST_LOSSES
             self._losses_left -= 1
 
     def kill(self) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.node.forkserver import hot_standby
 from raylaunch.node.protocol.messages import Ready, StopWorkers
 from tests.node.harness import (
     MessagePipe,
@@ -122,6 +125,22 @@ def test_a_stopped_hot_standby_is_continued_when_it_takes_over(counted_node: Nod
     send_signal(counted_node.supervisor.server_pid)
     assert counted_node.wait(Ready).pid == standby
     assert next_attempt_runs(counted_node)
+
+
+@pytest.mark.parametrize(("lifetime", "lasts"), [(59.0, False), (60.0, True)])
+def test_standbys_that_die_now_and_then_are_replaced_for_ever(
+    monkeypatch: pytest.MonkeyPatch, lifetime: float, lasts: bool
+) -> None:
+    """The limit is for those that die one soon after the other."""
+    now = [0.0]
+    monkeypatch.setattr(hot_standby, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    standby = hot_standby.HotStandby(wanted=True, send=lambda _event, _fd: None)
+    gone = 2**22 + 1  # more than any process id
+    for _ in range(11):
+        standby.adopt(gone, os.open(os.devnull, os.O_RDONLY))
+        now[0] += lifetime
+        standby.reaped([gone])
+    assert standby.is_wanted == lasts
 
 
 def test_a_killed_hot_standby_is_replaced(counted_node: Node, pipe: MessagePipe) -> None:
