@@ -47,10 +47,11 @@ def plain_signals() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def warm_torch() -> Iterator[WarmPython]:
-    """A process that has imported what training scripts use of torch: 4 s of CPU that each of them would take."""
-    modules = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
-    found = WarmPython(*modules, env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+def warm_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """A process that has imported torchrun, and what training scripts use of torch: 4 s of CPU for each of them."""
+    modules = ("torch.distributed.run", "torch.nn.parallel", "torch.utils.data", "torch._dynamo")
+    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    found = WarmPython(*modules, env=env, at=tmp_path_factory.mktemp("warm") / "torch.sock")
     yield found
     found.close()
 

@@ -61,9 +61,13 @@ def forked(last, namespaces, bound):
     os._exit(0)
 
 
-def become(files, *, module, argv, env, cwd, fds):
-    """Be what `python -m module *argv` or `python file *argv` would have started."""
+def become(files, *, module, argv, env, cwd, fds, umask=None, ignored=()):
+    """Be what `python -m module *argv` or `python file *argv` would have started. `ignored`: numbers of signals."""
     os.setsid()
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    if umask is not None:
+        os.umask(umask)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -77,6 +81,7 @@ def become(files, *, module, argv, env, cwd, fds):
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     sys.stdout.reconfigure(write_through=bool(env.get("PYTHONUNBUFFERED")))
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     if module.endswith(".py"):
         sys.path[0], sys.argv = os.path.dirname(module), [module, *argv]
     else:

@@ -1,13 +1,12 @@
 """The example runs under torchrun, and a resumed run gives the same result as an uninterrupted run.
 
-Only the uninterrupted run is torchrun's: the ranks of the others are forked from a process that has imported torch.
+Only the uninterrupted run is torchrun's. The ranks of all runs are forked from a process that has imported torch.
 """
 
 import ast
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -79,15 +78,12 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def whole(warm_torch: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the folder and the output of an uninterrupted run of two ranks."""
     folder = tmp_path_factory.mktemp("whole")
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    command = [sys.executable, *launcher, str(SCRIPT), *SMALL, "--checkpoint-dir", str(folder)]
-    result = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=250, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "warn" not in result.stderr.lower()
-    return folder, result.stdout
+    arguments = ("--standalone", "--nproc-per-node", "2", str(SCRIPT), *SMALL, "--checkpoint-dir", str(folder))
+    env = ENV | {"PYTHON_EXEC": str(warm_torch.executable())}
+    return folder, finished([WarmCommand(warm_torch, "torch.distributed.run", *arguments, env=env, cwd=folder)])
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ from tests.worker.alone import Alone, environment
 
 
 @pytest.fixture(scope="session")
-def warm_torch():
+def warm_torch(tmp_path_factory):
     """A process that has imported what takes seconds, and forks programs."""
-    found = WarmPython("torch._dynamo", "torch.distributed.fsdp", env=environment({}), flags=("-u",))
+    modules = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.run")
+    at = tmp_path_factory.mktemp("warm") / "torch.sock"
+    found = WarmPython(*modules, env=environment({}), flags=("-u",), at=at)
     yield found
     found.close()
 

@@ -29,6 +29,7 @@ from raylaunch.cli.daemon import client, daemon, fingerprint, socket_dir, status
 from raylaunch.cli.daemon.daemon_messages import DaemonState
 from raylaunch.cli.daemon.socket_dir import NoDaemonError
 from raylaunch.errors import ExitCode
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,9 +43,21 @@ class Terminal:
 
     folder: Path
     runtime: Path
+    warm: WarmPython
 
-    def start(self, *run: str, keep_warm: float = 60, ignored: tuple[str, ...] = (), env=None, **more: Any):
-        """Start a command. `run`: a method of `Runs` in fake_daemon.py, and its arguments."""
+    def start(
+        self,
+        *run: str,
+        keep_warm: float = 60,
+        ignored: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        fresh: bool = False,
+        **more: Any,
+    ):
+        """Start a command. `run`: a method of `Runs` in fake_daemon.py, and its arguments.
+
+        It is forked from a process that has imported its modules, unless it is to be `fresh`; daemons always are.
+        """
 
         def dispose() -> None:
             for name in STOPS:
@@ -53,7 +66,7 @@ class Terminal:
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
         flags = ["--keep-warm", str(keep_warm), "--set=signals_to_forward=[SIGUSR1]"]
         return subprocess.Popen(
-            [sys.executable, FAKE, "command", *flags, "train.py", *run],
+            [sys.executable if fresh else self.warm.executable(), FAKE, "command", *flags, "train.py", *run],
             **{"cwd": self.folder, "text": True, "preexec_fn": dispose} | options,
             env=self.env(**(env or {})),
         )
@@ -76,11 +89,25 @@ class Terminal:
         return [socket_dir.pid_of(path) for path in socket_dir.sockets(self.runtime / "raylaunch")]
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    modules = (
+        "raylaunch.cli.config.load",
+        "raylaunch.cli.daemon.daemon",
+        "raylaunch.cluster.run",
+        "raylaunch.cli.main",
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    found = WarmPython(*modules, env=env, at=tmp_path_factory.mktemp("warm") / "cli.sock")
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
+def terminal(tmp_path: Path, warm: WarmPython) -> Iterator[Terminal]:
     (tmp_path / "train.py").touch()
     runtime = Path(tempfile.mkdtemp(prefix="rl-", dir="/tmp"))  # paths of sockets are short
-    found = Terminal(tmp_path, runtime)
+    found = Terminal(tmp_path, runtime, warm)
     yield found
     for pid in found.pids():
         with contextlib.suppress(ProcessLookupError):
@@ -146,7 +173,7 @@ def test_output_goes_where_the_command_stands(terminal):
 def test_the_command_itself_is_small(terminal, tmp_path):
     """The command itself loads neither Ray nor torch."""
     modules = tmp_path / "modules"
-    terminal.run("facts", env={"MODULES": str(modules)})
+    terminal.run("facts", env={"MODULES": str(modules)}, fresh=True)
     loaded = set(modules.read_text().split())
     assert "raylaunch.cli.daemon.client" in loaded
     assert loaded.isdisjoint({"ray", "torch", "raylaunch.cluster.session.ray_session"})
@@ -193,7 +220,7 @@ def test_ignored_signals_stay_ignored(terminal):
 
 def test_a_command_that_is_gone_ends_its_run(terminal):
     """The run stops as if the command had got SIGTERM, and the daemon serves the next run."""
-    command = terminal.start("wait")
+    command = terminal.start("wait", fresh=True)
     pid = int(command.stdout.readline().split()[1])
     command.kill()
     command.communicate()
@@ -207,7 +234,7 @@ def test_a_terminal_that_is_gone_ends_the_run(terminal):
     """The command gets SIGHUP; output that has no reader harms neither the run nor the daemon."""
     ours, its = pty.openpty()
     owns = {"stdin": its, "stdout": its, "stderr": its, "start_new_session": True, "preexec_fn": has_a_terminal}
-    command = terminal.start("wait", **owns)
+    command = terminal.start("wait", fresh=True, **owns)
     os.close(its)
     pid = int(os.read(ours, 1000).decode().split()[1])
     os.close(ours)
@@ -288,11 +315,11 @@ def test_edited_code_is_not_run_by_an_old_daemon(terminal, tmp_path):
     """A change in one file of raylaunch makes the next command start a new daemon."""
     shutil.copytree(Path(raylaunch.__file__).parent, tmp_path / "raylaunch")
     env = {"PYTHONPATH": str(tmp_path)}
-    pid = terminal.facts(env=env)["pid"]
-    assert terminal.facts(env=env)["pid"] == pid
+    pid = terminal.facts(env=env, fresh=True)["pid"]
+    assert terminal.facts(env=env, fresh=True)["pid"] == pid
     file = tmp_path / "raylaunch" / "core" / "text.py"
     os.utime(file, ns=(1, file.stat().st_mtime_ns - 1))
-    assert terminal.facts(env=env)["pid"] != pid
+    assert terminal.facts(env=env, fresh=True)["pid"] != pid
 
 
 EDIT_EVERY_FILE = """
@@ -387,7 +414,7 @@ def test_a_run_that_cannot_be_kept_warm_says_why(terminal, why, env, more):
     """One line says why, and the run is as without `keep_warm`."""
     (terminal.folder / "open" / f"raylaunch-{os.geteuid()}").mkdir(parents=True)
     (terminal.folder / "open" / f"raylaunch-{os.geteuid()}").chmod(0o755)
-    out, err = terminal.run("facts", env=env, **more)
+    out, err = terminal.run("facts", env=env, fresh=True, **more)
     assert re.search(f"raylaunch: keep_warm has no effect: .*{why}", err)
     assert json.loads(out)["keep_warm"] == 0.0
     assert terminal.pids() == []

@@ -67,7 +67,7 @@ def test_where_all_is_well_every_row_is_ok(ranks, warm_torch, tmp_path):
         ranked |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(check_context.free_port())}
     else:
         args = ("--standalone", f"--nproc-per-node={ranks}", "-m", module, *args)
-        module = "torch.distributed.run"
+        module, ranked = "torch.distributed.run", {"PYTHON_EXEC": str(warm_torch.executable())}
     code, out, err = run(warm_torch, tmp_path, module, *args, cwd=folder, env=ranked)
     assert code == 0, out + err
     rows = json.loads(found.read_text())
