@@ -20,7 +20,8 @@ _OF_WORDS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234
 
 def count(number: float, noun: str) -> str:
     """Return `1 worker`, `2 workers` or `no workers`."""
-    return f"{f'{number:g}' if number else 'no'} {noun}{'' if number == 1 else 's'}"
+    shown = f"{number}" if isinstance(number, int) else f"{number:g}"
+    return f"{shown if number else 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def spans(numbers: Iterable[int]) -> str:

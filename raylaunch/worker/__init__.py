@@ -101,14 +101,14 @@ def checkpointed(step: int) -> None:
 
 
 def heartbeat() -> None:
-    """Report progress from a loop that calls no optimizer of torch.
+    """Report a step of a loop that calls no optimizer of torch. Beside one, which is counted, it adds no step.
 
     Examples are inference, other frameworks, and a `torch.compile` of the whole step. Such a loop can only be found to
     hang after its first heartbeat.
     """
     writer = slot_owner.current_writer()
     if writer is not None:
-        writer.record_progress()
+        writer.record_heartbeat()
 
 
 class Section(ContextDecorator):

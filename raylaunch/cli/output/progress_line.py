@@ -26,7 +26,7 @@ class ProgressLine:
             self._shown_at = event.at
             return "" if self._previous is None else _resumed(self._steps, self._previous)
         self._steps = StepHistory(first=steps.first, last=event)
-        if event.high is None or event.at - self._shown_at < _INTERVAL_SECONDS:
+        if event.at - self._shown_at < _INTERVAL_SECONDS:
             return ""
         self._shown_at = event.at
         return _status(event)
@@ -41,6 +41,8 @@ def _resumed(steps: StepHistory, previous: StepHistory) -> str:
 
 
 def _status(event: Progressed) -> str:
+    if event.high is None:  # such as SGD, which keeps no count that a checkpoint could restore
+        return f"{count(event.marks, 'step')} in this attempt, {_rate(event.rate)}"
     behind = event.low is not None and event.high is not None and event.high - event.low > 1
     slowest = f", slowest rank {event.slowest} at step {event.low}" if behind else ""
     return f"step {event.high}, {_rate(event.rate)}{slowest}"

@@ -38,7 +38,7 @@ class HeartbeatWriter:
         self._unobservable = False
         self._lock = threading.RLock()  # reentrant: a signal handler may enter a section
         self._progress = numbers[slot + shared_page.PROGRESS]  # not 0 if a program before this one was the worker
-        self._progress_at_poll = self._progress
+        self._progress_at_poll = self._progress_at_heartbeat = self._progress
         self._write_busy()
 
     def detach(self) -> None:
@@ -69,6 +69,17 @@ class HeartbeatWriter:
             numbers[self._slot + shared_page.FIRST_PROGRESS_AT] = numbers[self._slot + shared_page.ALIVE_AT]
         self._progress = progress = self._progress + 1
         numbers[self._slot + shared_page.PROGRESS] = progress
+
+    def record_heartbeat(self) -> None:
+        """Record a heartbeat of the script. It is a step of its loop, unless the loop has recorded that step already.
+
+        An optimizer of torch in the same loop records it.
+        """
+        if self._progress == self._progress_at_heartbeat:
+            self.record_progress()
+        else:
+            self.record_alive()
+        self._progress_at_heartbeat = self._progress
 
     def should_save(self, completed: int) -> bool:
         """Record that the script has done so many steps, and return whether it is to save now."""

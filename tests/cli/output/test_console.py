@@ -440,7 +440,7 @@ def test_the_cost_of_a_restart_is_printed_once(capsys):
 def test_a_restart_of_steps_without_numbers(capsys):
     """Without step numbers, only the pause is printed."""
     unknown = {"low": None, "high": None}
-    steps = (_progressed(2.0, **unknown), _progressed(3.0, 2, marked=2.5, **unknown), _progressed(90.0, 2, **unknown))
+    steps = (_progressed(2.0, **unknown), _progressed(3.0, 2, marked=2.5, **unknown), _progressed(9.0, 2, **unknown))
     assert _lines(capsys, *((step,) for step in steps)) == ["training resumed after 0.5 s"]
 
 
@@ -457,6 +457,25 @@ def test_progress_is_printed_once_a_minute(capsys):
         "step 118, 12.3 steps/s",
         "step 1200, 2.0 s per step, slowest rank 3 at step 1190",
         "step 1200, no progress",
+    ]
+
+
+def test_progress_of_steps_without_numbers(capsys):
+    """SGD and a loop of heartbeats tell no step numbers: the steps of the attempt are counted."""
+    unknown = {"low": None, "high": None}
+    steps = (
+        _progressed(2.0, **unknown),
+        _progressed(62.0, marks=1_234_567, rate=200.0, **unknown),
+        _progressed(90.0, marks=1_300_000, rate=200.0, **unknown),
+        _progressed(130.0, marks=1_300_000, rate=0.0, saved=7, **unknown),
+        _progressed(140.0, 2, marked=139.0, **unknown),
+        _progressed(200.0, 2, marks=30, rate=0.5, **unknown),
+    )
+    assert _lines(capsys, *((step,) for step in steps)) == [
+        "1234567 steps in this attempt, 200.0 steps/s",
+        "1300000 steps in this attempt, no progress",
+        "training resumed after 9.0 s",
+        "30 steps in this attempt, 2.0 s per step",
     ]
 
 
