@@ -2,7 +2,7 @@
 
 It waits for a node for longer than 30 s, which a busy machine may need, and starts no server for Ray Client. Without the
 dashboard, it does not start the process that it would be in either. Each takes a second of CPU, and the latter is waited
-for.
+for. Of the dashboard, the part for jobs is started and the part that finds nodes for it, each of them a process.
 
 WORKERS is the socket of a warm Python, or empty. If it is given, workers are forked there; and in place of the two
 helpers of each raylet, the dashboard's agent and the one for `runtime_env`, there are processes that do nothing. The
@@ -47,6 +47,16 @@ def make_patient() -> None:
     services.get_node = get_node
 
 
+def make_dashboard_small() -> None:
+    start = services.start_ray_process
+
+    def start_ray_process(command: list[str], *args: Any, **options: Any) -> Any:
+        more = ["--modules-to-load=JobHead,NodeHead"] if any(word.endswith("dashboard.py") for word in command) else []
+        return start([*command, *more], *args, **options)
+
+    services.start_ray_process = start_ray_process
+
+
 def make_lean(workers: str) -> None:
     start, worker = services.start_ray_process, Path(__file__).with_name("ray_worker.py")
 
@@ -73,6 +83,8 @@ if __name__ == "__main__":
     scripts.get_ray_client_dependency_error = lambda: "no test uses Ray Client"
     if "--include-dashboard=false" in sys.argv:
         node.Node.start_api_server = lambda *_, **__: None
+    else:
+        make_dashboard_small()
     if workers := sys.argv.pop(1):
         make_lean(workers)
     scripts.main()

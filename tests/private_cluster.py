@@ -32,6 +32,8 @@ _PORTS = itertools.cycle(range(_first := 20000 + os.getpid() % 512 * _PORT_BLOCK
 """Ports of this test process: see `free_ports`."""
 LEAN = ("--no-monitor", "--include-log-monitor=false")
 """Options for `ray start` that save a second each: no autoscaler, and no monitor of Ray's own logs."""
+NO_PRESTART = {"RAY_prestart_worker_first_driver": "0"}
+"""For a raylet: start no worker for each of its CPUs when its first driver comes."""
 RAY_START = Path(__file__).with_name("lean_ray.py")
 WARM = (
     *("ray.scripts.scripts", "ray._private.runtime_env.setup_hook", "ray._private.metrics_agent"),
@@ -166,7 +168,7 @@ def private_cluster(
 ) -> Iterator[Cluster]:
     """Start a cluster. `dashboard` is needed for `ray job submit`, and needs `ray[default]`.
 
-    `lean`: see `LEAN`, and without the dashboard `lean_ray.py`.
+    `lean`: see `LEAN` and `NO_PRESTART`, and without the dashboard `lean_ray.py`.
     """
     cluster = start(cpus=cpus, dashboard=dashboard, labels=labels, lean=lean, autoscaler=autoscaler)
     try:
@@ -216,14 +218,15 @@ def start(
 
 def _run(cluster: Cluster, options: list[str], env: dict[str, str]) -> None:
     workers = str(cluster.folder / WORKERS) if cluster.warm is not None else ""
+    env = env | _PATIENT | (NO_PRESTART if cluster.lean else {})
     command, out = [str(RAY_START), workers, "start", *options], cluster.folder / "start.log"
     process: subprocess.Popen[bytes] | ForkedProcess
     with open(os.devnull) as nothing, out.open("w") as log:
         if cluster.warm is None:
-            process = subprocess.Popen([sys.executable, *command], env=env | _PATIENT, stdout=log, stderr=log)
+            process = subprocess.Popen([sys.executable, *command], env=env, stdout=log, stderr=log)
         else:
             files = (nothing, log, log)
-            process = cluster.warm.start(command[0], command[1:], env=env | _PATIENT, cwd=Path("/"), files=files)
+            process = cluster.warm.start(command[0], command[1:], env=env, cwd=Path("/"), files=files)
     try:
         code = process.wait(200)
     except subprocess.TimeoutExpired:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.conftest import wait_until
 from tests.private_cluster import BIN, Cluster, private_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)]
@@ -20,8 +21,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A cluster with Ray's dashboard, whose eight processes nothing else needs."""
+    """A cluster with Ray's dashboard, which nothing else needs, and with an agent for jobs, which Ray awaits for 10 s only."""
     with private_cluster(cpus=4, dashboard=True, lean=True) as found:
+        session = found.folder / "session_latest"
+        wait_until(lambda: [*session.rglob("dashboard_agent_listen_port*")], 150, "the agent for jobs")
         yield found
 
 

@@ -32,7 +32,7 @@ def test_results_by_rank(launcher):
             total = torch.tensor([float(x)])
             dist.all_reduce(total)
             return dist.get_rank() * scale + offset, total.item(), dist.get_backend()
-        print(json.dumps(raylaunch.launch(work, (3,), {"scale": 2}, show="none", **WHERE)))
+        print(json.dumps(raylaunch.launch(work, (3,), {"scale": 2}, show="none", preload=["torch"], **WHERE)))
         """,
     )
     assert found == [[10, 12.0, "gloo"], [12, 12.0, "gloo"], [14, 12.0, "gloo"], [16, 12.0, "gloo"]]
@@ -44,7 +44,7 @@ def test_exception_of_a_rank(launcher):
         launcher,
         """
         import os
-        ONE = dict(nproc_per_node=4, preload=["torch"])
+        ONE = dict(nproc_per_node=4, backend="none", preload=[])
         def work(mends):
             if os.environ["RANK"] == "2" and not (mends and os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"):
                 raise KeyError("no such shard")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts.host import NAMESPACES, Host, Process, child, parent, pid_space, send, spawn, start_host
-from tests.private_cluster import LEAN, RAY_START, WORKERS, warm_ray
+from tests.private_cluster import LEAN, NO_PRESTART, RAY_START, WORKERS, warm_ray
 from tests.warm_python import WarmPython
 
 _PORT = 6379
@@ -35,7 +35,7 @@ class Hosts:
     """A Ray cluster of that many hosts, each with a raylet. The first is the head, where drivers run."""
 
     def __init__(self, count: int, *, cpus: int = 2, lean: bool = False) -> None:
-        """`cpus`: what each raylet says it has; `lean`: Ray's workers and helpers are those of `lean_ray.py`."""
+        """`cpus`: what each raylet says it has; `lean`: Ray's workers and helpers are those of `lean_ray.py`, and none is prestarted."""
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
         self.token = secrets.token_hex(32)
@@ -325,7 +325,7 @@ class Hosts:
             *(f"--num-cpus={self._cpus}", "--num-gpus=0", f"--resources={json.dumps(resources or {})}"),
             *(f"--temp-dir={host.folder}", "--object-store-memory=80000000", "--disable-usage-stats", *LEAN),
         ]
-        env = self.env(TMPDIR=str(host.folder / "tmp"))
+        env = self.env(TMPDIR=str(host.folder / "tmp"), **(NO_PRESTART if self._lean else {}))
         if host is self.head:
             del env["RAY_ADDRESS"]
         argv = [str(self.folder / WORKERS) if self._lean else "", "start", "--block", *options]
