@@ -8,6 +8,7 @@ does not import torch before it is asked for something.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -99,12 +100,15 @@ def patch_store_creation(module: types.ModuleType, place: Callable[[str, int], t
 def cpus_near_gpu(mode: str, gpu: int) -> set[int]:
     """Return the CPUs that `--numa-binding=mode` of torchrun binds the worker with this GPU to.
 
-    The function is in `torch/numa/binding.py` from torch 2.9 on. Raises ImportError, AttributeError or TypeError
-    without it: then the job, which asks for the binding, ends.
+    The function is in `torch/numa/binding.py` from torch 2.9 on, and calls the GPU `gpu_index`, from 2.15 on
+    `device_index`. Raises ImportError, AttributeError or TypeError without it: then the job, which asks for the
+    binding, ends.
     """
     binding = import_module("torch.numa.binding")
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
-    found: set[int] = binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options)  # noqa: SLF001
+    choose = binding._get_logical_cpus_to_bind_to  # noqa: SLF001
+    name = "device_index" if "device_index" in inspect.signature(choose).parameters else "gpu_index"
+    found: set[int] = choose(**{name: gpu}, numa_options=options)
     return found
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from raylaunch.worker import torch_internals
 
@@ -27,3 +31,18 @@ def test_functions_whose_defaults_are_instances_are_removed():
 def test_without_such_modules_nothing_happens():
     """It runs at the end of every worker."""
     torch_internals.release_default_arguments()
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda *, gpu_index, numa_options: {gpu_index, numa_options.affinity_mode},
+        lambda *, device_index, numa_options: {device_index, numa_options.affinity_mode},
+    ],
+    ids=["torch 2.9", "torch 2.15"],
+)
+def test_cpus_near_a_gpu(choose, monkeypatch):
+    """The parameter for the GPU has another name in newer torch."""
+    module = SimpleNamespace(NumaOptions=SimpleNamespace, AffinityMode=len, _get_logical_cpus_to_bind_to=choose)
+    monkeypatch.setitem(sys.modules, "torch.numa.binding", module)
+    assert torch_internals.cpus_near_gpu("node", 3) == {3, len("node")}
