@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from raylaunch.cli import run_once
 from raylaunch.cli.args import parser, usage
-from raylaunch.cli.args.diagnostics import Finding
-from raylaunch.cli.args.parser import CommandLine, Mode
+from raylaunch.cli.args.diagnostics import Finding, render
+from raylaunch.cli.args.parser import CommandLine, GivenValue, Mode
 from raylaunch.core.job import secrets
 from raylaunch.errors import ConfigError, ExitCode
 
@@ -51,6 +51,8 @@ def _command(line: CommandLine) -> int:
         return ExitCode.OK
     if line.typed("version"):
         return _version(line)
+    if shell := line.typed("print-completion"):
+        return _completion(shell)
     if line.mode is Mode.NOTHING:
         return _nothing_to_run(line)
     if line.mode is Mode.STATUS:
@@ -67,6 +69,14 @@ def _command(line: CommandLine) -> int:
     if line.typed("plan"):
         return _plan(job)
     return _run(job, job_file.dump(shown(job, os.environ)), is_check=line.mode is Mode.CHECK)
+
+
+def _completion(shell: GivenValue) -> int:
+    if shell.text not in usage.COMPLETIONS:
+        message = f"there is no completion for `{secrets.cut(shell.text)}`"
+        raise ConfigError(render([Finding(message=message, span=shell.span, hint="write bash, zsh or tcsh")]))
+    print(usage.COMPLETIONS[shell.text](), end="")
+    return ExitCode.OK
 
 
 def _version(line: CommandLine) -> int:

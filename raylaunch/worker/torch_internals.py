@@ -7,8 +7,10 @@ does not import torch before it is asked for something.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -25,6 +27,40 @@ needs.
 def import_compiler() -> None:
     """Import what `DistributedDataParallel()` and others import late, so that no check's time includes it."""
     import_module(COMPILER)
+
+
+def release_default_arguments() -> None:
+    """Remove the functions of extension modules that hold instances of their types as default arguments.
+
+    For a forked worker, as its last exit handler. What a worker has inherited is frozen (`gc.freeze`), since collecting
+    it would take a second of CPU at each exit; so these functions would outlive the interpreter. nanobind reports
+    instances that do, with 40 lines on stderr. Triton 3.9 has four such functions, and torch 2.15's compiler imports
+    it. The attribute `__nb_signature__` is there for nanobind's stub generator, and has the defaults of each overload
+    behind its signature and docstring. Without it, or for instances that others hold, the report is printed.
+    """
+    for kind in _nanobind_types(object):
+        for name, function in list(vars(kind).items()):
+            if any(_is_nanobind(type(type(value))) for value in _defaults(function)):
+                with contextlib.suppress(AttributeError, TypeError):
+                    delattr(kind, name)
+
+
+def _nanobind_types(base: type) -> Iterator[type]:
+    kinds: list[type] = type.__subclasses__(base)
+    for kind in kinds:
+        if _is_nanobind(type(kind)):
+            yield kind
+            yield from _nanobind_types(kind)
+
+
+def _defaults(function: object) -> Iterator[object]:
+    for overload in getattr(function, "__nb_signature__", ()):
+        for values in overload[2:]:
+            yield from values or ()
+
+
+def _is_nanobind(metaclass: type) -> bool:
+    return metaclass.__module__ == "nanobind"
 
 
 def do_not_compile(function: Function) -> Function:
@@ -64,12 +100,15 @@ def patch_store_creation(module: types.ModuleType, place: Callable[[str, int], t
 def cpus_near_gpu(mode: str, gpu: int) -> set[int]:
     """Return the CPUs that `--numa-binding=mode` of torchrun binds the worker with this GPU to.
 
-    The function is in `torch/numa/binding.py` from torch 2.9 on. Raises ImportError, AttributeError or TypeError
-    without it: then the job, which asks for the binding, ends.
+    The function is in `torch/numa/binding.py` from torch 2.9 on, and calls the GPU `gpu_index`, from 2.15 on
+    `device_index`. Raises ImportError, AttributeError or TypeError without it: then the job, which asks for the
+    binding, ends.
     """
     binding = import_module("torch.numa.binding")
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
-    found: set[int] = binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options)  # noqa: SLF001
+    choose = binding._get_logical_cpus_to_bind_to  # noqa: SLF001
+    name = "device_index" if "device_index" in inspect.signature(choose).parameters else "gpu_index"
+    found: set[int] = choose(**{name: gpu}, numa_options=options)
     return found
 
 

@@ -44,8 +44,8 @@ WANTED: dict[str, str] = {
 
 
 @pytest.fixture(scope="module")
-def dumps(launchers: Mapping[str, Launcher], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the dumps of a single worker with all defaults, run in the same folder by both launchers."""
+def logs(launchers: Mapping[str, Launcher], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the log folders of a single worker with all defaults, run in the same folder by both launchers."""
     folder = tmp_path_factory.mktemp("dump")
     shutil.copy(DUMP, folder / "train.py")
 
@@ -57,7 +57,13 @@ def dumps(launchers: Mapping[str, Launcher], tmp_path_factory: pytest.TempPathFa
     runs = together({name: lambda name=name: start(name) for name in names})
     for run in runs.values():
         assert run.code == 0, run.said
-    return {name: json.loads(next((folder / name).rglob("stdout.log")).read_text()) for name in names}
+    return {name: folder / name for name in names}
+
+
+@pytest.fixture(scope="module")
+def dumps(logs: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    """Return what the worker of each launcher found."""
+    return {name: json.loads(next(folder.rglob("stdout.log")).read_text()) for name, folder in logs.items()}
 
 
 def fields(dump: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +85,13 @@ def test_workers_differ_only_where_they_should(dumps: dict[str, dict[str, Any]])
     }
     assert {name: found for name, found in differences.items() if name not in WANTED} == {}
     assert WANTED.keys() - differences.keys() == set()
+
+
+def test_nothing_more_is_printed(logs: dict[str, Path]) -> None:
+    """Libraries that are imported ahead print nothing, also when the interpreter ends."""
+    assert {name: next(folder.rglob("stderr.log")).read_text() for name, folder in logs.items()} == dict.fromkeys(
+        logs, ""
+    )
 
 
 def test_a_lone_worker_is_the_default(dumps: dict[str, dict[str, Any]]) -> None:

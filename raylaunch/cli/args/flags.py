@@ -175,6 +175,13 @@ TABLE = {
             setting="tee",
         ),
         Flag(
+            name="log-line-prefix-template",
+            metavar="TEXT",
+            help="prefix of --tee; ${role_name}, ${local_rank}, ${rank} and ${hostname} are replaced",
+            setting="log_line_prefix_template",
+            convert=_if_any,
+        ),
+        Flag(
             name="local-ranks-filter",
             metavar="RANKS",
             default="all",
@@ -211,6 +218,12 @@ TABLE = {
             default="null",
             help="console: write torchelastic's events to stderr; null: write none",
             setting="event_log_handler",
+        ),
+        Flag(
+            name="print-completion",
+            metavar="SHELL",
+            help="print the completion of raylaunch's flags for bash, zsh or tcsh, and exit",
+            pet=False,
         ),
     ),
     Group.RENDEZVOUS: (
@@ -280,11 +293,7 @@ TABLE = {
         Flag(name="use-env", help="LOCAL_RANK is always set in the environment", pet=False),
     ),
     Group.OURS: (
-        Flag(
-            name="plan",
-            help="show which node would run which ranks, and why others would not; start nothing",
-            pet=False,
-        ),
+        Flag(name="plan", help="show which node would run which ranks, and why not others; start nothing", pet=False),
         Flag(name="set", metavar="KEY=VALUE", help="set any key of a job file; may be repeated", pet=False),
         Flag(
             name="show",
@@ -304,9 +313,7 @@ TABLE = {
             pet=False,
         ),
         Flag(
-            name="pass-local-rank",
-            help="pass --local-rank=N to the script, as torch.distributed.launch did",
-            pet=False,
+            name="pass-local-rank", help="pass --local-rank=N to the script, as torch.distributed.launch did", pet=False
         ),
         Flag(
             name="keep-warm",

@@ -78,13 +78,13 @@ class CommandLine:
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     """Parse a command line without the program's own name.
 
-    With `--help` or `--version`, neither mistakes nor the environment matter. Otherwise raises ConfigError, which
-    marks each wrong flag and `PET_*` variable.
+    With `--help`, `--version` or `--print-completion`, neither mistakes nor the environment matter. Otherwise raises
+    ConfigError, which marks each wrong flag and `PET_*` variable.
     """
     parser = _Parser(argv)
     parser.run()
     line = parser.result()
-    if line.typed("help") or line.typed("version"):
+    if any(map(line.typed, ("help", "version", "print-completion"))):
         return line
     found, mistakes = _parse_environment(environ)
     if mistakes or parser.mistakes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from raylaunch.cli.args.flags import TABLE, Flag, Group
+import re
+
+from raylaunch.cli.args.flags import FLAGS, TABLE, Flag, Group
 
 USAGE = """\
 usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torchrun does
@@ -66,6 +68,38 @@ def table() -> str:
             default = f"`{flag.default}`" if flag.default and " " not in flag.default else flag.default
             lines.append(f"| `{name}` | {default} | {note}{text} |")
     return "\n".join(lines) + "\n"
+
+
+def _bash() -> str:
+    """Return a line for bash: it completes flags, and names of files where no flag fits."""
+    return f'complete -o bashdefault -o default -W "{" ".join(_options())}" raylaunch\n'
+
+
+def _zsh() -> str:
+    """Return the content of a file `_raylaunch` in one of zsh's `fpath`."""
+    lines = ["#compdef raylaunch", "_arguments \\"]
+    for flag in FLAGS:
+        value = f":{_zsh_quoted(flag.metavar)}:_files" if flag.metavar else ""
+        lines.append(f"  '{flag.option}[{_zsh_quoted(flag.help)}]{value}' \\")
+    return "\n".join([*lines, "  '*:file:_files'"]) + "\n"
+
+
+def _zsh_quoted(text: str) -> str:
+    return re.sub(r"([\[\]:\\])", r"\\\1", text).replace("'", "'\\''")
+
+
+def _tcsh() -> str:
+    """Return a line for tcsh: it completes flags, and names of files elsewhere."""
+    return f"complete raylaunch 'c/--/({' '.join(flag.name for flag in FLAGS)})/' 'p/*/f/'\n"
+
+
+def _options() -> list[str]:
+    short = [f"-{flag.short}" for flag in FLAGS if flag.short]
+    return [*short, *(flag.option for flag in FLAGS)]
+
+
+COMPLETIONS = {"bash": _bash, "zsh": _zsh, "tcsh": _tcsh}
+"""By shell: what makes the script that `--print-completion` prints."""
 
 
 def _signature(flag: Flag) -> str:

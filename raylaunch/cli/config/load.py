@@ -26,7 +26,7 @@ from raylaunch.errors import ConfigError
 _NULL, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map", "seq"))
 _PLACEHOLDERS = {
     "args": "local_rank",
-    "log_line_prefix_template": "local_rank|rank|role_name",
+    "log_line_prefix_template": "local_rank|rank|role_name|hostname",
     "env": "node_address|interface:[^{}]*",
 }
 """By setting: the names in `${...}` that are filled in for each worker or node, and so are not references."""

@@ -165,7 +165,7 @@ class Job:
     duplicate_stderr_filters: list[str] = field(default_factory=list)
     """The same for stderr and `filtered_stderr.log`."""
     log_line_prefix_template: str | None = None
-    """The prefix of lines that `tee` shows, with `${role_name}`, `${local_rank}` and `${rank}`. Default:
+    """The prefix of lines that `tee` shows, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}`. Default:
     `[${role_name}${local_rank}]:`."""
     log_dir: str = "runs"
     """The folder in which run folders are created; `/dev/null`: no files are kept."""

@@ -76,20 +76,23 @@ class OutputView:
     filters: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """(stream, texts): a line goes to the filtered log if it contains one of the texts."""
 
-    def header(self, stream: str, rank: int, local_rank: int, world_size: int) -> str | None:
-        """Return the prefix of each line on the terminal, which may be ""; None if the stream is not shown."""
+    def header(self, stream: str, rank: int, local_rank: int, world_size: int, hostname: str) -> str | None:
+        """Return the prefix of each line on the terminal, which may be ""; None if the stream is not shown.
+
+        `hostname`: of the node that the rank is on.
+        """
         if not self._passes(local_rank) or (self.ranks is not None and rank not in self.ranks):
             return None
         if self.tee.names(stream, local_rank):
-            return self.tee_header(rank, local_rank)
+            return self.tee_header(rank, local_rank, hostname)
         if self.redirects.names(stream, local_rank):
             return None
         return "" if self.raw or self.shows_one(world_size) else f"[{rank}] "
 
-    def tee_header(self, rank: int, local_rank: int) -> str:
+    def tee_header(self, rank: int, local_rank: int, hostname: str) -> str:
         """Return the prefix of `tee` as torchrun makes it. The line follows without a space."""
         template = Template(self.template or _DEFAULT_TEMPLATE)
-        return template.safe_substitute(role_name=self.role, rank=rank, local_rank=local_rank)
+        return template.safe_substitute(role_name=self.role, rank=rank, local_rank=local_rank, hostname=hostname)
 
     def shows_one(self, world_size: int) -> bool:
         """Whether at most one rank is shown."""

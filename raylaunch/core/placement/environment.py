@@ -253,10 +253,15 @@ def worker_env(
 
 
 def _own_device(local_rank: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Implement `--virtual-local-rank`: each worker sees only its own device, as number 0."""
-    visible = [device for device in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    """Implement `--virtual-local-rank`: each worker sees only its own device, as number 0.
+
+    On ROCm, HIP_VISIBLE_DEVICES comes before CUDA_VISIBLE_DEVICES, as for torchrun from torch 2.15 on.
+    """
+    hip = given.get("HIP_VISIBLE_DEVICES", "")
+    visible = [device for device in (hip or given.get("CUDA_VISIBLE_DEVICES", "")).split(",") if device]
     own = visible[local_rank] if local_rank < len(visible) else str(local_rank)
-    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": own}
+    found = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": own}
+    return found | ({"HIP_VISIBLE_DEVICES": own} if hip else {})
 
 
 def omp_env(nproc: int, given: Mapping[str, str]) -> dict[str, str]:

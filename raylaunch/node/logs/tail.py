@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -63,15 +64,15 @@ def log_sources(
     view: OutputView, assignment: Assignment, layout: RunLayout, run_dir: str, *, kept: bool
 ) -> list[LogSource]:
     """Return the log files of a node's ranks in one attempt that must be read: shown, filtered, or not kept."""
-    found = []
+    found, hostname = [], socket.gethostname()
     for local_rank, rank in enumerate(assignment.ranks):
         for stream in STREAMS:
-            prefix = view.header(stream, rank, local_rank, assignment.world_size)
+            prefix = view.header(stream, rank, local_rank, assignment.world_size, hostname)
             needles = view.needles(stream, local_rank) if kept else ()
             if prefix is None and not needles and kept:
                 continue
             path = layout.attempt_dir(run_dir, assignment.attempt) / FILTERED[stream]
-            tee_prefix = _encoded(view.tee_header(rank, local_rank))
+            tee_prefix = _encoded(view.tee_header(rank, local_rank, hostname))
             line_filter = LineFilter(tuple(map(_encoded, needles)), tee_prefix, str(path)) if needles else None
             found.append(
                 LogSource(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
 import os
@@ -22,6 +23,7 @@ def import_preloads(begin: Initialize) -> messages.Ready:
     A module that cannot be imported is a warning in `Ready.why`. Where a fork would be unsafe after the imports,
     `Ready.start_method` is `spawn`, whatever the job wants.
     """
+    atexit.register(torch_internals.release_default_arguments)  # before all others, so that workers run it last
     with processes.without_full_collections():
         more = (torch_internals.COMPILER,) if begin.preload_auto and "torch" in begin.preload else ()
         why = [warning for module in (*begin.preload, *more) if (warning := _import(module))]

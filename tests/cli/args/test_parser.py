@@ -71,7 +71,10 @@ def test_every_flag_of_torchrun_is_in_the_table():
 
 def test_beginnings_that_torchrun_takes_stand_for_the_same_flag():
     """No flag of raylaunch makes a prefix of torchrun's ambiguous, and dashes and underscores are the same."""
-    names = {action.dest.replace("_", "-") for action in torchruns_flags()}
+    newer = {
+        flag.name for group, flags in TABLE.items() if group is not Group.OURS for flag in flags
+    }  # than this torch
+    names = {action.dest.replace("_", "-") for action in torchruns_flags()} | newer
     seen = 0
     for name in names:
         for size in range(1, len(name)):
@@ -298,10 +301,13 @@ def test_the_command_line_beats_the_job_file_and_that_beats_the_environment():
 
 
 def test_variables_that_torchrun_reads_besides():
-    """The flag overrides its `PET_*` variable, which overrides the older variable; the prefix has no flag."""
+    """The flag overrides its `PET_*` variable, which overrides the older variable. An empty template is none."""
     old = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${role_name}${rank}: "}
     assert job("x.py", **old).shutdown_timeout == 7
     assert job("x.py", **old).log_line_prefix_template == "${role_name}${rank}: "
+    assert job("--log-line-prefix-template '' x.py", **old).log_line_prefix_template == "${role_name}${rank}: "
+    assert job("--log_line_prefix_template '${hostname}:' x.py", **old).log_line_prefix_template == "${hostname}:"
+    assert job("x.py", PET_LOG_LINE_PREFIX_TEMPLATE="p", **old).log_line_prefix_template == "p"
     assert job("x.py", PET_SHUTDOWN_TIMEOUT="8", **old).shutdown_timeout == 8
     assert job("--shutdown-timeout 9 x.py", PET_SHUTDOWN_TIMEOUT="8", **old).shutdown_timeout == 9
 

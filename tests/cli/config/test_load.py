@@ -438,13 +438,13 @@ def test_placeholders_are_no_references() -> None:
     """Placeholders such as `${local_rank}` are kept; other names in `${}` are settings."""
     text = (
         "entrypoint: {script: a.py, args: ['--out=${local_rank}/${nnodes}', '\\${local_rank}']}\n"
-        "log_line_prefix_template: '${role_name}-${rank}/${local_rank}/${role}'\n"
+        "log_line_prefix_template: '${role_name}-${rank}/${local_rank}@${hostname}/${role}'\n"
         "env: {A: '${node_address}', B: '${interface:10.0.0.0/8}', C: '${role}'}\n"
         "nodes: {a: {env: {D: '${node_address}:${nnodes}'}}}\n"
     )
     found = job(text)
     assert found.entrypoint.args == ["--out=${local_rank}/1", "${local_rank}"]
-    assert found.log_line_prefix_template == "${role_name}-${rank}/${local_rank}/default"
+    assert found.log_line_prefix_template == "${role_name}-${rank}/${local_rank}@${hostname}/default"
     assert found.env == {"A": "${node_address}", "B": "${interface:10.0.0.0/8}", "C": "default"}
     assert found.nodes["a"].env == {"D": "${node_address}:1"}
 

@@ -14,7 +14,7 @@ NPROC = 2
 
 def header(rank: int, stream: str = "stdout", *, world_size: int = 4, **settings: Any) -> str | None:
     """Return the prefix of lines of a rank, None if they are not shown. Each node has two workers."""
-    return view(Job(**settings)).header(stream, rank, rank % NPROC, world_size)
+    return view(Job(**settings)).header(stream, rank, rank % NPROC, world_size, "r12i0n8")
 
 
 def masked_streams(text: int | str) -> dict[int, str]:
@@ -131,6 +131,7 @@ def test_single_rank_has_no_prefix():
         ("[rank${rank}]: ", "[rank3]: "),
         ("${role_name}/$local_rank|", "trainer/1|"),
         ("$unknown ${rank} $", "$unknown 3 $"),
+        ("${hostname}:${rank}: ", "r12i0n8:3: "),
         ("plain", "plain"),
         ("", "[trainer1]:"),
         (None, "[trainer1]:"),

@@ -1,0 +1,48 @@
+"""What raylaunch does with torch's private parts, where torch itself is not needed."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raylaunch.worker import torch_internals
+
+
+def test_functions_whose_defaults_are_instances_are_removed():
+    """Of extension modules made with nanobind, and no others: the instances are freed, and nanobind reports nothing."""
+    meta: Any = type("nb_type_0", (type,), {"__module__": "nanobind"})
+    base = meta("base", (), {})
+    function: Any = type("nb_method", (), {"__nb_signature__": (("def g(x: base = \\0)", None, (None, base())),)})
+    plain: Any = type(
+        "nb_func", (), {"__nb_signature__": (("def f(x: int = \\0)", None, (1,)), ("def f()", None, None))}
+    )
+    child = meta("child", (base,), {"g": function(), "f": plain(), "value": 3})
+    lookalike = type("lookalike", (), {"g": function()})
+    torch_internals.release_default_arguments()
+    assert not hasattr(child, "g")
+    assert hasattr(child, "f")
+    assert child.value == 3
+    assert hasattr(lookalike, "g")
+
+
+def test_without_such_modules_nothing_happens():
+    """It runs at the end of every worker."""
+    torch_internals.release_default_arguments()
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda *, gpu_index, numa_options: {gpu_index, numa_options.affinity_mode},
+        lambda *, device_index, numa_options: {device_index, numa_options.affinity_mode},
+    ],
+    ids=["torch 2.9", "torch 2.15"],
+)
+def test_cpus_near_a_gpu(choose, monkeypatch):
+    """The parameter for the GPU has another name in newer torch."""
+    module = SimpleNamespace(NumaOptions=SimpleNamespace, AffinityMode=len, _get_logical_cpus_to_bind_to=choose)
+    monkeypatch.setitem(sys.modules, "torch.numa.binding", module)
+    assert torch_internals.cpus_near_gpu("node", 3) == {3, len("node")}
