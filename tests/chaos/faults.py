@@ -116,15 +116,17 @@ def _stop_driver_briefly(job: Job, host: Host) -> Kinds:
 
 def _no_descriptors(job: Job, host: Host) -> Kinds:
     """The fork server can open no files, just when its hot standby dies and another one is needed."""
-    for pid in job.fork_servers(host):
+    job.limited = job.fork_servers(host)
+    for pid in job.limited:
         _limit_descriptors(pid, 3)
     return _signal(Job.standbys, told=_NO_EVENT)(job, host)
 
 
 def _descriptors_again(job: Job, host: Host) -> None:
-    for pid in job.fork_servers(host):
+    for pid in job.limited:
         _limit_descriptors(pid, None)
-    if not wait_for(lambda: job.standbys(host), 20):
+    # A world that is being resized may leave the host out meanwhile.
+    if not wait_for(lambda: job.standbys(host) or not job.runs_on(host), 20):
         raise RuntimeError(f"no hot standby on {host.name}")
 
 

@@ -47,6 +47,8 @@ class Job:
         self._said = (folder / "said").open("w")
         command = [sys.executable, "-m", "raylaunch", "job.yaml"]
         self.process = hosts.popen(hosts.head, command, cwd=folder, stdout=self._said, stderr=self._said)
+        #: Process ids of fork servers that a fault lets open no files.
+        self.limited: list[int] = []
         self._began = 0.0
         self._read = 0
         self._lines: list[dict[str, Any]] = []
