@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -253,7 +254,12 @@ TIMED = """
 
 def named(node: Node, name: str) -> list[int]:
     """Return the children of the fork server that `ps -o comm` shows under this name."""
-    return [pid for pid in node.children() if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+    found = []
+    for pid in node.children():
+        with contextlib.suppress(OSError):  # it has just ended
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                found.append(pid)
+    return found
 
 
 def test_the_file_timer_kills_a_worker_that_takes_too_long(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
