@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.
 GOLDEN = Path(__file__).parent / "cli" / "golden"
 
 profiles.register()
+#: So that no run of a test is listed among the runs of the person. It is set here for all processes that tests start.
+STATE_HOME = tempfile.TemporaryDirectory(prefix="raylaunch-tests-state-")
+os.environ["XDG_STATE_HOME"] = STATE_HOME.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

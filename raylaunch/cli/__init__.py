@@ -2,5 +2,6 @@
 
 Read `main` first. It parses the command line (`args`), makes a `Job` (`config`) and runs it in this process
 (`run_once`), or with `keep_warm` in a daemon that stays for later runs (`daemon`). `output` prints the lines of the run
-and its report. `api` and `spawn` are `raylaunch.launch` and `raylaunch.spawn`, which run functions in the same way.
+and its report. `runs` has the commands on runs that go on or have ended, such as `raylaunch ps`. `api` and `spawn` are
+`raylaunch.launch` and `raylaunch.spawn`, which run functions in the same way.
 """

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raylaunch.cli import run_once
-from raylaunch.cli.args import parser, usage
+from raylaunch.cli.args import parser, subcommands, usage
 from raylaunch.cli.args.diagnostics import Finding, render
 from raylaunch.cli.args.parser import CommandLine, GivenValue, Mode
 from raylaunch.core.job import secrets
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     _open_missing_streams()
     _encode_anything()
-    return run_once.leave(run_once.exit_code_of(lambda: _command(parser.parse(arguments, os.environ))))
+    return run_once.leave(run_once.exit_code_of(lambda: _command(arguments)))
 
 
 def _open_missing_streams() -> None:
@@ -45,7 +45,15 @@ def _encode_anything() -> None:
             sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _command(line: CommandLine) -> int:
+def _command(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] in subcommands.BY_NAME:
+        from raylaunch.cli.runs import commands  # noqa: PLC0415
+
+        return commands.run(arguments, os.environ)
+    return _run_command(parser.parse(arguments, os.environ))
+
+
+def _run_command(line: CommandLine) -> int:
     if line.typed("help"):
         print(usage.full(), end="")
         return ExitCode.OK
@@ -55,8 +63,6 @@ def _command(line: CommandLine) -> int:
         return _completion(shell)
     if line.mode is Mode.NOTHING:
         return _nothing_to_run(line)
-    if line.mode is Mode.STATUS:
-        return _status(line)
     from raylaunch.cli.config import flag_settings, job_file, load  # noqa: PLC0415
     from raylaunch.core.job.redaction import shown  # noqa: PLC0415
     from raylaunch.core.job.validation import warnings  # noqa: PLC0415
@@ -117,13 +123,6 @@ def _plan(job: Job) -> int:
     plan = plan_job(job)
     print(plan_table(plan, f"{redacted.title}: {redacted.entrypoint}"), end="")
     return ExitCode.OK if plan.possible else ExitCode.UNAVAILABLE
-
-
-def _status(line: CommandLine) -> int:
-    from raylaunch.cli.daemon import status  # noqa: PLC0415
-
-    print(status.text(os.environ, end=line.typed("end") is not None), end="")
-    return ExitCode.OK
 
 
 def _run(job: Job, job_text: str, *, is_check: bool) -> int:

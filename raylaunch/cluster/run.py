@@ -9,17 +9,18 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from types import ModuleType
 
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
-from raylaunch.cluster.driver import signals
+from raylaunch.cluster.driver import run_registry, signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
 from raylaunch.cluster.driver.signals import Signals
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet_api import Fleet
@@ -60,8 +61,11 @@ class _PreparedRun:
     fleet: Fleet
     driver: Driver
     links: LinkServer | None
+    run_id: str
     began: str
     """The time of day, in ISO 8601."""
+    warn: Callable[[str], None]
+    """Takes a line for a person."""
 
 
 def plan_job(job: Job) -> Plan:
@@ -91,11 +95,27 @@ def run_job(job: Job, job_text: str, observer: RunObserver, *, payload: bytes = 
     with _redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:
         run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload)
         handler.go_to(run.driver.signalled)
-        values, error = _execute(run, handler, want_values=bool(payload))
-        result = _report(run, session, secrets, error)
+        with run_registry.entered(_entry(run, session, secrets), os.environ, run.warn) as entry:
+            values, error = _execute(run, handler, want_values=bool(payload))
+            result = _report(run, session, secrets, error)
+            entry.exit_code = result.exit_code
         if error is not None:
             raise error
         return RunOutcome(result=result, values=values)
+
+
+def _entry(run: _PreparedRun, session: Session, secrets: Redactor) -> RegisteredRun:
+    path = run.folder.path
+    forwarded = run.job.signals_to_forward
+    return RegisteredRun(
+        id=secrets.hide(path.name if path is not None else run.run_id),
+        name=secrets.hide(run.job.title),
+        folder=run.folder.where,
+        driver=DriverProcess.this(),
+        began=run.began,
+        cluster=secrets.hide(session.address),
+        signals=tuple(name for name in run.job.signals_to_handle if name not in forwarded),
+    )
 
 
 def find_cluster(options: RayOptions) -> str:
@@ -160,7 +180,16 @@ def _prepare(
         job = replace(job, keep_warm=0.0)
     fleet = session.fleet(plan, _agent_spec(job, session, template, submitter_env, links), observer.on_message)
     driver = Driver(settled(job, plan), run_id, fleet, folder, observer, began_at, links)
-    return _PreparedRun(job=job, folder=folder, fleet=fleet, driver=driver, links=links, began=began.isoformat())
+    return _PreparedRun(
+        job=job,
+        folder=folder,
+        fleet=fleet,
+        driver=driver,
+        links=links,
+        run_id=run_id,
+        began=began.isoformat(),
+        warn=observer.on_message,
+    )
 
 
 def _execute(run: _PreparedRun, handler: Signals, *, want_values: bool) -> tuple[dict[int, bytes], ClusterError | None]:

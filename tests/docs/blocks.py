@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from raylaunch.cli.args import usage
+from raylaunch.cli.args import subcommands, usage
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine.events_and_actions import Action, Event
 from raylaunch.core.machine.state import TRANSITIONS, Phase
@@ -137,6 +137,7 @@ def _first_paragraph(kind: type) -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "flags": usage.table,
+    "subcommands": subcommands.table,
     "config": _config,
     "exit-codes": _exit_codes,
     "run-folder": _run_folder,

@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import yaml
 
+from raylaunch.cli.args import subcommands
 from raylaunch.cli.args.flags import matching_flags
 from raylaunch.core.job.job import Job
 from tests.docs import blocks
@@ -81,6 +82,14 @@ def test_every_flag_in_a_command_exists(page: Path) -> None:
 
 
 @PAGES
+def test_every_flag_of_a_command_on_runs_exists(page: Path) -> None:
+    for command in map(str.split, commands(page)):
+        if command and command[0] in subcommands.BY_NAME:
+            known = {flag.option for flag in subcommands.BY_NAME[command[0]].flags}
+            assert {word.strip("[]") for word in command if word.strip("[").startswith("--")} <= known
+
+
+@PAGES
 def test_every_key_of_a_job_file_exists(page: Path) -> None:
     keys = {field.name for field in fields(Job)}
     found = [
@@ -125,8 +134,9 @@ def commands(page: Path) -> list[str]:
 
 
 def own_flags(command: str) -> Iterator[str]:
-    """The flags before the script, or before `--` after a job file."""
-    for word in command.split():
+    """The flags before the script, or before `--` after a job file; none of a command on runs, which has its own."""
+    words = command.split()
+    for word in () if words and words[0] in subcommands.BY_NAME else words:
         if word == "--" or word.endswith(".py") or word == "SCRIPT":
             return
         if word.startswith("--"):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 
+from raylaunch.cli.args import subcommands
 from raylaunch.cli.args.diagnostics import COMMAND_LINE, Finding, SourceSpan, render
 from raylaunch.cli.args.flags import BY_NAME, BY_SHORT, FLAGS, Flag, matching_flags
 from raylaunch.core.job import secrets
@@ -33,7 +34,6 @@ class Mode(Enum):
     SCRIPT = "script"
     JOB_FILE = "job file"
     CHECK = "check"
-    STATUS = "status"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,6 @@ class _Parser:
                 self._short_flags(argument)
             else:
                 self._positional(argument)
-        self._check_status_flags()
         self._check_json()
 
     def _double_dash(self) -> None:
@@ -151,27 +150,22 @@ class _Parser:
         flags = {found.flag for found in self.found}
         is_module = BY_NAME["module"] in flags
         has_entry_flag = is_module or BY_NAME["no-python"] in flags
-        if self.mode is Mode.STATUS:
-            self._error("`status` takes no script", "to run a script named `status`, write `./status`")
-        elif self.job_file is not None:
+        if self.job_file is not None:
             self.found.append(_Given(flag=None, text=argument, index=self.position - 1))
         elif argument.endswith(_JOB_FILE_SUFFIXES) and not (is_module and argument.endswith(_NO_SCRIPT_SUFFIXES)):
             self.mode = Mode.JOB_FILE if self.mode is Mode.NOTHING else self.mode
             self.job_file = argument
         elif self.mode is Mode.CHECK:
             self._error("`check` takes no script", "give a job file or nothing")
-        elif argument in (Mode.CHECK.value, Mode.STATUS.value) and not has_entry_flag:
-            self.mode = Mode(argument)
+        elif argument == Mode.CHECK.value and not has_entry_flag:
+            self.mode = Mode.CHECK
+        elif argument in subcommands.BY_NAME and not has_entry_flag:
+            hint = (
+                f"`raylaunch {argument} --help` lists its own; to run a script named `{argument}`, write `./{argument}`"
+            )
+            self._error(f"`{argument}` is a command, before which no flags are written", hint)
         else:
             self._set_script(self.position - 1)
-
-    def _check_status_flags(self) -> None:
-        for given in self.found:
-            is_end = given.flag is BY_NAME["end"]
-            if is_end and self.mode is not Mode.STATUS:
-                self.mistakes.append(("`--end` is a flag of `status`", "write `raylaunch status --end`", given.index))
-            elif self.mode is Mode.STATUS and not is_end and given.flag not in (BY_NAME["help"], BY_NAME["version"]):
-                self.mistakes.append(("`status` takes only the flag `--end`", "remove this flag", given.index))
 
     def _check_json(self) -> None:
         flags = {given.flag: given.index for given in self.found}

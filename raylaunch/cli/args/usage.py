@@ -10,7 +10,8 @@ USAGE = """\
 usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torchrun does
        raylaunch [FLAGS] JOB.yaml [KEY=VALUE...]          run a job file
        raylaunch check [FLAGS] [JOB.yaml [KEY=VALUE...]]  test that the cluster computes and communicates
-       raylaunch status [--end]                           show (or end) what `keep_warm` keeps on this machine
+       raylaunch ps [-a]                                  list runs, and what `keep_warm` keeps on this machine
+       raylaunch status [RUN]                             show one run: nodes, attempts, and what it waits for
 """
 
 _HEAD = """

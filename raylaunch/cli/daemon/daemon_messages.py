@@ -42,7 +42,7 @@ class RunRequest:
     job_text: str
     """The job as YAML, for the run folder."""
     title: str
-    """What `raylaunch status` shows, without secrets."""
+    """What `raylaunch ps` shows, without secrets."""
     cwd: str
     environ: dict[str, str] = field(repr=False)
     umask: int

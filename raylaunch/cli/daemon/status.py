@@ -1,4 +1,4 @@
-"""`raylaunch status`: list or end this user's daemons on this machine, and the agents that they keep."""
+"""The last lines of `raylaunch ps`: list or end this user's daemons on this machine, and the agents that they keep."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from raylaunch.cli.daemon import client, daemon_messages, socket_dir
 from raylaunch.cli.daemon.daemon_messages import DaemonState
 from raylaunch.core.text import count, printable
 
-_END_HINT = "`raylaunch status --end` ends idle daemons now, and others after their run"
+_END_HINT = "`raylaunch ps --end` ends idle daemons now, and others after their run"
 
 
 def text(environ: Mapping[str, str], *, end: bool) -> str:
-    """Return the text for all daemons; with `end`, also tell them to exit. Raises NoDaemonError."""
+    """Return the text for all daemons, which may be none; with `end`, also tell them to exit. Raises NoDaemonError."""
     request = daemon_messages.END if end else daemon_messages.STATE
     lines = [line for path in socket_dir.sockets(socket_dir.folder(environ)) for line in _daemon_lines(path, request)]
-    if not lines:
-        return "no raylaunch daemon is running on this machine\n"
-    return "".join(f"{printable(line)}\n" for line in (lines if end else [*lines, _END_HINT]))
+    return "".join(f"{printable(line)}\n" for line in (lines if end or not lines else [*lines, _END_HINT]))
+
+
+def states(environ: Mapping[str, str]) -> list[DaemonState]:
+    """Return the states of all daemons that answer. Raises NoDaemonError."""
+    paths = socket_dir.sockets(socket_dir.folder(environ))
+    found = (client.request_state(path, daemon_messages.STATE) for path in paths)
+    return [state for state in found if state is not None]
 
 
 def _daemon_lines(path: Path, request: str) -> Iterator[str]:

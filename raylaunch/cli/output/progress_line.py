@@ -42,13 +42,14 @@ def _resumed(steps: StepHistory, previous: StepHistory) -> str:
 
 def _status(event: Progressed) -> str:
     if event.high is None:  # such as SGD, which keeps no count that a checkpoint could restore
-        return f"{count(event.marks, 'step')} in this attempt, {_rate(event.rate)}"
+        return f"{count(event.marks, 'step')} in this attempt, {rate_text(event.rate)}"
     behind = event.low is not None and event.high is not None and event.high - event.low > 1
     slowest = f", slowest rank {event.slowest} at step {event.low}" if behind else ""
-    return f"step {event.high}, {_rate(event.rate)}{slowest}"
+    return f"step {event.high}, {rate_text(event.rate)}{slowest}"
 
 
-def _rate(rate: float) -> str:
+def rate_text(rate: float) -> str:
+    """Return a number of steps per second as a person reads it."""
     if rate <= 0:
         return "no progress"
     return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s per step"

@@ -96,7 +96,7 @@ class RunFolder:
     def _open_journal(self, header: Callable[[], str]) -> None:
         assert self.path is not None
         try:
-            self._events = _opened(self.path / run_layout.EVENTS)
+            self._events = open_private(self.path / run_layout.EVENTS)
         except OSError as error:
             self._warn_of(run_layout.EVENTS, error)
         self._write_line(header)
@@ -165,7 +165,7 @@ class RunFolder:
         try:
             with contextlib.suppress(FileExistsError):
                 target.parent.mkdir(_FOLDER_MODE)
-            with _opened(aside) as file:
+            with open_private(aside) as file:
                 file.write(text())
             aside.replace(target)
         except Exception as error:  # noqa: BLE001
@@ -182,7 +182,8 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def _opened(path: Path) -> TextIO:
+def open_private(path: Path) -> TextIO:
+    """Open a new or emptied file that only the user may read, to write text. Raises OSError, also for a link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, _FILE_MODE), "w", encoding="utf-8", errors="backslashreplace")
 

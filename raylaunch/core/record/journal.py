@@ -56,6 +56,19 @@ _AS_WRITTEN = frozenset(
 """Fields of a job with lists and dicts of the user, which may look like encoded objects of raylaunch."""
 
 
+_EVENTS: tuple[type[Any], ...] = get_args(Event)
+_ACTIONS: tuple[type[Any], ...] = get_args(Action)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalHeader:
+    """The first line: the job, when the run began (ISO 8601), and the driver's `time.monotonic()` at that time."""
+
+    job: Job
+    began: str
+    clock: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
     """An event and the actions that followed. `event` is None for the actions before any event."""
@@ -83,14 +96,47 @@ def read(lines: Iterable[str]) -> tuple[Job, list[JournalEntry]]:
     Raise ValueError if it is no journal.
     """
     rows = list(_rows(lines))
-    if not rows or "job" not in rows[0]:
+    header = _header(rows[0] if rows else None)
+    return header.job, [_entry(row) for row in rows[1:]]
+
+
+def read_header(text: str) -> JournalHeader:
+    """Return the content of the first line. Raise ValueError if it is none."""
+    return _header(json.loads(text))
+
+
+def read_entry(text: str) -> JournalEntry:
+    """Return the content of one of the other lines. Raise ValueError if it is none that this version knows."""
+    return _entry(json.loads(text))
+
+
+def _header(row: Any) -> JournalHeader:
+    job = _decoded(row["job"]) if isinstance(row, dict) and "job" in row else None
+    if not isinstance(job, Job):
         msg = "not an event log: the first line names no job"
+        raise ValueError(msg)  # noqa: TRY004
+    return JournalHeader(job=job, began=str(row.get("began", "")), clock=row.get("clock", 0.0))
+
+
+def _entry(row: Any) -> JournalEntry:
+    body = row if isinstance(row, dict) else {}
+    event, actions = _decoded(body.get("event", "")), _decoded(body.get("actions"))
+    is_event = event is None or (isinstance(event, _EVENTS) and isinstance(event.at, int | float))
+    if not is_event or not isinstance(actions, tuple) or not all(isinstance(action, _ACTIONS) for action in actions):
+        msg = "neither an event nor its actions"
         raise ValueError(msg)
-    entries = [JournalEntry(event=decode(row["event"]), actions=decode(row["actions"])) for row in rows[1:]]
-    return decode(rows[0]["job"]), entries
+    return JournalEntry(event=event, actions=actions)
 
 
-def _rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _decoded(value: Any) -> Any:
+    """Return the decoded value. Raise ValueError if it has fields that this version does not know, or lacks some."""
+    try:
+        return decode(value)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _rows(lines: Iterable[str]) -> Iterator[Any]:
     for text in lines:
         try:
             yield json.loads(text)

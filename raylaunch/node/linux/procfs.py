@@ -19,6 +19,8 @@ GONE = "X"
 _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _TIME_FIELDS = slice(11, 15)
 """utime, stime, cutime and cstime in /proc/PID/stat, counted from the field after the name."""
+_START_FIELD = 19
+"""starttime in /proc/PID/stat, counted from the field after the name."""
 _MASKS = frozenset(("SigBlk", "SigIgn", "SigCgt"))
 _MAX_DESCENDANTS = 1000
 """How many processes of one worker are looked at."""
@@ -30,6 +32,14 @@ def process_state(pid: int) -> str:
         return _stat(pid)[0]
     except OSError:
         return GONE
+
+
+def start_ticks(pid: int) -> int:
+    """Return when the process started, in clock ticks since the machine booted; 0 if it does not exist."""
+    try:
+        return int(_stat(pid)[_START_FIELD])
+    except OSError:
+        return 0
 
 
 def is_stopped(pid: int) -> bool:

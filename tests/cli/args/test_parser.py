@@ -168,13 +168,13 @@ def test_the_self_check():
 
 
 def test_a_module_or_a_program_may_be_called_check(folder):
-    """Modules and programs may be called `check` or `status`; a script must be written `./check`."""
-    for name in ("check", "status"):
+    """Modules and programs may be called `check` or `ps`; a script must be written `./check`."""
+    for name in ("check", "ps", "status"):
         assert job(f"-m {name}").entrypoint == Entrypoint(module=name)
         assert job(f"--no-python {name}").entrypoint == Entrypoint(command=name)
         (folder / name).touch()
         assert job(f"./{name}").entrypoint.script == f"./{name}"
-        assert line(name).script is None
+    assert line("check").script is None
 
 
 # What flags mean.
@@ -378,9 +378,7 @@ WRONG = {
     "script_after_job_file": "job.yaml train.py",
     "module_with_check": "check -m --pass-local-rank",
     "check_with_script": "check x.py",
-    "status_with_flag": "status --nnodes 2",
-    "status_with_script": "status x.py",
-    "end_without_status": "--end x.py",
+    "flag_before_status": "--nnodes 2 status",
     "json_without_version": "--json x.py",
     "nothing_to_run": "--nnodes x.py",
     "script_missing": "train/../y.py",

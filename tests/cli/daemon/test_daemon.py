@@ -454,21 +454,26 @@ def test_the_fingerprint_reveals_no_variable():
     assert fingerprint.key({"TOKEN": "hunter22"}) != fingerprint.key({})
 
 
-# `raylaunch status`.
+# `raylaunch ps`.
 
 
-def test_status(terminal, capsys, monkeypatch, golden):
-    """`status` lists what each daemon does, and `--end` ends it."""
-    for name, value in terminal.env().items():
+def test_ps(terminal, capsys, monkeypatch, golden, tmp_path):
+    """`ps` lists what each daemon does, and `--end` ends it."""
+    for name, value in (terminal.env() | {"XDG_STATE_HOME": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)
-    assert main.main(["status"]) == ExitCode.OK
-    assert capsys.readouterr().out == "no raylaunch daemon is running on this machine\n"
+    nothing = "no run is going on; `raylaunch ps -a` lists those that ended\n"
+    assert main.main(["ps"]) == ExitCode.OK
+    assert capsys.readouterr().out == nothing
     pid = terminal.facts(keep_warm=59)["pid"]
-    main.main(["status"])
-    golden("status", re.sub(r"\d+ s", "N s", capsys.readouterr().out.replace(str(pid), "1234")))
+    main.main(["ps"])
+    said = capsys.readouterr().out.removeprefix(f"{nothing}\n")
+    golden("ps_daemons", re.sub(r"\d+ s", "N s", said.replace(str(pid), "1234")))
+    main.main(["ps", "--json"])
+    (state,) = json.loads(capsys.readouterr().out)["daemons"]
+    assert (state["pid"], state["title"]) == (pid, "")
     command = terminal.start("wait", "1", "--token=hunter22")
     command.stdout.readline()
-    assert main.main(["status", "--end"]) == ExitCode.OK
+    assert main.main(["ps", "--end"]) == ExitCode.OK
     ending = re.sub(r"for \d+ s", "for N s", capsys.readouterr().out)
     assert ending == f"pid {pid}: running train: train.py wait 1 --token=*** for N s; it ends after this run\n"
     command.terminate()

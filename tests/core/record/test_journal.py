@@ -262,3 +262,29 @@ def test_failure_in_an_older_journal_can_be_read():
     for name in ("from_file", "timestamp", "written"):
         del stored["error"][name]
     assert journal.decode(stored) == known
+
+
+def test_lines_of_a_run_that_goes_on():
+    """The first line and each other one can be read alone."""
+    a_job = job(1)
+    header = journal.read_header(journal.header(a_job, "2026-01-01T00:00:00+00:00", 3.0))
+    assert (header.job, header.began, header.clock) == (a_job, "2026-01-01T00:00:00+00:00", 3.0)
+    entry = JournalEntry(event=joined("a"), actions=())
+    assert journal.read_entry(journal.line(entry)) == entry
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "3", "null", "[]", "{}", '{"event": null}', '{"event": 3, "actions": []}'),
+        *('{"event": null, "actions": [3]}', '{"event": {"is": "FromTheFuture", "at": 3}, "actions": []}'),
+        *('{"event": {"is": "Tick", "at": "x"}, "actions": []}', '{"event": {"is": "Tick"}, "actions": []}'),
+        '{"event": null, "actions": {}}',
+    ],
+)
+def test_a_line_that_is_none_of_a_journal(text):
+    """What is damaged, or of a later version, is a ValueError."""
+    with pytest.raises(ValueError):  # noqa: PT011
+        journal.read_entry(text)
+    with pytest.raises(ValueError):  # noqa: PT011
+        journal.read_header(text)

@@ -1,0 +1,131 @@
+"""The table of subcommands that work on runs, the parser of their arguments, and their `--help`.
+
+They have no script whose arguments could be confused with theirs, so argparse parses them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NoReturn
+
+from raylaunch.cli.args.flags import Flag
+from raylaunch.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subcommand:
+    """A command on runs, such as `raylaunch ps`."""
+
+    name: str
+    help: str
+    flags: tuple[Flag, ...]
+    takes_run: bool = True
+    """Whether an argument may name a run."""
+
+    @property
+    def usage(self) -> str:
+        """How it is written."""
+        return f"raylaunch {self.name} [FLAGS]{' [RUN]' if self.takes_run else ''}"
+
+
+_HELP = Flag(name="help", short="h", help="show this help and exit")
+_JSON = Flag(name="json", help="print a JSON object")
+
+TABLE = (
+    Subcommand(
+        name="ps",
+        help="list the runs of this user that go on, and what `keep_warm` keeps on this machine",
+        takes_run=False,
+        flags=(
+            Flag(name="all", short="a", help="list runs that have ended too"),
+            Flag(name="last", short="n", metavar="N", default="10", help="at most N runs, the newest; 0: all"),
+            Flag(name="watch", short="w", help="on a terminal: show it anew every 2 seconds"),
+            _JSON,
+            Flag(name="end", help="end what `keep_warm` keeps: idle drivers now, others after their run"),
+            _HELP,
+        ),
+    ),
+    Subcommand(
+        name="status",
+        help="show one run: its nodes and ranks, its attempts, and what it waits for",
+        flags=(
+            Flag(name="watch", short="w", help="on a terminal: show it anew every 2 seconds, until the run ends"),
+            _JSON,
+            _HELP,
+        ),
+    ),
+)
+BY_NAME = {command.name: command for command in TABLE}
+
+_RUN = """\
+RUN is an id, the beginning of one, a name (of which the newest run is taken), NAME/ID, or a run folder. Without RUN it
+is the newest run. `raylaunch ps -a` lists runs.
+"""
+
+
+class _ArgumentParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, hint=f"`{self.prog} --help` lists its flags")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of a subcommand, of which the first is its name. Raises ConfigError.
+
+    The result has `command` (the `Subcommand`), `run` (None: not given), and each flag by its name: True or False for a
+    switch, else a string.
+    """
+    command = BY_NAME[argv[0]]
+    parser = _ArgumentParser(prog=f"raylaunch {command.name}", add_help=False)
+    for flag in command.flags:
+        names = [*([f"-{flag.short}"] if flag.short else []), flag.option]
+        if flag.metavar:
+            parser.add_argument(*names, metavar=flag.metavar, default=flag.default)
+        else:
+            parser.add_argument(*names, action="store_true")
+    if command.takes_run:
+        parser.add_argument("run", metavar="RUN", nargs="?")
+    found, unknown = parser.parse_known_args(list(argv[1:]))
+    if unknown and not found.help:
+        raise _unknown(command, unknown[0])
+    found.command = command
+    return found
+
+
+def _unknown(command: Subcommand, argument: str) -> ConfigError:
+    flag = argument.partition("=")[0]
+    if not flag.startswith("-"):
+        return ConfigError(f"`{command.name}` does not take `{argument}`", hint=f"write `{command.usage}`")
+    others = [f"`raylaunch {other.name}`" for other in TABLE if flag in {each.option for each in other.flags}]
+    close = get_close_matches(flag, [each.option for each in command.flags], n=1, cutoff=0.7)
+    hint = f"did you mean `{close[0]}`?" if close else f"it is a flag of {' and '.join(others)}" if others else ""
+    hint = hint or f"`raylaunch {command.name} --help` lists its flags"
+    return ConfigError(f"`{flag}` is not a flag of `{command.name}`", hint=hint)
+
+
+def full(command: Subcommand) -> str:
+    """Return the text of its `--help`."""
+    lines = [f"usage: {command.usage}", "", f"{command.help[0].upper()}{command.help[1:]}.", ""]
+    lines += [
+        f"  {signature(flag):20} {flag.help}{f' [{flag.default}]' if flag.default else ''}" for flag in command.flags
+    ]
+    return "\n".join([*lines, *(["", _RUN] if command.takes_run else [""])])
+
+
+def signature(flag: Flag) -> str:
+    """Return how a flag is written, with its short form and the name of its value."""
+    short = f"-{flag.short}, " if flag.short else ""
+    return f"{short}{flag.option} {flag.metavar}".rstrip()
+
+
+def table() -> str:
+    """Return the table of these flags in the documentation, in Markdown."""
+    lines = ["| command | flag | default | meaning |", "|---|---|---|---|"]
+    for command in TABLE:
+        for flag in command.flags:
+            if flag is not _HELP:
+                default = f"`{flag.default}`" if flag.default else ""
+                lines.append(f"| `{command.name}` | `{signature(flag)}` | {default} | {flag.help} |")
+    return "\n".join(lines) + "\n"

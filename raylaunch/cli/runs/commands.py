@@ -1,0 +1,145 @@
+"""What each subcommand does: a function that gets its arguments and returns the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+from raylaunch.cli.args import subcommands
+from raylaunch.cli.daemon import status as daemons
+from raylaunch.cli.daemon.socket_dir import NoDaemonError
+from raylaunch.cli.runs import known_runs, run_tables
+from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.run_summary import RunSummary, details, summary
+from raylaunch.core.text import printable
+from raylaunch.errors import ConfigError, ExitCode, signal_exit_code
+
+_WATCH_SECONDS = 2.0
+_MOST_DIGITS = 9
+_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the subcommand that the first argument names, and return its exit code. Raises ConfigError."""
+    arguments = subcommands.parse(argv)
+    if arguments.help:
+        print(subcommands.full(arguments.command), end="")
+        return ExitCode.OK
+    try:
+        code = _FUNCTIONS[arguments.command.name](arguments, environ)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return signal_exit_code(signal.SIGPIPE)
+    return code
+
+
+def _ps(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    if arguments.end:
+        print(daemons.text(environ, end=True) or "no raylaunch daemon is running on this machine\n", end="")
+        return ExitCode.OK
+    most = _number(arguments.last, "--last")
+    if _is_json(arguments):
+        runs = [asdict(run) for run in _summaries(environ, every=arguments.all)]
+        print(json.dumps({"runs": runs[: most or None], "daemons": _daemons(environ)}, indent=2))
+        return ExitCode.OK
+    return _shown(arguments, lambda: (_ps_text(environ, most, every=arguments.all), False))
+
+
+def _summaries(environ: Mapping[str, str], *, every: bool) -> list[RunSummary]:
+    now = _now()
+    known = [run for run in known_runs.all_runs(environ) if every or run.exit_code is None]
+    found = []
+    for run in known:
+        found.append(summary(run, now))
+        run.reader.close()
+    return [run for run in found if every or not run.is_over]
+
+
+def _ps_text(environ: Mapping[str, str], most: int, *, every: bool) -> str:
+    runs = _summaries(environ, every=every)
+    shown = runs[: most or None]
+    text = run_tables.table(shown, _now(), socket.gethostname()) if shown else _nothing(every=every)
+    if len(shown) < len(runs):
+        text += f"{len(runs) - len(shown)} more: `-n 0` lists all\n"
+    try:
+        warm = daemons.text(environ, end=False)
+    except NoDaemonError as error:
+        warm = f"what `keep_warm` keeps is not known: {printable(error.message)}\n"
+    return f"{text}\n{warm}" if warm else text
+
+
+def _nothing(*, every: bool) -> str:
+    return "there is no run yet\n" if every else "no run is going on; `raylaunch ps -a` lists those that ended\n"
+
+
+def _daemons(environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    try:
+        return [asdict(state) for state in daemons.states(environ)]
+    except NoDaemonError:
+        return []
+
+
+def _status(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    run = known_runs.find(arguments.run, environ)
+    if _is_json(arguments):
+        print(json.dumps(details(run, summary(run, _now())), indent=2))
+        return ExitCode.OK
+    return _shown(arguments, lambda: _status_text(run))
+
+
+def _status_text(run: KnownRun) -> tuple[str, bool]:
+    shown = summary(run, _now())
+    return run_tables.page(shown, run.reader.status()), shown.is_over
+
+
+# What several of them do.
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _number(text: str, option: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise ConfigError(f"`{option}` must be a number, but is `{text}`", hint=f"write `{option} 10`")
+    return int(text)
+
+
+def _is_json(arguments: Namespace) -> bool:
+    if arguments.json and arguments.watch:
+        raise ConfigError("`--json` and `--watch` exclude each other", hint="remove one of them")
+    return bool(arguments.json)
+
+
+def _shown(arguments: Namespace, text: Callable[[], tuple[str, bool]]) -> int:
+    """Print a text, with `--watch` again and again. `text` also returns whether it will not change any more."""
+    if not arguments.watch:
+        print(text()[0], end="")
+        return ExitCode.OK
+    if not sys.stdout.isatty():
+        raise ConfigError("`--watch` needs a terminal", hint="without it the command prints once")
+    try:
+        is_final = False
+        while not is_final:
+            shown, is_final = text()
+            width, height = shutil.get_terminal_size()
+            lines = [line[: width - 1] for line in shown.splitlines()[: height - 1]]
+            print(_CLEAR + "\n".join(lines), flush=True)
+            time.sleep(0.0 if is_final else _WATCH_SECONDS)
+    except KeyboardInterrupt:
+        print()
+    return ExitCode.OK
+
+
+_FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {"ps": _ps, "status": _status}

@@ -1,0 +1,138 @@
+"""Which runs there are, and which one a person means.
+
+Here, and nowhere else, it is decided where runs are found: in the registry of this user, or by the name of a folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+from raylaunch.cli.runs.run_reader import RunReader
+from raylaunch.cluster.driver import run_registry
+from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
+from raylaunch.core.record import run_layout
+from raylaunch.errors import ConfigError
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRun:
+    """A run, with what is known of it before its journal is read."""
+
+    id: str
+    name: str
+    folder: str
+    """The run folder; "" if the run keeps nothing."""
+    began: str
+    """The time of day, in ISO 8601; "": only the journal knows."""
+    cluster: str
+    driver: DriverProcess | None
+    """None: a folder that the registry does not have."""
+    signals: tuple[str, ...]
+    """The signals that end the run, the usual one first."""
+    exit_code: int | None
+    """What the driver noted at its end; None: it has not ended, or its driver was killed."""
+    reader: RunReader = field(compare=False)
+
+    @property
+    def title(self) -> str:
+        """Name and id."""
+        return f"{self.name} {self.id}"
+
+
+def all_runs(environ: Mapping[str, str]) -> list[KnownRun]:
+    """Return the runs of this user that are known here, the newest first."""
+    directory = _registry(environ)
+    run_registry.prune(directory)
+    return [_known(run) for run in run_registry.runs(directory)]
+
+
+def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
+    """Return the run that a person means: an id, its beginning, a name or a folder; None: the newest run.
+
+    Raises ConfigError, which names those that may be meant.
+    """
+    if text and (found := _of_folder(text, environ)):
+        return found
+    known = all_runs(environ)
+    if not known:
+        msg = "there is no run yet" if text is None else f"there is no run `{text}`, nor any other run of this user"
+        raise ConfigError(msg, hint="a run of another user, or one that was copied, is named by its folder")
+    if text is None:
+        return known[0]
+    meant = [run for run in known if text in (run.id, f"{run.name}/{run.id}")]
+    meant = meant or [run for run in known if run.name == text][:1]
+    meant = meant or [run for run in known if text and run.id.startswith(text)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise ConfigError(f"`{text}` may be one of {len(meant)} runs", hint=f"write {_names(meant)}")
+    raise ConfigError(f"there is no run `{text}`", hint=f"there are {_names(_nearest(text, known))}")
+
+
+def _registry(environ: Mapping[str, str]) -> Path:
+    try:
+        return run_registry.folder(environ)
+    except RuntimeError as error:
+        raise ConfigError(f"the list of runs is not known: {error}", hint="set XDG_STATE_HOME or HOME") from None
+
+
+def _names(runs: Sequence[KnownRun]) -> str:
+    names = [f"`{run.name}/{run.id}`" for run in runs[:_MOST_NAMED]]
+    return ", ".join(names) + (" ..." if len(runs) > _MOST_NAMED else "")
+
+
+def _nearest(text: str, known: Sequence[KnownRun]) -> list[KnownRun]:
+    """Return the runs whose name or id resembles the text; else the newest ones."""
+    near = get_close_matches(text, {run.id for run in known} | {run.name for run in known}, n=_MOST_NAMED)
+    return [run for run in known if run.id in near or run.name in near] or list(known)
+
+
+def _of_folder(text: str, environ: Mapping[str, str]) -> KnownRun | None:
+    """Return the run of a folder; None if it is not the folder of a run. Raises ConfigError if it cannot be read."""
+    try:
+        is_folder = Path(text).is_dir()
+        names = set(os.listdir(text)) if is_folder else set()
+    except OSError as error:
+        raise ConfigError(f"the folder {text} cannot be read: {error.strerror}", hint="its owner can") from None
+    except ValueError:  # no path has a NUL
+        return None
+    if not names & {run_layout.EVENTS, run_layout.JOB, run_layout.RESULT}:
+        return None
+    path = os.path.realpath(text)
+    for run in run_registry.runs(_registry(environ)):
+        if run.folder and os.path.realpath(run.folder) == path:
+            return _known(run)
+    reader = RunReader(path)
+    reader.refresh()
+    began, name = (reader.header.began, reader.header.job.title) if reader.header else ("", Path(path).parent.name)
+    return KnownRun(
+        id=Path(path).name,
+        name=name,
+        folder=path,
+        began=began,
+        cluster="",
+        driver=None,
+        signals=(),
+        exit_code=None,
+        reader=reader,
+    )
+
+
+def _known(run: RegisteredRun) -> KnownRun:
+    return KnownRun(
+        id=run.id,
+        name=run.name,
+        folder=run.folder,
+        began=run.began,
+        cluster=run.cluster,
+        driver=run.driver,
+        signals=run.signals,
+        exit_code=run.exit_code if run.ended else None,
+        reader=RunReader(run.folder),
+    )

@@ -1,0 +1,72 @@
+"""Reads what the driver writes to a run folder, also while the run goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from raylaunch.core.record import journal, run_layout
+from raylaunch.core.record.journal import JournalHeader
+from raylaunch.core.record.run_status import RunStatus, StatusBuilder
+
+
+class RunReader:
+    """Follows the journal of one run folder. An incomplete last line is read when it has its end."""
+
+    def __init__(self, folder: str) -> None:
+        """`folder`: "" if the run keeps nothing, and there is nothing to read."""
+        self.folder = Path(folder)
+        self.header: JournalHeader | None = None
+        #: Why the journal cannot be read, or not to its end; "": it can.
+        self.problem = "" if folder else "the run keeps no files"
+        self._file: BinaryIO | None = None
+        self._line_number = 0
+        self._builder: StatusBuilder | None = None
+
+    def refresh(self) -> None:
+        """Read what is new."""
+        if self.problem:
+            return
+        try:
+            if self._file is None:
+                self._file = (self.folder / run_layout.EVENTS).open("rb")
+            while (line := self._file.readline()).endswith(b"\n"):
+                self._line_number += 1
+                self._add(line.decode(errors="replace"))
+            self._file.seek(-len(line), 1)
+        except FileNotFoundError:
+            return  # the driver has not made it yet
+        except OSError as error:
+            self.problem = f"{run_layout.EVENTS} cannot be read: {error.strerror}"
+        except (ValueError, RecursionError) as error:
+            self.problem = (
+                f"{run_layout.EVENTS} is damaged, or of another version, at line {self._line_number}: {error}"
+            )
+
+    def _add(self, line: str) -> None:
+        if self._builder is None:
+            self.header = journal.read_header(line)
+            self._builder = StatusBuilder(self.header.job)
+        else:
+            self._builder.add(journal.read_entry(line))
+
+    def status(self) -> RunStatus | None:
+        """Return the status as of what was read; None if the journal has not even a first line."""
+        if self._builder is None or self.header is None:
+            return None
+        return self._builder.status(run_dir=str(self.folder), began=self.header.began)
+
+    def result(self) -> dict[str, Any]:
+        """Return the content of `result.json`; empty if there is none yet, or it cannot be read."""
+        try:
+            found = json.loads((self.folder / run_layout.RESULT).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) and isinstance(found.get("exit_code"), int) else {}
+
+    def close(self) -> None:
+        """Close the journal."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

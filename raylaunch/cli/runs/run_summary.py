@@ -1,0 +1,140 @@
+"""What a person is told of a run: made of its journal, its result, and whether its driver is alive."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.core.job.job import Job
+from raylaunch.core.machine.events_and_actions import Progressed
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.record.run_status import RunStatus, StatusBuilder
+
+LOST = "lost"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One run, as `ps --json` and `status --json` show it. Times are in seconds."""
+
+    id: str
+    name: str
+    state: str
+    """A phase; `lost`: its driver is gone without a result; `unknown`: there is no journal to read."""
+    exit_code: int | None
+    """None unless the state is `done`."""
+    why: str
+    waits_for: str
+    attempt: int
+    restarts: int
+    nodes: int
+    workers: int
+    """Nodes and workers of the present or last attempt."""
+    step: int | None
+    """The number of the latest step of the rank that is furthest ahead; None: there is none, or it has no number."""
+    steps: int
+    """The steps of that rank in the attempt that made the latest ones, also those without numbers."""
+    steps_per_second: float | None
+    saved_step: int | None
+    slowest_rank: int | None
+    """None unless it is more than a step behind."""
+    slowest_step: int | None
+    lost_steps: int
+    training_seconds: float
+    seconds: float
+    began: str
+    host: str
+    """Of the driver; "" if it is not known."""
+    pid: int | None
+    cluster: str
+    folder: str
+    problem: str
+    """Why the journal cannot be read, or not to its end; "": it can."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, or was lost."""
+        return self.state in (Phase.DONE, LOST)
+
+
+def summary(run: KnownRun, now: datetime) -> RunSummary:
+    """Read what is new of a run, and return its summary. `now`: the time of day."""
+    alive = run.driver.is_alive if run.driver is not None else None  # first: its last words come before its end
+    run.reader.refresh()
+    found = run.reader.status()
+    state, exit_code, why = _outcome(run, found, alive=alive)
+    status = found or StatusBuilder(Job()).status()
+    is_current = found is not None and state == found.phase
+    progress = status.progress
+    slowest_rank, slowest_step = _slowest(progress)
+    began = run.began or status.result.began
+    last, trained = status.result.seconds, status.result.training_seconds
+    seconds = max(last, seconds_since(began, now)) if is_current and state != Phase.DONE else last
+    if is_current and state in (Phase.RUNNING, Phase.SAVING):
+        trained += seconds - last
+    return RunSummary(
+        id=run.id,
+        name=run.name,
+        state=state,
+        exit_code=exit_code,
+        why=why,
+        waits_for=status.waits_for if is_current else "",
+        attempt=status.attempt,
+        restarts=status.result.restarts,
+        nodes=len(status.roster),
+        workers=status.world_size,
+        step=progress.high if progress is not None else None,
+        steps=progress.marks if progress is not None else 0,
+        steps_per_second=status.steps_per_second if is_current else None,
+        saved_step=progress.saved if progress is not None else None,
+        slowest_rank=slowest_rank,
+        slowest_step=slowest_step,
+        lost_steps=status.result.lost_steps,
+        training_seconds=trained,
+        seconds=seconds,
+        began=began,
+        host=run.driver.host if run.driver is not None else "",
+        pid=run.driver.pid if run.driver is not None else None,
+        cluster=run.cluster,
+        folder=run.folder,
+        problem=run.reader.problem if run.folder else "",
+    )
+
+
+def _slowest(progress: Progressed | None) -> tuple[int | None, int | None]:
+    """Return the rank that is furthest behind and its step, if that is more than one step."""
+    if progress is None or progress.low is None or progress.high is None or progress.high - progress.low <= 1:
+        return None, None
+    return progress.slowest, progress.low
+
+
+def _outcome(run: KnownRun, status: RunStatus | None, *, alive: bool | None) -> tuple[str, int | None, str]:
+    """Return state, exit code and reason. `alive`: whether the driver is; None: not known."""
+    if result := run.reader.result():
+        return Phase.DONE, result["exit_code"], str(result.get("why", ""))
+    if status is not None and status.phase is Phase.DONE:
+        return Phase.DONE, status.result.exit_code, status.why
+    if run.exit_code is not None:
+        return Phase.DONE, run.exit_code, "it ended before it had a result"
+    if alive is False:
+        return LOST, None, "its driver is gone, and has written no result"
+    return (UNKNOWN, None, "") if status is None else (status.phase, None, status.why)
+
+
+def seconds_since(began: str, now: datetime) -> float:
+    """Return the seconds since a time of day in ISO 8601; 0 if it is none."""
+    try:
+        return max(0.0, (now - datetime.fromisoformat(began)).total_seconds())
+    except (ValueError, TypeError):  # TypeError: without a time zone
+        return 0.0
+
+
+def details(run: KnownRun, shown: RunSummary) -> dict[str, Any]:
+    """Return the JSON object of `raylaunch status`: the summary, with the nodes and the attempts."""
+    status = run.reader.status()
+    nodes = [asdict(node) for node in status.nodes] if status is not None else []
+    attempts = [asdict(attempt) for attempt in status.result.attempts] if status is not None else []
+    return asdict(shown) | {"node_states": nodes, "attempts": attempts}

@@ -1,0 +1,141 @@
+"""The texts of `raylaunch ps` and `raylaunch status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from raylaunch.cli.output.progress_line import rate_text
+from raylaunch.cli.runs.run_summary import LOST, RunSummary, seconds_since
+from raylaunch.core.record.attempt import Attempt
+from raylaunch.core.record.run_layout import EVENTS
+from raylaunch.core.record.run_status import NodeStatus, RunStatus
+from raylaunch.core.text import capped, count, printable, spans
+
+_MOST_ATTEMPTS = 12
+_MOST_NODES = 64
+_MOST_WHY = 400
+_NOTHING = "-"
+_COLUMNS = ("NAME", "ID", "STATE", "NODES", "WORKERS", "STEP", "STEPS/S", "RESTARTS", "AGE", "WHERE")
+
+
+def table(runs: Sequence[RunSummary], now: datetime, host: str) -> str:
+    """Return the table of `ps`. `host`: this machine; of a run elsewhere its host is shown too."""
+    return _aligned([_COLUMNS, *(_row(run, now, host) for run in runs)])
+
+
+def _row(run: RunSummary, now: datetime, host: str) -> tuple[str, ...]:
+    state = f"{run.state} ({run.exit_code})" if run.exit_code else run.state
+    where = run.folder or (f"process {run.pid}" if run.pid is not None else _NOTHING)
+    return (
+        run.name,
+        run.id,
+        state,
+        str(run.nodes or _NOTHING),
+        str(run.workers or _NOTHING),
+        str(run.steps or _NOTHING) if run.step is None else str(run.step),
+        _NOTHING
+        if run.steps_per_second is None
+        else f"{run.steps_per_second:.{1 if run.steps_per_second >= 1 else 3}f}",
+        str(run.restarts),
+        _age(seconds_since(run.began, now)) if run.began else _NOTHING,
+        where if run.host in ("", host) else f"{run.host}:{where}",
+    )
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _age(seconds: float) -> str:
+    """Return a time as `kubectl` shows it, with one unit: 90s, 12m, 30h, 4d."""
+    for unit, size, limit in (("s", 1, 120), ("m", 60, 7_200), ("h", 3600, 172_800)):
+        if seconds < limit:
+            return f"{int(seconds / size)}{unit}"
+    return f"{int(seconds / 86_400)}d"
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
+
+
+def page(run: RunSummary, status: RunStatus | None) -> str:
+    """Return the text of `status`: what the run does and why, its nodes and its attempts."""
+    size = f", {count(run.workers, 'worker')} on {count(run.nodes, 'node')}" if run.attempt else ""
+    code = "" if run.exit_code is None else f" with exit code {run.exit_code}"
+    lines = [printable(f"{run.name} {run.id}: {run.state}{code}{size}")]
+    for name, value in _facts(run):
+        first, *rest = capped(value, _MOST_WHY).splitlines() or [""]
+        lines += [f"  {name:10} {printable(first)}", *(f"  {'':10} {printable(line)}" for line in rest)]
+    text = "".join(f"{line}\n" for line in lines)
+    if status is not None and status.nodes and not run.is_over:
+        text += f"\n{_nodes(status.nodes)}"
+    if status is not None and status.result.attempts:
+        text += f"\n{_attempts(run, status)}"
+    return text
+
+
+def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
+    if run.why:
+        yield "why", run.why
+    if run.waits_for:
+        yield "waits for", run.waits_for
+    if run.steps:
+        yield "step", "".join(_step(run))
+    lost = f", {count(run.lost_steps, 'step')} lost" if run.lost_steps else ""
+    trained = f"{_span(run.training_seconds)} with all workers running, {count(run.restarts, 'restart')}{lost}"
+    yield "time", f"{_span(run.seconds)}, {trained}"
+    if run.pid is not None:
+        yield "driver", f"process {run.pid} on {run.host}{', which is gone' if run.state == LOST else ''}"
+    if run.cluster:
+        yield "cluster", run.cluster
+    yield "folder", run.folder or "none: the run keeps no files"
+    if run.problem:
+        yield "problem", run.problem
+
+
+def _step(run: RunSummary) -> Iterator[str]:
+    yield f"{count(run.steps, 'step')} in its last attempt" if run.step is None else str(run.step)
+    if run.steps_per_second is not None:
+        yield f", {rate_text(run.steps_per_second)}"
+    if run.slowest_rank is not None:
+        yield f", slowest rank {run.slowest_rank} at step {run.slowest_step}"
+    if run.saved_step is not None:
+        yield f", saved step {run.saved_step}"
+
+
+def _nodes(nodes: Sequence[NodeStatus]) -> str:
+    rows = [("NODE", "ADDRESS", "STATE", "RANKS", "PIDS")]
+    for node in nodes[:_MOST_NODES]:
+        ranks = range(node.first_rank, node.first_rank + node.workers) if node.first_rank is not None else ()
+        pids = " ".join(map(str, node.pids[:_MOST_ATTEMPTS])) + (" ..." if len(node.pids) > _MOST_ATTEMPTS else "")
+        state = f"{node.state}, draining" if node.draining else str(node.state)
+        rows.append((node.name, node.address, state, spans(ranks) or _NOTHING, pids or _NOTHING))
+    more = len(nodes) - _MOST_NODES
+    return _aligned(rows) + (f"... {count(more, 'more node')}\n" if more > 0 else "")
+
+
+def _attempts(run: RunSummary, status: RunStatus) -> str:
+    attempts = status.result.attempts[-_MOST_ATTEMPTS:]
+    head = ("ATTEMPT", "NODES", "WORKERS", "TIME", "STEPS", "ENDED")
+    rows = [head, *(_attempt(run, status, attempt) for attempt in attempts)]
+    earlier = attempts[0].number - 1
+    return _aligned(rows) + (f"{count(earlier, 'earlier attempt')}: see {EVENTS}\n" if earlier else "")
+
+
+def _attempt(run: RunSummary, status: RunStatus, attempt: Attempt) -> tuple[str, ...]:
+    is_present = attempt.number == status.attempt and not attempt.why_ended
+    ended = attempt.why_ended or ("not yet" if is_present and not run.is_over else run.why)
+    time = (
+        run.seconds - attempt.launched_at if is_present and not run.is_over else attempt.ended_at - attempt.launched_at
+    )
+    lost = f" ({attempt.lost_steps} again)" if attempt.lost_steps else ""
+    sizes = (str(attempt.number), str(len(attempt.roster)), str(attempt.world_size))
+    return (*sizes, _span(max(0.0, time)), f"{attempt.steps or _NOTHING}{lost}", capped(ended, _MOST_WHY))

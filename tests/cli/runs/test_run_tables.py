@@ -1,0 +1,73 @@
+"""The texts of `ps` and `status`, and what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from raylaunch.cli.runs import known_runs, run_tables
+from raylaunch.cli.runs.run_summary import summary
+from tests.cli.runs.made_runs import BEGAN, NOBODY, dead, make_folder
+
+NOW = BEGAN + timedelta(hours=3)
+
+
+@pytest.fixture
+def several(registry, tmp_path):
+    """Runs in all states."""
+    runs = tmp_path / "runs"
+    registry.add(make_folder(runs / "charlm" / "first", "budget-spent", result=True), driver=NOBODY)
+    registry.add(make_folder(runs / "charlm" / "stopped", "interrupted-twice"), driver=NOBODY)
+    registry.add(make_folder(runs / "bert" / "killed", "drained-then-joined", lines=9), driver=dead())
+    registry.add(
+        make_folder(runs / "bert" / "large", "chaos-on-hosts", lines=27), driver=NOBODY, cluster="10.0.0.1:6379"
+    )
+    registry.add(make_folder(runs / "bert" / "gathering", "drained-then-joined", lines=3), driver=NOBODY)
+    registry.add("", driver=NOBODY)
+    (runs / "bad\x1b[2J" / "name").mkdir(parents=True)
+    registry.add(runs / "bad\x1b[2J" / "name", driver=replace(NOBODY, host="host-2"))
+    return registry
+
+
+def test_ps(several, tmp_path, golden):
+    """One line for each run; foreign names cannot move the cursor."""
+    runs = [summary(run, NOW) for run in known_runs.all_runs(several.environ)]
+    assert [run.state for run in runs] == ["unknown", "unknown", "gathering", "running", "lost", "done", "done"]
+    golden("ps", run_tables.table(runs, NOW, "vm").replace(str(tmp_path), "/home/me"))
+
+
+@pytest.mark.parametrize("run_id", ["first", "large", "killed", "gathering"])
+def test_status(several, tmp_path, golden, run_id):
+    """What a run does and why, its nodes and its attempts."""
+    run = known_runs.find(run_id, several.environ)
+    text = run_tables.page(summary(run, NOW), run.reader.status())
+    golden(f"status_{run_id}", text.replace(str(tmp_path), "/home/me"))
+
+
+def test_a_run_with_very_many_attempts(several):
+    """The last ones are shown, and the others are counted."""
+    run = known_runs.find(str(make_folder(several.folder / "x" / "y", "chaos-on-hosts")), several.environ)
+    text = run_tables.page(summary(run, NOW), run.reader.status())
+    assert "26 earlier attempts: see events.jsonl" in text
+    assert "\n38 " in text
+
+
+def test_what_the_driver_noted_at_its_end(several, tmp_path):
+    """A run that ended before it had a result has the exit code that its driver noted."""
+    folder = tmp_path / "runs" / "bert" / "refused"
+    folder.mkdir()
+    several.add(folder, ended=BEGAN.isoformat(), exit_code=3)
+    found = summary(known_runs.find("refused", several.environ), NOW)
+    assert (found.state, found.exit_code, found.why) == ("done", 3, "it ended before it had a result")
+
+
+def test_times_go_on_while_a_run_trains(several):
+    """A run that trains has trained until now; one that ended took as long as its journal says."""
+    trains = summary(known_runs.find("large", several.environ), NOW)
+    later = summary(known_runs.find("large", several.environ), NOW + timedelta(seconds=100))
+    assert later.seconds - trains.seconds == 100.0
+    assert later.training_seconds - trains.training_seconds == pytest.approx(100.0)
+    ended = summary(known_runs.find("first", several.environ), NOW)
+    assert ended.seconds < 100
