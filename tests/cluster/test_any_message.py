@@ -166,10 +166,11 @@ def test_a_driver_that_is_told_anything(told, is_late):
 @given(st.lists(orders.map(serialization.dump_order) | st.binary(max_size=9), min_size=1, max_size=6))
 def test_an_agent_that_is_told_anything(messages):
     """It goes on, or says what is wrong; and in the end nothing of it is left."""
-    context = SimpleNamespace(get_node_id=lambda: "a", get_node_labels=dict)
+    context = SimpleNamespace(get_node_id=lambda: "a")
     util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
     with pytest.MonkeyPatch.context() as patch, stderr() as written, tempfile.TemporaryDirectory() as folder:
         patch.setattr(ray_actor, "ray", SimpleNamespace(get_runtime_context=lambda: context, util=util))
+        patch.setattr(ray_actor.ray_internals, "node_labels", dict)  # Ray itself would start a cluster
         patch.setattr(ray_actor.processes, "set_niceness", lambda _: None)
         patch.setattr(agent, "end_this_process", lambda: None)  # when the lease is over, seconds after `close`
         asyncio.run(asyncio.wait_for(tell_agent(messages, folder), 200))
