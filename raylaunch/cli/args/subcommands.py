@@ -57,6 +57,36 @@ TABLE = (
             _HELP,
         ),
     ),
+    Subcommand(
+        name="logs",
+        help="print what the workers of a run have written, from the files in its run folder",
+        flags=(
+            Flag(
+                name="follow",
+                short="f",
+                help="go on over restarts until the run ends; the exit code is that of the run",
+            ),
+            Flag(name="tail", short="n", metavar="N", default="100", help="the last N lines of each file, or `all`"),
+            Flag(name="rank", metavar="RANKS", help="only these ranks: 0,3-5"),
+            Flag(name="attempt", metavar="N", help="another attempt than the last one"),
+            Flag(name="previous", short="p", help="the attempt before the last one"),
+            Flag(name="failed", help="the rank whose failure was the root cause, in the last attempt with failures"),
+            Flag(name="stdout", help="only stdout"),
+            Flag(name="stderr", help="only stderr"),
+            Flag(name="grep", metavar="REGEX", help="only lines in which this regular expression is found"),
+            Flag(name="no-prefix", help="without the rank at the beginning of each line"),
+            _HELP,
+        ),
+    ),
+    Subcommand(
+        name="stop",
+        help="stop a run of this machine and wait for its end, as SIGTERM to its driver does",
+        flags=(
+            Flag(name="now", help="do not wait for the workers: SIGKILL"),
+            Flag(name="yes", short="y", help="do not ask"),
+            _HELP,
+        ),
+    ),
 )
 BY_NAME = {command.name: command for command in TABLE}
 

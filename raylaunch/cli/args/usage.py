@@ -12,6 +12,8 @@ usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torch
        raylaunch check [FLAGS] [JOB.yaml [KEY=VALUE...]]  test that the cluster computes and communicates
        raylaunch ps [-a]                                  list runs, and what `keep_warm` keeps on this machine
        raylaunch status [RUN]                             show one run: nodes, attempts, and what it waits for
+       raylaunch logs [-f] [RUN]                          print what its workers have written
+       raylaunch stop [RUN]                               stop it and wait for its end
 """
 
 _HEAD = """

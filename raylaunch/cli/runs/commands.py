@@ -18,7 +18,7 @@ from typing import Any
 from raylaunch.cli.args import subcommands
 from raylaunch.cli.daemon import status as daemons
 from raylaunch.cli.daemon.socket_dir import NoDaemonError
-from raylaunch.cli.runs import known_runs, run_tables
+from raylaunch.cli.runs import follow_logs, known_runs, run_tables, stop_run
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_summary import RunSummary, details, summary
 from raylaunch.core.text import printable
@@ -103,6 +103,14 @@ def _status_text(run: KnownRun) -> tuple[str, bool]:
     return run_tables.page(shown, run.reader.status()), shown.is_over
 
 
+def _logs(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    return follow_logs.show(known_runs.find(arguments.run, environ), arguments)
+
+
+def _stop(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    return stop_run.stop(known_runs.find(arguments.run, environ), arguments, environ)
+
+
 # What several of them do.
 
 
@@ -142,4 +150,9 @@ def _shown(arguments: Namespace, text: Callable[[], tuple[str, bool]]) -> int:
     return ExitCode.OK
 
 
-_FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {"ps": _ps, "status": _status}
+_FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {
+    "ps": _ps,
+    "status": _status,
+    "logs": _logs,
+    "stop": _stop,
+}

@@ -75,6 +75,15 @@ def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
     raise ConfigError(f"there is no run `{text}`", hint=f"there are {_names(_nearest(text, known))}")
 
 
+def has_ended(run: KnownRun, environ: Mapping[str, str]) -> bool:
+    """Return whether the driver has noted the end of a run, or is gone."""
+    if run.driver is None or run.driver.is_alive is False:
+        return True
+    listed = run_registry.runs(_registry(environ))
+    same = [each for each in listed if (each.id, each.began, each.driver) == (run.id, run.began, run.driver)]
+    return not same or same[0].ended != ""
+
+
 def _registry(environ: Mapping[str, str]) -> Path:
     try:
         return run_registry.folder(environ)

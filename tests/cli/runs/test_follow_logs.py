@@ -1,0 +1,132 @@
+"""`raylaunch logs`, of runs that have ended and of one that goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from raylaunch.cli import main
+from raylaunch.errors import ExitCode
+from tests.cli.runs.made_runs import NOBODY, REPLAYS, dead, make_folder
+
+
+def write_logs(folder, attempts, ranks=4):
+    for attempt in attempts:
+        for rank in range(ranks):
+            where = folder / f"attempt-{attempt}" / f"rank-{rank}"
+            where.mkdir(parents=True)
+            (where / "stdout.log").write_text("".join(f"{attempt}.{rank} line {line}\n" for line in range(3)))
+            (where / "stderr.log").write_text(f"{attempt}.{rank} wrong\n")
+
+
+@pytest.fixture
+def ended(registry, tmp_path):
+    """A run with three attempts of four ranks, of which rank 3 has failed."""
+    folder = make_folder(tmp_path / "runs" / "a" / "ended", "budget-spent", result=True)
+    write_logs(folder, (1, 2, 3))
+    registry.add(folder)
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("-n 1 --rank 0,2-3 --stdout", "[0] 3.0 line 2\n[2] 3.2 line 2\n[3] 3.3 line 2\n"),
+        ("--rank 1", "3.1 line 0\n3.1 line 1\n3.1 line 2\n3.1 wrong\n"),
+        ("-p --stderr --rank 0-1", "[0] 2.0 wrong\n[1] 2.1 wrong\n"),
+        ("--attempt 1 --stderr --rank 0-1 --no-prefix", "1.0 wrong\n1.1 wrong\n"),
+        ("--grep [12]$ -n 1 --rank 0", "3.0 line 2\n"),
+        ("--grep [12]$ -n all --rank 0", "3.0 line 1\n3.0 line 2\n"),
+        ("--failed --stderr", "3.3 wrong\n"),
+        ("--rank 9", ""),
+    ],
+)
+def test_lines_of_a_run(ended, capfd, arguments, expected):
+    """Of the last attempt or another one, of some ranks and streams, and so many."""
+    assert main.main(["logs", "ended", *arguments.split()]) == ExitCode.OK
+    out, err = capfd.readouterr()
+    assert out == expected
+    assert ("no such files" in err) == (arguments == "--rank 9")
+    assert ("rank 3 on node-2 raised ValueError" in err) == ("--failed" in arguments)
+
+
+def test_nobody_has_failed(registry, tmp_path, capfd):
+    """It is said."""
+    registry.add(make_folder(tmp_path / "runs" / "a" / "b", "interrupted-twice"))
+    assert main.main(["logs", "--failed"]) == ExitCode.OK
+    assert capfd.readouterr().err == "raylaunch: no worker of a b has failed\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--rank x", "`x` is not a list of ranks"),
+        ("-n x", "`--tail` must be a number or `all`"),
+        ("--grep (", "`(` is no regular expression"),
+        ("--attempt 4", "there is no attempt 4"),
+        ("--attempt 0", "there is no attempt 0"),
+        ("-f -p", "exclude each other"),
+        ("--failed --rank 3", "exclude each other"),
+    ],
+)
+def test_wrong_arguments(ended, capfd, arguments, said):
+    """The exit code is 2."""
+    assert main.main(["logs", *arguments.split()]) == ExitCode.USAGE
+    assert said in capfd.readouterr().err
+
+
+def test_a_run_without_logs(registry, tmp_path, capfd):
+    """Without a folder, without a journal, and before its first attempt."""
+    registry.add("")
+    assert main.main(["logs"]) == ExitCode.USAGE
+    assert "the run keeps no files" in capfd.readouterr().err
+    registry.add(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
+    assert main.main(["logs"]) == ExitCode.USAGE
+    assert "nothing was written yet" in capfd.readouterr().err
+    registry.add(make_folder(tmp_path / "waits", lines=2), driver=NOBODY)
+    for flags in ([], ["-p"]):
+        assert main.main(["logs", *flags]) == ExitCode.USAGE
+        assert "there is no attempt" in capfd.readouterr().err
+
+
+def test_a_run_is_followed_over_its_restarts(registry, tmp_path, capfd, monkeypatch):
+    """Each file from where it was; further attempts from their beginning; at the end its exit code."""
+    lines = (REPLAYS / "budget-spent.jsonl").read_text().splitlines(keepends=True)
+    folder = make_folder(tmp_path / "runs" / "a" / "b", "budget-spent", lines=5)
+    registry.add(folder, driver=NOBODY)
+    write_logs(folder, (1,), 1)
+
+    def first() -> None:
+        (folder / "attempt-1" / "rank-0" / "stdout.log").open("a").write("more")
+
+    def second() -> None:
+        write_logs(folder, (2,), 2)
+        (folder / "events.jsonl").open("a").write("".join(lines[5:7]))
+
+    def last() -> None:
+        (folder / "attempt-2" / "rank-0" / "stdout.log").open("a").write("the last\n")
+        (folder / "events.jsonl").open("a").write("".join(lines[7:]))
+
+    steps = iter((first, second, last))
+    monkeypatch.setattr("time.sleep", lambda _: next(steps)())
+    assert main.main(["logs", "-f", "-n", "1", "--stdout"]) == 1
+    out, err = capfd.readouterr()
+    both = "".join(f"[{rank}] 2.{rank} line {line}\n" for rank in (0, 1) for line in range(3))
+    assert out == f"[0] 1.0 line 2\n[0] more\n{both}[0] the last\n"
+    assert err.splitlines()[:2] == ["raylaunch: attempt 2 begins", "raylaunch: attempt 3 begins"]
+    assert "a b: done with exit code 1: rank 3 on node-2 raised ValueError" in err
+
+
+def test_a_run_that_is_lost_while_it_is_followed(registry, tmp_path, capfd, monkeypatch):
+    """The exit code is 4; after Ctrl-C it is 130, and the run goes on."""
+    run = registry.add(make_folder(tmp_path / "runs" / "a" / "b", lines=5), driver=dead())
+    assert main.main(["logs", "-f"]) == ExitCode.INTERNAL
+    assert f"{run.name} {run.id}: lost: its driver is gone" in capfd.readouterr().err
+    registry.add(make_folder(tmp_path / "runs" / "a" / "c", lines=5), driver=NOBODY)
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupt)
+    assert main.main(["logs", "-f"]) == ExitCode.INTERRUPTED
+    assert capfd.readouterr().err == "raylaunch: a c goes on; `raylaunch stop c` stops it\n"
