@@ -164,11 +164,11 @@ class Launcher:
     ) -> Run:
         """Start the launcher.
 
-        `torch`: the script uses torch, so raylaunch preloads it, and torchrun's workers are forked where it is imported. `legacy`: run `torch.distributed.launch`, or for
-        `local-rank` raylaunch with `--pass-local-rank`. `local`: raylaunch runs without the cluster, which takes a quarter
-        of the CPU time; only where agents run differs. `bare`: give it no arguments but `args`. `fresh`: start a new
-        interpreter, as a person does; so do torchrun's workers. `program`: run this file in place of the launcher. `stdin`:
-        its text.
+        `torch`: the script uses torch, so raylaunch preloads it, and torchrun's workers are forked where it is imported.
+        `legacy`: run `torch.distributed.launch`, or for `local-rank` raylaunch with `--pass-local-rank`. `local`:
+        raylaunch runs without the cluster, which takes a quarter of the CPU time; only where agents run differs. `bare`:
+        give it no arguments but `args`. `fresh`: start a new interpreter, as a person does, who does not set `preload`
+        either; so do torchrun's workers. `program`: run this file in place of the launcher. `stdin`: its text.
         """
         folder = folder or self.new_folder()
         mark = secrets.token_hex(8)
@@ -180,7 +180,7 @@ class Launcher:
             if torch and not (self.ours or fresh):
                 whole_env |= {"PYTHON_EXEC": str(self.warm.executable())}
             module = str(program) if program else self._module(legacy)
-            argv = [*(() if bare or program else self._flags(torch, legacy, local)), *map(str, args)]
+            argv = [*(() if bare or program else self._flags(torch, legacy, local, fresh)), *map(str, args)]
             process: subprocess.Popen[bytes] | ForkedProcess
             if fresh:
                 command = [sys.executable, "-m", module, *argv]
@@ -203,12 +203,13 @@ class Launcher:
     def _module(self, legacy: str) -> str:
         return self.either("raylaunch", "torch.distributed.launch" if legacy else "torch.distributed.run")
 
-    def _flags(self, torch: bool, legacy: str, local: bool) -> list[str]:
+    def _flags(self, torch: bool, legacy: str, local: bool, fresh: bool) -> list[str]:
         if not self.ours:
             return []
+        preload = f"preload={['torch'] if torch else []}"
         return [
             *(("--set", "ray.address=none") if local else ("--set", "placement=pack")),
-            *(() if torch else ("--set", "preload=[]")),
+            *(() if fresh else ("--set", preload)),
             *(("--pass-local-rank",) if legacy == "local-rank" else ()),
         ]
 

@@ -131,8 +131,8 @@ def on_nodes(launcher: Launcher, nnodes: str, nproc: int, *command: str, torch: 
     (port,) = free_ports(1)
     folder = launcher.new_folder()
     where = ("--rdzv-endpoint", f"localhost:{port}", "--local-addr", "127.0.0.1")
-    first = launcher.start(*flags, *where, *command, folder=folder)
-    second = launcher.start(*flags, *where, *command, folder=folder, name="second")
+    first = launcher.start(*flags, *where, *command, folder=folder, torch=torch)
+    second = launcher.start(*flags, *where, *command, folder=folder, torch=torch, name="second")
     first.peers = [second.wait()]
     return first.wait()
 

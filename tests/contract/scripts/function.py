@@ -14,7 +14,7 @@ def results(launcher):
     if launcher == "raylaunch":
         import raylaunch
 
-        return raylaunch.launch(work, (10,), nproc_per_node=2, placement="pack", show="none")
+        return raylaunch.launch(work, (10,), nproc_per_node=2, placement="pack", preload=["torch"], show="none")
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # Forked, since spawned ones would import torch again.

@@ -299,6 +299,9 @@ if __name__ == "__main__":
     subprocess.run([sys.executable, "-c", "import sys; assert not {'raylaunch', 'torch'} & set(sys.modules)"], check=True)
     beat = "from raylaunch import worker; worker.heartbeat(); worker.should_checkpoint(70)"
     subprocess.run([sys.executable, "-c", beat], check=True)
+    from raylaunch.worker.heartbeats import shared_page
+    path = os.environ[shared_page.PAGE_VARIABLE].rpartition(":")[0]
+    print(shared_page.SharedPage.open(path).numbers[shared_page.slot_offset(0) + shared_page.PROGRESS])
     train(1)
 """
 
@@ -308,7 +311,7 @@ def test_child_processes_of_a_worker_write_nothing(alone_worker):
 
     A fresh interpreter, as multiprocessing spawns one, has nothing of raylaunch that could count the steps of an optimizer.
     """
-    alone_worker.worker(TRAIN + CHILDREN, "fork").printed()
+    assert alone_worker.worker(TRAIN + CHILDREN, "fork").printed() == ["2"]
     assert alone_worker.shared.slot() == {"PROGRESS": 3, "LAST_STEP": 3}
 
 
