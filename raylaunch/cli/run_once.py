@@ -82,8 +82,9 @@ def exit_code_of(work: Callable[[], int]) -> int:
         from raylaunch.core.job.redaction import Redactor  # noqa: PLC0415
 
         text = Redactor.of(Job(), os.environ).hide(traceback.format_exc())
-        print(printable(text, several_lines=True), end="", file=sys.stderr)
-        print(f"\nerror: this is a bug in raylaunch {version()}; please report it", file=sys.stderr)
+        _print(
+            f"{printable(text, several_lines=True)}\nerror: this is a bug in raylaunch {version()}; please report it"
+        )
         return ExitCode.INTERNAL
 
 
@@ -120,13 +121,19 @@ def version() -> str:
 
 def say(text: str) -> None:
     """Print one line of raylaunch to stderr, without a console."""
-    print(f"raylaunch: {printable(text)}", file=sys.stderr)
+    _print(f"raylaunch: {printable(text)}")
 
 
 def _print_error(message: str, hint: str) -> None:
     text = message if message.startswith("error:") else f"error: {message}"
     lines = [*text.split("\n"), *([""] if hint else []), *(f"hint: {line}" for line in hint.splitlines())]
-    print("\n".join(map(printable, lines)), file=sys.stderr)
+    _print("\n".join(map(printable, lines)))
+
+
+def _print(text: str) -> None:
+    """Print to stderr. A terminal that is gone, or a full disk, must not change the exit code."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def _os_error_hint(error: BaseException | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import io
 import os
 import sys
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 
 from raylaunch.cli import run_once
 from raylaunch.cluster import session
+from raylaunch.errors import ConfigError, ExitCode, InterruptedByUserError
 
 RAY_SESSION = "raylaunch.cluster.session.ray_session"
 
@@ -33,3 +36,18 @@ def test_without_ray_the_process_ends_as_usual(monkeypatch):
     monkeypatch.delitem(sys.modules, RAY_SESSION, raising=False)
     assert run_once.leave(0) == 0
     assert RAY_SESSION not in sys.modules
+
+
+@pytest.mark.parametrize("error", [ConfigError("wrong"), InterruptedByUserError("stopped"), ZeroDivisionError()])
+def test_an_error_message_that_cannot_be_written_does_not_change_the_exit_code(monkeypatch, error):
+    """Stderr may be a terminal that is gone, or a file on a full disk."""
+
+    def fail() -> int:
+        raise error
+
+    class Gone(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert run_once.exit_code_of(fail) == getattr(error, "exit_code", ExitCode.INTERNAL)

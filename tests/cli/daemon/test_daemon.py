@@ -237,6 +237,7 @@ def test_a_terminal_that_is_gone_ends_the_run(terminal):
     command = terminal.start("wait", fresh=True, **owns)
     os.close(its)
     pid = int(os.read(ours, 1000).decode().split()[1])
+    until(lambda: len(os.listdir(f"/proc/{command.pid}/task")) > 1, "the thread that forwards signals")
     os.close(ours)
     assert command.wait(20) == 129
     assert (terminal.folder / "heard").read_text() == "SIGHUP\n"
