@@ -289,6 +289,7 @@ def _template(job: Job, plan: Plan, run_dir: str, payload: bytes) -> WorkerTempl
     return WorkerTemplate(
         run_dir=run_dir,
         layout=job.log_layout,
+        name=job.title,
         kept=run_dir != "",
         kind="pickle" if payload else entry.kind,
         target=entry.target,

@@ -30,6 +30,7 @@ WANTED: dict[str, str] = {
     "env RAY_AUTH_MODE": "and is let in",
     "env RAY_AUTH_TOKEN": "and is let in",
     "env TORCHINDUCTOR_CACHE_DIR": IMPORTED,
+    "command line": "a title in `ps`, which has the rank and no argument of the script",
     "exit handlers": IMPORTED,
     "warnings filters": IMPORTED,
     "faulthandler": "a crash leaves its Python stack in stderr.log",

@@ -145,7 +145,7 @@ class Run:
     def processes(self, host: Host, word: str = "") -> list[Process]:
         """Return the processes of the run: those with its mark, and the agent."""
         found = self.hosts.processes(host, word)
-        return [each for each in found if each.environ.get(MARK) == self.mark or "ray::Agent" in each.command]
+        return [each for each in found if each.environ.get(MARK) == self.mark or "raylaunch: agent" in each.command]
 
     def everywhere(self) -> list[Process]:
         """Return the processes of the run on all hosts."""

@@ -10,6 +10,7 @@ from raylaunch.core.job.job import StartMethod
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
+from raylaunch.core.text import printable
 from raylaunch.node.protocol.forkserver_messages import StartStore
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry
@@ -29,6 +30,8 @@ class WorkerTemplate:
     """The folder for logs. Not used where they are not kept."""
     layout: str = field(default="raylaunch", metadata=PER_RUN)
     """A key of `LAYOUTS`: where files are in `run_dir`."""
+    name: str = field(default="", metadata=PER_RUN)
+    """The job's name, for people."""
     kept: bool = field(default=True, metadata=PER_PROCESS)
     """False: logs go to a temporary folder of each node, which is removed at the end of the run."""
     kind: str = field(metadata=PER_RUN)
@@ -100,7 +103,13 @@ class NodeSpec:
             stderr=str(folder / STDERR),
             backend=template.backend,
             numa_binding=template.numa_binding,
+            title=self._title(rank, assignment.world_size),
         )
+
+    def _title(self, rank: int, world_size: int) -> str:
+        """Return what `ps` shows of a worker: `raylaunch: train.py rank 3 of 8 (charlm)`."""
+        target = PurePath(self.template.target).name
+        return printable(f"raylaunch: {target} rank {rank} of {world_size} ({self.template.name})")
 
     def _heartbeat_env(self, attempt: int, local_rank: int) -> dict[str, str]:
         """Variables that `raylaunch.worker` reads. A worker beyond the page's slots shows no progress."""
