@@ -116,7 +116,7 @@ class Run:
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the lines of events.jsonl that are written so far."""
-        found = list(self.folder.glob("runs/*/*/events.jsonl"))
+        found = list(self.folder.glob("runs/*/latest/events.jsonl"))
         text = found[0].read_text() if found else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
@@ -135,7 +135,7 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any]:
-        (path,) = self.folder.glob("runs/*/*/result.json")
+        (path,) = self.folder.glob("runs/*/latest/result.json")
         return json.loads(path.read_text())
 
     def nodes_on(self, host: Host) -> list[str]:
