@@ -35,6 +35,7 @@ from raylaunch.core.placement.environment import submitted
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan, settled
 from raylaunch.core.record.result import RunResult
+from raylaunch.core.record.run_layout import future_losses
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 
@@ -169,7 +170,8 @@ def _prepare(
     observer.on_plan(job, plan, folder.where)
     if _NO_CLUSTER in plan.assumed and not plan.fallback:
         observer.on_message("no Ray cluster is running: this machine does it alone, without Ray")
-    for warning in (*session.notes, *plan.warnings):
+    losses = future_losses(folder.where, _cwd(), job.entrypoint.args, unpacked=session.brings_files)
+    for warning in (*session.notes, *plan.warnings, *losses):
         observer.on_message(warning)
     template = _template(job, plan, folder.where, payload)
     links = session.links()
@@ -289,6 +291,7 @@ def _template(job: Job, plan: Plan, run_dir: str, payload: bytes) -> WorkerTempl
     return WorkerTemplate(
         run_dir=run_dir,
         layout=job.log_layout,
+        name=job.title,
         kept=run_dir != "",
         kind="pickle" if payload else entry.kind,
         target=entry.target,

@@ -26,13 +26,15 @@ from raylaunch.worker.heartbeats import slot_owner
 
 __all__ = ["Context", "Section", "checkpointed", "context", "heartbeat", "section", "should_checkpoint"]
 
+RUN_DIR_VARIABLE = "RAYLAUNCH_RUN_DIR"
+"""In a worker's environment: the run folder. It is not there if no files are kept."""
 _MAX_STEP = 1 << 62
 """Above what a 64-bit field of the shared page holds, with a margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The ranks, the attempt and the restarts of this process.
+    """The ranks, the attempt, the restarts and the run folder of this process.
 
     Under plain Python it is rank 0 of 1; under torchrun, the ranks are those that torchrun set.
     """
@@ -59,6 +61,11 @@ class Context:
     """How many such restarts the job allows (TORCHELASTIC_MAX_RESTARTS)."""
     run_id: str
     """TORCHELASTIC_RUN_ID; `""` outside a launch."""
+    run_dir: str
+    """RAYLAUNCH_RUN_DIR: the run folder, for example for TensorBoard; `""` outside a launch, and without `log_dir`.
+
+    The same on all nodes; where they share no file system, each has a folder of its own there.
+    """
 
 
 def should_checkpoint(step: int) -> bool:
@@ -140,7 +147,7 @@ def section(name: str) -> Section:
 
 
 def context() -> Context:
-    """Return the ranks, the attempt and the restarts, as they are in the environment of this process."""
+    """Return the ranks, the attempt, the restarts and the run folder, as the environment has them."""
     return Context(
         launched=slot_owner.ATTEMPT_VARIABLE in os.environ,
         rank=_int_from_env("RANK", 0),
@@ -153,6 +160,7 @@ def context() -> Context:
         restart_count=_int_from_env("TORCHELASTIC_RESTART_COUNT", 0),
         max_restarts=_int_from_env("TORCHELASTIC_MAX_RESTARTS", 0),
         run_id=os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        run_dir=os.environ.get(RUN_DIR_VARIABLE, ""),
     )
 
 

@@ -143,4 +143,4 @@ def access(cluster: Cluster) -> dict[str, str]:
 
 
 def _is_agent(pid: int) -> bool:
-    return processes.command_line(pid).startswith("ray::Agent")
+    return processes.command_line(pid).startswith("ray::raylaunch: agent")

@@ -7,7 +7,6 @@ that of anonymous pages (`Anonymous` in smaps_rollup), which does not depend on 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.bench.contenders import RAYLAUNCH, new_folder
 from tests.bench.figures import Detail, Figure, Outcome
 from tests.bench.launches import Launch
 from tests.bench.processes import Held
-from tests.hosts.host import parent
 from tests.private_cluster import Cluster, marked
 
 STOPS = (50, 500, 1000)
@@ -69,7 +67,7 @@ def _samples(folder: Path, stops: Sequence[int], address: str, extra: dict[str, 
 def _sample(launch: Launch) -> Sample:
     """What all of the run's processes hold, but not its workers, which are others in each attempt."""
     agents = launch.agents()
-    named = {pid: _name(pid, [launch.process.pid, *agents]) for pid in marked(launch.mark)}
+    named = {pid: _name(pid) for pid in marked(launch.mark)}
     named |= {launch.process.pid: "driver", **dict.fromkeys(agents, "agent")}
     found: Sample = {}
     for pid, name in named.items():
@@ -78,20 +76,10 @@ def _sample(launch: Launch) -> Sample:
     return found
 
 
-def _name(pid: int, above: Sequence[int]) -> str:
-    """Return what a process is by its ancestors and groups; "": a worker. `above`: driver and agents."""
-    try:
-        if processes.command_name(pid).startswith("rl:"):
-            return processes.command_name(pid).removeprefix("rl:")
-        if parent(pid) in above:
-            return "subreaper"
-        if parent(parent(pid)) in above:
-            return "fork server"
-        if os.getsid(pid) == pid:
-            return ""
-        return "hot standby" if os.getpgid(pid) == pid else "zygote"
-    except ProcessLookupError:
-        return ""
+def _name(pid: int) -> str:
+    """Return what a process is; "": a worker, or a process that the script has started."""
+    name = processes.command_name(pid)
+    return name.removeprefix("rl:") if name.startswith("rl:") else ""
 
 
 def _figures(name: str, what: str, found: Sequence[Sample], stops: Sequence[int], most_kb: float) -> tuple[Figure, ...]:

@@ -106,7 +106,7 @@ def _alone_groups(started: Started) -> dict[str, list[int]]:
 def _cluster_groups(cluster: Cluster, started: Started) -> dict[str, list[int]]:
     """What the command started carries its mark; the agent is a Ray actor, and carries the cluster's."""
     of_ray = marked(cluster.mark)
-    agents = [pid for pid in of_ray if processes.command_line(pid).startswith("ray::Agent")]
+    agents = [pid for pid in of_ray if processes.command_line(pid).startswith("ray::raylaunch: agent")]
     if not agents:
         raise started.complaint("its agent is not to be found among the actors of Ray")
     daemons = [pid for pid in of_ray if _program(pid) in ("raylet", "gcs_server")]

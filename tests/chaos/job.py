@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from raylaunch.node.forkserver import store
 from tests.chaos.check_steps import AttemptSteps, Note, attempts, read
 from tests.hosts.host import Host, Process, parent
 from tests.hosts.hosts import Hosts, inside
@@ -136,11 +135,11 @@ class Job:
         return [process.pid for process in self.processes(host) if parent(process.pid) in workers]
 
     def processes(self, host: Host) -> list[Process]:
-        """Return all processes of the job on this host but its agent. All have the subreaper's command line."""
-        return self.hosts.processes(host, "subreaper.py")
+        """Return all processes of the job on this host but its agent."""
+        return [each for each in self.hosts.processes(host, "raylaunch: ") if "ray::" not in each.command]
 
     def agents(self, host: Host) -> list[int]:
-        return [process.pid for process in self.hosts.processes(host, "ray::Agent")]
+        return [process.pid for process in self.hosts.processes(host, "ray::raylaunch: agent")]
 
     def fork_servers(self, host: Host) -> list[int]:
         """Return the process ids of fork servers that have workers; hot standbys have none."""
@@ -162,7 +161,7 @@ class Job:
 
     def stores(self, host: Host) -> list[int]:
         """Return the process ids of stores: the host of rank 0 has that of its attempt and the next one's."""
-        return [pid for pid in self.helpers(host) if _name(pid) == store.PROCESS_NAME]
+        return [pid for pid in self.helpers(host) if _name(pid) == "rl:store"]
 
     def zygotes(self, host: Host) -> list[int]:
         named = {*self.standbys(host), *self.stores(host)}

@@ -47,7 +47,7 @@ class Run:
 
     @property
     def run_dir(self) -> Path:
-        (found,) = [path.parent for path in self.folder.glob("runs/*/*/events.jsonl")]
+        (found,) = [path.parent.resolve() for path in self.folder.glob("runs/*/latest/events.jsonl")]
         return found
 
     @property

@@ -47,6 +47,7 @@ def test_submitted(cluster, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "world 4" in done.stdout
     assert "all 4 workers finished" in done.stdout + done.stderr
+    assert "Ray will delete the run folder /" in done.stdout + done.stderr
     done = submit(cluster, tmp_path, "entrypoint.args=[5]")
     assert done.returncode == 1
     assert "exited with code 5" in done.stdout + done.stderr
@@ -65,6 +66,8 @@ def test_working_folder_by_ray(launcher, cluster):
     )
     assert run.code == 0, run.err
     assert run.out == "True from the copy\n"
+    assert "Ray will delete the folder in which the workers run: give" in run.err
+    assert "run folder" not in run.err
 
 
 def test_no_metrics_of_the_driver_are_exported(launcher, cluster):

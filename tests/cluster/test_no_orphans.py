@@ -5,7 +5,6 @@ Of a worker alone it is shown in tests/node, of a raylet in tests/hosts.
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -85,33 +84,22 @@ def cmdline(pid: int) -> str:
 
 
 def fork_servers(run) -> list[int]:
-    """Return the fork servers: children of the subreapers, parents of the workers."""
-    found = run.processes("node/forkserver/subreaper.py")
-    parents = {pid: parent(pid) for pid in found}
-    return [pid for pid in found if parents[pid] in found and parents.get(parents[pid]) not in found]
+    """Return the process ids of the fork servers, the parents of the workers."""
+    return run.processes("raylaunch: fork server")
 
 
 def workers(run) -> list[int]:
-    """Return the workers: session leaders below a fork server."""
+    """Return the process ids of the workers, without those of their children."""
     servers = fork_servers(run)
-    return [
-        pid for pid in run.processes("node/forkserver/subreaper.py") if parent(pid) in servers and session(pid) == pid
-    ]
+    return [pid for pid in run.processes(" rank ") if parent(pid) in servers]
 
 
 def agents(cluster) -> list[int]:
-    return [pid for pid in marked(cluster.mark) if "ray::Agent" in cmdline(pid)]
+    return [pid for pid in marked(cluster.mark) if "raylaunch: agent" in cmdline(pid)]
 
 
 def parent(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return 0
-
-
-def session(pid: int) -> int:
-    try:
-        return os.getsid(pid)
     except OSError:
         return 0

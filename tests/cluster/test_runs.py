@@ -106,7 +106,7 @@ def test_a_module(launcher):
     assert run.code == 0, run.err
     assert sorted(run.out.splitlines()) == [f"[{rank}] __main__ ['--lr', '3e-4']" for rank in range(4)]
     assert "[3] oops" in run.err
-    (log,) = launcher.folder.glob("second/runs/*/*/attempt-1/rank-3/stderr.log")
+    (log,) = launcher.folder.glob("second/runs/*/latest/attempt-1/rank-3/stderr.log")
     assert log.read_text() == "oops\n"
 
 

@@ -116,7 +116,7 @@ class Run:
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the lines of events.jsonl that are written so far."""
-        found = list(self.folder.glob("runs/*/*/events.jsonl"))
+        found = list(self.folder.glob("runs/*/latest/events.jsonl"))
         text = found[0].read_text() if found else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
@@ -135,7 +135,7 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any]:
-        (path,) = self.folder.glob("runs/*/*/result.json")
+        (path,) = self.folder.glob("runs/*/latest/result.json")
         return json.loads(path.read_text())
 
     def nodes_on(self, host: Host) -> list[str]:
@@ -145,7 +145,7 @@ class Run:
     def processes(self, host: Host, word: str = "") -> list[Process]:
         """Return the processes of the run: those with its mark, and the agent."""
         found = self.hosts.processes(host, word)
-        return [each for each in found if each.environ.get(MARK) == self.mark or "ray::Agent" in each.command]
+        return [each for each in found if each.environ.get(MARK) == self.mark or "raylaunch: agent" in each.command]
 
     def everywhere(self) -> list[Process]:
         """Return the processes of the run on all hosts."""

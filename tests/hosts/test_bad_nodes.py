@@ -51,7 +51,7 @@ def test_a_host_that_is_lost_again_and_again_is_left_out(launcher, hosts):
     attempt = 0
     for _ in range(2):
         attempt = run.wait_for_world(3, after=attempt)
-        send((process.pid for process in run.processes(bad, "ray::Agent")), signal.SIGKILL)
+        send((process.pid for process in run.processes(bad, "raylaunch: agent")), signal.SIGKILL)
     attempt = run.wait_for_world(2, after=attempt)
     (cordoned,) = run.actions("Cordon")
     assert cordoned["host"] == bad.node_id

@@ -62,6 +62,8 @@ dump = {
     "builtins": sorted(name for name in dir(builtins) if name != "_"),
     "sys.argv": sys.argv,
     "sys.orig_argv": sys.orig_argv,
+    "command line": open("/proc/self/cmdline").read().split("\0"),
+    "process name": open("/proc/self/comm").read(),
     "sys.path": sys.path,
     "sys.executable": [sys.executable, sys.prefix, sys.base_prefix],
     "sys.flags": repr(sys.flags),

@@ -78,6 +78,7 @@ def test_importing_it_imports_no_large_module(alone_worker):
 def test_context_in_a_launch(alone_worker):
     ranks = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     more = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_MAX_RESTARTS": "9"}
+    more["RAYLAUNCH_RUN_DIR"] = "/runs/a/1"
     env = alone_worker.shared.env() | ranks | more | {"TORCHELASTIC_RESTART_COUNT": "2"}
     run = alone_worker.python("from raylaunch import worker; print(repr(worker.context()).replace(' ', ''))", env=env)
     wanted = worker.Context(
@@ -92,6 +93,7 @@ def test_context_in_a_launch(alone_worker):
         restart_count=2,
         max_restarts=9,
         run_id="run",
+        run_dir="/runs/a/1",
     )
     assert run.printed() == [repr(wanted).replace(" ", "")]
 
@@ -102,7 +104,8 @@ def test_context_outside_of_one(monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv("RANK", "first")
     found = worker.context()
-    assert (found.launched, found.rank, found.world_size, found.attempt, found.run_id) == (False, 0, 1, 0, "")
+    assert (found.launched, found.rank, found.world_size, found.attempt) == (False, 0, 1, 0)
+    assert (found.run_id, found.run_dir) == ("", "")
 
 
 # Checkpoints.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 
-from raylaunch.cli.args import subcommands
+from raylaunch.cli.args import subcommands, suggestions
 from raylaunch.cli.args.diagnostics import COMMAND_LINE, Finding, SourceSpan, render
 from raylaunch.cli.args.flags import BY_NAME, BY_SHORT, FLAGS, Flag, matching_flags
 from raylaunch.core.job import secrets
@@ -220,6 +220,7 @@ class _Parser:
         close = get_close_matches("--" + written.lstrip("-").replace("_", "-").lower(), known, n=1, cutoff=0.7)
         after = "the script" if self.job_file is None else "`--`"
         hint = f"did you mean `{close[0]}`?" if close else f"arguments for the script go after {after}; see `--help`"
+        hint = suggestions.for_flag(written) or hint
         self._error(f"`{written}` is not a flag", hint)
 
     def _error(self, message: str, hint: str) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any
 
 import yaml
 
-from raylaunch.cli.args.diagnostics import Finding, SourceSpan
+from raylaunch.cli.args import suggestions
+from raylaunch.cli.args.diagnostics import COMMAND_LINE, Finding, SourceSpan
 from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Job
 from raylaunch.errors import ConfigError
@@ -65,6 +67,15 @@ def read_job_file(name: str) -> str:
     raise ConfigError(f"error: {message}" + f"\n  = {hint}" * bool(hint))
 
 
+def command_findings(job: Job, span: SourceSpan) -> Iterator[Finding]:
+    """Yield whether a program's name has its arguments in it, unless there is a program of this name."""
+    command = job.entrypoint.command or ""
+    words = suggestions.split(command)
+    if len(words) > 1 and shutil.which(command) is None and shutil.which(words[0]) is not None:
+        hint = suggestions.separated(words, in_file=span.source != COMMAND_LINE)
+        yield Finding(message="`command` is one program, without its arguments", span=span, hint=hint)
+
+
 def script_findings(job: Job, span: SourceSpan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what is wrong with the script's file, before anything is started.
 
@@ -77,17 +88,20 @@ def script_findings(job: Job, span: SourceSpan, environ: Mapping[str, str]) -> I
     if Path(script).is_absolute() and not _is_run_here(job, environ):
         return
     try:
-        yield from _file_findings(Path(job.ray.working_dir or "."), script, span)
+        yield from _file_findings(Path(job.ray.working_dir or "."), script, job.entrypoint.args, span)
     except OSError as error:
         yield Finding(message=f"`{script}` cannot be used: {str(error.strerror or error).lower()}", span=span)
 
 
-def _file_findings(folder: Path, script: str, span: SourceSpan) -> Iterator[Finding]:
+def _file_findings(folder: Path, script: str, args: Sequence[object], span: SourceSpan) -> Iterator[Finding]:
     if not folder.is_dir():
         return  # an archive or a URL, which Ray unpacks on the nodes
     path = folder / script
     if not path.exists():
-        yield Finding(message=f"`{script}` does not exist", span=span, hint=_similar_file(path, Path(script)))
+        hint = suggestions.for_script(script, args, in_file=span.source != COMMAND_LINE)
+        is_foreign = suggestions.is_foreign(script)
+        what = "is no command, and there is no script of this name" if is_foreign else "does not exist"
+        yield Finding(message=f"`{script}` {what}", span=span, hint=hint or _similar_file(path, Path(script)))
     elif path.is_dir() and not (path / "__main__.py").is_file():
         message = f"`{script}` is a folder without a `__main__.py`"
         yield Finding(message=message, span=span, hint=_script_inside(path, script))

@@ -16,7 +16,7 @@ from raylaunch.cli.args.diagnostics import MAX_FINDINGS, Finding, Locator, Sourc
 from raylaunch.cli.args.parser import CommandLine, GivenValue
 from raylaunch.cli.config import schema, type_errors
 from raylaunch.cli.config.flag_settings import FlagSetting, line_settings
-from raylaunch.cli.config.job_file import Yaml12Loader, escaped, read_job_file, script_findings
+from raylaunch.cli.config.job_file import Yaml12Loader, command_findings, escaped, read_job_file, script_findings
 from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Job, NodeRule
 from raylaunch.core.job.redaction import Redactor
@@ -50,6 +50,7 @@ def load(line: CommandLine, environ: Mapping[str, str]) -> Job:
     job = reader.job(settings.args)
     if not reader.findings:
         reader.findings += script_findings(job, reader.span(("entrypoint", "script")), environ)
+        reader.findings += command_findings(job, reader.span(("entrypoint", "command")))
     if reader.findings:
         raise ConfigError(Redactor.of(job, environ).hide(render(reader.findings)))
     return job

@@ -12,9 +12,10 @@ from typing import Any, get_args, get_origin
 import yaml
 from omegaconf import errors
 
+from raylaunch.cli.args.suggestions import separated, split
 from raylaunch.cli.config.schema import NODE_RULE, SETTINGS, Path, near_miss, type_of
-from raylaunch.core.job.job import NodeRule
-from raylaunch.core.job.secrets import is_secret
+from raylaunch.core.job.job import Entrypoint, NodeRule
+from raylaunch.core.job.secrets import cut, is_secret
 
 Advice = tuple[str, str]
 """A message and a hint (or "")."""
@@ -67,9 +68,28 @@ def wrong_type(hint: Any, node: yaml.Node) -> Advice:
         found = "a list is given" if isinstance(node, yaml.SequenceNode) else "a section is given"
     else:
         tag = node.tag.rpartition(":")[2]
-        found = "no value is given" if tag == "null" else f"`{node.value}` is {_TAGS.get(tag, 'text')}"
-    return f"{_expected(hint)} is expected, but {found}", ""
+        found = "no value is given" if tag == "null" else f"`{cut(node.value)}` is {_TAGS.get(tag, 'text')}"
+    return f"{_expected(hint)} is expected, but {found}", _as_meant(hint, node)
 
+
+def _as_meant(hint: Any, node: yaml.Node) -> str:
+    """Return how a duration with a unit, or an entry point in one text, is written; `""` for anything else."""
+    if not isinstance(node, yaml.ScalarNode):
+        return ""
+    words = split(node.value)
+    if hint is Entrypoint and words and node.tag.endswith(":str"):
+        key = "function" if ":" in words[0] else "script" if words[0].endswith(".py") else "command"
+        if len(words) > 1:
+            return separated(words, in_file=True) + " in the section `entrypoint`"
+        return f"write `entrypoint: {{{key}: {words[0]}}}`"
+    is_time = hint is float or float in get_args(hint)
+    if is_time and (match := _DURATION.fullmatch(node.value.strip().lower())):
+        return f"times are in seconds: write `{float(match[1]) * _UNITS[match[2][0]]:g}`"
+    return ""
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _KINDS: dict[Any, str] = {
     int: "a whole number",

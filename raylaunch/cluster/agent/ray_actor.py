@@ -25,6 +25,8 @@ from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
+TITLE = "raylaunch: agent"
+"""What `ps` shows of an agent, after `ray::`."""
 CLOSE_SECONDS = 7.0
 _KILL_SECONDS = 2.0
 _RESOLVE_SECONDS = 2.0
@@ -63,6 +65,7 @@ class AgentActor:
     """
 
     def __init__(self) -> None:
+        type(self).__name__ = TITLE  # Ray shows it in the title of this process between two calls
         self._home = _home()
         #: Until `begin`, and where that failed.
         self._agent: agent.Agent | None = None

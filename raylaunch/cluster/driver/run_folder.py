@@ -89,9 +89,22 @@ class RunFolder:
         """Write what is known before the first event. `job_text` has no secrets. `clock`: see `journal.header`."""
         if self._writer is None:
             return
+        self._writer.put(self._link_latest)
         self._writer.put(lambda: self._write(run_layout.JOB, lambda: job_text))
         self._writer.put(lambda: self._write(run_layout.PLAN, lambda: _json(self._secrets.shown(asdict(plan)))))
         self._writer.put(lambda: self._open_journal(lambda: journal.header(self._secrets.shown(job), began, clock)))
+
+    def _link_latest(self) -> None:
+        """Let the link `latest` beside the folder lead to it, if the file system has links: nothing needs this one."""
+        if self.path is None or not self._layout.has_latest:
+            return
+        aside = self.path.with_name(f".{run_layout.LATEST}.{token_hex(4)}")
+        try:
+            aside.symlink_to(self.path.name)
+            aside.replace(self.path.with_name(run_layout.LATEST))
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError):
+                aside.unlink()
 
     def _open_journal(self, header: Callable[[], str]) -> None:
         assert self.path is not None

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.agent.ray_actor import actor_class, close, kill
+from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, close, kill
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
@@ -122,7 +122,8 @@ class RayFleet(FleetBase):
             self._tell(ReportReceived(node=node, at=time.monotonic(), report=report))
             self._listen(node)
 
-        actor.next_report.remote().future().add_done_callback(heard)
+        # The name of the pending call is what Ray shows in the title of the agent's process.
+        actor.next_report.options(name=TITLE).remote().future().add_done_callback(heard)
 
     def _gone(self, node: NodeId, error: BaseException) -> None:
         if node in self._actors:

@@ -2,6 +2,7 @@
 
 ::
 
+    <log_dir>/<name>/latest     a link to the folder of the run that was started last
     <log_dir>/<name>/<run id>/
         job.yaml        the job as it ran, defaults filled in
         plan.json       which nodes were to run which ranks
@@ -14,9 +15,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
+LATEST = "latest"
 JOB = "job.yaml"
 PLAN = "plan.json"
 EVENTS = "events.jsonl"
@@ -32,6 +36,23 @@ FILTERED = {"stdout": "filtered_stdout.log", "stderr": "filtered_stderr.log"}
 NOWHERE = "/dev/null"
 """The `log_dir` that keeps no files."""
 
+_RAY_SESSION = re.compile(r"/session_(latest|\d{4}(-\d\d){2}_\d\d(-\d\d){2}_\d+_\d+)(/|$)")
+"""In the path of what Ray puts below its `temp-dir`; see `Node._init_temp` in Ray's `_private/node.py`."""
+
+
+def future_losses(run_dir: str, cwd: str, args: Iterable[object], *, unpacked: bool) -> Iterator[str]:
+    """Yield warnings, for a person, of files that Ray will delete: those in the folders of its session.
+
+    `cwd` is the command's folder, and `args` are the script's arguments. `unpacked`: Ray unpacks a `working_dir` for
+    the workers into such a folder.
+    """
+    if _RAY_SESSION.search(run_dir):
+        yield f"Ray will delete the run folder {run_dir}: set `log_dir` to an absolute path elsewhere"
+    if unpacked or _RAY_SESSION.search(cwd):
+        yield "Ray will delete the folder in which the workers run: give the script absolute paths for its checkpoints"
+    if any(_RAY_SESSION.search(str(argument)) for argument in args):
+        yield "an argument of the script names a folder that Ray will delete: let checkpoints go elsewhere"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLayout:
@@ -40,6 +61,8 @@ class RunLayout:
     run: str
     attempt: str
     rank: str
+    has_latest: bool
+    """Whether there is a link `LATEST` beside the folder of a run."""
 
     def run_dir(self, *, title: str, run_id: str, random: str) -> PurePath:
         """Return the folder of the run, relative to `log_dir`."""
@@ -55,8 +78,8 @@ class RunLayout:
 
 
 LAYOUTS = {
-    "raylaunch": RunLayout(run="{title}/{run_id}", attempt="attempt-{attempt}", rank="rank-{rank}"),
-    "torchrun": RunLayout(run="{run_id}_{random}", attempt="attempt_{index}", rank="{rank}"),
+    "raylaunch": RunLayout(run="{title}/{run_id}", attempt="attempt-{attempt}", rank="rank-{rank}", has_latest=True),
+    "torchrun": RunLayout(run="{run_id}_{random}", attempt="attempt_{index}", rank="{rank}", has_latest=False),
 }
 """By the `log_layout` of a job.
 

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping
 
-from raylaunch.node.linux import processes
+from raylaunch.node.linux import command_line, processes
 from raylaunch.node.linux.processes import Run, fork
 
 ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
@@ -27,8 +27,6 @@ FILE = "TORCHELASTIC_TIMER_FILE"
 _INTERVAL = 0.1
 """Seconds between two checks of the timers, as in torchrun."""
 _RETRY_SECONDS = 1.0
-PROCESS_NAME = "rl:file timer"
-"""What `ps -o comm` shows."""
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -78,7 +76,7 @@ def run(parent: int, path: str, *, forked: bool) -> None:
 
 def serve(path: str) -> None:
     """Serve until killed. torch's server exits when it has killed a worker, so it runs in a child that is replaced."""
-    processes.set_name(PROCESS_NAME)
+    command_line.set_helper_title("file timer")
     me = os.getpid()
     while True:
         try:

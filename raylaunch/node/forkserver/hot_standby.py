@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from raylaunch.node.linux import processes, scratch
+from raylaunch.node.linux import command_line, processes, scratch
 from raylaunch.node.linux.processes import fork
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StandbyReady
@@ -51,6 +51,7 @@ class StandbyLink:
 
     def become_active(self) -> None:
         """Begin to serve: get SIGTERM when the subreaper dies, and become the parent of orphans."""
+        command_line.set_helper_title("fork server")
         processes.signal_on_parent_death(signal.SIGTERM, self.subreaper)
         processes.become_subreaper()
 
@@ -131,6 +132,7 @@ def _run(run: Callable[[socket.socket], int], ours: socket.socket, supervisors: 
 
 def wait_for_promotion(link: StandbyLink, line: socket.socket) -> StandbyLink | None:
     """In the standby: wait until it is promoted. None: the supervisor is gone, or all that could promote it are."""
+    command_line.set_helper_title("hot standby")
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -17,7 +17,7 @@ from functools import partial
 from raylaunch.node.forkserver import promotion
 from raylaunch.node.forkserver.hot_standby import StandbyLink, wait_for_promotion
 from raylaunch.node.forkserver.server import ForkServer
-from raylaunch.node.linux import limits, processes
+from raylaunch.node.linux import command_line, limits, processes
 from raylaunch.node.linux.processes import run_at_bottom
 from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
 from raylaunch.node.preload.initial import import_preloads
@@ -63,6 +63,7 @@ def _serve(
 
 def _be_subreaper(server: ForkServer) -> bool:
     """Let the standby serve, with this process as its subreaper. Returns at the end whether the agent is gone."""
+    command_line.set_helper_title("subreaper")
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

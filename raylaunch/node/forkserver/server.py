@@ -24,7 +24,7 @@ from raylaunch.node.forkserver.file_timer import FileTimer
 from raylaunch.node.forkserver.hot_standby import HotStandby, StandbyLink
 from raylaunch.node.forkserver.store import StoreTable
 from raylaunch.node.forkserver.worker_group import WorkerGroup, exec_boot
-from raylaunch.node.linux import processes
+from raylaunch.node.linux import command_line, processes
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork
 from raylaunch.node.preload import staleness
 from raylaunch.node.preload.controller import PreloadController
@@ -213,6 +213,7 @@ class ForkServer:
             self._send(messages.WorkersForked(attempt=self.workers.attempt, pids=pids, timings=timings))
 
     def _run_worker(self, spec: WorkerSpec, report: int, stacks: int, imports: int) -> int:
+        command_line.set_worker_title(spec.title)
         self._detach()
         spawns = self.ready.start_method == StartMethod.SPAWN and spec.kind != "command"
         return boot.set_up_and_run(spec, report, stacks, imports, os.getppid(), exec_boot if spawns else boot.run)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from raylaunch.node.linux import dns, interfaces, limits, processes
+from raylaunch.node.linux import command_line, dns, interfaces, limits, processes
 from raylaunch.node.linux.processes import fork
 from raylaunch.node.protocol import messages
 from raylaunch.node.protocol.forkserver_messages import StartStore
@@ -33,8 +33,6 @@ _LEAVING_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 _MOST_LOSSES = 10
 """Processes that one store may lose. What kills one after the other would kill the next one too."""
-PROCESS_NAME = "rl:store"
-"""What `ps -o comm` shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,7 @@ def serve(address: str, port: int, listening_fd: int) -> None:
 
     Where torch is not imported yet, its import waits for the first client, since there may never be one.
     """
-    processes.set_name(PROCESS_NAME)
+    command_line.set_helper_title("store")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if "torch" not in sys.modules:

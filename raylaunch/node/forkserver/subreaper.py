@@ -19,7 +19,7 @@ import os
 import time
 
 from raylaunch.node.forkserver.promotion import agent_is_gone, run_standbys
-from raylaunch.node.linux import processes
+from raylaunch.node.linux import command_line, processes
 
 _PATIENCE = 5.0
 
@@ -28,11 +28,13 @@ def main() -> int:
     """`subreaper.py CONTROL_FD LIFELINE_FD [FOLDER...]`. Returns in the subreaper, in fork servers, and in workers."""
     started_at = time.time()
     control, lifeline, folders = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    command_line.prepare_titles()
     processes.become_subreaper()
     me = os.getpid()
     promotion, promote = os.pipe()
     server = _fork(control, lifeline)
     if server:
+        command_line.set_helper_title("subreaper")
         os.close(control)
         os.close(promotion)
         processes.release_memory()

@@ -25,6 +25,7 @@ from raylaunch.node.preload.zygote_client import ForkedWorkers
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StackDumpStarted, WorkerExited, WorkersGone
 from raylaunch.worker.runtime import boot
+from raylaunch.worker.runtime.process_setup import encodable
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
 
@@ -279,4 +280,4 @@ def exec_boot(spec: WorkerSpec, report: int, stacks: int, _imports: int) -> int:
     fds = (wire.memory_file("raylaunch-spec", pickle.dumps(spec)), report, stacks)
     for fd in fds:
         os.set_inheritable(fd, True)
-    os.execve(sys.executable, [sys.executable, "-u", boot.__file__, *map(str, fds)], spec.env)
+    os.execve(sys.executable, [sys.executable, "-u", boot.__file__, *map(str, fds), encodable(spec.title)], spec.env)

@@ -17,7 +17,6 @@ CLEANUP_WAIT_SECONDS = CLEANUP_SECONDS + 1.0
 """How long others wait for a process that does so, before they go on without it."""
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _MADV_DONTNEED = 4
 _MADV_COLLAPSE = 25
@@ -39,11 +38,6 @@ def signal_on_parent_death(number: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
-
-
-def set_name(name: str) -> None:
-    """Set the name of this process that `ps -o comm` and `top` show: 15 characters at most."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def children(pid: int = 0) -> set[int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from raylaunch.node.linux import processes
+from raylaunch.node.linux import command_line, processes
 from raylaunch.node.linux.processes import Run, fork
 from raylaunch.node.preload.importer import ImportRefusedError, import_all
 from raylaunch.node.protocol import wire
@@ -118,6 +118,7 @@ class Zygote:
 
     def serve(self) -> NoReturn:
         """Obey orders until the fork server is gone, then exit. Raises `BecomeChild` in each worker and standby."""
+        command_line.set_helper_title("zygote")
         _discard_output()
         try:
             while True:
@@ -195,6 +196,7 @@ class Zygote:
         return self._be_standby(link, self._imported)
 
     def _run_worker(self, spec: WorkerSpec, fds: tuple[int, ...], gate: int) -> int:
+        command_line.set_worker_title(spec.title)
         self._orders.detach()
         if not os.read(gate, 1):
             os._exit(1)

@@ -10,7 +10,9 @@ from raylaunch.core.job.job import StartMethod
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
+from raylaunch.core.text import printable
 from raylaunch.node.protocol.forkserver_messages import StartStore
+from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -29,6 +31,8 @@ class WorkerTemplate:
     """The folder for logs. Not used where they are not kept."""
     layout: str = field(default="raylaunch", metadata=PER_RUN)
     """A key of `LAYOUTS`: where files are in `run_dir`."""
+    name: str = field(default="", metadata=PER_RUN)
+    """The job's name, for people."""
     kept: bool = field(default=True, metadata=PER_PROCESS)
     """False: logs go to a temporary folder of each node, which is removed at the end of the run."""
     kind: str = field(metadata=PER_RUN)
@@ -86,6 +90,9 @@ class NodeSpec:
         error_file = str(folder / ERROR) if template.kept else ""
         ranks = worker_env(assignment, local_rank, rendezvous, error_file=error_file, given=self.env)
         interface = self.interface_env if assignment.nhosts > 1 else {}
+        env = self.env | interface | ranks | self._own_env(assignment.attempt, local_rank)
+        if not template.kept:
+            env.pop(RUN_DIR_VARIABLE, None)  # of a run whose worker started this one
         return WorkerSpec(
             rank=rank,
             local_rank=local_rank,
@@ -94,19 +101,26 @@ class NodeSpec:
             args=entry.worker_args(template.args, local_rank, pass_local_rank=template.pass_local_rank),
             kwargs=template.kwargs,
             payload=template.payload,
-            env=self.env | interface | ranks | self._heartbeat_env(assignment.attempt, local_rank),
+            env=env,
             cwd=self.cwd,
             stdout=str(folder / STDOUT),
             stderr=str(folder / STDERR),
             backend=template.backend,
             numa_binding=template.numa_binding,
+            title=self._title(rank, assignment.world_size),
         )
 
-    def _heartbeat_env(self, attempt: int, local_rank: int) -> dict[str, str]:
+    def _title(self, rank: int, world_size: int) -> str:
+        """Return what `ps` shows of a worker: `raylaunch: train.py rank 3 of 8 (charlm)`."""
+        target = PurePath(self.template.target).name
+        return printable(f"raylaunch: {target} rank {rank} of {world_size} ({self.template.name})")
+
+    def _own_env(self, attempt: int, local_rank: int) -> dict[str, str]:
         """Variables that `raylaunch.worker` reads. A worker beyond the page's slots shows no progress."""
         has_slot = local_rank < shared_page.MAX_WORKERS
         slot = {shared_page.PAGE_VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
-        return slot | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
+        run_dir = {RUN_DIR_VARIABLE: self.run_dir} if self.template.kept else {}
+        return slot | run_dir | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
 
     def store(self, attempt: int, port: int) -> StartStore:
         """Return the order for the store of an attempt. `port` counts where the job fixes none; 0: any."""

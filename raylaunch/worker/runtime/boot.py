@@ -1,8 +1,8 @@
 """Runs the user's code in a process that was started for it, and reports how it ended.
 
 It runs in one of two ways: in a child of the fork server (`set_up_and_run`), or as the program of a fresh interpreter,
-`python -u boot.py SPEC_FD REPORT_FD STACKS_FD` (`start_method: spawn`). Either way the user's code finds what
-`python -u train.py` would have given it.
+`python -u boot.py SPEC_FD REPORT_FD STACKS_FD TITLE` (`start_method: spawn`). Either way the user's code finds what
+`python -u train.py` would have given it. `TITLE` is for people who look at command lines.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _write_report(report_fd: int, report: Report) -> None:
 
 def main() -> int:
     """Run as the program of a fresh interpreter, in a process that is set up already; return its exit code."""
-    spec_fd, report_fd, stacks_fd = map(int, sys.argv[1:])
+    spec_fd, report_fd, stacks_fd = map(int, sys.argv[1:4])
     with open(spec_fd, "rb") as file:
         file.seek(0)
         spec: Any = pickle.load(file)  # noqa: S301

@@ -31,6 +31,8 @@ class WorkerSpec:
     """For functions: the backend of the process group; `none` for no group; None for torch's choice by device."""
     numa_binding: str | None = None
     """Which CPUs near its GPU the worker is bound to, as a value of torchrun's `--numa-binding`."""
+    title: str = ""
+    """What people see of the process in `ps`: no argument of the script is in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -387,7 +387,28 @@ WRONG = {
     "script_is_a_folder": "pkg",
     "script_of_a_job_file": "job.yaml entrypoint.script=xx.py",
     "script_quoted": "'my script.py'",
+    "script_with_arguments": "'x.py --lr 1'",
+    "command_with_arguments": "--no-python 'ls -l'",
+    "word_run": "run x.py --lr 1",
+    "word_launch": "accelerate launch x.py",
+    "word_list": "list",
+    "word_python": "python -u x.py",
+    "word_python_module": "python3 -m train --api-key=hunter2",
+    "word_like_check": "chek",
+    "foreign_letter": "-n 4 x.py",
+    "foreign_letters": "-np4 x.py",
+    "foreign_workers": "--num_processes 4 x.py",
+    "foreign_nodes": "--num-machines=2 x.py",
+    "foreign_plan": "--dry-run x.py",
+    "foreign_file": "--config job.yaml",
 }
+
+
+@pytest.mark.parametrize("word", ["run", "list", "python", "launch"])
+def test_a_script_with_the_name_of_a_foreign_command_runs(folder, word):
+    """A file of this name is a script like any other."""
+    (folder / word).touch()
+    assert job(f"{word} --epochs 1").entrypoint.script == word
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -204,6 +204,15 @@ WRONG: dict[str, tuple[str, ...]] = {
         *("env.API_KEY=hunter22", "entrypoint..api_key=hunter33", "env.DB_PASSWORD=*hunter44", "nnode=1"),
         *("entrypoint.kwargs.api_key=hunter55", "--set", "env={KEY: hunter66}"),
     ),
+    # what other programs would take
+    "entrypoint_script": ("entrypoint: train.py\n",),
+    "entrypoint_function": ("entrypoint: 'train:main'\n",),
+    "entrypoint_command": ("entrypoint: python train.py --epochs 1 --api-key=hunter22\n",),
+    "entrypoint_blank": ("entrypoint: ' '\n",),
+    "command_text": ('entrypoint:\n  command: "python -u train.py --epochs 1"\n',),
+    "command_text_of_python": ('entrypoint:\n  command: "python train.py --epochs 1"\n',),
+    "time_units": (RUN + "shutdown_timeout: 30s\nnode_timeout: 1.5 min\nkeep_warm: 2h\nlast_call: 5 apples\n",),
+    "time_unit_on_the_command_line": (RUN, "shutdown_timeout=30s"),
     # together
     "several_at_once": (
         "entrypoint:\n  scrip: train.py\n" + "\n" * 6 + "ray: here\nnnodes: 4:2\nname: night/run\n",

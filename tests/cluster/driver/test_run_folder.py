@@ -213,6 +213,27 @@ def test_a_disk_that_never_answers_does_not_keep_the_run(tmp_path, monkeypatch):
     assert messages == [f"the file system of {folder.path} does not answer: what was written last is missing there"]
 
 
+def test_latest_leads_to_the_newest_run(tmp_path):
+    """It is replaced at once, and nothing is left of the way there."""
+    first, second = (write_run_folder(job_with_secrets(tmp_path, name="night")) for _ in range(2))
+    above = first.path.parent
+    assert sorted(path.name for path in above.iterdir()) == sorted([first.path.name, second.path.name, "latest"])
+    assert (above / "latest").readlink() == Path(second.path.name)
+    assert (above / "latest" / "result.json").exists()
+
+
+def test_latest_in_other_places(tmp_path, capfd):
+    """torchrun has no such link; and where the name is taken, or links cannot be made, the run does not notice."""
+    run = write_run_folder(job_with_secrets(tmp_path, log_layout="torchrun"))
+    assert [path.name for path in run.path.parent.iterdir()] == [run.path.name]
+    (tmp_path / "runs" / "night" / "latest" / "mine").mkdir(parents=True)
+    run = write_run_folder(job_with_secrets(tmp_path, name="night"))
+    assert sorted(path.name for path in run.path.parent.iterdir()) == sorted([run.path.name, "latest"])
+    assert (run.path.parent / "latest" / "mine").is_dir()
+    assert (run.path / "result.json").exists()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_folder_whose_name_is_too_long(tmp_path):
     """Neither for one folder nor in all."""
     for log_dir in ("x" * 300, "x/" * 3000):

@@ -160,7 +160,7 @@ def test_the_next_run_uses_the_same_fork_servers(program, launcher):
     assert [attempt for attempt, _ in results] == ["2", "2"]
     assert sorted(pid for _, pid in results) == resting == again
     assert found.process.wait(100) == 0
-    runs = {name: next(launcher.folder.glob(f"runs/{name}/*")) for name in ("one", "two")}
+    runs = {name: next(launcher.folder.glob(f"runs/{name}/latest")) for name in ("one", "two")}
     assert {path.name for path in runs["two"].glob("attempt-*")} == {"attempt-1", "attempt-2"}
     for name, run in runs.items():
         logs = run.glob("attempt-*/rank-*/stdout.log")
@@ -218,7 +218,7 @@ def test_an_idle_agent_that_does_not_answer_is_replaced(program):
     )
     for name in ("server", "agent", "hangs"):
         assert found.say() == [True, True]
-        (events,) = found.folder.glob(f"runs/{name}/*/events.jsonl")
+        (events,) = found.folder.glob(f"runs/{name}/latest/events.jsonl")
         assert "NodeLost" not in events.read_text()
 
 

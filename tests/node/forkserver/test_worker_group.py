@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
-from raylaunch.node.forkserver import file_timer
 from raylaunch.node.forkserver.deferred_signals import DeferredSignals
 from raylaunch.node.forkserver.worker_group import WorkerGroup
 from raylaunch.node.linux import processes
@@ -41,6 +40,16 @@ def test_local_rank_is_substituted_in_arguments(node: Node) -> None:
     outcome = node.run(script, "--device=cuda:${local_rank}", "${local_rank}", "${HOME}", "$$5", 7, nproc=2)
     assert outcome.stdout(0) == "['--device=cuda:0', '0', '${HOME}', '$5', '7']\n"
     assert outcome.stdout(1) == "['--device=cuda:1', '1', '${HOME}', '$5', '7']\n"
+
+
+def test_titles_of_processes(either: Node) -> None:
+    """`ps` shows what each process is, without the script's arguments, which may be secret."""
+    script = either.script("from pathlib import Path\nprint(Path('/proc/self/cmdline').read_bytes().split(b'\\0')[-2])")
+    outcome = either.run(script, "--password", "hunter2", nproc=2, name="charlm")
+    assert outcome.stdout(1) == "b'raylaunch: train.py rank 1 of 2 (charlm)'\n"
+    above = (either.supervisor.client.subreaper_pid, either.supervisor.server_pid)
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in above]
+    assert lines == [b"raylaunch: subreaper\0", b"raylaunch: fork server\0"]
 
 
 def test_the_local_rank_as_an_argument(node: Node) -> None:
@@ -271,9 +280,9 @@ def test_the_file_timer_kills_a_worker_that_takes_too_long(tmp_path: Path, mark:
         node.set(env=node.supervisor.spec.env | {"TORCHELASTIC_TIMER_FILE": str(timer_pipe)})
         assert node.run(node.script(TIMED.format(after=60))).stdout() == "in time\n"
         for number in (signal.SIGSTOP, signal.SIGKILL):  # it is continued, and replaced by another
-            (timer,) = named(node, file_timer.PROCESS_NAME)
+            (timer,) = named(node, "rl:file timer")
             send_signal(timer, number)
-        until(lambda: named(node, file_timer.PROCESS_NAME) not in ([], [timer]), "there is no other timer")
+        until(lambda: named(node, "rl:file timer") not in ([], [timer]), "there is no other timer")
         late = node.run(node.script(TIMED.format(after=0.01)))
         assert late.exit_code == -signal.SIGKILL
         assert node.run(node.script(TIMED.format(after=60))).stdout() == "in time\n"

@@ -31,3 +31,21 @@ def test_the_interface_is_told_only_in_a_world_of_several_hosts(nhosts):
     env = spec.worker(part, 0, meeting).env
     assert env["A"] == "1"
     assert env.get("GLOO_SOCKET_IFNAME") == ("eth0" if nhosts > 1 else None)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_run_folder_is_told_if_files_are_kept(kept):
+    """Also where a worker of another run has started this one."""
+    template = WorkerTemplate(
+        run_dir="/runs", kept=kept, kind="script", target="/home/me/train.py", name="charlm",
+        args=("--key", "secret"), env={}, backend=None, preload=(), start_method="fork",
+    )  # fmt: skip
+    env = {"RAYLAUNCH_RUN_DIR": "/runs/of/another"}
+    spec = NodeSpec(
+        template=template, node="node-1", address="10.0.0.7", env=env, cwd="/", run_dir="/runs/a/1", page="/page"
+    )
+    part = Assignment(attempt=1, node="node-1", node_rank=0, nnodes=1, base_rank=2, nproc=2, world_size=4)
+    meeting = Rendezvous(master_addr="10.0.0.7", master_port=1, run_id="run", max_restarts=0, restart_count=0)
+    worker = spec.worker(part, 1, meeting)
+    assert worker.env.get("RAYLAUNCH_RUN_DIR") == ("/runs/a/1" if kept else None)
+    assert worker.title == "raylaunch: train.py rank 3 of 4 (charlm)"

@@ -38,7 +38,7 @@ RANKS = {
     ),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
 }
-OURS = {"RAYLAUNCH_PAGE", "RAYLAUNCH_ATTEMPT"}
+OURS = {"RAYLAUNCH_PAGE", "RAYLAUNCH_ATTEMPT", "RAYLAUNCH_RUN_DIR"}
 
 
 def without_ranks(env: dict[str, str]) -> dict[str, str]:
@@ -79,6 +79,7 @@ DIFFERENCES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "torch.distributed": ("torch knows that it was launched", elastic),
     "frozen objects": ("garbage collections leave alone what workers share", lambda _: ANYTHING),
     "kernel threads": ("libraries that end their threads before a fork start them again on use", lambda _: ANYTHING),
+    "command line": ("a title in `ps`", lambda _: ANYTHING),
     "exit handlers": ("preloaded modules may register some", lambda _: ANYTHING),
 }
 """By field of the dump: why it differs in a worker, and how it is made comparable."""
