@@ -9,8 +9,8 @@ from operator import eq
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
+from omegaconf import ListConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from raylaunch.cli.args.diagnostics import MAX_FINDINGS, Finding, Locator, SourceSpan, file_locator, render
 from raylaunch.cli.args.parser import CommandLine, GivenValue
@@ -75,10 +75,6 @@ class _Input:
     def is_null(self) -> bool:
         return self.node.tag == _NULL
 
-    @property
-    def config_key(self) -> str:
-        return schema.key_of(self.path)
-
 
 def _walk(node: yaml.Node, locate: Locator, path: schema.Path, key: SourceSpan) -> Iterator[_Input]:
     """Yield a node and everything in it. An empty value, or a block of several lines, is marked at its key."""
@@ -108,7 +104,7 @@ def _set(config: Any, given: _Input, hint: Any) -> None:
     kind = schema.container(given.path)
     if kind and (given.is_container or given.is_null):
         if hint is NodeRule:
-            schema.add_rule(config, given.config_key)
+            schema.add_rule(config, given.path)
         if kind is dict:
             return
         value = []
@@ -122,16 +118,16 @@ def _set(config: Any, given: _Input, hint: Any) -> None:
         value = Yaml12Loader("").construct_object(given.node, deep=True)
         schema.check_union(hint, value)
     if schema.container(given.path[:-1]) is list:
-        OmegaConf.typed_list([value], hint)  # arguments of a script must be text, though the schema allows any type
-        OmegaConf.select(config, given.config_key.rpartition(".")[0]).append(value)
+        ListConfig([value], element_type=hint)  # arguments of a script must be text, though the schema allows any type
+        schema.get(config, given.path[:-1]).append(value)
     else:
-        OmegaConf.update(config, given.config_key, value, merge=False)
+        schema.put(config, given.path, value)
 
 
 def _resolve(config: Any, given: _Input, _hint: Any) -> None:
     """Read a value with its references replaced; raises if one is wrong or the value is missing."""
     if not given.is_container:
-        value = OmegaConf.select(config, given.config_key, throw_on_missing=True)
+        value = schema.get(config, given.path)
         if OmegaConf.is_config(value):
             OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
@@ -256,7 +252,7 @@ class _JobReader:
         try:
             step(config, given, hint)
             return True
-        except ConfigAttributeError:
+        except (ConfigAttributeError, ConfigKeyError):
             message, advice = type_errors.unknown_setting(given.path)
             span, meant = given.key, tuple(schema.near_miss(".".join(given.path)).split("."))
         except OmegaConfBaseException as error:

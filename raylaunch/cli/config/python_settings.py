@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from raylaunch.cli.config import schema, type_errors
 from raylaunch.cli.config.job_file import escaped
@@ -26,7 +25,7 @@ def job_of(settings: Mapping[str, Any]) -> Job:
     for path, value in _leaves((), settings):
         try:
             _update(config, path, value)
-        except ConfigAttributeError:
+        except (ConfigAttributeError, ConfigKeyError):
             message, hint = type_errors.unknown_setting(path)
             raise ConfigError(message, hint=hint) from None
         except OmegaConfBaseException as error:
@@ -34,8 +33,7 @@ def job_of(settings: Mapping[str, Any]) -> Job:
                 error, path, schema.type_of(path, schema.SETTINGS), _as_node(path, value)
             )
             raise ConfigError(f"`{'.'.join(path)}`: {message}", hint=hint) from None
-    job = OmegaConf.to_object(config)
-    assert isinstance(job, Job)
+    job = schema.to_job(config)
     found = problems(job)
     if found:
         raise ConfigError("; ".join(f"`{problem.key}`: {problem.message}" for problem in found), hint=found[0].hint)
@@ -69,6 +67,8 @@ def _as_node(path: schema.Path, value: Any) -> yaml.Node:
 def _update(config: Any, path: schema.Path, value: Any) -> None:
     """Set a value from Python, where text is literal: `${x}` in it is not a reference."""
     if isinstance(value, NodeRule):
-        schema.add_rule(config, schema.key_of(path))
+        schema.add_rule(config, path)
     else:
-        OmegaConf.update(config, schema.key_of(path), escaped(value), merge=isinstance(value, Mapping))
+        if not isinstance(value, list | tuple):
+            schema.check_union(schema.type_of(path, schema.SETTINGS), value)
+        schema.put(config, path, escaped(value))

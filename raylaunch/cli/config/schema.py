@@ -9,7 +9,7 @@ dots; `()` is the job itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from types import UnionType
@@ -35,6 +35,7 @@ MAX_REFERENCE_CHARACTERS = 1_000_000
 _PLACEHOLDERS = ("local_rank", "rank", "role_name", "node_address", "interface")
 """Names in `${...}` that are filled in for each worker or node, and are no references."""
 _ESCAPED_REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
+_NOT_IN_KEYS = re.compile(r"[].=[]")
 _NESTED_REFERENCE = re.compile(r"\$\{[^{}:]*\$\{")
 _REFERENCE_NAME = re.compile(r"""\$\{\s*(?:oc\.(?:select|deprecated|dict\.\w+)\s*:)?\s*['"]?([^{}:,'"]*)""")
 """The name of a setting in a reference. The resolvers of OmegaConf that read settings take one as an argument."""
@@ -71,9 +72,37 @@ def path_of(key: str) -> Path:
     return (section, name) if dot and get_origin(SETTINGS.get((section,))) is dict else tuple(key.split("."))
 
 
-def key_of(path: Path) -> str:
-    """Return the key of a path in OmegaConf's syntax, with the dots in names escaped."""
-    return ".".join(re.sub(r"([].=[])", r"\\\1", name) for name in path)
+def put(config: Any, path: Path, value: Any) -> None:
+    """Set the value at a path; OmegaConf checks its type.
+
+    `OmegaConf.update` converts it too, but a key for it can have names with dots in it from OmegaConf 2.4 on only. Such
+    names are those of nodes and of variables, whose values are text.
+    """
+    *above, name = path
+    section = _section(config, above)
+    if _NOT_IN_KEYS.search(name):
+        section[name] = value
+    else:
+        OmegaConf.update(section, name, value, merge=False)
+
+
+def get(config: Any, path: Path) -> Any:
+    """Return the value at a path with its references replaced; None if there is none in a list.
+
+    Raises an error of OmegaConf's if the value is missing, or a reference is wrong.
+    """
+    *above, name = path
+    section = _section(config, above)
+    return section[name] if _NOT_IN_KEYS.search(name) else OmegaConf.select(section, name, throw_on_missing=True)
+
+
+def _section(config: Any, path: Iterable[str]) -> Any:
+    for name in path:
+        key = int(name) if OmegaConf.is_list(config) else name
+        if OmegaConf.is_missing(config, key) or not OmegaConf.is_config(config[key]):
+            config[key] = {}  # which is refused, unless there may be a section
+        config = config[key]
+    return config
 
 
 def container(path: Path) -> type | None:
@@ -133,10 +162,10 @@ def check_union(hint: Any, value: Any) -> None:
         raise ValidationError(msg)
 
 
-def add_rule(config: Any, key: str) -> None:
+def add_rule(config: Any, path: Path) -> None:
     """Add an empty rule for a node: OmegaConf sets values only in a rule that exists."""
-    OmegaConf.update(config, key, NodeRule(), merge=False)
-    OmegaConf.set_readonly(OmegaConf.select(config, key), False)
+    put(config, path, NodeRule())
+    OmegaConf.set_readonly(get(config, path), False)
 
 
 # References.
