@@ -115,9 +115,12 @@ def cpus_near_gpu(mode: str, gpu: int) -> set[int]:
 def abort_process_group() -> None:
     """Abort the default process group, and forget it, so that another can be made. It waits for no other rank.
 
-    The function is in `torch.distributed.distributed_c10d` since torch 2.6. Without it the group is destroyed in the
-    public way, which may wait for other ranks.
+    The function is in `torch.distributed.distributed_c10d` since torch 2.6, where it does nothing for backends other
+    than NCCL. Without it the group is destroyed in the public way, which may wait for other ranks if nobody holds it.
     """
     module = import_module("torch.distributed.distributed_c10d")
-    abort = getattr(module, "_abort_process_group", None) or module.destroy_process_group
-    abort()
+    abort = getattr(module, "_abort_process_group", None)
+    if abort is not None:
+        abort()
+    if module.is_initialized():
+        module.destroy_process_group()

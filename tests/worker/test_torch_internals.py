@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from raylaunch.worker import torch_internals
+
+ABORT = "_abort_process_group"
 
 
 def test_functions_whose_defaults_are_instances_are_removed():
@@ -46,3 +48,19 @@ def test_cpus_near_a_gpu(choose, monkeypatch):
     module = SimpleNamespace(NumaOptions=SimpleNamespace, AffinityMode=len, _get_logical_cpus_to_bind_to=choose)
     monkeypatch.setitem(sys.modules, "torch.numa.binding", module)
     assert torch_internals.cpus_near_gpu("node", 3) == {3, len("node")}
+
+
+@pytest.mark.parametrize("shape", ["aborts", "does nothing", "missing"])
+def test_an_aborted_group_is_forgotten(monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
+    """Torch 2.6 has the function for NCCL only."""
+    group = ["group"]
+    c10d = ModuleType("torch.distributed.distributed_c10d")
+    c10d.is_initialized = lambda: bool(group)
+    c10d.destroy_process_group = lambda: group.remove("group")  # which fails if there is none
+    if shape != "missing":
+        setattr(c10d, ABORT, group.clear if shape == "aborts" else lambda: None)
+    for name in ("torch", "torch.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, c10d.__name__, c10d)
+    torch_internals.abort_process_group()
+    assert group == []

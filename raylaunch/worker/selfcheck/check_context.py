@@ -14,6 +14,22 @@ from raylaunch.worker.selfcheck.bounded_check import WrongResultError
 _SENDER_FACTOR = 1000.0
 
 
+def another_connection(store: Any) -> Any:
+    """Return the store with a connection of its own. All ranks must call this with the same store.
+
+    Torch 2.6 has no `Store.clone`. Without it, a client of the same server is made, with one prefix for all stores.
+    """
+    import torch.distributed as dist  # noqa: PLC0415
+
+    if hasattr(store, "clone"):
+        return store.clone()
+    server = store
+    while isinstance(server, dist.PrefixStore):
+        server = server.underlying_store
+    client = dist.TCPStore(server.host, server.port, is_master=False, timeout=store.timeout)
+    return dist.PrefixStore("another_connection", client)
+
+
 @dataclass(slots=True, kw_only=True)
 class CheckContext:
     """One backend on one rank."""
@@ -87,7 +103,7 @@ class CheckContext:
         import torch.distributed as dist  # noqa: PLC0415
 
         self.groups += 1
-        self.init_group(store=dist.PrefixStore(f"group/{self.backend}/{self.groups}", self.store.clone()))
+        self.init_group(store=dist.PrefixStore(f"group/{self.backend}/{self.groups}", another_connection(self.store)))
         self.verify_group()
 
     def destroy_group(self, *, failed: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from raylaunch.worker.selfcheck import findings, rendezvous, versions
 from raylaunch.worker.selfcheck.bounded_check import run_bounded
-from raylaunch.worker.selfcheck.check_context import CheckContext, device_of
+from raylaunch.worker.selfcheck.check_context import CheckContext, another_connection, device_of
 from raylaunch.worker.selfcheck.collectives import CHECKS
 from raylaunch.worker.selfcheck.coordinator import AbsentError, Coordinator
 from raylaunch.worker.selfcheck.findings import CheckOutcome, CheckRow, CheckStatus
@@ -97,7 +97,7 @@ class CheckRunner:
             size=self.coordinator.size,
             device=device_of(backend),
             timeout=timedelta(seconds=self.timeout),
-            store=self.coordinator.store.clone(),
+            store=another_connection(self.coordinator.store),
         )
         self.contexts.append(ctx)
         path = f"{shared.prefix}.{backend}"

@@ -5,20 +5,24 @@ The table DIFFERENCES has every difference with its reason.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from raylaunch.worker.runtime import boot
+from raylaunch.worker.runtime import boot, entry
+from raylaunch.worker.runtime.spec import WorkerSpec
 from tests.node.harness import MARK, Node, run_python
 
 pytestmark = pytest.mark.timeout(300)
@@ -398,3 +402,40 @@ def test_safe_path_is_honoured(mark: str, tmp_path: Path) -> None:
 def test_python_is_the_same(node: Node) -> None:
     """Workers run with the launcher's interpreter."""
     assert node.run(node.script("import sys\nprint(sys.executable)")).stdout() == f"{sys.executable}\n"
+
+
+def test_a_process_group_is_left_when_its_threads_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.6 would wait for them with the GIL held, which they may need."""
+    rests = []
+    ended = threading.Event()
+
+    def work() -> None:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 400_000)  # a quarter of a second without the GIL
+        rests.append(True)
+        ended.wait(60)
+
+    dist = ModuleType("torch.distributed")
+    dist.is_backend_available = dist.is_initialized = lambda *_: True
+    dist.init_process_group = lambda _: threading.Thread(target=work, daemon=True).start()
+    dist.destroy_process_group = lambda: rests.append(False)
+    torch = ModuleType("torch")
+    torch.cuda = SimpleNamespace(is_available=lambda: False)
+    torch.distributed = dist
+    for module in (torch, dist):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(entry, "MOST_SECONDS_FOR_THREADS", 60.0)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    spec = WorkerSpec(
+        **dict.fromkeys(("stdout", "stderr", "cwd"), ""),
+        kind="function",
+        target="os:getpid",
+        backend="gloo",
+        rank=0,
+        local_rank=0,
+        env={},
+    )
+    assert entry.run_function(spec) == os.getpid()
+    ended.set()
+    assert rests == [True, False]
