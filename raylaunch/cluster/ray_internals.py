@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -235,6 +236,21 @@ def command_line_in_job_list(text: str) -> Iterator[None]:
         yield
     finally:
         utils.get_entrypoint_name = original
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of this process without the variables by which Ray hides what the actor did not request.
+
+    Ray sets CUDA_VISIBLE_DEVICES and the like to "" where an actor has no accelerators; from 2.60 on it does so only
+    with RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1. Its managers know the variables. Without them, they stay, and a script
+    for which no GPUs were requested sees none.
+    """
+    try:
+        managers = import_module("ray._private.accelerators").get_all_accelerator_managers()
+        names = {manager.get_visible_accelerator_ids_env_var() for manager in managers}
+    except UNEXPECTED:
+        names = set()
+    return {name: value for name, value in os.environ.items() if value or name not in names}
 
 
 def accelerators() -> tuple[str, int, list[str] | None]:

@@ -128,3 +128,16 @@ def test_a_ray_without_tokens(monkeypatch):
     monkeypatch.setattr(ray_internals, "import_module", lambda _: SimpleNamespace())
     assert ray_internals.token() == ""
     ray_internals.use_token_if_there_is_one()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_accelerators_that_an_older_ray_hides(monkeypatch, missing):
+    """Where they were not requested, it sets the variables to ""; what names devices stays."""
+    if missing:
+        monkeypatch.setattr(ray_internals, "import_module", lambda _: SimpleNamespace())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "1")
+    monkeypatch.setenv("OTHER", "")
+    found = ray_internals.environment()
+    assert (found["HABANA_VISIBLE_MODULES"], found["OTHER"]) == ("1", "")
+    assert ("CUDA_VISIBLE_DEVICES" in found) is missing

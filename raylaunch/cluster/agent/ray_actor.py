@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -161,7 +160,7 @@ def _home() -> Home:
     return Home(
         host=HostId(context.get_node_id()),
         address=_numeric(ray.util.get_node_ip_address()),
-        environ=dict(os.environ),
+        environ=ray_internals.environment(),
         labels=ray_internals.node_labels(),
         host_addresses=interfaces.host_addresses(_RESOLVE_SECONDS),
     )
