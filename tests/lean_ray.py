@@ -6,7 +6,7 @@ for. Of the dashboard, the part for jobs is started and the part that finds node
 
 WORKERS is the socket of a warm Python, or empty. If it is given, workers are forked there; and in place of the two
 helpers of each raylet, the dashboard's agent and the one for `runtime_env`, there are processes that do nothing. The
-ports that they would serve are -1, as in a Ray without `ray[default]`.
+ports that they would serve are -1, as in a Ray without `ray[default]`. Rays that know no such ports are left as they are.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from ray.scripts import scripts
 PATIENCE = 150.0
 NOTHING = "import os, select; select.select([os.pidfd_open(os.getppid())], [], [])"
 """It ends with the raylet, which ends if it ends."""
-PORTS = (
-    *(_raylet.METRICS_AGENT_PORT_NAME, _raylet.METRICS_EXPORT_PORT_NAME),
-    *(_raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME, _raylet.RUNTIME_ENV_AGENT_PORT_NAME),
+PORTS = tuple(
+    getattr(_raylet, f"{name}_PORT_NAME", None)
+    for name in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
 )
+"""The files in which a raylet looks for the ports of its helpers; None where Ray has no such files."""
 
 
 def make_patient() -> None:
@@ -85,6 +86,7 @@ if __name__ == "__main__":
         node.Node.start_api_server = lambda *_, **__: None
     else:
         make_dashboard_small()
-    if workers := sys.argv.pop(1):
+    workers = sys.argv.pop(1)
+    if workers and all(PORTS):
         make_lean(workers)
     scripts.main()

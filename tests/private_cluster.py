@@ -80,7 +80,7 @@ class Cluster:
         """Start another raylet on this machine, which Ray counts as another machine. Not two at a time: they would clash."""
         command = [
             *(f"--address={self.address}", "--node-ip-address=127.0.0.1"),
-            *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--labels={labels}"),
+            *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", *_labels(labels)),
             *self.agent_ports(),
             *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
             *(LEAN if self.lean else ()),
@@ -89,8 +89,6 @@ class Cluster:
 
     def agent_ports(self) -> tuple[str, ...]:
         """Return the options for the ports of the dashboard's agent."""
-        if self.warm is not None:
-            return ()
         http, grpc = free_ports(2)
         return f"--dashboard-agent-listen-port={http}", f"--dashboard-agent-grpc-port={grpc}"
 
@@ -202,7 +200,7 @@ def start(
     command = [
         *("--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
         *(f"--num-cpus={cpus}", f"--temp-dir={folder}", f"--include-dashboard={str(dashboard).lower()}"),
-        *(f"--labels={labels}", f"--dashboard-port={http}"),
+        *(*_labels(labels), f"--dashboard-port={http}"),
         *cluster.agent_ports(),
         *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
         *(LEAN if lean else ()),
@@ -214,6 +212,11 @@ def start(
         env |= autoscaler.env()
     _run(cluster, command, env)
     return cluster
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    """Return the option for labels, if there are any: Ray before 2.47 does not take none for an answer."""
+    return (f"--labels={text}",) if text else ()
 
 
 def _run(cluster: Cluster, options: list[str], env: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.launchers import KEPT, Launcher, Run, launcher_env
+from tests.contract.launchers import KEPT, Launcher, Run, launcher_env, missing_flags
 from tests.contract.shared import shared_runs
 from tests.private_cluster import Cluster, private_cluster
 from tests.warm_command import WarmCommand
@@ -19,6 +19,7 @@ LAUNCHERS = ("raylaunch", "torchrun")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "raylaunch_only(reason): torchrun is not asked, for this reason")
+    config.addinivalue_line("markers", "torchrun_has(flag): skipped for a torchrun that has not")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -115,6 +116,14 @@ def nothing_is_left(launchers: Launchers) -> Iterator[None]:
     yield
     left = [line for launcher in launchers.values() for line in launcher.left()]
     assert not left, "\n".join(left)
+
+
+@pytest.fixture(autouse=True)
+def torchrun_has(request: pytest.FixtureRequest) -> None:
+    """Skip what a test asks of torchrun if it is about a flag that the torchrun at hand does not have."""
+    asked = {mark.args[0] for mark in request.node.iter_markers("torchrun_has")}
+    if "raylaunch" not in request.node.name and (missing := asked & missing_flags()):
+        pytest.skip(f"torchrun of this torch has no {', '.join(sorted(missing))}")
 
 
 @pytest.fixture(scope="session")

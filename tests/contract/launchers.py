@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.private_cluster import MARK, Cluster, end_marked, marked
+from tests.private_cluster import MARK, Cluster, end_marked, free_ports, marked
 from tests.warm_python import ForkedProcess, WarmPython
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -26,6 +29,55 @@ LIMIT = 250.0
 """Seconds after which a run counts as hung."""
 
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+
+
+FLAGS_SINCE_TORCH_2_6 = {
+    "--shutdown-timeout": 1,
+    "--signals-to-handle": 1,
+    "--duplicate-stdout-filters": 1,
+    "--duplicate-stderr-filters": 1,
+    "--event-log-handler": 1,
+    "--virtual-local-rank": 0,
+    "--numa-binding": 1,
+}
+"""Flags of torchrun that the torch at hand may not have, and how many values each takes."""
+
+
+@functools.cache
+def missing_flags() -> frozenset[str]:
+    """Return those that torchrun does not have here."""
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    text = Path(torch.origin).with_name("distributed").joinpath("run.py").read_text()
+    return frozenset(flag for flag in FLAGS_SINCE_TORCH_2_6 if f'"{flag}"' not in text)
+
+
+def without(args: Sequence[object], flags: Collection[str]) -> Iterator[object]:
+    """Yield the arguments without these flags and their values."""
+    rest = iter(args)
+    for arg in rest:
+        if arg in flags:
+            for _ in range(FLAGS_SINCE_TORCH_2_6[str(arg)]):
+                next(rest)
+        else:
+            yield arg
+
+
+def for_torchrun(args: Sequence[object], env: Mapping[str, str]) -> list[object]:
+    """Return the arguments as the torchrun at hand takes them.
+
+    One without any of these flags needs a port too: several at one time would all take 29500.
+    """
+    missing = missing_flags()
+    found = [*without(args, missing)]
+    words = " ".join(map(str, found)).replace("_", "-")
+    if "--shutdown-timeout" in missing and "PET_MASTER_PORT" not in env and not _CHOOSES_PORT.search(words):
+        found[:0] = ["--master-port", free_ports(1)[0]]
+    return found
+
+
+_CHOOSES_PORT = re.compile(r"--(standalone|master-port|rdzv-endpoint)")
 
 
 def clean_env() -> dict[str, str]:
@@ -170,6 +222,8 @@ class Launcher:
         give it no arguments but `args`. `fresh`: start a new interpreter, as a person does, who does not set `preload`
         either; so do torchrun's workers. `program`: run this file in place of the launcher. `stdin`: its text.
         """
+        if not self.ours and not program and not bare:
+            args = tuple(for_torchrun(args, env or {}))
         folder = folder or self.new_folder()
         mark = secrets.token_hex(8)
         (folder / f"{name}.in").write_text(stdin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -86,6 +86,7 @@ def test_an_elastic_job_starts_with_the_nodes_that_are_there(runs: dict[str, Run
         assert (env["env"]["GROUP_WORLD_SIZE"], env["env"]["WORLD_SIZE"]) == ("1", "5")
 
 
+@pytest.mark.torchrun_has("--signals-to-handle")
 def test_an_unknown_signal_is_warned_of(runs: dict[str, Run]) -> None:
     assert "SIGNOPE" in runs["module"].err
 
@@ -159,10 +160,10 @@ GOOD: dict[str, tuple[tuple[str, ...], dict[str, str], dict[str, Any]]] = {
         {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"},
         {"shutdown_timeout": 0},
     ),
-    "nothing redirected": (("--redirects", "0"), {}, {"redirects": "0"}),
-    "stdout": (("--redirects", "1"), {}, {"redirects": "1"}),
-    "stderr": (("--tee", "2"), {}, {"tee": "2"}),
-    "both": (("-t", "3"), {}, {"tee": "3"}),
+    "nothing redirected": (("--redirects", "0"), {}, {"redirects": "<Std.NONE: 0>"}),
+    "stdout": (("--redirects", "1"), {}, {"redirects": "<Std.OUT: 1>"}),
+    "stderr": (("--tee", "2"), {}, {"tee": "<Std.ERR: 2>"}),
+    "both": (("-t", "3"), {}, {"tee": "<Std.ALL: 3>"}),
     "one rank": (("-r", "0:1"), {}, {"redirects": "{0: <Std.OUT: 1>}"}),
     "three ranks": (
         ("--tee", "0:0,1:3,2:2"),
@@ -197,7 +198,13 @@ def ask(torchrun: Launcher, questions: dict[str, Any], *, only_parse: bool) -> d
     return dict(zip(questions, json.loads(run.out), strict=True))
 
 
-@pytest.mark.parametrize("name", BAD)
+def with_needs(names: Iterable[str]) -> list[Any]:
+    """Return the names as parameters, those about the flag `--shutdown-timeout` with its mark."""
+    marks = {"shutdown": pytest.mark.torchrun_has("--shutdown-timeout")}
+    return [pytest.param(name, marks=[mark for word, mark in marks.items() if word in name]) for name in names]
+
+
+@pytest.mark.parametrize("name", with_needs(BAD))
 def test_what_makes_no_sense_is_refused(launcher: Launcher, refused: dict[str, dict[str, Any]], name: str) -> None:
     """torchrun raises (exit code 1) or exits with 2; raylaunch prints what is wrong, exits with 2 and leaves no files."""
     _, _, error, word = BAD[name]
@@ -220,7 +227,7 @@ def understood(launchers: Mapping[str, Launcher]) -> dict[str, dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("name", with_needs(GOOD))
 def test_torchrun_takes_what_makes_sense(understood: dict[str, dict[str, Any]], name: str) -> None:
     found = understood[name]
     assert found["error"] is None, found

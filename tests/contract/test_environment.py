@@ -16,8 +16,7 @@ ALWAYS = {
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
-    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
 }
 
 
@@ -92,6 +91,7 @@ def test_one_thread_for_each_of_several_workers(runs: dict[str, Run]) -> None:
     assert {env["OMP_NUM_THREADS"] for env in envs(runs["module"]).values()} == {"3"}
 
 
+@pytest.mark.torchrun_has("--signals-to-handle")
 def test_signals_to_handle_are_told(runs: dict[str, Run]) -> None:
     default = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     assert {env["TORCHELASTIC_SIGNALS_TO_HANDLE"] for env in envs(runs["static"]).values()} == {default}
@@ -99,6 +99,7 @@ def test_signals_to_handle_are_told(runs: dict[str, Run]) -> None:
     assert told == {"SIGTERM,SIGINT,SIGUSR1,SIGNOPE"}
 
 
+@pytest.mark.torchrun_has("--virtual-local-rank")
 def test_a_virtual_local_rank_is_0(runs: dict[str, Run]) -> None:
     """LOCAL_RANK is 0 for all workers, and each sees only its own device."""
     for rank, env in envs(runs["elastic"]).items():

@@ -130,11 +130,13 @@ def test_the_others_are_ended_with_their_children(failed: dict[str, Run]) -> Non
     assert failed["raise"].alive(*pids) == []
 
 
+@pytest.mark.torchrun_has("--signals-to-handle")  # reports had less before
 def test_who_was_ended_by_us(launcher: Launcher, failed: dict[str, Run]) -> None:
     """torchrun lists it as a failure; raylaunch says only that it stopped it."""
     assert bool(re.search(r"exitcode +: -15", failed["raise"].err)) is not launcher.ours
 
 
+@pytest.mark.torchrun_has("--signals-to-handle")  # reports had less before
 def test_a_signal_is_named_in_the_report(failed: dict[str, Run]) -> None:
     run = failed["segfault"]
     (found,) = re.findall(r"Signal 11 \(SIGSEGV\) received by PID (\d+)", run.err)

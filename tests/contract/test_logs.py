@@ -68,6 +68,7 @@ def test_what_no_flag_redirects(launcher: Launcher, runs: dict[str, Run]) -> Non
         assert path.exists() is launcher.ours
 
 
+@pytest.mark.torchrun_has("--duplicate-stdout-filters")
 def test_lines_that_match_a_filter_are_copied(runs: dict[str, Run]) -> None:
     """`apple,pear,, green` is two texts; one file contains the lines of all local ranks, with their prefixes."""
     (path,) = runs["static"].files("filtered_stdout.log")

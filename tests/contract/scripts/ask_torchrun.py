@@ -25,9 +25,9 @@ def ask(argv, env, only_parse):
         "error": None,
         "nnodes": [config.min_nodes, config.max_nodes],
         "nproc_per_node": config.nproc_per_node,
-        "shutdown_timeout": config.shutdown_timeout,
-        "redirects": str(config.logs_specs._redirects),  # noqa: SLF001 - torchrun shows it nowhere
-        "tee": str(config.logs_specs._tee),  # noqa: SLF001
+        "shutdown_timeout": getattr(config, "shutdown_timeout", None),  # not in torch 2.6
+        "redirects": repr(config.logs_specs._redirects),  # noqa: SLF001 - torchrun shows it nowhere
+        "tee": repr(config.logs_specs._tee),  # noqa: SLF001
     }
 
 

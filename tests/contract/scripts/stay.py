@@ -20,7 +20,9 @@ for number in ALL:
     signal.signal(number, signal.SIG_IGN if "deaf" in sys.argv else told)
 child = None if "alone" in sys.argv else subprocess.Popen(["sleep", "600"])
 with open(f"up-{rank}.tmp", "w") as file:
-    file.write(f"{os.getpid()} {child.pid if child else os.getpid()} {os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE']}")
+    file.write(
+        f"{os.getpid()} {child.pid if child else os.getpid()} {os.environ.get('TORCHELASTIC_SIGNALS_TO_HANDLE', '-')}"
+    )
 os.rename(f"up-{rank}.tmp", f"up-{rank}")
 while True:
     time.sleep(0.05)  # a signal that comes just before a long one is heard only after it
