@@ -3,7 +3,9 @@
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
 # make profile-restart: where the time of a restart goes (N=10 restarts);
 # make dist: build a wheel, and try it in a clean environment (INTO=python: in the environment of that Python);
-# make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk").
+# make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk");
+# make compat: try other versions of Python, Ray and torch, each in an environment that is removed afterwards (KEEP=1: it
+# is not), with up to 8 GB for a torch with CUDA (ONLY="py3.12 ray2.52 torch2.15": these; ONLY=cheap: two without CUDA, for CI).
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +33,7 @@ JOBS ?= $(shell expr $$(nproc) + 2)
 PARTS := check test-own-cluster test-hosts test-sessions test-runs test-contract test-worker test-node test-rest test-agents test-core
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: install run test $(PARTS) fuzz bench profile-restart dist chaos clean
+.PHONY: install run test $(PARTS) fuzz bench profile-restart dist chaos compat clean
 
 # Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
@@ -90,5 +92,8 @@ dist: install
 chaos: install
 	$(BIN)/python -m tests.chaos --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
 
+compat: install
+	$(BIN)/python -m tests.compat $(if $(ONLY),--only "$(ONLY)") $(if $(KEEP),--keep)
+
 clean:
-	rm -rf $(VENV) runs checkpoints build dist
+	rm -rf $(VENV) .compat runs checkpoints build dist

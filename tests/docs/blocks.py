@@ -19,6 +19,7 @@ from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine.events_and_actions import Action, Event
 from raylaunch.core.machine.state import TRANSITIONS, Phase
 from raylaunch.core.record import run_layout
+from tests.compat import results
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -135,6 +136,17 @@ def _first_paragraph(kind: type) -> str:
     return inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
 
 
+def _compat() -> str:
+    head, *rows = results.table(results.read())
+    left_out = "".join(f"- {line}\n" for line in results.notes(results.read()))
+    return _table(head, rows) + (f"\n{left_out}" if left_out else "")
+
+
+def _versions() -> str:
+    head, *rows = results.table(results.read(), each_column=False)
+    return _table(head, rows)
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "flags": usage.table,
     "subcommands": subcommands.table,
@@ -144,4 +156,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "events": lambda: _classes(Event),
     "actions": lambda: _classes(Action),
     "phases": _phases,
+    "compat": _compat,
+    "versions": _versions,
 }

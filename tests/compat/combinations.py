@@ -1,0 +1,81 @@
+"""Which versions are tried together, and how `--only` names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+NEWEST = "newest"
+NONE = "none"
+PACKAGES = ("ray", "torch", "omegaconf")
+_WORD = re.compile(r"(py|ray|torch|omegaconf)(\d+(?:\.\d+)*|newest|none)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """Versions, of which the first parts may be given (`2.52`): then the last of these is taken. Or `newest`.
+
+    `torch` may be `none`: what needs it is not tried then.
+    """
+
+    py: str = "3.11"
+    ray: str = NEWEST
+    torch: str = "2.13"
+    omegaconf: str = NEWEST
+
+    def __str__(self) -> str:
+        return f"py{self.py} ray{self.ray} torch{self.torch} omegaconf{self.omegaconf}"
+
+    def requirements(self) -> list[str]:
+        """What pip installs; `ray[default]` has the dashboard's agent, as on a real cluster."""
+        found = []
+        for package in PACKAGES:
+            version = getattr(self, package)
+            if version != NONE:
+                name = "ray[default]" if package == "ray" else package
+                found.append(name if version == NEWEST else f"{name}=={version}.*")
+        return found
+
+
+CHEAP = (
+    Combination(ray="2.44"),
+    Combination(py="3.13", torch=NONE),
+)
+"""For CI: another Ray, another Python. Neither needs a torch with CUDA where there is a wheel without it."""
+
+DEFAULT = (
+    Combination(py="3.10", ray="2.44", torch="2.6", omegaconf="2.3"),
+    Combination(py="3.13", torch=NEWEST),
+    Combination(py="3.12", ray="2.52", torch=NEWEST),
+    Combination(),
+    Combination(py="3.12", torch="2.9"),
+    CHEAP[0],
+)
+"""The oldest and the newest first; each Python, each Ray, each torch and each omegaconf at least once."""
+
+
+def chosen(only: str) -> list[Combination]:
+    """Return what `--only` asks for: `cheap`, or words such as `py3.12 ray2.52`, several times between commas.
+
+    Words pick those of the default combinations that have these versions; if none has, they make one. Raises
+    ValueError.
+    """
+    if not only.strip():
+        return [*DEFAULT]
+    found: dict[Combination, None] = {}
+    for words in only.split(","):
+        found |= dict.fromkeys(CHEAP if words.strip() == "cheap" else _asked(words))
+    return [*found]
+
+
+def _asked(words: str) -> Iterator[Combination]:
+    versions = {}
+    for word in words.split():
+        match = _WORD.fullmatch(word)
+        if match is None or (match[2] == NONE and match[1] != "torch") or (match[2] == NEWEST and match[1] == "py"):
+            msg = f"`{word}` is no version such as py3.12, ray2.52, torch2.15, torchnone or omegaconf2.3"
+            raise ValueError(msg)
+        versions[match[1]] = match[2]
+    picked = [each for each in DEFAULT if all(getattr(each, name) == value for name, value in versions.items())]
+    yield from picked or [Combination(**versions)]

@@ -1,0 +1,50 @@
+"""Environments: which Python they have, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.compat import environments
+from tests.compat.combinations import Combination
+from tests.compat.environments import Environment, UnavailableError
+
+THIS = "{}.{}".format(*sys.version_info)
+
+
+def test_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{sys.base_prefix}/bin")
+    assert environments.interpreter(THIS).name == f"python{THIS}"
+    with pytest.raises(UnavailableError, match=r"there is no python2\.99 with venv and pip"):
+        environments.interpreter("2.99")
+
+
+def test_what_cannot_be_installed_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also if environments are kept: it would be taken for a complete one."""
+
+    def install(found: Environment, *_: object) -> None:
+        assert (found.source / "raylaunch" / "__init__.py").exists()
+        msg = "no such version"
+        raise UnavailableError(msg)
+
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    monkeypatch.setattr(environments, "install", install)
+    with pytest.raises(UnavailableError), environments.environment(Combination(py=THIS), keep=True):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
+    found = Environment(tmp_path)
+    found.source.mkdir()
+    found.python.parent.mkdir()
+    found.python.symlink_to(sys.executable)
+    log = tmp_path / "log"
+    began = time.monotonic()
+    assert found.run(("-c", "print('began', flush=True); import time; time.sleep(1000)"), 2.0, log) is None
+    assert time.monotonic() - began < 100
+    assert "KeyboardInterrupt" in log.read_text()
+    assert found.run(("-c", "raise SystemExit(3)"), 100.0, log) == 3
