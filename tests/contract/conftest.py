@@ -87,6 +87,7 @@ class Launchers(dict[str, Launcher]):
         super().__init__()
         self._request = request
         self._folders = folders
+        folders.getbasetemp()  # made now, since several threads would make it at one time
 
     def __missing__(self, name: str) -> Launcher:
         numbers = itertools.count(1)
