@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -251,6 +252,17 @@ def environment() -> dict[str, str]:
     except UNEXPECTED:
         names = set()
     return {name: value for name, value in os.environ.items() if value or name not in names}
+
+
+@contextlib.contextmanager
+def no_tip_about_accelerators() -> Iterator[None]:
+    """Have `ray.init` in this block not print the tip that it hides accelerators, since `environment` undoes that.
+
+    Ray 2.50, 2.52 and 2.54 print it, and Ray 2.44, 2.47 and 2.60 do not.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Tip: In future versions of Ray.* accelerator", FutureWarning)
+        yield
 
 
 def accelerators() -> tuple[str, int, list[str] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -141,3 +142,14 @@ def test_accelerators_that_an_older_ray_hides(monkeypatch, missing):
     found = ray_internals.environment()
     assert (found["HABANA_VISIBLE_MODULES"], found["OTHER"]) == ("1", "")
     assert ("CUDA_VISIBLE_DEVICES" in found) is missing
+
+
+def test_the_tip_about_accelerators_is_not_printed():
+    """Ray 2.52 prints it whenever a process connects. Other warnings are printed."""
+    tip = "Tip: In future versions of Ray, Ray will no longer override accelerator visible devices env var if ..."
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with ray_internals.no_tip_about_accelerators():
+            warnings.warn(tip, FutureWarning, stacklevel=1)
+            warnings.warn("another", FutureWarning, stacklevel=1)
+    assert [str(each.message) for each in told] == ["another"]

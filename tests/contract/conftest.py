@@ -47,9 +47,10 @@ def cluster() -> Iterator[Cluster]:
 
 
 _LEFT = """
-import ray
+import ray, warnings
 from ray._private.state import actors
 from ray.util.placement_group import placement_group_table
+warnings.simplefilter("ignore", FutureWarning)  # a tip of Ray 2.50 to 2.54
 ray.init(log_to_driver=False, logging_level="ERROR")
 for actor in actors().values():
     if actor["State"] != "DEAD":

@@ -89,7 +89,7 @@ def _connect(job: Job, address: str) -> RaySession:
         return _existing(job.ray)
     try:
         shown = ray_internals.command_line_in_job_list(job_entrypoint.text(Redactor.of(job, os.environ)))
-        with metrics_exporter.disabled(), shown:
+        with metrics_exporter.disabled(), shown, ray_internals.no_tip_about_accelerators():
             return _start_local(job) if address == local_machine.LOCAL else _join(address, job.ray)
     except ClusterError:
         ray.shutdown()
