@@ -63,6 +63,8 @@ def fsdp2_step(ctx: CheckContext) -> None:
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
+    if ctx.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        raise CheckSkippedError("FSDP2 of this torch needs GPUs")  # such as torch 2.6
     model = _model(ctx)
     fully_shard(model, mesh=init_device_mesh(ctx.device.type, (ctx.size,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
