@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from raylaunch.cli.api import launch
     from raylaunch.cli.spawn import SpawnContext, spawn
     from raylaunch.core.job.job import Job
-    from raylaunch.core.record.result import RunResult
-    from raylaunch.errors import ClusterError, ConfigError, ExitCode, JobFailedError, RaylaunchError
+    from raylaunch.core.record.result import JobFailedError, RunResult
+    from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
+
+    __version__: str
 
 __all__ = [
     "ClusterError",
@@ -35,6 +37,7 @@ _MODULES = {
     "spawn": "raylaunch.cli.spawn",
     "SpawnContext": "raylaunch.cli.spawn",
     "Job": "raylaunch.core.job.job",
+    "JobFailedError": "raylaunch.core.record.result",
     "RunResult": "raylaunch.core.record.result",
 }
 """The module of each public name; the names that are not listed are in `raylaunch.errors`."""
@@ -42,9 +45,17 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     # Names are imported when they are first used: workers import only raylaunch.worker, and must start fast.
+    if name == "__version__":
+        from raylaunch.cli.run_once import version  # noqa: PLC0415
+
+        return version()
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     import importlib  # noqa: PLC0415
 
     return getattr(importlib.import_module(_MODULES.get(name, "raylaunch.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

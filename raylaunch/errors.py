@@ -58,12 +58,6 @@ class ClusterError(RaylaunchError):
     exit_code = ExitCode.UNAVAILABLE
 
 
-class JobFailedError(RaylaunchError):
-    """Workers failed, and either no restarts are left or a restart would not help."""
-
-    exit_code = ExitCode.JOB_FAILED
-
-
 class InterruptedByUserError(KeyboardInterrupt):
     """A signal stopped the run before it finished.
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raylaunch.cli.api import error_of, exception_of, run_function
+from raylaunch.cli.api import check_call, error_of, exception_of, run_function
 from raylaunch.cluster.run import RunOutcome
 from raylaunch.core.failures.failure import Failure
 from raylaunch.worker.runtime.entry import NO_PROCESS_GROUP, call_with_rank
@@ -34,6 +34,7 @@ def spawn(
     :param daemon: ignored; the processes never outlive the caller.
     :param start_method: ignored.
     :param settings: the settings of a job file, such as `max_restarts=3`.
+    :raises TypeError: `fn` is no function, or `args` no tuple or list. Nothing was started.
     :raises torch.multiprocessing.ProcessRaisedException: `fn` raised. The message is the traceback of the process that
         failed first; `__cause__` is its exception, if that could be pickled.
     :raises torch.multiprocessing.ProcessExitedException: a process was killed, or its exit code was not 0.
@@ -42,6 +43,7 @@ def spawn(
     :raises InterruptedByUserError: a signal stopped the run. It is a KeyboardInterrupt.
     """
     del daemon, start_method
+    check_call("spawn", fn, args)
     job_settings = {"show": "raw", "backend": NO_PROCESS_GROUP, "nprocs": nprocs} | settings
     context = SpawnContext(lambda: run_function(fn, call_with_rank, (fn, tuple(args)), {}, job_settings))
     if not join:

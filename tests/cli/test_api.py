@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pydoc
+from importlib import metadata
+
 import pytest
 
 import raylaunch
@@ -20,6 +23,49 @@ def test_other_names_are_refused():
     """As by any module."""
     with pytest.raises(AttributeError, match="module 'raylaunch' has no attribute 'lunch'"):
         raylaunch.lunch  # noqa: B018
+
+
+def test_the_package_shows_what_it_offers():
+    """To `dir`, to completion in a notebook, and to `help`, though names are imported only when they are used."""
+    assert {*raylaunch.__all__, "__version__", "__doc__"} <= {*dir(raylaunch)}
+    assert raylaunch.__version__ == metadata.version("raylaunch")
+    text = pydoc.plain(pydoc.render_doc(raylaunch))
+    for name in (*raylaunch.__all__, "nnodes=2", raylaunch.__version__):
+        assert name in text
+
+
+CALLS = {
+    "script": (("train.py",), {}, "`launch` takes a function, not 'train.py'; `raylaunch train.py` in a shell runs"),
+    "nothing": ((None,), {}, "`launch` takes a function, not None"),
+    "a result": (([1, 2],), {}, "`launch` takes a function, not an object of type list"),
+    "number": ((print, 3), {}, "arguments, not 3: did you mean `args=(3,)`?"),
+    "text": ((print, "data"), {}, "arguments, not 'data': did you mean `args=('data',)`?"),
+    "keywords": ((print, {"lr": 1}), {}, "arguments, not an object of type dict: did you mean `kwargs`?"),
+    "list": (
+        (print, (), [1]),
+        {},
+        "`kwargs` is a dict of the function's keyword arguments, not an object of type list",
+    ),
+    "keys": ((print,), {"kwargs": {1: 2}}, "`kwargs` is a dict of the function's keyword arguments, not an object"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_argument_is_refused_before_anything_is_started(monkeypatch, name):
+    """The message says what was given, and what to write."""
+    monkeypatch.setattr(api, "run_job", lambda *_, **__: pytest.fail("it was started"))
+    args, kwargs, message = CALLS[name]
+    with pytest.raises(TypeError) as found:
+        raylaunch.launch(*args, **kwargs)
+    assert message in str(found.value)
+
+
+@pytest.mark.parametrize("args", [("train.py",), (print, 3), (print, "data"), (print, {"lr": 1})])
+def test_spawn_refuses_the_same(monkeypatch, args):
+    """Also before anything is started."""
+    monkeypatch.setattr(api, "run_job", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.raises(TypeError, match=r"`spawn` takes a function, not|`args` is a tuple or a list"):
+        raylaunch.spawn(*args)
 
 
 def test_ctrl_c_is_a_keyboard_interrupt():

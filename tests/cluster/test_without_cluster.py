@@ -217,12 +217,13 @@ def test_a_function(alone):
         "told = {'nnodes': 2, 'nproc_per_node': 1, 'backend': 'none', 'preload': [], 'show': 'none'}\n"
         "print(raylaunch.launch(rank, (False,), **told))\n"
         "try: raylaunch.launch(rank, (True,), **told)\n"
-        "except raylaunch.JobFailedError as error: print(repr(error.__cause__), 'ray' in sys.modules)\n"
+        "except raylaunch.JobFailedError as error:\n"
+        "    print(repr(error.__cause__), 'ray' in sys.modules, error.rank, error.node in error.result.addresses)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False
     )
-    assert done.stdout == "[0, 1]\nKeyError('mine') False\n", done.stderr
+    assert done.stdout == "[0, 1]\nKeyError('mine') False 1 True\n", done.stderr
 
 
 # Whether there is a cluster.

@@ -27,7 +27,7 @@ from raylaunch.core.record.attempt import Attempt, AttemptBuilder
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.record.run_layout import EVENTS
 from raylaunch.core.record.steps import StepHistory
-from raylaunch.errors import ExitCode
+from raylaunch.errors import ExitCode, RaylaunchError
 
 FIRST_ATTEMPTS, LAST_ATTEMPTS = 20, 80
 """A result describes so many first and last attempts. Those between them are summed up."""
@@ -95,6 +95,39 @@ class RunResult:
             return ()
         last = self.attempts[-1]
         return hints(self.cause, last.unheard, last.stacks)
+
+
+class JobFailedError(RaylaunchError):
+    """Workers failed, and either no restarts are left or a restart would not help."""
+
+    exit_code = ExitCode.JOB_FAILED
+
+    def __init__(self, message: str, *, hint: str = "", result: RunResult) -> None:
+        super().__init__(message, hint=hint)
+        #: The whole result; `result.cause` is the failure of the worker that failed first.
+        self.result = result
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_error, (self.message, self.hint, self.result)
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that failed first; None if no worker's failure ended the run."""
+        return self.result.cause.rank if self.result.cause is not None else None
+
+    @property
+    def node(self) -> NodeId | None:
+        """The node of that rank; its address is `result.addresses[node]`."""
+        return self.result.cause.node if self.result.cause is not None else None
+
+    @property
+    def run_dir(self) -> str:
+        """The path of the run folder; `""` if no files are kept."""
+        return self.result.run_dir
+
+
+def _rebuild_error(message: str, hint: str, result: RunResult) -> JobFailedError:
+    return JobFailedError(message, hint=hint, result=result)
 
 
 class ResultBuilder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 
 import pytest
 from machine_helpers import (
@@ -27,7 +28,15 @@ from raylaunch.core.machine.events_and_actions import Event, Progressed, Release
 from raylaunch.core.record import result as results
 from raylaunch.core.record.attempt import MOST_FAILURES, MOST_STACKS, Attempt
 from raylaunch.core.record.journal import JournalEntry, replay
-from raylaunch.core.record.result import FIRST_ATTEMPTS, LAST_ATTEMPTS, MOST_NODES, RunResult, facts, result
+from raylaunch.core.record.result import (
+    FIRST_ATTEMPTS,
+    LAST_ATTEMPTS,
+    MOST_NODES,
+    JobFailedError,
+    RunResult,
+    facts,
+    result,
+)
 
 
 def result_of(a_job: Job, *events: Event) -> RunResult:
@@ -378,3 +387,15 @@ def test_addresses_of_nodes_that_are_long_gone_are_forgotten():
     assert {"a", "b", f"n{3 * MOST_NODES - 1}"} <= found.addresses.keys()
     assert "c" not in found.addresses
     assert len(found.addresses) <= MOST_NODES
+
+
+def test_what_a_failed_job_tells():
+    """Also after a way through another process, as in a pool."""
+    events = joined("a", address="10.0.0.7"), started("a", 1.0), failed("a", 2.0), stopped("a", 3.0)
+    told = result_of(job(1, max_restarts=0), *events)
+    error = JobFailedError("it failed", hint="look", result=told)
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert (one.rank, one.node, one.run_dir, one.result) == (1, "a", "/job/runs/night/1", told)
+        assert (str(one), one.exit_code) == ("it failed\nhint: look", 1)
+    error = JobFailedError("it failed", result=dataclasses.replace(told, cause=None))
+    assert (error.rank, error.node) == (None, None)
