@@ -42,8 +42,8 @@ class Warm:
     def drivers(self) -> list[int]:
         return [socket_dir.pid_of(path) for path in socket_dir.sockets(self.runtime / "raylaunch")]
 
-    def status(self, *words: str) -> str:
-        done = self.launcher.python("raylaunch", "status", *words, env=self.env)
+    def ps(self, *words: str) -> str:
+        done = self.launcher.python("raylaunch", "ps", *words, env=self.env)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -61,7 +61,7 @@ def warm(launcher: Launcher, until) -> Iterator[Warm]:
 
 
 def test_the_second_command_finds_the_driver_and_its_agents(warm, until):
-    """Only workers are started for it. `status` shows what is kept, and ends it."""
+    """Only workers are started for it. `ps` shows what is kept, and ends it."""
     script = "import os, sys\nprint(os.getppid(), flush=True)\nsys.exit(int(sys.argv[-1]) if os.environ['RANK'] == '3' else 0)"
     runs = [warm.start(script, "show=all", f"entrypoint.args=[{code}]").wait() for code in (0, 7)]
     first, second = ({line.split()[-1] for line in run.out.splitlines()} for run in runs)
@@ -71,10 +71,10 @@ def test_the_second_command_finds_the_driver_and_its_agents(warm, until):
     assert second <= first
     assert "rank 3" in runs[1].err
     (pid,) = warm.drivers
-    status = warm.status()
-    assert f"pid {pid}: idle for " in status
-    assert status.count(": idle agent for 2 workers, ") == 2
-    assert "it ends" in warm.status("--end")
+    listed = warm.ps()
+    assert f"pid {pid}: idle for " in listed
+    assert listed.count(": idle agent for 2 workers, ") == 2
+    assert "it ends" in warm.ps("--end")
     until(lambda: not marked(warm.runtime.name) and not left_in_ray(warm.launcher.cluster), 100, "all to be gone")
 
 
@@ -93,7 +93,7 @@ while True:
     until(lambda: [log(run, rank) for rank in range(4)] == ["up\n"] * 4, 100, "all workers to be up")
     run.process.kill()
     until(lambda: [log(run, rank) for rank in range(4)] == ["up\nsaved\n"] * 4, 100, "all workers to save")
-    until(lambda: "idle for" in warm.status(), 100, "the end of the run")
+    until(lambda: "idle for" in warm.ps(), 100, "the end of the run")
     (pid,) = warm.drivers
     shutil.rmtree(run.folder / "runs")
     run = warm.start(script)
