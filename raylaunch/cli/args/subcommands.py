@@ -27,7 +27,7 @@ class Subcommand:
 
     @property
     def usage(self) -> str:
-        """How it is written."""
+        """The command line that its help and its errors show, such as `raylaunch status [FLAGS] [RUN]`."""
         return f"raylaunch {self.name} [FLAGS]{' [RUN]' if self.takes_run else ''}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from raylaunch.cli.args.flags import FLAGS, TABLE, Flag, Group
+from raylaunch.cli.args.subcommands import signature
 
 USAGE = """\
 usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torchrun does
@@ -55,7 +56,7 @@ def full() -> str:
     parts = [USAGE, _HEAD]
     for group in Group:
         title = f"{group.value} ({_NOTES[group]})" if group in _NOTES else group.value
-        lines = [f"  {_signature(flag):{_WIDTH}} {flag.help}{_default(flag)}" for flag in TABLE[group]]
+        lines = [f"  {signature(flag):{_WIDTH}} {flag.help}{_default(flag)}" for flag in TABLE[group]]
         parts.append("\n" + "\n".join([f"{title}:", *lines]) + "\n")
     return "".join([*parts, "\n", _TAIL])
 
@@ -66,7 +67,7 @@ def table() -> str:
     for group in Group:
         note = {Group.ACCEPTED: "accepted without effect: ", Group.OURS: "raylaunch only: "}.get(group, "")
         for flag in TABLE[group]:
-            name = _signature(flag).strip().replace("|", "\\|")
+            name = signature(flag).strip().replace("|", "\\|")
             text = flag.help.replace("|", "\\|")
             default = f"`{flag.default}`" if flag.default and " " not in flag.default else flag.default
             lines.append(f"| `{name}` | {default} | {note}{text} |")
@@ -103,11 +104,6 @@ def _options() -> list[str]:
 
 COMPLETIONS = {"bash": _bash, "zsh": _zsh, "tcsh": _tcsh}
 """By shell: what makes the script that `--print-completion` prints."""
-
-
-def _signature(flag: Flag) -> str:
-    short = f"-{flag.short}, " if flag.short else ""
-    return f"{short}{flag.option} {flag.metavar}".rstrip()
 
 
 def _default(flag: Flag) -> str:

@@ -41,7 +41,7 @@ class KnownRun:
 
     @property
     def title(self) -> str:
-        """Name and id."""
+        """Name and id, as messages name the run."""
         return f"{self.name} {self.id}"
 
 

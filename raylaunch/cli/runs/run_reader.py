@@ -25,7 +25,7 @@ class RunReader:
         self._builder: StatusBuilder | None = None
 
     def refresh(self) -> None:
-        """Read what is new."""
+        """Read the lines that the journal has got since the last call. What is wrong with it is in `problem`."""
         if self.problem:
             return
         try:
@@ -66,7 +66,7 @@ class RunReader:
         return found if isinstance(found, dict) and isinstance(found.get("exit_code"), int) else {}
 
     def close(self) -> None:
-        """Close the journal."""
+        """Close the journal; what was read of it stays known."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -43,7 +43,7 @@ class DriverProcess:
 
     @classmethod
     def this(cls) -> DriverProcess:
-        """Return this process."""
+        """Return the identity of the calling process, which drives a run."""
         boot_id, namespace = _where()
         pid = os.getpid()
         return cls(
