@@ -191,6 +191,10 @@ def stderr() -> Iterator[Callable[[], str]]:
 
 
 async def tell_agent(messages: list[bytes], folder: str) -> None:
+    def print_error(_: object, context: dict[str, Any]) -> None:
+        os.write(2, f"Traceback of a task: {context!r}\n".encode(errors="backslashreplace"))
+
+    asyncio.get_running_loop().set_exception_handler(print_error)
     actor = ray_actor.AgentActor()
     template = replace(SPEC.template, run_dir=folder)
     await actor.begin(serialization.dump_spec(replace(SPEC, node_timeout=1000.0, template=template)))

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from raylaunch.core.text import printable
 from raylaunch.node.protocol.peer_messages import (
     ListenForPeers,
     PeerAddress,
@@ -106,6 +107,8 @@ async def _why_unreachable(peer: PeerAddress) -> str:
             if error.errno in _OWN_FAULTS:
                 return ""
             why = f"{peer.address}: {_text(error)}"
+        except (ValueError, OverflowError) as error:  # what cannot be an address or a port
+            return printable(f"{peer.address}: {error}")
         await asyncio.sleep(_PAUSE_SECONDS)
     return why
 

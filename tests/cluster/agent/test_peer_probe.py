@@ -101,6 +101,13 @@ def test_nodes_that_do_not(monkeypatch):
     asyncio.run(check())
 
 
+@pytest.mark.parametrize(("address", "port"), [("127.0.0.2", 2**70), ("127.0.0.2", -1), ("\udce9\x1b", 1), ("\0", 1)])
+def test_what_is_no_address_is_not_reached(address, port):
+    (why,) = asyncio.run(unreachable(PeerAddress(node="a", address=address, port=port, token="0"))).values()
+    assert why.isprintable()
+    assert why
+
+
 def test_a_connection_that_succeeds_the_second_time(monkeypatch):
     """A single loss says nothing."""
     tries = []
