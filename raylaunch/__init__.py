@@ -1,6 +1,6 @@
 """torchrun for a Ray cluster: one command on any node of the cluster runs an unchanged script on all of them.
 
-The public API is `launch`, `spawn` and the classes listed below; `raylaunch.worker` is the API inside a script. The
+The public API is `launch`, `start`, `spawn` and the classes listed below; `raylaunch.worker` is that in a script. The
 five packages are the places where code runs: `cli` (the terminal), `cluster` (Ray: the driver and the agents), `node`
 (the processes of one machine), `worker` (the user's process) and `core` (decisions, without I/O). Read `core` first,
 then `cluster.driver`. A command becomes a `Job`, the job a plan, the plan agents, and agents start workers.
@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raylaunch.cli.api import launch
+    from raylaunch.cli.config.job_settings import JobSettings
+    from raylaunch.cli.handle import Handle, start
+    from raylaunch.cli.runs.run_summary import RunSummary
     from raylaunch.cli.spawn import SpawnContext, spawn
     from raylaunch.core.job.job import Job
     from raylaunch.core.record.result import JobFailedError, RunResult
-    from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
+    from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError, RunStoppedError
 
     __version__: str
 
@@ -23,17 +26,26 @@ __all__ = [
     "ClusterError",
     "ConfigError",
     "ExitCode",
+    "Handle",
     "Job",
     "JobFailedError",
+    "JobSettings",
     "RaylaunchError",
     "RunResult",
+    "RunStoppedError",
+    "RunSummary",
     "SpawnContext",
     "launch",
     "spawn",
+    "start",
 ]
 
 _MODULES = {
     "launch": "raylaunch.cli.api",
+    "start": "raylaunch.cli.handle",
+    "Handle": "raylaunch.cli.handle",
+    "JobSettings": "raylaunch.cli.config.job_settings",
+    "RunSummary": "raylaunch.cli.runs.run_summary",
     "spawn": "raylaunch.cli.spawn",
     "SpawnContext": "raylaunch.cli.spawn",
     "Job": "raylaunch.core.job.job",

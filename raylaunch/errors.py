@@ -58,6 +58,15 @@ class ClusterError(RaylaunchError):
     exit_code = ExitCode.UNAVAILABLE
 
 
+class RunStoppedError(RaylaunchError):
+    """`Handle.stop` ended the run before it had finished."""
+
+    def __init__(self, message: str, *, hint: str = "", exit_code: int = signal_exit_code(15)) -> None:
+        super().__init__(message, hint=hint)
+        #: As that of a run which a signal stopped.
+        self.exit_code = exit_code
+
+
 class InterruptedByUserError(KeyboardInterrupt):
     """A signal stopped the run before it finished.
 

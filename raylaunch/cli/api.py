@@ -1,69 +1,209 @@
-"""`raylaunch.launch`: call a function on every worker and return the results by rank."""
+"""`raylaunch.launch`: call a function on every worker and return the results by rank, or run a script, and wait."""
 
 from __future__ import annotations
 
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import cloudpickle
 
+from raylaunch.cli.args.diagnostics import SourceSpan
 from raylaunch.cli.config import job_file, python_settings
 from raylaunch.cli.output.console import Console, run_observer
 from raylaunch.cli.output.report import report
+from raylaunch.cluster.driver.observer import RunObserver
+from raylaunch.cluster.driver.signals import SentSignals
 from raylaunch.cluster.run import RunOutcome, run_job
-from raylaunch.core.job.job import Job
+from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
 from raylaunch.core.job.redaction import shown
-from raylaunch.core.record.result import JobFailedError
-from raylaunch.errors import ClusterError, ExitCode, InterruptedByUserError
+from raylaunch.core.record.result import JobFailedError, RunResult
+from raylaunch.errors import ClusterError, ConfigError, ExitCode, InterruptedByUserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from raylaunch.cli.config.job_settings import JobSettings
+
+Returned = TypeVar("Returned")
 
 _MOST_SHOWN = 60
 """Characters of a wrong argument that an error shows."""
 
 
+@overload
 def launch(
-    function: Callable[..., Any],
+    function: Callable[..., Returned],
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    **settings: Unpack[JobSettings],
+) -> list[Returned]: ...
+@overload
+def launch(
+    *, script: str | os.PathLike[str], args: Sequence[object] = ..., **settings: Unpack[JobSettings]
+) -> RunResult: ...
+@overload
+def launch(*, module: str, args: Sequence[object] = ..., **settings: Unpack[JobSettings]) -> RunResult: ...
+@overload
+def launch(*, command: str, args: Sequence[object] = ..., **settings: Unpack[JobSettings]) -> RunResult: ...
+def launch(
+    function: Callable[..., Any] | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    *,
+    script: str | os.PathLike[str] | None = None,
+    module: str | None = None,
+    command: str | None = None,
     **settings: Any,
-) -> list[Any]:
+) -> list[Any] | RunResult:
     """Call `function(*args, **kwargs)` on every worker and return the results in the order of the ranks.
 
     The workers have torchrun's environment. Their process group is initialized before the call (with `backend=`; by
     default nccl where workers have GPUs, else gloo) and destroyed after it.
 
+    In the place of a function, `script=`, `module=` or `command=` names what every worker runs, as on the command line;
+    `args` are its arguments, and the result is a `RunResult`.
+
     :param function: anything that cloudpickle can pickle, including lambdas and functions of `__main__`.
     :param settings: the settings of a job file, such as `nnodes=2, nproc_per_node=4, max_restarts=3`.
-    :returns: one result for each rank.
+    :returns: one result for each rank; without a function, the result of the run.
     :raises TypeError: an argument is of another kind, such as a script's name in the place of the function. Nothing
         was started.
     :raises JobFailedError: workers failed and no restart followed. The message contains the traceback of the rank
         that failed first; `__cause__` is its exception, if that could be pickled. It also has `rank`, `node`, `run_dir`
         and `result`.
     :raises ClusterError: the cluster cannot be reached, or did not provide the requested nodes in time.
-    :raises ConfigError: a setting is wrong.
+    :raises ConfigError: a setting is wrong, or there is no such script.
     :raises InterruptedByUserError: SIGINT or SIGTERM stopped the run. It is a KeyboardInterrupt.
     """
-    check_call("launch", function, args, kwargs)
-    outcome = run_function(function, function, args, kwargs or {}, settings)
-    if not outcome.result.ok:
-        raise error_of(outcome) from exception_of(outcome)
-    return [pickle.loads(outcome.values[rank]) for rank in sorted(outcome.values)]  # noqa: S301
+    programs = {"script": script, "module": module, "command": command}
+    checked = checked_launch("launch", function, args, kwargs, programs, settings)
+    return checked.value(checked.run())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedLaunch:
+    """A run whose arguments were checked, and of which nothing was started."""
+
+    job: Job
+    payload: bytes = b""
+    """(function, args, kwargs), pickled with cloudpickle; empty if the workers run a program."""
+
+    def run(
+        self, sent: SentSignals | None = None, observe: Callable[[RunObserver], RunObserver] | None = None
+    ) -> RunOutcome:
+        """Run it and print what happens. Raises as `run_job` does.
+
+        `sent`: signals that this process sends to the run. `observe`: puts an observer before the console.
+        """
+        console = Console()
+        observer = run_observer(self.job, console)
+        try:
+            text = job_file.dump(shown(self.job, os.environ))
+            observer = observe(observer) if observe is not None else observer
+            return run_job(self.job, text, observer, payload=self.payload, sent=sent)
+        finally:
+            console.close()
+
+    def value(self, outcome: RunOutcome) -> list[Any] | RunResult:
+        """Return what the functions returned, by rank, or the result of a program. Raises as `launch` does."""
+        if not outcome.result.ok:
+            raise error_of(outcome) from exception_of(outcome)
+        if not self.payload:
+            return outcome.result
+        return [pickle.loads(outcome.values[rank]) for rank in sorted(outcome.values)]  # noqa: S301
+
+
+def checked_launch(
+    caller: str,
+    function: Callable[..., Any] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    programs: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> CheckedLaunch:
+    """Return the run of a function or a program. `programs`: by kind; None: not given.
+
+    Raises TypeError for arguments that are of another kind, and ConfigError for settings that are wrong.
+    """
+    given = {kind: program for kind, program in programs.items() if program is not None}
+    if not given:
+        check_call(caller, function, args, kwargs)
+        assert function is not None
+        return checked_function(function, function, args, kwargs or {}, settings)
+    if len(given) > 1 or function is not None:
+        names = " and ".join([*(["a function"] if function is not None else []), *(f"`{kind}=`" for kind in given)])
+        msg = f"`{caller}` runs one thing, not {names}"
+        raise TypeError(msg)
+    ((kind, program),) = given.items()
+    return _checked_program(kind, program, args, kwargs, settings)
+
+
+def _checked_program(
+    kind: str, program: object, args: object, kwargs: object, settings: Mapping[str, Any]
+) -> CheckedLaunch:
+    if not isinstance(program, str | os.PathLike):
+        msg = f"`{kind}` is text, not {_described(program)}"
+        raise TypeError(msg)
+    check_args(args)
+    if kwargs is not None:
+        msg = f"`kwargs` is for a function; the arguments of a {kind} are `args`"
+        raise TypeError(msg)
+    assert isinstance(args, Sequence)
+    entrypoint = {kind: os.fspath(program), "args": [str(argument) for argument in args]}
+    job = _job(settings, entrypoint)
+    span = SourceSpan(source="Python")
+    for finding in (*job_file.script_findings(job, span, os.environ), *job_file.command_findings(job, span)):
+        hint = finding.hint if kind == "script" else "its arguments are `args=[...]`"
+        raise ConfigError(finding.message, hint=hint)
+    return CheckedLaunch(job=job)
+
+
+def checked_function(
+    function: Callable[..., Any],
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> CheckedLaunch:
+    """Return the run of `target(*args, **kwargs)` on every worker. It is named after `function`."""
+    module = getattr(function, "__module__", None) or "__main__"
+    name = getattr(function, "__qualname__", type(function).__name__)
+    job = _job({"name": name.strip("<>"), **settings}, {"function": f"{module}:{name}"})
+    return CheckedLaunch(job=job, payload=cloudpickle.dumps((target, tuple(args), dict(kwargs))))
+
+
+def _job(settings: Mapping[str, Any], entrypoint: Mapping[str, Any]) -> Job:
+    if "entrypoint" in settings:
+        kinds = ", ".join(f"`{kind}`" for kind in ENTRYPOINT_KINDS)
+        msg = f"`entrypoint` is given by the arguments {kinds} and `args`"
+        raise TypeError(msg)
+    return python_settings.job_of({**settings, "entrypoint": entrypoint})
 
 
 def check_call(caller: str, function: object, args: object, kwargs: object = None) -> None:
     """Raise TypeError unless `function(*args, **kwargs)` could be a call."""
     if not callable(function):
-        hint = f"; `raylaunch {function}` in a shell runs a script" if isinstance(function, str) else ""
-        msg = f"`{caller}` takes a function, not {_described(function)}{hint}"
+        named = f"; `raylaunch {function}` in a shell runs a script" if isinstance(function, str) else ""
+        if named and caller != "spawn":
+            named += f", and `{caller}(script={function!r})` does so here"
+        if function is None and caller != "spawn":
+            named = "; or else `script=`, `module=` or `command=`"
+        msg = f"`{caller}` takes a function, not {_described(function)}{named}"
         raise TypeError(msg)
-    if not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray):
-        kind = "`kwargs`" if isinstance(args, Mapping) and caller == "launch" else f"`args=({_described(args)},)`"
-        msg = f"`args` is a tuple or a list of the function's arguments, not {_described(args)}: did you mean {kind}?"
-        raise TypeError(msg)
+    check_args(args, has_kwargs=caller != "spawn")
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
         msg = f"`kwargs` is a dict of the function's keyword arguments, not {_described(kwargs)}"
+        raise TypeError(msg)
+
+
+def check_args(args: object, *, has_kwargs: bool = False) -> None:
+    """Raise TypeError unless these can be arguments. `has_kwargs`: whether a dict was perhaps meant as `kwargs`."""
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray):
+        meant = "`kwargs`" if isinstance(args, Mapping) and has_kwargs else f"`args=({_described(args)},)`"
+        msg = f"`args` is a tuple or a list of arguments, not {_described(args)}: did you mean {meant}?"
         raise TypeError(msg)
 
 
@@ -71,30 +211,6 @@ def _described(value: object) -> str:
     """Return a short value as it is written, and else what kind of object it is."""
     text = repr(value) if isinstance(value, str | int | float | bool | None) else ""
     return text if 0 < len(text) <= _MOST_SHOWN else f"an object of type {type(value).__qualname__}"
-
-
-def run_function(
-    function: Callable[..., Any],
-    target: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    settings: Mapping[str, Any],
-) -> RunOutcome:
-    """Call `target(*args, **kwargs)` on every worker. The run is named after `function`."""
-    job = _job(function, settings)
-    payload = cloudpickle.dumps((target, tuple(args), dict(kwargs)))
-    console = Console()
-    try:
-        return run_job(job, job_file.dump(shown(job, os.environ)), run_observer(job, console), payload=payload)
-    finally:
-        console.close()
-
-
-def _job(function: Callable[..., Any], settings: Mapping[str, Any]) -> Job:
-    module = getattr(function, "__module__", None) or "__main__"
-    name = getattr(function, "__qualname__", type(function).__name__)
-    entrypoint = {"function": f"{module}:{name}"}
-    return python_settings.job_of({"name": name.strip("<>"), **settings, "entrypoint": entrypoint})
 
 
 def error_of(outcome: RunOutcome) -> BaseException:

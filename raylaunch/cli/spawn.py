@@ -5,14 +5,50 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, overload
 
-from raylaunch.cli.api import check_call, error_of, exception_of, run_function
+from raylaunch.cli.api import check_call, checked_function, error_of, exception_of
 from raylaunch.cluster.run import RunOutcome
 from raylaunch.core.failures.failure import Failure
 from raylaunch.worker.runtime.entry import NO_PROCESS_GROUP, call_with_rank
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from raylaunch.cli.config.job_settings import SpawnSettings
+
+
+@overload
+def spawn(
+    fn: Callable[Concatenate[int, ...], object],
+    args: Sequence[Any] = ...,
+    nprocs: int = ...,
+    join: Literal[True] = ...,
+    daemon: bool = ...,
+    start_method: str = ...,
+    **settings: Unpack[SpawnSettings],
+) -> None: ...
+@overload
+def spawn(
+    fn: Callable[Concatenate[int, ...], object],
+    args: Sequence[Any] = ...,
+    nprocs: int = ...,
+    *,
+    join: Literal[False],
+    daemon: bool = ...,
+    start_method: str = ...,
+    **settings: Unpack[SpawnSettings],
+) -> SpawnContext: ...
+@overload
+def spawn(
+    fn: Callable[Concatenate[int, ...], object],
+    args: Sequence[Any] = ...,
+    nprocs: int = ...,
+    join: bool = ...,
+    daemon: bool = ...,
+    start_method: str = ...,
+    **settings: Unpack[SpawnSettings],
+) -> SpawnContext | None: ...
 def spawn(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -45,7 +81,8 @@ def spawn(
     del daemon, start_method
     check_call("spawn", fn, args)
     job_settings = {"show": "raw", "backend": NO_PROCESS_GROUP, "nprocs": nprocs} | settings
-    context = SpawnContext(lambda: run_function(fn, call_with_rank, (fn, tuple(args)), {}, job_settings))
+    checked = checked_function(fn, call_with_rank, (fn, tuple(args)), {}, job_settings)
+    context = SpawnContext(checked.run)
     if not join:
         context.start()
         return context

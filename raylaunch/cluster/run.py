@@ -21,7 +21,7 @@ from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
-from raylaunch.cluster.driver.signals import Signals
+from raylaunch.cluster.driver.signals import SentSignals, Signals
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
@@ -80,11 +80,13 @@ def plan_job(job: Job) -> Plan:
             return _plan_now(job, session)
 
 
-def run_job(job: Job, job_text: str, observer: RunObserver, *, payload: bytes = b"") -> RunOutcome:
-    """Run a job and return its outcome, whatever happened to its workers.
+def run_job(
+    job: Job, job_text: str, observer: RunObserver, *, payload: bytes = b"", sent: SentSignals | None = None
+) -> RunOutcome:
+    """Run a job and return its outcome, whatever happened to its workers. Several threads may each run a job.
 
     `job_text`: the job as it is written to the run folder. `payload`: (function, args, kwargs), pickled with
-    cloudpickle, to run instead of the job's entry point.
+    cloudpickle, to run instead of the job's entry point. `sent`: signals that this process sends to the run.
 
     Raises ConfigError if the run folder cannot be made or there is no working folder, ClusterError if the cluster
     cannot be reached, cannot hold the job at all or cannot go on with it, and InterruptedByUserError if a signal
@@ -93,10 +95,10 @@ def run_job(job: Job, job_text: str, observer: RunObserver, *, payload: bytes = 
     submitter_env = submitted(os.environ)  # before Ray adds to it
     secrets = Redactor.of(job, os.environ)
     _cwd()
-    with _redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:
+    with _redacted_errors(secrets), signals.handled(job, sent) as handler, _connected(job) as session:
         run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload)
         handler.go_to(run.driver.signalled)
-        with run_registry.entered(_entry(run, session, secrets), os.environ, run.warn) as entry:
+        with run_registry.entered(_entry(run, session, secrets, handler), os.environ, run.warn) as entry:
             values, error = _execute(run, handler, want_values=bool(payload))
             result = _report(run, session, secrets, error)
             entry.exit_code = result.exit_code
@@ -105,7 +107,7 @@ def run_job(job: Job, job_text: str, observer: RunObserver, *, payload: bytes = 
         return RunOutcome(result=result, values=values)
 
 
-def _entry(run: _PreparedRun, session: Session, secrets: Redactor) -> RegisteredRun:
+def _entry(run: _PreparedRun, session: Session, secrets: Redactor, handler: Signals) -> RegisteredRun:
     path = run.folder.path
     forwarded = run.job.signals_to_forward
     return RegisteredRun(
@@ -115,7 +117,7 @@ def _entry(run: _PreparedRun, session: Session, secrets: Redactor) -> Registered
         driver=DriverProcess.this(),
         began=run.began,
         cluster=secrets.hide(session.address),
-        signals=tuple(name for name in run.job.signals_to_handle if name not in forwarded),
+        signals=tuple(name for name in run.job.signals_to_handle if handler.is_main and name not in forwarded),
     )
 
 

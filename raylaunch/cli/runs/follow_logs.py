@@ -49,7 +49,7 @@ def show(run: KnownRun, arguments: Namespace) -> int:
             return ExitCode.OK
         say(f"rank {failure.rank} on {failure.node} {failure.what} (attempt {attempt})")
         choice = replace(choice, ranks=(range(failure.rank, failure.rank + 1),))
-    found = _files(run, choice, attempt, status)
+    found = files(run, choice, attempt, status)
     _write(line for log in found for line in (*log.last(choice.lines), log.rest()))
     if not found:
         say(f"there are no such files of attempt {attempt} in {run.folder}; each node keeps those of its own ranks")
@@ -97,7 +97,8 @@ def _attempt(arguments: Namespace, status: RunStatus) -> int:
     return int(text)
 
 
-def _files(run: KnownRun, choice: LogChoice, attempt: int, status: RunStatus) -> list[WorkerLog]:
+def files(run: KnownRun, choice: LogChoice, attempt: int, status: RunStatus) -> list[WorkerLog]:
+    """Return the chosen files of an attempt. `status`: that of the run, which has been read."""
     assert run.reader.header is not None, "there is no status without it"
     sizes = {each.number: each.world_size for each in status.result.attempts}
     size = sizes.get(attempt, status.world_size)
@@ -151,7 +152,7 @@ class _Follower:
         return shown
 
     def _print(self, status: RunStatus, *, is_first: bool) -> None:
-        for log in _files(self._run, self._choice, self._attempt, status) if self._attempt else ():
+        for log in files(self._run, self._choice, self._attempt, status) if self._attempt else ():
             if log.path not in self._logs:
                 self._logs[log.path] = log
                 if is_first:

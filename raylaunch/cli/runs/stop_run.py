@@ -36,7 +36,7 @@ def stop(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int
         raise ConfigError(f"{run.title} cannot be stopped from here: {where}", hint="use a shell where it was started")
     name = next((name for name in ("SIGTERM", *run.signals) if name in run.signals), "")
     if not name:
-        msg = f"{run.title} ends at no signal (`signals_to_handle`)"
+        msg = f"{run.title} ends at no signal (`signals_to_handle`, or a thread of a program runs it)"
         raise ConfigError(msg, hint=f"`kill -9 {driver.pid}` ends it at once, and its workers with it")
     if not arguments.yes and sys.stdin is not None and sys.stdin.isatty() and not _is_confirmed(shown):
         say("nothing was stopped")
