@@ -23,13 +23,12 @@ from contextlib import ContextDecorator
 from dataclasses import dataclass
 
 from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
 
 __all__ = ["Context", "Section", "checkpointed", "context", "heartbeat", "section", "should_checkpoint"]
 
 RUN_DIR_VARIABLE = "RAYLAUNCH_RUN_DIR"
 """In a worker's environment: the run folder. It is not there if no files are kept."""
-_MAX_STEP = 1 << 62
-"""Above what a 64-bit field of the shared page holds, with a margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +173,7 @@ def _completed_steps(step: int) -> int:
     except TypeError:
         msg = f"`step` is the number of the step that was just done, an int; got {type(step).__name__} {step!r}"
         raise TypeError(msg) from None
-    if not 0 <= number < _MAX_STEP:
+    if not 0 <= number < MAX_NUMBER:
         msg = f"`step` is the number of the step that was just done, from 0 on; got {number}"
         raise ValueError(msg)
     return number + 1

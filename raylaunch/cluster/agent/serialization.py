@@ -17,10 +17,8 @@ from typing import Any, get_args, get_type_hints
 
 from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
 from raylaunch.core.field_types import checker
-from raylaunch.node.protocol.messages import LaunchWorkers, Order
+from raylaunch.node.protocol.messages import Order
 
-_MOST_ATTEMPTS = 1 << 62
-"""The fork server writes the number of an attempt into a field of 64 bits, and would end if it did not fit."""
 _FIRST_LINE = re.compile(rb"(raylaunch [ -~]{1,300})\n")
 
 
@@ -97,9 +95,6 @@ def dump_order(order: Order) -> bytes:
 def load_order(message: bytes) -> Order:
     """Read an order of the driver. Raises UnreadableError."""
     order: Order = _load(message, Order, "an order")
-    if isinstance(order, LaunchWorkers) and not 0 <= order.assignment.attempt < _MOST_ATTEMPTS:
-        msg = f"an order cannot be read: there is no attempt {order.assignment.attempt}"
-        raise UnreadableError(msg)
     return order
 
 

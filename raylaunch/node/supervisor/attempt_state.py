@@ -10,6 +10,7 @@ from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.node.protocol.messages import ProcessFailure
+from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
 
 
 @dataclass(slots=True)
@@ -29,6 +30,12 @@ class AttemptState:
     """All workers have ended, and that was dealt with."""
     shown: set[int] = field(default_factory=set)
     """Ranks that have ended, and whose last progress was reported."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if the shared page cannot hold the number of the attempt."""
+        if not 0 <= self.attempt < MAX_NUMBER:
+            msg = f"there is no attempt {self.attempt}"
+            raise ValueError(msg)
 
     @property
     def attempt(self) -> int:

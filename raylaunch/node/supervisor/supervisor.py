@@ -110,7 +110,7 @@ class Supervisor:
     def handle(self, order: WorkerOrder) -> None:
         """Carry out one order. Returns at once; what comes of it is an event that `poll` returns.
 
-        Raises ValueError for a signal that does not exist.
+        Raises ValueError for a signal that does not exist, and for an attempt whose number the page cannot hold.
         """
         match order:
             case LaunchWorkers():

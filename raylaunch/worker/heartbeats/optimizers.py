@@ -13,11 +13,11 @@ from typing import Any
 from raylaunch.worker import torch_internals
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.heartbeats.import_hook import when_imported
+from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
 
 _MODULE = "torch.optim.optimizer"
 _TAKEOVER_STEPS = 100
 """After so many steps of another optimizer, with none of the counted one, the other one is counted."""
-_MAX_STEP = 1 << 62
 _MAX_READS = 10
 """How often an optimizer's own step count is read, which may have to be copied from its device."""
 
@@ -127,6 +127,6 @@ def _completed_steps(optimizer: Any) -> int:
         step = first.get("step", optimizer.param_groups[0].get("step"))
         if type(step) is sys.modules["torch"].Tensor:
             step = step.item()
-        return int(step) if isinstance(step, int | float) and 0 < step < _MAX_STEP else 0
+        return int(step) if isinstance(step, int | float) and 0 < step < MAX_NUMBER else 0
     except Exception:  # noqa: BLE001
         return 0  # a state of another kind, which must not disturb the script

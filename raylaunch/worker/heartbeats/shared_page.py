@@ -15,6 +15,8 @@ from typing import Final
 PAGE_VARIABLE = "RAYLAUNCH_PAGE"
 """In a worker's environment: `PATH:LOCAL_RANK`. The path can be opened as long as the agent lives."""
 
+MAX_NUMBER: Final = 1 << 62
+"""Above what a field can hold, with a margin."""
 MAX_WORKERS: Final = 1000
 """Workers of a node with a local rank from here on have no slot."""
 _HEADER_FIELDS: Final = 8

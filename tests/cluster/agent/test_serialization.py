@@ -12,11 +12,9 @@ import pytest
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
-from raylaunch.core.placement.environment import Assignment, Rendezvous
-from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore
+from raylaunch.node.protocol.messages import OpenStore
 from tests.cluster.agent.test_ray_actor import SPEC
 
-RENDEZVOUS = Rendezvous(master_addr="127.0.0.1", master_port=1, run_id="r", max_restarts=0, restart_count=0)
 UNPICKLED: list[str] = []
 
 
@@ -94,16 +92,3 @@ def test_a_report_that_cannot_be_read(message, why):
     with pytest.raises(UnreadableError) as raised:
         serialization.load_report(message)
     assert str(raised.value) == f"its report cannot be read: {why}"
-
-
-def launch(attempt: int) -> LaunchWorkers:
-    part = Assignment(attempt=attempt, node="node-1", node_rank=0, nnodes=1, base_rank=0, nproc=1, world_size=1)
-    return LaunchWorkers(assignment=part, rendezvous=RENDEZVOUS)
-
-
-@pytest.mark.parametrize("attempt", [-1, 1 << 63])
-def test_an_attempt_whose_number_does_not_fit_the_shared_page_is_refused(attempt):
-    order = launch(attempt)
-    with pytest.raises(UnreadableError, match=f"^an order cannot be read: there is no attempt {attempt}$"):
-        serialization.load_order(serialization.dump_order(order))
-    assert serialization.load_order(serialization.dump_order(launch(1))) == launch(1)

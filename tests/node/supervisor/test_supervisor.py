@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted, WorkersStopped
-from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
+from raylaunch.core.placement.environment import Assignment, Rendezvous
+from raylaunch.node.protocol.messages import LaunchWorkers, SignalWorkers, StopWorkers
 from tests.node.harness import (
     ADDRESS,
     SECONDS,
@@ -57,6 +58,17 @@ def test_a_signal_that_does_not_exist_is_refused(node: Node) -> None:
     for order in (StopWorkers(attempt=1, grace=0.0, signal="SIGNONE"), SignalWorkers(attempt=1, signal="")):
         with pytest.raises(ValueError, match="there is no signal"):
             node.supervisor.handle(order)
+
+
+@pytest.mark.parametrize("attempt", [-1, 1 << 63])
+def test_an_attempt_that_the_page_cannot_hold_is_refused(node: Node, attempt: int) -> None:
+    """The fork server would end with a traceback."""
+    before = node.supervisor.attempt_state
+    part = Assignment(attempt=attempt, node="node-0", node_rank=0, nnodes=1, base_rank=0, nproc=1, world_size=1)
+    meeting = Rendezvous(master_addr=ADDRESS, master_port=0, run_id="tests", max_restarts=0, restart_count=0)
+    with pytest.raises(ValueError, match=f"^there is no attempt {attempt}$"):
+        node.supervisor.handle(LaunchWorkers(assignment=part, rendezvous=meeting))
+    assert node.supervisor.attempt_state is before
 
 
 # The events of an attempt.
