@@ -96,6 +96,35 @@ def head_session(seconds: float) -> str:
     return str((found or b"").decode())
 
 
+def keep_in_head(key: bytes, value: bytes | None, namespace: bytes, seconds: float) -> None:
+    """Have the head that this process is connected to keep a value under a key; None: remove it.
+
+    `internal_kv_put` and `internal_kv_del` of the client have had these parameters since Ray 2.44. Without them, a run
+    is not entered in its cluster: commands on other machines do not find it. Raises an exception of Ray's.
+    """
+    if value is None:
+        _own_client().internal_kv_del(key, False, namespace=namespace, timeout=int(seconds))
+    else:
+        _own_client().internal_kv_put(key, value, True, namespace=namespace, timeout=int(seconds))
+
+
+def kept_in_head(address: str, prefix: bytes, namespace: bytes, seconds: float) -> dict[bytes, bytes]:
+    """Return what the head at an address keeps under keys with this prefix. Raises as `ask_head`.
+
+    For commands that do not connect. `internal_kv_keys` has been there since Ray 2.44.
+    """
+    client = import_module("ray._raylet").GcsClient(address=address)
+    keys = client.internal_kv_keys(prefix, namespace=namespace, timeout=int(seconds))
+    found = {bytes(key): client.internal_kv_get(key, namespace=namespace, timeout=int(seconds)) for key in keys}
+    return {key: bytes(value) for key, value in found.items() if value is not None}  # None: removed just now
+
+
+def remove_from_head(address: str, key: bytes, namespace: bytes, seconds: float) -> None:
+    """Remove a key at the head at an address. Raises as `ask_head`."""
+    client = import_module("ray._raylet").GcsClient(address=address)
+    client.internal_kv_del(key, False, namespace=namespace, timeout=int(seconds))
+
+
 def own_session() -> str:
     """Return the name of the session that this process is connected to.
 

@@ -16,6 +16,8 @@ from types import ModuleType
 
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
+from raylaunch.cluster.control import cluster_registry, run_control
+from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver import run_registry, signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
@@ -29,14 +31,14 @@ from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job import outputs
 from raylaunch.core.job.job import Job, RayOptions, StartMethod
-from raylaunch.core.job.redaction import Redactor
+from raylaunch.core.job.redaction import Redactor, redacted_errors
 from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.placement.environment import submitted
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan, settled
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import future_losses
-from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
+from raylaunch.errors import ClusterError, ConfigError, ExitCode
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 
 WANTED = "ray>=2.44"
@@ -71,7 +73,7 @@ class _PreparedRun:
 
 def plan_job(job: Job) -> Plan:
     """Return the plan of a job. Connects to a cluster if there is one, and starts nothing. Raises ClusterError."""
-    with _redacted_errors(Redactor.of(job, os.environ)):
+    with redacted_errors(Redactor.of(job, os.environ)):
         found = find_cluster(job.ray)
         if found in (local_machine.LOCAL, local_machine.NONE):
             alone = found == local_machine.NONE and job.ray.address == "auto"
@@ -95,19 +97,26 @@ def run_job(
     submitter_env = submitted(os.environ)  # before Ray adds to it
     secrets = Redactor.of(job, os.environ)
     _cwd()
-    with _redacted_errors(secrets), signals.handled(job, sent) as handler, _connected(job) as session:
+    with redacted_errors(secrets), signals.handled(job, sent) as handler, _connected(job) as session:
         run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload)
         handler.go_to(run.driver.signalled)
-        with run_registry.entered(_entry(run, session, secrets, handler), os.environ, run.warn) as entry:
-            values, error = _execute(run, handler, want_values=bool(payload))
+        control = RunControl(run.driver, run.folder, job.log_layout)
+        with (
+            run_control.served(control, session, run.warn),
+            cluster_registry.entered(_entry(run, session, secrets, handler, control), os.environ, run.warn) as entry,
+        ):
+            values, error = _execute(run, handler, control, want_values=bool(payload))
             result = _report(run, session, secrets, error)
             entry.exit_code = result.exit_code
+            control.ended(result)
         if error is not None:
             raise error
         return RunOutcome(result=result, values=values)
 
 
-def _entry(run: _PreparedRun, session: Session, secrets: Redactor, handler: Signals) -> RegisteredRun:
+def _entry(
+    run: _PreparedRun, session: Session, secrets: Redactor, handler: Signals, control: RunControl
+) -> RegisteredRun:
     path = run.folder.path
     forwarded = run.job.signals_to_forward
     return RegisteredRun(
@@ -118,6 +127,8 @@ def _entry(run: _PreparedRun, session: Session, secrets: Redactor, handler: Sign
         began=run.began,
         cluster=secrets.hide(session.address),
         signals=tuple(name for name in run.job.signals_to_handle if handler.is_main and name not in forwarded),
+        control=control.address,
+        user=run_registry.user_name(),
     )
 
 
@@ -196,7 +207,9 @@ def _prepare(
     )
 
 
-def _execute(run: _PreparedRun, handler: Signals, *, want_values: bool) -> tuple[dict[int, bytes], ClusterError | None]:
+def _execute(
+    run: _PreparedRun, handler: Signals, control: RunControl, *, want_values: bool
+) -> tuple[dict[int, bytes], ClusterError | None]:
     """Drive the run to its end and end its agents. Return the values by rank, and what made the run hopeless if it is.
 
     Hopeless is for example a node without torch, or a `master_port` in use: to wait would not mend it.
@@ -207,6 +220,7 @@ def _execute(run: _PreparedRun, handler: Signals, *, want_values: bool) -> tuple
                 finish = run.driver.run()
             finally:
                 handler.run_is_over()
+            control.over()
             values = _values(run, finish) if want_values else {}
             run.fleet.make_idle()
         except ClusterError as error:
@@ -241,17 +255,6 @@ def _shortage(job: Job, session: Session, result: RunResult) -> str:
     if any(attempt.lost for attempt in result.attempts):
         text += "\nRay may take a minute to notice that a node is gone: it may be counted here"
     return text
-
-
-@contextlib.contextmanager
-def _redacted_errors(secrets: Redactor) -> Iterator[None]:
-    """Hide secrets in errors, which a worker or an address may have told."""
-    try:
-        yield
-    except RaylaunchError as error:
-        error.message, error.hint = secrets.hide(error.message), secrets.hide(error.hint)
-        error.args = (error.message,)
-        raise
 
 
 def _plan_now(job: Job, session: Session) -> Plan:

@@ -11,6 +11,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
@@ -25,6 +26,8 @@ from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError, ExitCode, signal_exit_code
 
 _WATCH_SECONDS = 2.0
+_MOST_ASKED = 16
+"""So many runs are looked at at the same time."""
 _MOST_DIGITS = 9
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
@@ -59,11 +62,16 @@ def _ps(arguments: Namespace, environ: Mapping[str, str]) -> int:
 def _summaries(environ: Mapping[str, str], *, every: bool) -> list[RunSummary]:
     now = _now()
     known = [run for run in known_runs.all_runs(environ) if every or run.exit_code is None]
-    found = []
-    for run in known:
-        found.append(summary(run, now))
-        run.reader.close()
+    with ThreadPoolExecutor(_MOST_ASKED) as pool:  # a driver may take seconds to answer, or not to
+        found = list(pool.map(lambda run: _summary(run, now), known))
+    known_runs.forget_lost(known)
     return [run for run in found if every or not run.is_over]
+
+
+def _summary(run: KnownRun, now: datetime) -> RunSummary:
+    shown = summary(run, now)
+    run.reader.close()
+    return shown
 
 
 def _ps_text(environ: Mapping[str, str], most: int, *, every: bool) -> str:
@@ -95,7 +103,7 @@ def _status(arguments: Namespace, environ: Mapping[str, str]) -> int:
     if _is_json(arguments):
         print(json.dumps(details(run, summary(run, _now())), indent=2))
         return ExitCode.OK
-    return _shown(arguments, lambda: _status_text(run))
+    return _shown(arguments, lambda: _status_text(run), run.reader.wait)
 
 
 def _status_text(run: KnownRun) -> tuple[str, bool]:
@@ -130,8 +138,13 @@ def _is_json(arguments: Namespace) -> bool:
     return bool(arguments.json)
 
 
-def _shown(arguments: Namespace, text: Callable[[], tuple[str, bool]]) -> int:
-    """Print a text, with `--watch` again and again. `text` also returns whether it will not change any more."""
+def _shown(
+    arguments: Namespace, text: Callable[[], tuple[str, bool]], wait: Callable[[float], None] | None = None
+) -> int:
+    """Print a text, with `--watch` again and again. `text` also returns whether it will not change any more.
+
+    `wait` waits so many seconds before the next time, or less if there are news.
+    """
     if not arguments.watch:
         print(text()[0], end="")
         return ExitCode.OK
@@ -144,7 +157,8 @@ def _shown(arguments: Namespace, text: Callable[[], tuple[str, bool]]) -> int:
             width, height = shutil.get_terminal_size()
             lines = [line[: width - 1] for line in shown.splitlines()[: height - 1]]
             print(_CLEAR + "\n".join(lines), flush=True)
-            time.sleep(0.0 if is_final else _WATCH_SECONDS)
+            if not is_final:
+                (wait or time.sleep)(_WATCH_SECONDS)
     except KeyboardInterrupt:
         print()
     return ExitCode.OK

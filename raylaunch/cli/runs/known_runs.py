@@ -1,6 +1,7 @@
 """Which runs there are, and which one a person means.
 
-Here, and nowhere else, it is decided where runs are found: in the registry of this user, or by the name of a folder.
+Here, and nowhere else, it is decided where runs are found: in the registry of this user, in that of the cluster that
+this machine belongs to, or by the name of a folder.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
+from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cli.runs.run_reader import RunReader
+from raylaunch.cluster.agent.acceptor import SecretAddress
+from raylaunch.cluster.control import cluster_registry
 from raylaunch.cluster.driver import run_registry
 from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
 from raylaunch.core.record import run_layout
@@ -37,6 +41,12 @@ class KnownRun:
     """The signals that end the run, the usual one first."""
     exit_code: int | None
     """What the driver noted at its end; None: it has not ended, or its driver was killed."""
+    control: SecretAddress | None = None
+    """Where its driver can be asked; None: nowhere, or not any more."""
+    user: str = ""
+    """Whose run it is; "": not known."""
+    is_registered: bool = True
+    """Whether it is in the registry of this user."""
     reader: RunReader = field(compare=False)
 
     @property
@@ -46,10 +56,25 @@ class KnownRun:
 
 
 def all_runs(environ: Mapping[str, str]) -> list[KnownRun]:
-    """Return the runs of this user that are known here, the newest first."""
+    """Return the runs of this user that are known here, and all of the cluster, the newest first."""
+    own = _own_runs(environ)
+    known = {(run.id, run.began, run.driver) for run in own}
+    found = [run for run in cluster_registry.runs(environ) if (run.id, run.began, run.driver) not in known]
+    others = [_known(run, is_registered=False) for run in found]
+    return sorted([*own, *others], key=lambda run: run.began, reverse=True) if others else own
+
+
+def _own_runs(environ: Mapping[str, str]) -> list[KnownRun]:
     directory = _registry(environ)
     run_registry.prune(directory)
     return [_known(run) for run in run_registry.runs(directory)]
+
+
+def forget_lost(runs: Sequence[KnownRun]) -> None:
+    """Remove those of the cluster's runs whose drivers are gone, as was just seen, from its registry."""
+    gone = [run for run in runs if not run.is_registered and run.reader.is_gone]
+    if gone:
+        cluster_registry.forget({run.control for run in gone if run.control is not None})
 
 
 def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
@@ -59,7 +84,7 @@ def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
     """
     if text and (found := _of_folder(text, environ)):
         return found
-    known = all_runs(environ)
+    known = [run for run in _own_runs(environ) if text in (run.id, f"{run.name}/{run.id}")] or all_runs(environ)
     if not known:
         msg = "there is no run yet" if text is None else f"there is no run `{text}`, nor any other run of this user"
         raise ConfigError(msg, hint="a run of another user, or one that was copied, is named by its folder")
@@ -79,6 +104,8 @@ def has_ended(run: KnownRun, environ: Mapping[str, str]) -> bool:
     """Return whether the driver has noted the end of a run, or is gone."""
     if run.driver is None or run.driver.is_alive is False:
         return True
+    if not run.is_registered:
+        return run.reader.is_gone or bool(run.reader.result())
     listed = run_registry.runs(_registry(environ))
     same = [each for each in listed if (each.id, each.began, each.driver) == (run.id, run.began, run.driver)]
     return not same or same[0].ended != ""
@@ -133,7 +160,7 @@ def _of_folder(text: str, environ: Mapping[str, str]) -> KnownRun | None:
     )
 
 
-def _known(run: RegisteredRun) -> KnownRun:
+def _known(run: RegisteredRun, *, is_registered: bool = True) -> KnownRun:
     return KnownRun(
         id=run.id,
         name=run.name,
@@ -143,5 +170,16 @@ def _known(run: RegisteredRun) -> KnownRun:
         driver=run.driver,
         signals=run.signals,
         exit_code=run.exit_code if run.ended else None,
-        reader=RunReader(run.folder),
+        control=run.control,
+        user=run.user,
+        is_registered=is_registered,
+        reader=_reader(run),
     )
+
+
+def _reader(run: RegisteredRun) -> RunReader:
+    """Return what reads the run: its folder if that is on this machine, else its driver is asked while it lasts."""
+    has_folder_here = run.folder and run.driver.is_here
+    if run.ended or run.control is None or has_folder_here or run.driver.is_alive is False:
+        return RunReader(run.folder)
+    return LiveReader(run.control, run.folder)

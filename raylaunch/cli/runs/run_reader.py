@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,8 @@ class RunReader:
         self._file: BinaryIO | None = None
         self._line_number = 0
         self._builder: StatusBuilder | None = None
+        #: Whether it is known that the driver is gone.
+        self.is_gone = False
 
     def refresh(self) -> None:
         """Read the lines that the journal has got since the last call. What is wrong with it is in `problem`."""
@@ -43,6 +46,11 @@ class RunReader:
             self.problem = (
                 f"{run_layout.EVENTS} is damaged, or of another version, at line {self._line_number}: {error}"
             )
+
+    def wait(self, seconds: float) -> None:
+        """Wait so many seconds for news, at most, and then refresh."""
+        time.sleep(seconds)
+        self.refresh()
 
     def _add(self, line: str) -> None:
         if self._builder is None:

@@ -48,6 +48,8 @@ class RunSummary:
     began: str
     host: str
     """Of the driver; "" if it is not known."""
+    user: str
+    """Whose run it is; "" if that is not known."""
     pid: int | None
     cluster: str
     folder: str
@@ -65,6 +67,8 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
     alive = run.driver.is_alive if run.driver is not None else None  # first: its last words come before its end
     run.reader.refresh()
     found = run.reader.status()
+    if run.reader.is_gone:
+        alive = False
     state, exit_code, why = _outcome(run, found, alive=alive)
     status = found or StatusBuilder(Job()).status()
     is_current = found is not None and state == found.phase
@@ -97,10 +101,11 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
         seconds=seconds,
         began=began,
         host=run.driver.host if run.driver is not None else "",
+        user=run.user,
         pid=run.driver.pid if run.driver is not None else None,
         cluster=run.cluster,
         folder=run.folder,
-        problem=run.reader.problem if run.folder else "",
+        problem=run.reader.problem if run.folder or run.control is not None else "",
     )
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
-from raylaunch.cluster.agent.link import Link, LinkAddress
+from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.agent.log_shipper import LogShipper
 from raylaunch.cluster.agent.outbox import Outbox
 from raylaunch.cluster.agent.peer_probe import PeerProbe
@@ -64,7 +65,7 @@ class AgentSpec:
     """Which workers' output is sent to the driver."""
     node_timeout: float = field(metadata=PER_RUN)
     """Seconds without a call from the driver after which the node ends everything of the run. Infinity: never."""
-    link_address: LinkAddress | None = field(default=None, metadata=PER_RUN)
+    link_address: SecretAddress | None = field(default=None, metadata=PER_RUN)
     """Where the agent opens its link to the driver; None: nowhere."""
     keep_warm: float = field(default=0.0, metadata=PER_RUN)
     """Seconds that the agent stays idle after the run, for the next one; 0: it ends with the run."""

@@ -15,9 +15,10 @@ from ray.exceptions import RayError
 
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import agent, serialization
+from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.agent.agent import AgentSpec, Home
 from raylaunch.cluster.agent.lease import end_this_process
-from raylaunch.cluster.agent.link import Link, LinkAddress
+from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.text import printable
@@ -116,7 +117,7 @@ class AgentActor:
         """Return what functions returned, pickled, by rank."""
         return await self._agent.values() if self._agent is not None else {}
 
-    async def become_idle(self, name: NodeId, link_address: LinkAddress | None, seconds: float) -> IdleAgent | None:
+    async def become_idle(self, name: NodeId, link_address: SecretAddress | None, seconds: float) -> IdleAgent | None:
         """End the run, so that another can `reuse` the agent within so many seconds. None: it cannot be reused.
 
         `name` and `link_address`: those of a link to the process that pools the agent, whose end is the agent's too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from raylaunch.cluster import fleet_api as fleets
@@ -57,17 +57,17 @@ from raylaunch.node.protocol.peer_messages import PeerListening, PeersProbed
 
 
 @dataclass(frozen=True, slots=True)
-class _SignalReceived:
-    signal: SignalName
+class _EventRequested:
+    event: Callable[[RunTime], Event]
 
 
-Item = fleets.Item | LinkDown | _SignalReceived
+Item = fleets.Item | LinkDown | _EventRequested
 
 
 class Driver:
     """One run. Whatever changes the machine comes through the inbox, or with time.
 
-    `run` is called in one thread; `signalled` and the fleet's reports may come from any.
+    `run` is called in one thread; `signalled`, `request` and the fleet's reports may come from any.
     """
 
     def __init__(
@@ -99,7 +99,12 @@ class Driver:
 
     def signalled(self, signal: SignalName) -> None:
         """Take a signal. Any thread and any signal handler may call this: the signal is only enqueued."""
-        self._inbox.put(_SignalReceived(signal))
+        asked = ForwardRequested if signal in self.machine.job.signals_to_forward else StopRequested
+        self.request(lambda at: asked(at=at, signal=signal))
+
+    def request(self, event: Callable[[RunTime], Event]) -> None:
+        """Have the machine handle an event that a person requests, made with its time. Any thread may call this."""
+        self._inbox.put(_EventRequested(event))
 
     def run(self) -> Finish:
         """Run until the machine is done. The caller closes the fleet.
@@ -199,9 +204,8 @@ class Driver:
 
     def _events(self, item: Item) -> Iterator[Event]:
         match item:
-            case _SignalReceived():
-                asked = ForwardRequested if item.signal in self.machine.job.signals_to_forward else StopRequested
-                yield asked(at=self._now(), signal=item.signal)
+            case _EventRequested():
+                yield item.event(self._now())
             case HostDraining():
                 yield from self._host_draining(item)
             case FleetFailed():

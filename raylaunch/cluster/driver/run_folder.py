@@ -28,6 +28,7 @@ from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.record.result import ResultBuilder, RunResult, facts
 from raylaunch.core.record.run_layout import LAYOUTS, RunLayout
+from raylaunch.core.record.run_status import RunStatus, StatusBuilder
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError
 from raylaunch.worker.runtime.process_setup import encodable, refuse_strangers
@@ -46,7 +47,9 @@ class RunFolder:
     def __init__(self, path: Path | None, layout: RunLayout, secrets: Redactor, warn: Callable[[str], None]) -> None:
         """`path` None: nothing is written. `warn` takes a line for a person."""
         self.path = path
-        self.result = ResultBuilder()
+        self._status = StatusBuilder(Job())
+        self._status_lock = threading.Lock()
+        self._began = ""
         self._layout = layout
         self._secrets = secrets
         self._warn = warn
@@ -85,8 +88,20 @@ class RunFolder:
         """The path; `""` if nothing is written."""
         return "" if self.path is None else str(self.path)
 
+    @property
+    def result(self) -> ResultBuilder:
+        """What the result is made of. Only the driver's thread may use it."""
+        return self._status.results
+
+    def status(self) -> RunStatus:
+        """Return the status of the run, without secrets. Any thread may call this."""
+        with self._status_lock:
+            status = self._status.status(run_dir=self.where, began=self._began)
+        return self._secrets.shown(status)
+
     def open(self, job: Job, job_text: str, plan: Plan, began: str, clock: float) -> None:
         """Write what is known before the first event. `job_text` has no secrets. `clock`: see `journal.header`."""
+        self._status, self._began = StatusBuilder(job), began
         if self._writer is None:
             return
         self._writer.put(self._link_latest)
@@ -116,7 +131,8 @@ class RunFolder:
 
     def append(self, entry: JournalEntry) -> None:
         """Append a step of the machine to the journal, without waiting for the disk."""
-        self.result.add(entry)
+        with self._status_lock:
+            self._status.add(entry)
         if self._writer is None or self._has_given_up:
             return
         if self._writer.waiting >= MOST_WAITING:

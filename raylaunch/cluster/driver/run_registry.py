@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.driver.run_folder import FileWriter, open_private
 from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 from raylaunch.node.linux import procfs
@@ -82,6 +84,18 @@ class RegisteredRun:
     ended: str = ""
     """When it ended; "" if it has not, or if its driver could not tell."""
     exit_code: int | None = None
+    control: SecretAddress | None = None
+    """Where the driver answers what is asked of the run; None: nowhere, or not any more."""
+    user: str = ""
+    """The name of the user whose run it is."""
+
+
+def user_name() -> str:
+    """Return the name of the user of this process, or the number if there is no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def folder(environ: Mapping[str, str]) -> Path:
@@ -138,7 +152,7 @@ class RegistryEntry:
         with contextlib.suppress(OSError, ValueError):
             if self._path is not None and self._run.folder:
                 now = datetime.now(timezone.utc).isoformat()
-                _write(self._path, replace(self._run, ended=now, exit_code=self.exit_code))
+                _write(self._path, replace(self._run, ended=now, exit_code=self.exit_code, control=None))
             elif self._path is not None:
                 self._path.unlink(missing_ok=True)
 
@@ -146,7 +160,7 @@ class RegistryEntry:
 def _write(path: Path, run: RegisteredRun) -> None:
     aside = path.with_name(f".{path.name}")
     with open_private(aside) as file:
-        json.dump(asdict(run), file)
+        file.write(dump(run))
     aside.replace(path)
 
 
@@ -195,15 +209,30 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _read(path: Path) -> RegisteredRun | None:
+    with contextlib.suppress(OSError):  # removed just now
+        return load(path.read_bytes())
+    return None
+
+
+def dump(run: RegisteredRun) -> str:
+    """Return an entry as JSON. It has the secret of the run."""
+    return json.dumps(asdict(run))
+
+
+def load(text: bytes) -> RegisteredRun | None:
+    """Return the entry that a JSON text has; None: it is none, or of another version."""
     try:
-        row = json.loads(path.read_bytes())
-        driver = DriverProcess(**_known(DriverProcess, row["driver"]))
-        return RegisteredRun(**_known(RegisteredRun, row) | {"driver": driver, "signals": tuple(row["signals"])})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # removed just now, or of another version
+        row = json.loads(text)
+        parts: dict[str, Any] = {"driver": DriverProcess(**_known(DriverProcess, row["driver"]))}
+        parts["signals"] = tuple(row["signals"])
+        if row.get("control") is not None:
+            parts["control"] = SecretAddress(**_known(SecretAddress, row["control"]))
+        return RegisteredRun(**_known(RegisteredRun, row) | parts)
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _known(kind: type[RegisteredRun | DriverProcess], row: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[RegisteredRun | DriverProcess | SecretAddress], row: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in row.items() if name in names}
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.agent.link import LinkAddress, LinkDown, LinkServer
+from raylaunch.cluster.agent.link import LinkDown, LinkServer
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import is_of_a_terminal
@@ -89,7 +90,7 @@ class AgentPool:
             self._names_made += count
             return [NodeId(f"idle-{number}") for number in range(self._names_made - count, self._names_made)]
 
-    def link_address(self, of_run: LinkAddress | None) -> LinkAddress | None:
+    def link_address(self, of_run: SecretAddress | None) -> SecretAddress | None:
         """Return where idle agents connect their links to; None if they need none or this process cannot listen.
 
         `of_run`: where their links went during the run; None: they had none.

@@ -27,6 +27,11 @@ class LocalSession(Session):
         """Return this machine as the only node."""
         return (local_machine.facts(job),)
 
+    @property
+    def own_address(self) -> str:
+        """Return the loopback address: nobody else can reach it."""
+        return local_machine.LOOPBACK
+
     def links(self) -> LinkServer | None:
         """Return None: agents in this process end with it."""
         return None

@@ -53,10 +53,15 @@ class RaySession(Session):
         del job
         return nodes(local=self.local)
 
+    @property
+    def own_address(self) -> str:
+        """Return the address of this machine in Ray; a local Ray needs the loopback address only."""
+        return local_machine.LOOPBACK if self.local else str(ray.util.get_node_ip_address())
+
     def links(self) -> LinkServer | None:
         """Return a link server; None if this machine cannot listen at its address in Ray."""
         try:
-            return LinkServer(local_machine.LOOPBACK if self.local else ray.util.get_node_ip_address())
+            return LinkServer(self.own_address)
         except OSError:
             return None
 

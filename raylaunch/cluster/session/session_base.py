@@ -33,6 +33,11 @@ class Session(ABC):
     def nodes(self, job: Job) -> tuple[NodeFacts, ...]:
         """Return the nodes, with their resources that are free right now."""
 
+    @property
+    @abstractmethod
+    def own_address(self) -> str:
+        """The address of this machine at which agents, and commands on other machines, reach this process."""
+
     @abstractmethod
     def links(self) -> LinkServer | None:
         """Return a new server for the agents' links to this process; None: they need none, or it cannot listen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.secrets import HIDDEN, is_secret, is_secret_argument, shown_arguments, split
+from raylaunch.errors import RaylaunchError
 
 Thing = TypeVar("Thing")
 
@@ -117,6 +119,17 @@ def _password_in(url: str, user: int, last_at: int) -> tuple[int, int]:
     if url.startswith("@", colon) and url.endswith(("http://", "https://"), 0, user):
         return user, colon
     return colon, colon
+
+
+@contextlib.contextmanager
+def redacted_errors(secrets: Redactor) -> Iterator[None]:
+    """Hide secrets in errors, which a worker or an address may have told."""
+    try:
+        yield
+    except RaylaunchError as error:
+        error.message, error.hint = secrets.hide(error.message), secrets.hide(error.hint)
+        error.args = (error.message,)
+        raise
 
 
 def shown(job: Job, environ: Mapping[str, str]) -> Job:

@@ -106,7 +106,7 @@ class StatusBuilder:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._results = ResultBuilder()
+        self.results = ResultBuilder()
         self._nodes: dict[NodeId, _KnownNode] = {}
         self._phase = Phase.GATHERING
         self._why = ""
@@ -125,7 +125,7 @@ class StatusBuilder:
 
     def add(self, entry: JournalEntry) -> None:
         """Take the next entry of the journal."""
-        self._results.add(entry)
+        self.results.add(entry)
         if entry.event is not None:
             self._note_node(entry.event)
             self._note_workers(entry.event)
@@ -216,7 +216,7 @@ class StatusBuilder:
             nodes=tuple(self._node_status(name) for name in sorted(self._nodes, key=self._order)),
             progress=self._progress,
             steps_per_second=self._rate(),
-            result=self._results.result(run_dir=run_dir, began=began),
+            result=self.results.result(run_dir=run_dir, began=began),
         )
 
     def _rate(self) -> float | None:

@@ -18,5 +18,6 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     for name in ("XDG_STATE_HOME", "TMPDIR"):
         monkeypatch.setenv(name, found.environ[name])
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("raylaunch.cluster.control.cluster_registry.runs", lambda _: [])
     monkeypatch.chdir(tmp_path)
     return found

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from raylaunch.cluster.agent import link
-from raylaunch.cluster.agent.link import LinkAddress, LinkDown, LinkServer
+from raylaunch.cluster.agent import acceptor, link
+from raylaunch.cluster.agent.acceptor import SecretAddress
+from raylaunch.cluster.agent.link import LinkDown, LinkServer
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def start_recording(link_server: LinkServer):
     return events, some
 
 
-def connect(address: LinkAddress, hello: str, source: str = "127.0.0.1") -> socket.socket:
+def connect(address: SecretAddress, hello: str, source: str = "127.0.0.1") -> socket.socket:
     connection = socket.create_connection((address.host, address.port), timeout=100, source_address=(source, 0))
     connection.sendall(hello.encode())
     return connection
@@ -97,7 +98,7 @@ def test_an_idle_link_sends_keepalive_bytes(link_server, until, monkeypatch):
     """Proxies close idle connections."""
     monkeypatch.setattr(link, "KEEPALIVE_SECONDS", 0.01)
     server = socket.create_server(("127.0.0.1", 0))
-    address = LinkAddress(host="127.0.0.1", port=server.getsockname()[1], secret="0")
+    address = SecretAddress(host="127.0.0.1", port=server.getsockname()[1], secret="0")
     ended = threading.Event()
     link.Link(address, "node-1", ended.set)
     connection, _ = server.accept()
@@ -115,7 +116,7 @@ def test_an_idle_link_sends_keepalive_bytes(link_server, until, monkeypatch):
 def test_an_agent_that_cannot_connect_runs_on(link_server):
     """Without a link, only the lease and Ray's report count."""
     ended = threading.Event()
-    address = LinkAddress(host="127.0.0.1", port=link_server.address.port, secret="0")
+    address = SecretAddress(host="127.0.0.1", port=link_server.address.port, secret="0")
     link_server.close()
     link.Link(address, "node-1", ended.set)
     threads = [thread for thread in threading.enumerate() if thread.name == "raylaunch-link"]
@@ -128,7 +129,7 @@ def test_an_agent_that_is_not_admitted_tries_again():
     """The driver closes connections when it has no descriptor left. That is no reason to end a node."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()
-        link.Link(LinkAddress(host="127.0.0.1", port=server.getsockname()[1], secret="0"), "node-1", ended.set)
+        link.Link(SecretAddress(host="127.0.0.1", port=server.getsockname()[1], secret="0"), "node-1", ended.set)
         server.accept()[0].close()
         connection, _ = server.accept()
         assert not ended.is_set()
@@ -150,7 +151,7 @@ def test_a_hello_in_several_segments(link_server):
     connection.close()
 
 
-def round_trip(address: LinkAddress) -> None:
+def round_trip(address: SecretAddress) -> None:
     """Wait until the server has read what was sent before."""
     with connect(address, "\n") as other:
         assert other.recv(1) == b""
@@ -158,7 +159,7 @@ def round_trip(address: LinkAddress) -> None:
 
 def test_connections_that_say_no_hello_are_closed(link_server, monkeypatch, until):
     """Also those that send a byte now and then. Links stay."""
-    monkeypatch.setattr(link, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(acceptor, "HELLO_SECONDS", 0.05)
     start_recording(link_server)
     ended = threading.Event()
     with connect(link_server.address, "0") as stranger:
@@ -171,11 +172,13 @@ def test_connections_that_say_no_hello_are_closed(link_server, monkeypatch, unti
 
 def test_strangers_cannot_keep_agents_out(link_server, monkeypatch):
     """More than a number of silent connections of one address close the oldest of this address, and no other."""
-    monkeypatch.setattr(link, "HELLO_SECONDS", 1000.0)
+    monkeypatch.setattr(acceptor, "HELLO_SECONDS", 1000.0)
     start_recording(link_server)
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(connect(link_server.address, "", source="127.0.0.2"))
-        strangers = [stack.enter_context(connect(link_server.address, "0")) for _ in range(link.MOST_PER_ADDRESS + 3)]
+        strangers = [
+            stack.enter_context(connect(link_server.address, "0")) for _ in range(acceptor.MOST_PER_ADDRESS + 3)
+        ]
         assert [one.recv(1) for one in strangers[:3]] == [b""] * 3
         assert closed([other, *strangers[3:]]) == []
         agent = stack.enter_context(connect(link_server.address, f"{link_server.address.secret} node-1\n"))
@@ -183,9 +186,9 @@ def test_strangers_cannot_keep_agents_out(link_server, monkeypatch):
 
 
 def test_strangers_of_many_addresses(link_server, monkeypatch):
-    monkeypatch.setattr(link, "HELLO_SECONDS", 1000.0)
+    monkeypatch.setattr(acceptor, "HELLO_SECONDS", 1000.0)
     start_recording(link_server)
-    number = link.MOST_UNAUTHENTICATED + 1
+    number = acceptor.MOST_UNAUTHENTICATED + 1
     with contextlib.ExitStack() as stack:
         strangers = [
             stack.enter_context(connect(link_server.address, "0", source=f"127.0.1.{last}"))
@@ -204,9 +207,9 @@ def closed(connections: Sequence[socket.socket]) -> list[socket.socket]:
 
 SERVER = """
 import resource, sys
-from raylaunch.cluster.agent import link
+from raylaunch.cluster.agent import acceptor, link
 from raylaunch.cluster.agent.link import LinkServer
-link.HELLO_SECONDS = 1000.0
+acceptor.HELLO_SECONDS = 1000.0
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 server = LinkServer("127.0.0.1")
 server.start(lambda down: print(down.node, flush=True))
@@ -225,7 +228,7 @@ def test_a_driver_without_descriptors():
     ):
         stack.callback(process.kill)
         port, secret = process.stdout.readline().split()
-        address = LinkAddress(host="127.0.0.1", port=int(port), secret=secret)
+        address = SecretAddress(host="127.0.0.1", port=int(port), secret=secret)
         for last in range(1, 62):
             stack.enter_context(connect(address, "", source=f"127.0.1.{last}"))
         agents = []
@@ -263,7 +266,7 @@ def test_the_listener_comes_back(monkeypatch):
     listening = Exhausted()
     listening.bind(("127.0.0.1", 0))
     listening.listen()
-    monkeypatch.setattr(link.socket, "create_server", lambda *_, **__: listening)
+    monkeypatch.setattr(acceptor.socket, "create_server", lambda *_, **__: listening)
     server = LinkServer("127.0.0.1")
     server.start(lambda _: None)
     with connect(server.address, f"{server.address.secret} node-1\n") as agent:

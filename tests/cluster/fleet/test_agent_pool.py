@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.lease import Lease
-from raylaunch.cluster.agent.link import Link, LinkAddress, LinkServer
+from raylaunch.cluster.agent.link import Link, LinkServer
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, PooledAgent
 from raylaunch.cluster.session.shared_connection import SharedConnection
@@ -53,7 +54,7 @@ def test_another_run_of_the_same_kind_has_the_same_key():
     """Another script, other arguments, another folder for logs, another window."""
     template = replace(TEMPLATE, run_dir="/runs/2", target="eval.py", args=(), payload=b"f")
     told = replace(TOLD, template=template, node="node-2", submitter_env={"B": "2", "COLUMNS": "120"}, node_timeout=9.0)
-    assert not differs(TOLD, replace(told, link_address=LinkAddress(host="", port=1, secret="")))
+    assert not differs(TOLD, replace(told, link_address=SecretAddress(host="", port=1, secret="")))
 
 
 @pytest.mark.parametrize("name", ["env", "preload", "start_method", "kept"])
@@ -155,7 +156,7 @@ def test_an_agent_whose_process_ended_leaves_the_pool(agents, until, monkeypatch
             servers.append(self)
 
     monkeypatch.setattr(agent_pool, "LinkServer", Server)
-    address = agents.pool.link_address(LinkAddress(host="127.0.0.1", port=1, secret="of the run"))
+    address = agents.pool.link_address(SecretAddress(host="127.0.0.1", port=1, secret="of the run"))
     first, second = agents.pool.new_names(2)
     ends = threading.Event()
     lines = [Link(address, first, ends.set), Link(address, second, lambda: None)]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
-from raylaunch.core.job.redaction import Redactor, shown
+from raylaunch.core.job.redaction import Redactor, redacted_errors, shown
 from raylaunch.core.job.secrets import HIDDEN
+from raylaunch.errors import ClusterError
 from tests.core.adversarial import steep
 from tests.profiles import examples
 
@@ -246,3 +247,12 @@ def test_time_is_linear():
         secrets.shown_arguments(["--key", text, f"--{text}={text}"])
 
     assert steep(read) == []
+
+
+def test_secrets_in_errors():
+    """In the message and in the hint; the error stays the same one."""
+    error = ClusterError(f"refused {VALUE}", hint=f"do not send {VALUE}")
+    with pytest.raises(ClusterError) as caught, redacted_errors(Redactor.of(job(env={"HF_TOKEN": VALUE}), {})):
+        raise error
+    assert caught.value is error
+    assert (error.message, error.hint, error.args) == ("refused ***", "do not send ***", ("refused ***",))

@@ -1,0 +1,120 @@
+"""The runs of a cluster: the entry of each is in the key-value store of the cluster's head while the run lasts.
+
+By it, commands on any machine of the cluster find where the driver of a run answers. Who has the token of the cluster
+may read the entries, and so ask the drivers: such a person may run code in the cluster anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets as random
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib import import_module
+from types import ModuleType
+
+from raylaunch.cluster.agent.acceptor import SecretAddress
+from raylaunch.cluster.driver import run_registry
+from raylaunch.cluster.driver.run_registry import RegisteredRun, RegistryEntry
+from raylaunch.cluster.session import discovery
+from raylaunch.core.job.job import RayOptions
+
+_NAMESPACE = b"raylaunch"
+_PREFIX = b"run:"
+_ASK_SECONDS = 3.0
+"""How long the head may take to answer."""
+LIST_SECONDS = 6.0
+"""How long it may take to find a cluster, and to read what runs there."""
+RENEW_SECONDS = 30.0
+"""How often a driver writes its entry again: somebody who could not reach the driver may have removed it."""
+
+
+@contextlib.contextmanager
+def entered(run: RegisteredRun, environ: Mapping[str, str], warn: Callable[[str], None]) -> Iterator[RegistryEntry]:
+    """Have a run in the registry of its user, and in that of its cluster if others reach it. `warn` takes a message.
+
+    A thread talks to the cluster's head, which may take long to answer. Where it cannot, the run goes on without.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_announce, args=(run, ended, warn), daemon=True, name="raylaunch-announce")
+    if run.cluster and run.control is not None:
+        thread.start()
+    try:
+        with run_registry.entered(run, environ, warn) as entry:
+            yield entry
+    finally:
+        ended.set()
+        if thread.ident is not None:
+            thread.join(_ASK_SECONDS)
+
+
+def _announce(run: RegisteredRun, ended: threading.Event, warn: Callable[[str], None]) -> None:
+    key = _PREFIX + f"{run.id}:{random.token_hex(4)}".encode()
+    value = run_registry.dump(run).encode()
+    try:
+        _internals().keep_in_head(key, value, _NAMESPACE, _ASK_SECONDS)
+    except Exception as error:  # noqa: BLE001
+        warn(f"other machines will not find this run: {error}")
+    while not ended.wait(RENEW_SECONDS):
+        with contextlib.suppress(Exception):
+            _internals().keep_in_head(key, value, _NAMESPACE, _ASK_SECONDS)
+    with contextlib.suppress(Exception):
+        _internals().keep_in_head(key, None, _NAMESPACE, _ASK_SECONDS)
+
+
+def _internals() -> ModuleType:
+    return import_module("raylaunch.cluster.ray_internals")
+
+
+# For commands, which do not connect to the cluster.
+
+
+def runs(environ: Mapping[str, str]) -> list[RegisteredRun]:
+    """Return the runs of the cluster that this machine belongs to; none if there is none, or it does not answer."""
+    found: list[RegisteredRun] = []
+    if discovery.is_alone(RayOptions(), environ):
+        return found
+    thread = threading.Thread(target=lambda: found.extend(_runs()), daemon=True, name="raylaunch-cluster-runs")
+    with _no_stderr():
+        thread.start()
+        thread.join(LIST_SECONDS)
+    return list(found)
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Let nothing reach stderr: Ray's C++ code writes warnings there, of a token that is refused, at any log level."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _runs() -> Iterator[RegisteredRun]:
+    with contextlib.suppress(Exception):  # there is no Ray, no token, or nobody who answers
+        address = _address()
+        if ":" in address:
+            kept = _internals().kept_in_head(address, _PREFIX, _NAMESPACE, _ASK_SECONDS)
+            yield from (run for value in kept.values() if (run := run_registry.load(value)) is not None)
+
+
+def _address() -> str:
+    return str(import_module("raylaunch.cluster.session.ray_session").find(RayOptions()))
+
+
+def forget(gone: Collection[SecretAddress]) -> None:
+    """Remove the entries of runs whose drivers are gone: at these addresses nobody answers."""
+    with contextlib.suppress(Exception):
+        address = _address()
+        for key, value in _internals().kept_in_head(address, _PREFIX, _NAMESPACE, _ASK_SECONDS).items():
+            run = run_registry.load(value)
+            if run is not None and run.control in gone:
+                _internals().remove_from_head(address, key, _NAMESPACE, _ASK_SECONDS)

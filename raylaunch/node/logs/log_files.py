@@ -1,0 +1,111 @@
+"""The log files of the workers in a run folder, as `raylaunch logs` reads them: which there are, and parts of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from raylaunch.core.record.run_layout import LAYOUTS, LOGS
+
+BLOCK_BYTES = 64 * 1024
+_RANK = re.compile(r"(\d{1,9})$")
+_FEWEST_BYTES_OF_LINES = 8 * 1024
+_MOST_TAIL_BYTES = 64 * 1024 * 1024
+"""So much is read at most to find where the last lines of a file begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogQuery:
+    """Asks which log files of an attempt there are."""
+
+    attempt: int
+    streams: tuple[str, ...]
+    """Of `stdout` and `stderr`."""
+    ranks: tuple[tuple[int, int], ...] | None = None
+    """First and last ranks; None: all."""
+    lines: int | None = None
+    """So many last lines of each file; None: all."""
+
+    def names(self, rank: int) -> bool:
+        """Whether it asks for this rank."""
+        return self.ranks is None or any(first <= rank <= last for first, last in self.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSpan:
+    """A part of one log file: bytes from `start` to before `end`."""
+
+    rank: int
+    stream: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBlock:
+    """What a log file has from `start` on. Bytes are as the worker wrote them."""
+
+    rank: int
+    stream: str
+    start: int
+    data: bytes
+
+
+def spans(folder: str, layout: str, query: LogQuery) -> list[LogSpan]:
+    """Return the files that there are, by rank, stdout before stderr; each up to its present end."""
+    names = LAYOUTS[layout]
+    found = []
+    for rank in sorted(filter(query.names, _ranks(Path(names.attempt_dir(folder, query.attempt))))):
+        directory = Path(names.rank_dir(folder, query.attempt, rank))
+        for stream in (stream for stream in LOGS if stream in query.streams):
+            with contextlib.suppress(OSError):
+                start, end = _ends(directory / LOGS[stream], query.lines)
+                found.append(LogSpan(rank=rank, stream=stream, start=start, end=end))
+    return found
+
+
+def blocks(
+    folder: str, layout: str, attempt: int, wanted: Sequence[LogSpan], most: int | None = None
+) -> Iterator[LogBlock]:
+    """Yield what the files have in these spans, in order, `most` bytes at most. A file that is gone has nothing."""
+    left = sum(max(0, span.end - span.start) for span in wanted) if most is None else most
+    for span in wanted:
+        path = Path(LAYOUTS[layout].rank_dir(folder, attempt, span.rank)) / LOGS[span.stream]
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            position = file.seek(span.start)
+            while left > 0 and (data := file.read(min(BLOCK_BYTES, left, max(0, span.end - position)))):
+                yield LogBlock(rank=span.rank, stream=span.stream, start=position, data=data)
+                position, left = position + len(data), left - len(data)
+
+
+def _ends(path: Path, lines: int | None) -> tuple[int, int]:
+    """Return where the last lines of a file begin, and where it ends now. Raises OSError."""
+    if lines is None:
+        return 0, path.stat().st_size
+    with path.open("rb") as file:
+        return _start_of_last(file, lines)
+
+
+def _start_of_last(file: BinaryIO, lines: int) -> tuple[int, int]:
+    """Return where so many last lines begin, and the end. A last line without an end counts too."""
+    end = position = file.seek(0, os.SEEK_END)
+    size, tail = _FEWEST_BYTES_OF_LINES, b""
+    # The first may be half a line, or half of a `\r\n`.
+    while position > 0 and len(tail) < _MOST_TAIL_BYTES and len(tail.splitlines()) <= lines + 1:
+        position, size = max(0, end - size), size * 2
+        file.seek(position)
+        tail = file.read(end - position)
+    return end - sum(map(len, tail.splitlines(keepends=True)[-lines:] if lines else ())), end
+
+
+def _ranks(directory: Path) -> Iterator[int]:
+    """Yield the ranks whose folders are in the folder of an attempt."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if found := _RANK.search(name):
+                yield int(found[1])
