@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
 _SCRIPT = """trap '' HUP INT QUIT TERM TSTP TTIN TTOU
 read -r _ || printf '%s' "$0"
@@ -19,8 +19,16 @@ _WAIT_SECONDS = 1.0
 
 
 def fit_terminal(stderr: TextIO | None, environ: Mapping[str, str]) -> TextIO | None:
-    """Return stderr if a row can be kept at its bottom: the process's own terminal, neither dumb nor in CI."""
-    if stderr is None or not stderr.isatty() or stderr is not sys.__stderr__:
+    """Return stderr if a row can be kept at its bottom: the process's own terminal, neither dumb nor in CI.
+
+    None also in a thread, beside which the program may ask for input.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or stderr is None
+        or not stderr.isatty()
+        or stderr is not sys.__stderr__
+    ):
         return None
     is_capable = environ.get("TERM", "") not in ("", "dumb")
     in_ci = environ.get("CI", "false").lower() not in ("", "0", "false")
@@ -51,7 +59,6 @@ class TerminalGuard:
         `pause` is called in the main thread before it is stopped, `resume` when it was continued.
         """
         self._pause, self._resume = pause, resume
-        self._before: Any = None
         self._shell: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):  # there is no shell, or no more processes: only a guard is missing
             self._shell = subprocess.Popen(  # noqa: S603
@@ -61,10 +68,9 @@ class TerminalGuard:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
             )
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGTSTP)
-            if self._before is signal.SIG_DFL:  # else the program that this is in, or its caller, wants something else
-                signal.signal(signal.SIGTSTP, self._stop)
+        self._before = signal.getsignal(signal.SIGTSTP)
+        if self._before is signal.SIG_DFL:  # else the program that this is in, or its caller, wants something else
+            signal.signal(signal.SIGTSTP, self._stop)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         del number, frame
