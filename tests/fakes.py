@@ -244,6 +244,9 @@ class RunRecorder:
     def on_entry(self, entry: Any, machine: Any) -> None:
         pass
 
+    def on_progress(self, sample: Any) -> None:
+        pass
+
     def on_output(self, output: Any) -> None:
         self.output.extend(output)
 

@@ -230,6 +230,7 @@ class _FolderObserver:
         self._on_folder = on_folder
         self.on_entry = observer.on_entry
         self.on_output = observer.on_output
+        self.on_progress = observer.on_progress
         self.on_message = observer.on_message
 
     def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:

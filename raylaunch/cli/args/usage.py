@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from raylaunch.cli.args.flags import FLAGS, TABLE, Flag, Group
+from raylaunch.cli.args.flag import Flag, Group
+from raylaunch.cli.args.flags import FLAGS, TABLE
 from raylaunch.cli.args.subcommands import signature
 
 USAGE = """\

@@ -12,13 +12,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import TextIO
 
+from raylaunch.cli.output.bottom_row import BottomRow
+
 MAX_QUEUED = 32 * 1024 * 1024
 """Bytes that may wait to be written. Beyond them, the job's output is dropped and counted until half is written."""
 CHUNK = 64 * 1024
 STALL_SECONDS = 5.0
 """`close` gives up when nothing was written for this long."""
+_HIDE_SECONDS = 1.0
 _NONBLOCKING = 512
 """Bytes that a file takes without blocking when poll(2) says that it is writable: POSIX's minimum for PIPE_BUF."""
+
+_WAKE = ("stderr", b"")
+"""Nothing to write, but the thread looks at the row again."""
 
 Sink = Callable[[bytes], None]
 
@@ -38,6 +44,11 @@ class AsyncWriter:
         #: The stream that the thread writes to.
         self._current = ""
         self._given_up = False
+        self._row: BottomRow | None = None
+        #: The streams that are on the terminal of the row.
+        self._row_streams: tuple[str, ...] = ()
+        #: Set by the thread when it has removed the row; None: the row is to be there.
+        self._hidden: threading.Event | None = None
         self._thread = threading.Thread(target=self._write, daemon=True, name="raylaunch-output")
         self._thread.start()
 
@@ -55,6 +66,25 @@ class AsyncWriter:
         """Write a message of raylaunch to stderr. Never blocks, and is never dropped."""
         with self._lock:
             self._enqueue("stderr", data)
+
+    def show_row(self, row: BottomRow, streams: tuple[str, ...]) -> None:
+        """Keep a row at the bottom of the terminal that stderr and these streams are."""
+        self._row_streams, self._row = streams, row
+        self._queue.put(_WAKE)
+
+    def hide_row(self) -> None:
+        """Remove the row until `unhide_row`. Waits for it, but not long.
+
+        A signal handler may call this: it needs no lock that the interrupted code may hold.
+        """
+        hidden = self._hidden = threading.Event()
+        self._queue.put(_WAKE)
+        hidden.wait(_HIDE_SECONDS)
+
+    def unhide_row(self) -> None:
+        """Show the row again."""
+        self._hidden = None
+        self._queue.put(_WAKE)
 
     def close(self) -> None:
         """Wait until all is written. Gives up if nothing is written for 5 s, or on Ctrl-C."""
@@ -86,7 +116,7 @@ class AsyncWriter:
         return f"raylaunch: {count} bytes of output are not shown{where}\n".encode()
 
     def _write(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             self._current, data = item
             for start in range(0, len(data), CHUNK):
                 chunk = data[start : start + CHUNK]
@@ -96,6 +126,31 @@ class AsyncWriter:
                     self._queued -= len(chunk)
                 if self._given_up:
                     return
+                if self._row is not None and self._current in self._row_streams:
+                    self._row.wrote(chunk)
+                    self._draw_row(self._row)
+        if self._row is not None:
+            self._write_row(self._row.clear())
+
+    def _next(self) -> tuple[str, bytes] | None:
+        """Return the next item of the queue. While there is none, the row is kept up to date."""
+        while (row := self._row) is not None:
+            try:
+                return self._queue.get(timeout=row.seconds_left)
+            except queue.Empty:
+                self._draw_row(row)
+        return self._queue.get()
+
+    def _draw_row(self, row: BottomRow) -> None:
+        hidden = self._hidden
+        self._write_row(row.draw() if hidden is None else row.clear())
+        if hidden is not None:
+            hidden.set()
+
+    def _write_row(self, data: bytes) -> None:
+        if data:
+            with contextlib.suppress(Exception):
+                self._sinks["stderr"](data)
 
     def _give_up(self) -> None:
         """If stdout is blocked, write what is queued for stderr, as far as that works without blocking."""

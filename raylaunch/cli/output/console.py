@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 
+from raylaunch.cli.output import bottom_row, terminal_guard
 from raylaunch.cli.output.async_writer import AsyncWriter
+from raylaunch.cli.output.live_line import LiveLine
 from raylaunch.cli.output.progress_line import ProgressLine
 from raylaunch.cluster.driver.observer import RunObserver
 from raylaunch.core.failures.failure import root_cause
@@ -30,6 +32,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase, Stopping
+from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.environment import assign
 from raylaunch.core.placement.plan import Plan
@@ -47,7 +50,10 @@ _CODES = {"dim": "2", "green": "32", "yellow": "33"}
 
 
 class Console:
-    """The observer that prints one line for each change in the run, the same on a terminal and on a pipe."""
+    """The observer that prints one line for each change in the run.
+
+    On a terminal, a live line at the bottom shows the progress; else a line is printed once a minute.
+    """
 
     def __init__(self) -> None:
         self._colour = is_coloured(os.environ, is_terminal=sys.stderr is not None and sys.stderr.isatty())
@@ -62,6 +68,9 @@ class Console:
         #: Reasons that were printed during this attempt; each is printed only once.
         self._reasons: set[str] = set()
         self._progress = ProgressLine()
+        self._live = LiveLine(self._colour)
+        #: Not None while the live line is shown.
+        self._guard: terminal_guard.TerminalGuard | None = None
         #: Replaces secrets in raylaunch's messages.
         self._redactor = Redactor()
         #: Addresses of hosts by host id.
@@ -73,6 +82,9 @@ class Console:
         """Print the name of the run and what it requests. `run_dir` is "" if no logs are kept."""
         self._writer.has_log_files = run_dir != ""
         self._redactor = Redactor.of(job, os.environ)
+        self._progress.is_periodic = job.progress != "off"
+        if job.progress == "auto":
+            self._show_live_line()
         seen = self._redactor.shown(job)
         self._fallback = plan.fallback
         if plan.fallback:
@@ -86,8 +98,28 @@ class Console:
             for line in plan.shortage.splitlines()[1:]:
                 self.say(f"  {line}", colour="yellow")
 
+    def _show_live_line(self) -> None:
+        """Show it if stderr is a terminal that is fit for it."""
+        terminal = terminal_guard.fit_terminal(sys.stderr, os.environ)
+        if terminal is None:
+            return
+        fd = terminal.fileno()
+        row = bottom_row.BottomRow(self._live.text, lambda: terminal_guard.size_of(fd))
+        self._guard = terminal_guard.TerminalGuard(
+            terminal, bottom_row.END, pause=self._writer.hide_row, resume=self._writer.unhide_row
+        )
+        self._writer.show_row(
+            row, ("stdout", "stderr") if sys.stdout is not None and sys.stdout.isatty() else ("stderr",)
+        )
+        self._progress.is_periodic = False
+
+    def on_progress(self, sample: ProgressSample) -> None:
+        """Show it on the live line."""
+        self._live.on_progress(sample)
+
     def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """Print what changed, and why."""
+        self._live.on_machine(machine)
         self._print_event(entry, machine)
         whys = [action.why for action in entry.actions if isinstance(action, Launch)]
         for action in entry.actions:
@@ -202,6 +234,8 @@ class Console:
         if self._fallback:
             self.on_message(self._fallback)
         self._writer.close()
+        if self._guard is not None:
+            self._guard.close()
 
 
 def run_observer(job: Job, console: Console) -> RunObserver:

@@ -13,6 +13,7 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.events_and_actions import Finish, Launch
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.placement.environment import Assignment, assign
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
@@ -40,6 +41,10 @@ class EventLog:
         self._secrets = Redactor.of(job, os.environ)
         self._run_id = job.run_id or run_dir.rstrip("/").rpartition("/")[2]
         self._observer.on_plan(job, plan, run_dir)
+
+    def on_progress(self, sample: ProgressSample) -> None:
+        """Pass it on to the observer of the run."""
+        self._observer.on_progress(sample)
 
     def on_output(self, output: Iterable[LogOutput]) -> None:
         """Pass it on to the observer of the run."""

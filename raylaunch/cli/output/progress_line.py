@@ -14,6 +14,8 @@ class ProgressLine:
     """Makes lines from `Progressed` events. Keeps the steps of this attempt and of the last one that made steps."""
 
     def __init__(self) -> None:
+        #: Whether there is a line once a minute.
+        self.is_periodic = True
         self._steps: StepHistory | None = None
         self._previous: StepHistory | None = None
         self._shown_at = 0.0
@@ -26,7 +28,7 @@ class ProgressLine:
             self._shown_at = event.at
             return "" if self._previous is None else _resumed(self._steps, self._previous)
         self._steps = StepHistory(first=steps.first, last=event)
-        if event.at - self._shown_at < _INTERVAL_SECONDS:
+        if not self.is_periodic or event.at - self._shown_at < _INTERVAL_SECONDS:
             return ""
         self._shown_at = event.at
         return _status(event)

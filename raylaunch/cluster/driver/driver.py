@@ -243,6 +243,8 @@ class Driver:
             self._observer.on_output(item.report.output)
         if item.report.heartbeat is not None:
             self._monitor.heartbeat(item.report.heartbeat, self._now())
+            if (sample := self._monitor.sample(self._now())) is not None:
+                self._observer.on_progress(sample)
         for event in item.report.events:
             yield from self._node_event(item, event)
 

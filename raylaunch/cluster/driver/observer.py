@@ -10,6 +10,7 @@ from typing import Protocol
 
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.text import printable
@@ -21,6 +22,9 @@ class Observer(Protocol):
 
     def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """The machine handled an event; `machine` is its state afterwards."""
+
+    def on_progress(self, sample: ProgressSample) -> None:
+        """How far the attempt is: about once a second while its workers run."""
 
     def on_output(self, output: Iterable[LogOutput]) -> None:
         """Workers whose output is shown wrote something."""
@@ -65,6 +69,11 @@ class GuardedObserver:
         """Pass on an event that the machine handled."""
         with self._guarded("a change of the run"):
             self._observer.on_entry(entry, machine)
+
+    def on_progress(self, sample: ProgressSample) -> None:
+        """Pass on how far the attempt is."""
+        with self._guarded("the progress"):
+            self._observer.on_progress(sample)
 
     def on_output(self, output: Iterable[LogOutput]) -> None:
         """Pass on what workers wrote whose output is shown."""

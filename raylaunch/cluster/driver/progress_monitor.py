@@ -14,6 +14,7 @@ from raylaunch.core.monitoring.hang_cause import describe_absent
 from raylaunch.core.monitoring.hang_policy import activities, describe, max_silence, snooze_seconds
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.monitoring.progress import ProgressTracker
+from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.messages import StacksDumped
@@ -23,6 +24,10 @@ _JOIN_SECONDS = 60.0
 """How long after the start of all workers those are named that others wait for. Later it is tried again."""
 _EXAMINE_SECONDS = 0.25
 """How often the workers are examined at most: the heartbeats of a thousand nodes are examined together."""
+_SAMPLE_SECONDS = 0.9
+"""Heartbeats come once a second."""
+_SAMPLED_PER_SECOND = 1000
+"""Workers. To look at one takes some microseconds."""
 _NEVER = float("inf")
 
 
@@ -63,6 +68,7 @@ class ProgressMonitor:
         self._name_absent_at = _NEVER
         self._probe: StackProbe | None = None
         self._hung = False
+        self._sample_at = -_NEVER
 
     def step_ahead(self, now: RunTime) -> int:
         """Return a step a little ahead of all workers, at which they can save."""
@@ -128,6 +134,13 @@ class ProgressMonitor:
             self._reported = found
             self._report_at = now + _REPORT_SECONDS
             yield found
+
+    def sample(self, now: RunTime) -> ProgressSample | None:
+        """Return how far the attempt is, for a person; None if that was asked a second ago, or longer in a big one."""
+        if now < self._sample_at:
+            return None
+        self._sample_at = now + max(_SAMPLE_SECONDS, len(self._progress.world.workers) / _SAMPLED_PER_SECOND)
+        return self._progress.reporter.sample(now)
 
     def _examine(self, now: RunTime) -> None:
         self._examined_at = now

@@ -20,6 +20,7 @@ NPROC_WORDS = ("auto", "cpu", "gpu")
 LOG_LAYOUTS = ("raylaunch", "torchrun")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 EVENT_LOG_HANDLERS = ("null", "console")
+PROGRESS_KINDS = ("auto", "line", "off")
 HANG_WORDS = ("auto", "off")
 AUTO_PRELOAD = "auto"
 
@@ -153,6 +154,9 @@ class Job:
     show: str = "0"
     """The ranks whose output is shown on the terminal: `0`, `0,3`, `all` or `none`. `raw` shows all ranks without a
     prefix, as torchrun does. The output of every rank is also written to files."""
+    progress: str = "auto"
+    """How the progress is shown. `auto`: on a terminal as a live line below the output, else as a line each minute.
+    `line`: as a line each minute. `off`: not at all."""
     tee: int | str = 0
     """Streams whose lines are shown with a prefix: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, as in
     `0:3,1:2`."""

@@ -18,6 +18,7 @@ from raylaunch.core.job.job import (
     NPROC_WORDS,
     NUMA_BINDINGS,
     PLACEMENTS,
+    PROGRESS_KINDS,
     Entrypoint,
     Job,
     NodeRule,
@@ -161,6 +162,7 @@ def _word_problems(job: Job) -> Iterator[Problem]:
         ("start_method", tuple(StartMethod)),
         ("log_layout", LOG_LAYOUTS),
         ("event_log_handler", EVENT_LOG_HANDLERS),
+        ("progress", PROGRESS_KINDS),
         ("numa_binding", NUMA_BINDINGS),
     ):
         value = getattr(job, key)

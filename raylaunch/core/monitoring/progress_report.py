@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.monitoring.rank_progress import RATE_WINDOW, STALE, RankProgress, WorldProgress
 from raylaunch.core.newtypes import RunTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSample:
+    """How far the attempt is at a moment, for a person who watches. Nothing is decided by it, or recorded."""
+
+    at: RunTime
+    alive: int
+    """The workers that were seen alive lately."""
+    progress: Progressed | None
+    """None: nothing was reported yet."""
+    behind: int
+    """How many steps the slowest worker is behind the fastest; 0: less than it makes in a second."""
 
 
 class ProgressReporter:
@@ -28,11 +43,25 @@ class ProgressReporter:
         world = self._world
         if not world.started or (self._is_incomplete() and at - world.first_at < RATE_WINDOW):
             return None
+        is_first, self._is_first = self._is_first, False
+        return self._progressed(at, is_first=is_first)
+
+    def sample(self, at: RunTime) -> ProgressSample:
+        """Return how far the attempt is, without making a report of it."""
+        world = self._world
+        alive = list(world.alive())
+        progress = None if self._is_first else self._progressed(at, is_first=False)
+        places = [self._extrapolated(worker, worker.marks) for worker in alive if worker.marks]
+        behind = int(max(places) - min(places)) if places else 0
+        is_much = progress is not None and behind > max(1.0, progress.rate)
+        return ProgressSample(at=at, alive=len(alive), progress=progress, behind=behind if is_much else 0)
+
+    def _progressed(self, at: RunTime, *, is_first: bool) -> Progressed:
+        world = self._world
         started = [worker for worker in world.workers.values() if worker.marks]
         going = [worker for worker in started if world.is_alive(worker)] or started
         slowest = min(going, key=lambda worker: (self._extrapolated(worker, worker.marks), worker.rank))
         high = max((worker.latest.step for worker in started if worker.latest.step is not None), default=None)
-        is_first, self._is_first = self._is_first, False
         return Progressed(
             at=at,
             attempt=world.attempt,

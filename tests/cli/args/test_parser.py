@@ -13,7 +13,8 @@ from torch.distributed.run import get_args_parser
 
 from raylaunch.cli import main
 from raylaunch.cli.args import parser, usage
-from raylaunch.cli.args.flags import FLAGS, TABLE, Group, matching_flags
+from raylaunch.cli.args.flag import Group
+from raylaunch.cli.args.flags import FLAGS, TABLE, matching_flags
 from raylaunch.cli.config import flag_settings, load
 from raylaunch.core.job.job import DEFAULT_SIGNALS, Entrypoint, Job
 from raylaunch.errors import ConfigError, ExitCode
@@ -207,6 +208,7 @@ def test_a_script_alone():
         ("--logs-specs default", {"logs_specs": "default"}),
         ("--event-log-handler null", {}),
         ("--event-log-handler console", {"event_log_handler": "console"}),
+        ("--progress line", {"progress": "line"}),
         ("--rdzv-id none", {}),
         ("--rdzv-id 007", {"run_id": "007"}),
         ("--role '${x}'", {"role": "${x}"}),
@@ -368,6 +370,7 @@ WRONG = {
     "numbers_without_effect": "--node-rank first --monitor-interval often x.py",
     "numa": "--numa-binding nod x.py",
     "event_log_handler": "--event-log-handler consol x.py",
+    "progress": "--progress lines x.py",
     "role_empty": "--role '' x.py",
     "signals": "--signals-to-forward SIGTERM,usr1,SIGODD --signals-to-handle SIGTERM,SIGKILL x.py",
     "set": "--set placement=pakc --set nnode=2 --set max_restarts x.py",

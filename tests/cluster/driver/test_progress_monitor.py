@@ -95,6 +95,25 @@ def test_the_first_steps_are_reported_at_once():
     assert [event.marks for event in events(recorder, Progressed)] == [1]
 
 
+def test_a_person_is_shown_the_progress():
+    """Not with every heartbeat, since there are as many as nodes, and nothing of it is recorded."""
+    fleet = FakeFleet(2, nproc=1)
+
+    def train():
+        for marks in range(1, 50):
+            fleet.report("node-1", heartbeat=heartbeat({0: marks}))
+            fleet.report("node-2", heartbeat=heartbeat({1: marks}))
+        fleet.finish()
+
+    fleet.on_launched[1] = train
+    driver, recorder = driver_of(fleet)
+    shown = []
+    recorder.on_progress = shown.append
+    assert driver.run().exit_code == 0
+    assert 1 <= len(shown) < 40
+    assert len(events(recorder, Progressed)) <= 2
+
+
 def test_progress_is_in_the_journal_where_the_machine_saw_it():
     """So that a replay decides the same."""
     fleet = FakeFleet(1)

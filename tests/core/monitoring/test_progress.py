@@ -13,6 +13,7 @@ from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.monitoring.checkpoint_step import propose_step
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.monitoring.progress import ProgressTracker
+from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.monitoring.rank_progress import WARM_UP
 from raylaunch.core.record.steps import StepHistory
 from tests.profiles import examples
@@ -607,6 +608,31 @@ def test_lost_steps_are_unknown_without_numbers():
     before, after = StepHistory(first=FIRST, last=LAST), StepHistory(first=BACK, last=BACK)
     assert StepHistory(first=replace(BACK, low=None), last=BACK).lost_after(before) is None
     assert after.lost_after(replace(before, last=replace(LAST, high=None))) is None
+
+
+# Samples for a person who watches.
+
+
+def test_a_sample_before_the_first_report():
+    """It tells only who is alive, and does not take the place of the report."""
+    progress = tracker(ranks=3)
+    receive(progress, 1.0, worker(0, 1, step=41), worker(1, 0))
+    assert progress.reporter.sample(1.0) == ProgressSample(at=1.0, alive=2, progress=None, behind=0)
+    receive(progress, 2.0, worker(0, 2, step=42), worker(1, 2, step=42), worker(2, 2, step=42))
+    assert progress.reporter.sample(2.0).progress is None
+    assert progress.reporter.report(2.0).low == 41
+
+
+def test_a_sample_says_who_is_behind():
+    """By how many steps; but not by less than the steps of a second, since heartbeats come once in a second."""
+    progress = tracker(ranks=2)
+    receive(progress, 1.0, worker(0, 1), worker(1, 1))
+    progress.reporter.report(1.0)
+    receive(progress, 2.0, worker(0, 11), worker(1, 2))
+    found = progress.reporter.sample(2.0)
+    assert (found.progress.marks, found.progress.slowest, found.progress.rate, found.behind) == (11, 1, 10.0, 0)
+    receive(progress, 3.0, worker(0, 21), worker(1, 3))
+    assert progress.reporter.sample(3.0).behind == 18
 
 
 def test_end_of_an_attempt_with_one_report():

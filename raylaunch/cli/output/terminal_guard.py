@@ -1,0 +1,89 @@
+"""Puts a terminal in order when this process is stopped (Ctrl-Z), or was killed, while it has a row at the bottom."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import TextIO
+
+_SCRIPT = """trap '' HUP INT QUIT TERM TSTP TTIN TTOU
+read -r _ || printf '%s' "$0"
+"""
+_WAIT_SECONDS = 1.0
+
+
+def fit_terminal(stderr: TextIO | None, environ: Mapping[str, str]) -> TextIO | None:
+    """Return stderr if a row can be kept at its bottom: the process's own terminal, neither dumb nor in CI.
+
+    None also in a thread, beside which the program may ask for input.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or stderr is None
+        or not stderr.isatty()
+        or stderr is not sys.__stderr__
+    ):
+        return None
+    is_capable = environ.get("TERM", "") not in ("", "dumb")
+    in_ci = environ.get("CI", "false").lower() not in ("", "0", "false")
+    return stderr if is_capable and not in_ci else None
+
+
+def size_of(terminal: int) -> tuple[int, int] | None:
+    """Return its columns and lines; None if this process is in the background of its session, or it is gone."""
+    try:
+        with contextlib.suppress(OSError):  # it is the terminal of another session, whose daemon this is
+            if os.tcgetpgrp(terminal) != os.getpgrp():
+                return None
+        return os.get_terminal_size(terminal)
+    except OSError:
+        return None
+
+
+class TerminalGuard:
+    """A shell that waits for the end of a pipe, and a handler of SIGTSTP.
+
+    The kernel closes the pipe when this process dies. The shell ignores the signals that a terminal sends to all
+    processes of a group.
+    """
+
+    def __init__(self, terminal: TextIO, data: str, *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """`data` is written to the terminal if this process dies.
+
+        `pause` is called in the main thread before it is stopped, `resume` when it was continued.
+        """
+        self._pause, self._resume = pause, resume
+        self._shell: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):  # there is no shell, or no more processes: only a guard is missing
+            self._shell = subprocess.Popen(  # noqa: S603
+                ["/bin/sh", "-c", _SCRIPT, data],
+                stdin=subprocess.PIPE,
+                stdout=terminal,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+            )
+        self._before = signal.getsignal(signal.SIGTSTP)
+        if self._before is signal.SIG_DFL:  # else the program that this is in, or its caller, wants something else
+            signal.signal(signal.SIGTSTP, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._pause()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._stop)
+        self._resume()
+
+    def close(self) -> None:
+        """Leave the terminal as it is from now on."""
+        if self._before is signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        if self._shell is not None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self._shell.communicate(b"\n", timeout=_WAIT_SECONDS)

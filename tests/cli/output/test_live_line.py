@@ -1,0 +1,112 @@
+"""The live line: its text at all widths, and what it learns of the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from raylaunch.cli.output.live_line import LiveLine, LiveStatus, duration, line
+from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.machine.events_and_actions import NodeJoined, Progressed, WorkersStarted
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.monitoring.progress_report import ProgressSample
+
+STEPS = Progressed(at=80.0, attempt=2, marks=900, low=1188, high=1200, marked=80.0, slowest=5, rate=12.4)
+UNNUMBERED = Progressed(at=80.0, attempt=2, marks=900, low=None, high=None, marked=80.0, slowest=0, rate=0.25)
+RUNNING = LiveStatus(
+    phase=Phase.RUNNING,
+    seconds=3785.0,
+    ready=2,
+    wanted="2",
+    nodes=2,
+    workers=16,
+    alive=16,
+    progress=STEPS,
+    behind=13,
+    restarts=1,
+    goodput=0.964,
+)
+WIDEST = (
+    "raylaunch: running | step 1200 | 12.4 steps/s | rank 5 is 13 steps behind | 16 workers on 2 nodes"
+    " | 1 restart | goodput 96 % | 1 h 03 min"
+)
+WAITING = LiveStatus(ready=1, wanted="2 to 4", seconds=61.0)
+SCRIPT = LiveStatus(phase=Phase.RUNNING, seconds=5.0, ready=1, wanted="1", nodes=1, workers=4, alive=3)
+SGD = LiveStatus(
+    phase=Phase.RUNNING, seconds=5.0, ready=1, wanted="1", nodes=1, workers=4, alive=4, progress=UNNUMBERED
+)
+SAVING = LiveStatus(phase=Phase.SAVING, seconds=90.0, nodes=2, workers=16, alive=16, progress=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("status", "columns", "text"),
+    [
+        (
+            RUNNING,
+            200,
+            WIDEST,
+        ),
+        (RUNNING, 80, "running | step 1200 | 12.4 steps/s | rank 5 is 13 steps behind | 1 restart"),
+        (RUNNING, 60, "raylaunch: running | step 1200 | 12.4 steps/s | 1 restart"),
+        (RUNNING, 40, "running | step 1200 | 12.4 steps/s"),
+        (RUNNING, 20, "running | step 1200"),
+        (WAITING, 80, "raylaunch: gathering: 1 of 2 to 4 nodes ready | 1 min 01 s"),
+        (WAITING, 20, "gathering: 1 of 2 to"),
+        (SCRIPT, 80, "raylaunch: running | 3 of 4 workers alive on 1 node | 5 s"),
+        (SGD, 80, "raylaunch: running | 900 steps | 4.0 s per step | 4 workers on 1 node | 5 s"),
+        (SAVING, 80, "raylaunch: saving | step 1200 | 16 workers on 2 nodes | 1 min 30 s"),
+    ],
+)
+def test_the_text(status, columns, text):
+    """Of a narrow terminal, the name and the least important parts go."""
+    assert line(status, columns) == text
+
+
+@pytest.mark.parametrize("status", [RUNNING, WAITING, SCRIPT, SGD, SAVING])
+def test_all_widths(status):
+    """It is never too wide, and always begins with the phase, which the name may precede."""
+    for columns in range(20, 201):
+        text = line(status, columns)
+        assert len(text) <= columns
+        assert text.isascii()
+        assert text.removeprefix("raylaunch: ").startswith(status.phase)
+
+
+def test_colours():
+    """They are around the name and the phase, and none are there without colour."""
+    for is_coloured, text in (
+        (True, "\x1b[2mraylaunch: \x1b[0m\x1b[33mgathering\x1b[0m: 0 of  nodes ready | 0 s"),
+        (False, "raylaunch: gathering: 0 of  nodes ready | 0 s"),
+    ):
+        assert LiveLine(is_coloured).text(80) == text
+    assert LiveLine(is_coloured=True).text(20) == "\x1b[33mgathering\x1b[0m: 0 of  nod"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.9, "0 s"), (59.9, "59 s"), (60.0, "1 min 00 s"), (7500.0, "2 h 05 min"), (-1.0, "0 s")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_what_the_line_learns_of_a_run():
+    """From the machine after each event, and from samples of the progress; between them its time goes on."""
+    machine = Machine(Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:2", nproc_per_node=2, last_call=0.0))
+    now = 100.0
+    live = LiveLine(is_coloured=False, clock=lambda: now)
+    machine.start()
+    live.on_machine(machine)
+    assert live.text(80) == "raylaunch: gathering: 0 of 1 to 2 nodes ready | 0 s"
+    for node in ("node-1", "node-2"):
+        machine.handle(NodeJoined(at=2.0, node=node, address="10.0.0.1", nproc=2))
+    live.on_machine(machine)
+    now += 1.5
+    assert live.text(80) == "raylaunch: starting | 4 workers on 2 nodes | 3 s"
+    for node in ("node-1", "node-2"):
+        machine.handle(WorkersStarted(at=4.0, attempt=1, node=node, pids=(1, 2)))
+    live.on_machine(machine)
+    live.on_progress(ProgressSample(at=5.0, alive=3, progress=None, behind=0))
+    assert live.text(80) == "raylaunch: running | 3 of 4 workers alive on 2 nodes | 5 s"
+    live.on_progress(ProgressSample(at=6.0, alive=4, progress=STEPS, behind=12))
+    live.on_progress(ProgressSample(at=7.0, alive=4, progress=None, behind=0))
+    assert live.text(80) == "raylaunch: running | step 1200 | 12.4 steps/s | 4 workers on 2 nodes | 7 s"
