@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -194,6 +195,24 @@ def free_resources() -> Mapping[str, Mapping[str, float]] | None:
 def _ask_free() -> Mapping[str, Mapping[str, float]]:
     found: Mapping[str, Mapping[str, float]] = import_module("ray._private.state").available_resources_per_node()
     return found
+
+
+def may_add_nodes() -> bool:
+    """Return whether an autoscaler may add nodes to this cluster; True if this Ray does not say.
+
+    Ray's first autoscaler writes its status to the head; so does its monitor on a cluster without one, which gives each
+    node a type of its own, `node_<id>` (`format_readonly_node_type` of `ray.autoscaler._private.util`). The second one,
+    of which the head has a flag, only runs where nodes can be added. The names are those of Ray 2.44 to 2.60.
+    """
+    try:
+        client = _own_client()
+        if client.internal_kv_get(b"__autoscaler_v2_enabled", namespace=b"__autoscaler", timeout=5) == b"1":
+            return True
+        status = json.loads(client.internal_kv_get(b"__autoscaling_status", namespace=None, timeout=5) or b"{}")
+        types = (status.get("autoscaler_report") or {}).get("active_nodes") or {}
+        return not all(f"node_{node['NodeID']}" in types for node in ray.nodes() if node["Alive"]) if types else False
+    except (*UNEXPECTED, ValueError, exceptions.RayError, RuntimeError):
+        return True
 
 
 def node_labels() -> dict[str, str]:

@@ -176,6 +176,9 @@ def _prepare(
     if session.local and not plan.feasible:
         msg = "this machine cannot hold the job"
         raise ClusterError(msg, hint=plan.shortage)
+    if plan.lacks_gpus and not session.may_grow():
+        msg = "the job needs GPUs, no node of the cluster has any, and there is no autoscaler that could add one"
+        raise ClusterError(msg, hint=f"{plan.shortage}\nwith `gpus_per_worker: 0` it runs on CPUs")
     began, began_at = datetime.now(timezone.utc), time.monotonic()
     run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
     folder = RunFolder.create(job, run_id, observer.on_message)

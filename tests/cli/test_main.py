@@ -247,7 +247,7 @@ def test_job_of_a_function_has_no_secret(monkeypatch):
 
     texts = []
 
-    def run(_job, text, _watcher, *, payload):
+    def run(_job, text, _watcher, **_more):
         texts.append(text)
         raise KeyboardInterrupt
 

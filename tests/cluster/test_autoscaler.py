@@ -57,8 +57,12 @@ def test_a_cluster_grows_for_a_job_that_takes_more_and_shrinks_after_it(launcher
 
 
 def test_a_cluster_that_cannot_grow_so_far(launcher: Launcher, cluster: Cluster):
-    """No node is started for a gang that cannot be complete, and the run reports what was missing."""
-    run = launcher.run(entrypoint=script(launcher), nnodes=3, nproc_per_node=1, placement="spread", placement_timeout=3)
+    """No node is started for a gang that cannot be complete, and the run reports what was missing.
+
+    It waits, though no node has a GPU: where there is an autoscaler, one may be added.
+    """
+    gang = {"nnodes": 3, "nproc_per_node": 1, "gpus_per_worker": 1, "placement": "spread"}
+    run = launcher.run(entrypoint=script(launcher), placement_timeout=3, **gang)
     assert run.code == 3
     assert "0 of 3 nodes after 3 s" in run.err
     assert run.out == ""  # though Ray has words of its own for it

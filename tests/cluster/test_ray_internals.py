@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from types import SimpleNamespace
 
@@ -153,3 +154,38 @@ def test_the_tip_about_accelerators_is_not_printed():
             warnings.warn(tip, FutureWarning, stacklevel=1)
             warnings.warn("another", FutureWarning, stacklevel=1)
     assert [str(each.message) for each in told] == ["another"]
+
+
+class Scaled(Client):
+    """The client of a head to which an autoscaler, or the monitor of a cluster without one, has written."""
+
+    def __init__(self, types: dict[str, int] | None = None, *, second: bool = False, text: bytes = b"") -> None:
+        self.status = json.dumps({"autoscaler_report": {"active_nodes": types}}).encode() if types else text
+        self.second = second
+
+    def internal_kv_get(self, key: bytes, *, namespace: bytes | None, timeout: int) -> bytes | None:
+        assert timeout > 0
+        if key == b"__autoscaler_v2_enabled":
+            assert namespace == b"__autoscaler"
+            return b"1" if self.second else None
+        assert (key, namespace) == (b"__autoscaling_status", None)
+        return self.status or None
+
+
+@pytest.mark.parametrize(
+    ("client", "expected"),
+    [
+        (Scaled({f"node_{NODE}": 1}), False),
+        (Scaled({"ray.head.default": 1}), True),
+        (Scaled(), False),
+        (Scaled(second=True), True),
+        (Scaled(text=b"{"), True),
+        (SimpleNamespace(internal_kv_get=lambda: None), True),
+    ],
+    ids=["monitor alone", "first", "no monitor", "second", "another answer", "other arguments"],
+)
+def test_whether_a_cluster_may_grow(connected, monkeypatch, client, expected):
+    """The monitor of a cluster that cannot grow gives each node a type of its own. What is not known may be."""
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": NODE, "Alive": True}, {"NodeID": "gone", "Alive": False}])
+    monkeypatch.setattr(worker, "global_worker", SimpleNamespace(gcs_client=client))
+    assert ray_internals.may_add_nodes() is expected

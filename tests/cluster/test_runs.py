@@ -83,7 +83,18 @@ def test_what_cannot_be_placed(launcher):
     assert "0 of 2 nodes after 2 s" in run.err
     assert "requested: 2 nodes with 64 workers each (64 CPUs per node)" in run.err
     assert "4 of 4 CPUs free, 64 needed" in run.err
+    assert "it could start now with `cpus_per_worker=0` or `nproc_per_node=2`" in run.err
     assert run.out == ""
+
+
+def test_gpus_that_a_cluster_cannot_have(launcher):
+    """Without an autoscaler nobody adds any: to wait would be in vain."""
+    script = launcher.script("print('never')")
+    run = launcher.run(entrypoint={"script": script}, gpus_per_worker=1)
+    assert run.code == 3
+    assert "no node of the cluster has any, and there is no autoscaler that could add one" in run.err
+    assert "with `gpus_per_worker: 0` it runs on CPUs" in run.err
+    assert "requesting" not in run.err
 
 
 def test_plan_starts_nothing(launcher):

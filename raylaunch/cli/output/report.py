@@ -201,4 +201,5 @@ def plan_table(plan: Plan, title: str) -> str:
     else:
         nodes = count(plan.min_nodes, "node")
         lines.append(f"cannot start: there is no room for {nodes} like this, even if nothing else ran here")
+    lines += [f"  {text}" for text in plan.advice]
     return "".join(f"{printable(line)}\n" for line in lines)

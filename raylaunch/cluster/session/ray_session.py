@@ -58,6 +58,10 @@ class RaySession(Session):
         """Return the address of this machine in Ray; a local Ray needs the loopback address only."""
         return local_machine.LOOPBACK if self.local else str(ray.util.get_node_ip_address())
 
+    def may_grow(self) -> bool:
+        """Ask the head of the cluster."""
+        return ray_internals.may_add_nodes()
+
     def links(self) -> LinkServer | None:
         """Return a link server; None if this machine cannot listen at its address in Ray."""
         try:

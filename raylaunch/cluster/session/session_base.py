@@ -38,6 +38,10 @@ class Session(ABC):
     def own_address(self) -> str:
         """The address of this machine at which agents, and commands on other machines, reach this process."""
 
+    def may_grow(self) -> bool:
+        """Return whether an autoscaler may add nodes; True if that is not known."""
+        return False
+
     @abstractmethod
     def links(self) -> LinkServer | None:
         """Return a new server for the agents' links to this process; None: they need none, or it cannot listen."""

@@ -66,6 +66,21 @@ class Packing:
     """By node id: the bundle that the node would have to take, or why there is none for it."""
     assumed: tuple[str, ...]
 
+    @property
+    def feasible(self) -> bool:
+        """Whether there is room for as many nodes as the job needs to start."""
+        return len(self.seated) >= self.min_nodes
+
+
+def pack(job: Job, nodes: Sequence[NodeFacts], *, spread: bool, local: bool) -> Packing:
+    """Pack a job by its workers on each node, or by those in total. `local`: there is only this machine.
+
+    Raise ValueError for `nproc_per_node: gpu` if no node of the cluster has a GPU.
+    """
+    if job.nprocs is None:
+        return by_node(job, nodes, spread=spread)
+    return by_total(job, nodes, job.nprocs, spread=spread, local=local)
+
 
 def by_node(job: Job, nodes: Sequence[NodeFacts], *, spread: bool) -> Packing:
     """Pack a job with `nproc_per_node` workers on each node, or as rules of `nodes` say.

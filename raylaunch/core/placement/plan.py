@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from raylaunch.core.job import node_rules
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import HostId
-from raylaunch.core.placement.packing import Bundle, NodeFacts, Packing, by_address, by_node, by_total, why_not
+from raylaunch.core.placement.packing import Bundle, NodeFacts, Packing, by_address, pack, why_not
+from raylaunch.core.placement.remedies import missing_gpus, remedies, too_few_nodes
 from raylaunch.core.text import count
 
 NOT_NEEDED = "not needed"
@@ -61,6 +62,12 @@ class Plan:
     warnings: tuple[str, ...]
     possible: bool = True
     """Whether these nodes could start the job if all their resources were free."""
+    obstacles: tuple[str, ...] = ()
+    """Why there are too few nodes, besides what each skipped one lacks."""
+    remedies: tuple[str, ...] = ()
+    """Settings, such as `placement=pack`, with each of which the job could start now."""
+    lacks_gpus: bool = False
+    """Whether the job needs GPUs, and no node has any."""
     cluster: str = ""
     """The address of the Ray cluster; `""`: there is only this machine."""
     fallback: str = ""
@@ -99,7 +106,17 @@ class Plan:
         lines += [f"{node.address}: {node.why}" for node in self.skipped]
         if not self.skipped and not self.seats:
             lines.append("the cluster has no nodes")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.advice])
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Lines that say why there are too few nodes, and what would help."""
+        return (*self.obstacles, *([f"it could start now with {_either(self.remedies)}"] if self.remedies else []))
+
+
+def _either(settings: Sequence[str]) -> str:
+    *others, last = (f"`{setting}`" for setting in settings)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _each(nodes: int, nproc: int, amounts: str) -> str:
@@ -113,12 +130,10 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
     Raise ValueError for `nproc_per_node: gpu` if no node of the cluster has a GPU.
     """
     spread = job.placement == "spread" or (job.placement == "auto" and not local)
-    packing = _packing(job, nodes, spread=spread, local=local)
-    possible = len(packing.seated) >= packing.min_nodes
-    if not possible:
-        all_free = [replace(node, free_cpus=node.cpus, free_gpus=node.gpus) for node in nodes]
-        without_others = _packing(job, all_free, spread=spread, local=local)
-        possible = len(without_others.seated) >= without_others.min_nodes
+    packing = pack(job, nodes, spread=spread, local=local)
+    all_free = [replace(node, free_cpus=node.cpus, free_gpus=node.gpus) for node in nodes]
+    possible = packing.feasible or pack(job, all_free, spread=spread, local=local).feasible
+    obstacles = (missing_gpus(nodes, packing), too_few_nodes(nodes, packing, spread=spread))
     assumed = packing.assumed
     if job.placement == "auto":
         assumed += (f"placement: {'spread' if spread else 'pack'} ({'a cluster' if spread else 'one machine'})",)
@@ -133,13 +148,10 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
         assumed=assumed,
         warnings=tuple(_warnings(job, nodes)),
         possible=possible,
+        obstacles=() if packing.feasible else tuple(filter(None, obstacles)),
+        remedies=() if packing.feasible else tuple(remedies(job, nodes, packing, spread=spread, local=local)),
+        lacks_gpus=obstacles[0] != "" and not packing.feasible,
     )
-
-
-def _packing(job: Job, nodes: Sequence[NodeFacts], *, spread: bool, local: bool) -> Packing:
-    if job.nprocs is None:
-        return by_node(job, nodes, spread=spread)
-    return by_total(job, nodes, job.nprocs, spread=spread, local=local)
 
 
 def settled(job: Job, plan: Plan) -> Job:

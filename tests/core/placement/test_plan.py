@@ -86,7 +86,9 @@ def test_shortage_of_packed_nodes():
     found = plan(node(1, cpus=5), nnodes=3, nproc_per_node=2, placement="pack")
     assert planned_nodes(found) == ["id-1", "id-1"]
     assert found.shortage == (
-        "requested: 3 nodes with 2 workers each (2 CPUs per node)\nroom for: 2 of 3 nodes\n10.0.0.1: 1 of 5 CPUs free, 2 needed"
+        "requested: 3 nodes with 2 workers each (2 CPUs per node)\nroom for: 2 of 3 nodes\n"
+        "10.0.0.1: 1 of 5 CPUs free, 2 needed\n"
+        "it could start now with `cpus_per_worker=0.8`, `nproc_per_node=1` or `nnodes=2:3`"
     )
 
 
@@ -132,7 +134,8 @@ def test_text_of_a_shortage():
     assert found.shortage == (
         "requested: 2 nodes with 2 workers each (1 CPU per node), on different Ray nodes\n"
         "room for: 1 of 2 nodes\n"
-        "10.0.0.2: 0.5 of 8 CPUs free, 1 needed"
+        "10.0.0.2: 0.5 of 8 CPUs free, 1 needed\n"
+        "it could start now with `placement=pack`, `cpus_per_worker=0.2`, `nproc_per_node=1` or `nnodes=1:2`"
     )
 
 
@@ -363,7 +366,8 @@ def test_nprocs_beyond_the_free_resources():
     assert found.shortage == (
         "requested: 1 node with 8 workers (8 CPUs) and 1 node with 4 workers (4 CPUs), on different Ray nodes\n"
         "room for: 1 of 2 nodes\n"
-        "10.0.0.2: 4 of 4 CPUs free, 8 needed"
+        "10.0.0.2: 4 of 4 CPUs free, 8 needed\n"
+        "it could start now with `cpus_per_worker=0.5` or `nprocs=8`"
     )
     assert [nproc for nproc, _ in bundles(plan(node(1), nnodes=1, nprocs=20))] == [8, 8, 4]
     assert [nproc for nproc, _ in bundles(plan(nnodes=1, nprocs=20))] == [20]
