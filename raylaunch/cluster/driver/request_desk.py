@@ -186,9 +186,10 @@ class RequestDesk:
         groups = grouped(probe.stacks, probe.unheard_ranks)
         groups.sort(key=lambda group: (-len(group.ranks), group.ranks))
         stacks = tuple(sorted(probe.stacks, key=lambda stack: stack.rank))
+        found = CollectedStacks(attempt=probe.attempt, groups=tuple(groups), stacks=stacks)
         asking, self._probe, self._asking = self._asking, None, []
         for answer in asking:
-            answer.set_result(CollectedStacks(attempt=probe.attempt, groups=tuple(groups), stacks=stacks))
+            answer.set_result(found)
 
     def close(self, waiting: Sequence[Requested]) -> None:
         """Refuse the requests that wait: the run is over."""

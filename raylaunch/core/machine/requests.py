@@ -24,6 +24,21 @@ from raylaunch.core.text import count
 from raylaunch.errors import signal_exit_code
 
 
+def requested(event: StopRequested | RestartRequested | ResizeRequested) -> str:
+    """Return what was requested and by whom, for a person: `ada@login-1 requested a restart`, `SIGTERM received`."""
+    match event:
+        case StopRequested(by=""):
+            return f"{event.signal} received"
+        case StopRequested():
+            return f"{event.by} requested the stop"
+        case RestartRequested():
+            return f"{event.by} requested a restart"
+        case ResizeRequested(min_nodes=low, max_nodes=high):
+            return f"{event.by} requested {count(low, 'node') if low == high else f'{low} to {high} nodes'}"
+        case _:
+            return assert_never(event)
+
+
 class Requests(Resizing):
     """The part of `Machine` that does what people request.
 
@@ -109,7 +124,7 @@ class Requests(Resizing):
 
     def _stop_requested(self, event: StopRequested) -> list[Action]:
         code = signal_exit_code(signals.Signals[event.signal])
-        why = f"{event.by} requested the stop" if event.by else f"{event.signal} received"
+        why = requested(event)
         ending = Finish(exit_code=code, why=f"stopped by {event.by or event.signal}")
         match self.state:
             case Gathering():
@@ -134,12 +149,12 @@ class Requests(Resizing):
         state.ending = state.ending or ending
         if not (event.now or is_second):
             return []
-        why = f"{event.by} requested the stop now" if event.by else f"{event.signal} again"
+        why = f"{requested(event)} now" if event.by else f"{event.signal} again"
         stop = Stop(attempt=self.world.attempt, nodes=self._present_nodes(), grace=0.0, why=why)
         return [stop, *self._finish(state.ending.exit_code, state.ending.why)]
 
     def _restart_requested(self, event: RestartRequested) -> list[Action]:
-        why = f"{event.by} requested a restart"
+        why = requested(event)
         match self.state:
             case Gathering() as gathering:
                 gathering.backoff_until, gathering.last_call = None, self.now
@@ -161,7 +176,7 @@ class Requests(Resizing):
     def _resize_requested(self, event: ResizeRequested) -> list[Action]:
         """Take the new bounds. MIN holds as soon as so many nodes are there: until then the run goes on with fewer."""
         low, high = event.min_nodes, event.max_nodes
-        why = f"{event.by} requested {low if low == high else f'{low} to {high}'} nodes"
+        why = requested(event)
         self.wanted_nodes = low
         self._set_bounds(low if low <= len(self.members) else min(low, self.job.min_nodes), high)
         scale = Scale(nodes=high + self.job.spares, why=why)
