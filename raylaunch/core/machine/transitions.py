@@ -221,18 +221,19 @@ class PhaseTransitions:
         """Replace a healthy world by another: all its workers save at one step first."""
         return self._save(why)
 
-    def _save(self, why: str, *, seconds: float = math.inf, ending: Finish | None = None) -> list[Action]:
-        """Have all workers save at one step, within so many seconds at most. Then they are stopped."""
+    def _save(self, why: str, *, seconds: float | None = None, ending: Finish | None = None) -> list[Action]:
+        """Have all workers save at one step, within so many seconds at most if given. Then they are stopped."""
         nodes = self.world.running_nodes
-        deadline = self.now + min(seconds, self._seconds_to_save())
+        deadline = self.now + self._seconds_to_save(seconds)
         self._enter(Saving(status=why, deadline=deadline, awaited=set(nodes), ending=ending))
         request = RequestCheckpoint(attempt=self.world.attempt, nodes=nodes, why=why)
         return [request, *self._set_timer("all workers must have saved by then")]
 
-    def _seconds_to_save(self) -> float:
+    def _seconds_to_save(self, longest: float | None = None) -> float:
         """The length of SAVING. When a node is drained, the signal and its grace need time too; half is for saving."""
         left = self._seconds_until_drained()
-        longest = max(MAX_SAVING_SECONDS, self.job.shutdown_timeout)
+        if longest is None:
+            longest = max(MAX_SAVING_SECONDS, self.job.shutdown_timeout)
         return min(longest, max(left / 2, left - self.job.shutdown_timeout))
 
     def _seconds_until_drained(self) -> float:

@@ -7,6 +7,7 @@ from machine_helpers import (
     BY,
     checkpointed,
     drain_requested,
+    draining,
     failed,
     finished,
     gathering_machine,
@@ -89,6 +90,15 @@ def test_stop_saves_first():
         stopping_timer(52.0),
     ]
     assert handle_all(machine, stopped("a", 13.0), stopped("b", 13.0)) == [STOPPED]
+
+
+def test_stop_with_much_time_to_save():
+    """More than a planned change of nodes has, since a person said so; but no more than a drained node has."""
+    machine = running_machine("a", "b", at=1.0)
+    assert handle_all(machine, stop_command(10.0, save_seconds=7200.0))[-1] == saving_timer(7210.0)
+    machine = running_machine("a", "b", at=1.0)
+    handle_all(machine, draining("b", 10.0, deadline=131.0))
+    assert handle_all(machine, stop_command(10.0, save_seconds=7200.0))[-1] == saving_timer(100.0)
 
 
 def test_stop_when_the_time_to_save_is_over():
