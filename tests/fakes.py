@@ -204,6 +204,9 @@ class FakeFleet:
     def uncordon(self, host: str) -> None:
         self.sent.append(("uncordon", host))
 
+    def scale(self, nodes: int) -> None:
+        self.sent.append(("scale", nodes))
+
     def joined(self, node: str, host: str) -> bool:
         self.sent.append(("joined", node, host))
         return node not in self.given_up

@@ -87,6 +87,9 @@ class Fleet(Protocol):
     def uncordon(self, host: HostId) -> None:
         """Allow reservations on the host again."""
 
+    def scale(self, nodes: int) -> None:
+        """Have so many nodes from now on: reserve more, or none where nodes are lost. None that is ready is ended."""
+
     def values(self, nodes: Iterable[NodeId], last_heard: Callable[[NodeId], float]) -> dict[int, bytes]:
         """Return what functions returned on these nodes, by rank. `last_heard`: when, in time.monotonic()."""
 

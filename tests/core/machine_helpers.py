@@ -21,6 +21,8 @@ from raylaunch.core.machine.events_and_actions import (
     Progressed,
     ReportUnsaved,
     RequestCheckpoint,
+    ResizeRequested,
+    RestartRequested,
     SetTimer,
     Stop,
     StopRequested,
@@ -34,6 +36,7 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import AwaitingNodes, Gathering, Phase, ResizeTimes
 
+BY = "ada@login-1"
 WAITING = (Phase.GATHERING, Phase.STARTING, Phase.SAVING, Phase.STOPPING)
 
 
@@ -99,6 +102,23 @@ def forward_requested(signal: str, at: float = 0.0) -> ForwardRequested:
 
 def stop_requested(signal: str, at: float = 0.0) -> StopRequested:
     return StopRequested(at=at, signal=signal)
+
+
+def stop_command(at: float = 0.0, *, save_seconds: float = 600.0, now: bool = False) -> StopRequested:
+    """A person requested the stop by a command."""
+    return StopRequested(at=at, signal="SIGTERM", by=BY, save_seconds=save_seconds, now=now)
+
+
+def restart_requested(at: float = 0.0, *, save_seconds: float = 600.0) -> RestartRequested:
+    return RestartRequested(at=at, by=BY, save_seconds=save_seconds)
+
+
+def resize_requested(low: int, high: int, at: float = 0.0) -> ResizeRequested:
+    return ResizeRequested(at=at, by=BY, min_nodes=low, max_nodes=high)
+
+
+def drain_requested(node: str, at: float = 0.0) -> NodeDraining:
+    return NodeDraining(at=at, node=node, deadline=at + 1e9, why=f"{BY} requested it", by=BY)
 
 
 def tick(at: float) -> Tick:

@@ -17,6 +17,7 @@ from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
+    Finish,
     ForwardRequested,
     ForwardSignal,
     Launch,
@@ -26,11 +27,15 @@ from raylaunch.core.machine.events_and_actions import (
     NodeLost,
     Progressed,
     RequestCheckpoint,
+    ResizeRequested,
+    RestartRequested,
     Stop,
+    StopRequested,
     Uncordon,
     WorkersHung,
 )
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.requests import requested
 from raylaunch.core.machine.state import Phase, Stopping
 from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.newtypes import HostId
@@ -148,6 +153,9 @@ class Console:
             case Progressed() as event:
                 if line := self._progress.update(event):
                     self.say(line)
+            case StopRequested() | RestartRequested() | ResizeRequested() as event:
+                if not any(isinstance(action, RequestCheckpoint | Stop | Launch | Finish) for action in entry.actions):
+                    self.say(requested(event), colour="yellow")
             case ForwardRequested(signal=signal) if not entry.actions:
                 self.say(f"{signal} is not forwarded: no workers are running", colour="yellow")
 

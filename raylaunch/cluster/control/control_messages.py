@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raylaunch.core.failures.stacks import Stack, StackGroup
+from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.run_status import RunStatus
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
@@ -24,10 +26,49 @@ class GetState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRun:
-    """End the run, as SIGTERM to the driver does. Leads to `Accepted`."""
+    """End the run. Leads to `Accepted`."""
 
+    by: str = ""
+    """Who requests it, such as `ada@login-1`."""
+    save_seconds: float = 0.0
+    """For so long at most the workers may save before they get SIGTERM; 0: they get it at once."""
     at_once: bool = False
     """Do not wait for the workers: SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartRun:
+    """Begin another attempt. Leads to `Accepted`."""
+
+    by: str = ""
+    save_seconds: float = 0.0
+    """For so long at most the workers may save first; 0: they are killed at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeRun:
+    """Have other bounds of the number of nodes from now on. Leads to `Accepted`."""
+
+    by: str = ""
+    min_nodes: int
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainNode:
+    """Leave the host of a node for good. Leads to `Accepted`."""
+
+    by: str = ""
+    node: str
+    """Its name, or the address of its host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetStacks:
+    """Ask what all workers are doing now. Leads to `StacksCollected`."""
+
+    ranks: tuple[int, ...] = ()
+    """The ranks of which the whole stacks are wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +88,8 @@ class ReadLogs:
     spans: tuple[LogSpan, ...]
 
 
-ControlRequest = GetState | StopRun | ListLogs | ReadLogs
+RunChange = StopRun | RestartRun | ResizeRun | DrainNode
+ControlRequest = GetState | RunChange | GetStacks | ListLogs | ReadLogs
 
 # What is answered.
 
@@ -71,6 +113,23 @@ class RunState:
 class Accepted:
     """What was asked is being done."""
 
+    attempt: int = 0
+    """The present or last attempt when it was asked."""
+    phase: Phase = Phase.RUNNING
+    """The phase that follows from it."""
+    status: str = ""
+    """What the run does and why, for a person."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksCollected:
+    """What all workers of an attempt were doing at one moment."""
+
+    attempt: int
+    groups: tuple[StackGroup, ...]
+    stacks: tuple[Stack, ...]
+    """Of the ranks that were asked for, in their order."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
@@ -89,4 +148,4 @@ class LogsListed:
     """The nodes that did not answer."""
 
 
-ControlAnswer = RunState | Accepted | Refused | LogsListed | LogBlock
+ControlAnswer = RunState | Accepted | Refused | StacksCollected | LogsListed | LogBlock

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
+from typing import TypeVar
 
 from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control.control_messages import (
     Accepted,
     ControlAnswer,
     ControlRequest,
+    DrainNode,
+    GetStacks,
     GetState,
     ListLogs,
     ReadLogs,
     Refused,
+    ResizeRun,
+    RestartRun,
+    RunChange,
     RunState,
+    StacksCollected,
     StopRun,
 )
 from raylaunch.cluster.control.control_server import ControlServer
+from raylaunch.cluster.driver.request_desk import CollectedStacks, RequestAccepted, RequestDesk, RequestRefusedError
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.session.session_base import Session
-from raylaunch.core.machine.events_and_actions import Event, StopRequested
-from raylaunch.core.newtypes import SIGTERM, RunTime
+from raylaunch.core.machine.events_and_actions import ResizeRequested, RestartRequested, StopRequested
+from raylaunch.core.newtypes import SIGTERM, assert_never
 from raylaunch.core.record.result import RunResult
+from raylaunch.core.text import printable
 
 MOST_WAIT_SECONDS = 15.0
 """The longest time after which the state is answered."""
@@ -34,20 +46,18 @@ _READ_SECONDS = 3.0
 """How long the end of a run waits for clients that read its logs, which are gone with the agents."""
 _LEAVE_SECONDS = 2.0
 """How long it waits for clients that look on, to tell them how it ended."""
-
-
-class RunOwner(Protocol):
-    """The driver, as far as requests need it. Its method may be called from any thread, and never blocks."""
-
-    def request(self, event: Callable[[RunTime], Event]) -> None:
-        """Have the machine handle an event, which is made with its time."""
+_ANSWER_SECONDS = 10.0
+"""How long the driver may take to answer: it may stand still, as in a file system that does not answer."""
+_MOST_NAME = 100
+_MOST_SECONDS = 7 * 86_400.0
+Found = TypeVar("Found")
 
 
 class RunControl:
     """Answers requests, in the threads of those who ask."""
 
-    def __init__(self, driver: RunOwner, folder: RunFolder, log_layout: str) -> None:
-        self._driver = driver
+    def __init__(self, desk: RequestDesk, folder: RunFolder, log_layout: str) -> None:
+        self._desk = desk
         self._folder = folder
         self._log_layout = log_layout
         #: Set when the workers have ended; and when nothing of the run is left.
@@ -91,8 +101,10 @@ class RunControl:
                 awaited = self._ended if self._over.is_set() else self._over
                 awaited.wait(min(request.wait, MOST_WAIT_SECONDS))
                 yield self._state()
-            case StopRun():
-                yield self._stop(request)
+            case StopRun() | RestartRun() | ResizeRun() | DrainNode():
+                yield _answer(self._change(request), _accepted)
+            case GetStacks():
+                yield _answer(self._desk.stacks(), partial(_collected, ranks=request.ranks))
             case ListLogs() | ReadLogs():
                 yield Refused(why="the logs cannot be read")
 
@@ -107,10 +119,47 @@ class RunControl:
             why=result.why if result is not None else "",
         )
 
-    def _stop(self, request: StopRun) -> Accepted:
-        for _ in range(2 if request.at_once else 1):  # at the second one the machine does not wait for the workers
-            self._driver.request(lambda at: StopRequested(at=at, signal=SIGTERM))
-        return Accepted()
+    def _change(self, request: RunChange) -> Future[RequestAccepted]:
+        by = printable(request.by)[:_MOST_NAME] or "a person"
+        match request:
+            case DrainNode(node=node):
+                return self._desk.drain(printable(node), by)
+            case ResizeRun(min_nodes=low, max_nodes=high):
+                return self._desk.event(lambda at: ResizeRequested(at=at, by=by, min_nodes=low, max_nodes=high))
+            case RestartRun():
+                seconds = _seconds(request.save_seconds)
+                return self._desk.event(lambda at: RestartRequested(at=at, by=by, save_seconds=seconds))
+            case StopRun(at_once=now):
+                seconds = 0.0 if now else _seconds(request.save_seconds)
+                return self._desk.event(
+                    lambda at: StopRequested(at=at, signal=SIGTERM, by=by, save_seconds=seconds, now=now)
+                )
+            case _:
+                return assert_never(request)
+
+
+def _seconds(seconds: float) -> float:
+    """Return a time that timers can be set for, whatever a client says."""
+    return min(max(0.0, seconds), _MOST_SECONDS) if math.isfinite(seconds) else _MOST_SECONDS
+
+
+def _answer(answer: Future[Found], told: Callable[[Found], ControlAnswer]) -> ControlAnswer:
+    try:
+        return told(answer.result(timeout=_ANSWER_SECONDS))
+    except RequestRefusedError as refused:
+        return Refused(why=str(refused))
+    except FutureTimeoutError:
+        hint = "it may still do it: `raylaunch status` shows that"
+        return Refused(why=f"the driver has not answered within {_ANSWER_SECONDS:g} s", hint=hint)
+
+
+def _accepted(found: RequestAccepted) -> Accepted:
+    return Accepted(attempt=found.attempt, phase=found.phase, status=found.status)
+
+
+def _collected(found: CollectedStacks, ranks: Sequence[int]) -> StacksCollected:
+    wanted = tuple(stack for stack in found.stacks if stack.rank in ranks)
+    return StacksCollected(attempt=found.attempt, groups=found.groups, stacks=wanted)
 
 
 @contextlib.contextmanager

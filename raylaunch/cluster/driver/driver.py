@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 from raylaunch.cluster import fleet_api as fleets
 from raylaunch.cluster.agent.agent import AgentReady
@@ -14,10 +13,11 @@ from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.driver.executor import Executor
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.observer import Observer, RunRecord
-from raylaunch.cluster.driver.peer_check import PeerCheck
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
+from raylaunch.cluster.driver.request_desk import PersonRequest, RequestDesk, Requested, StacksRequest
 from raylaunch.cluster.driver.worker_events import worker_event
 from raylaunch.cluster.fleet_api import AgentLost, Fleet, FleetFailed, HostDraining, ReportReceived, SlotGranted
+from raylaunch.cluster.probes.peer_check import PeerCheck
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import (
     Action,
@@ -55,19 +55,13 @@ from raylaunch.node.protocol.messages import (
 )
 from raylaunch.node.protocol.peer_messages import PeerListening, PeersProbed
 
-
-@dataclass(frozen=True, slots=True)
-class _EventRequested:
-    event: Callable[[RunTime], Event]
-
-
-Item = fleets.Item | LinkDown | _EventRequested
+Item = fleets.Item | LinkDown | Requested
 
 
 class Driver:
     """One run. Whatever changes the machine comes through the inbox, or with time.
 
-    `run` is called in one thread; `signalled`, `request` and the fleet's reports may come from any.
+    `run` is called in one thread; `signalled`, `requests` and the fleet's reports may come from any.
     """
 
     def __init__(
@@ -91,6 +85,7 @@ class Driver:
         self._monitor = ProgressMonitor(_progress(job), fleet, self._write_stacks, observer.on_message)
         self._peers = PeerCheck(self.machine, fleet.send)
         self._executor = Executor(self.machine, run_id, fleet, self._monitor, self.nodes.give_up)
+        self.requests = RequestDesk(self.machine, self._monitor, fleet.send, self._inbox.put)
         self._draining: dict[HostId, HostDraining] = {}
         #: What was shown to the user once and need not be shown again for other nodes or attempts.
         self._shown_warnings: set[str] = set()
@@ -100,11 +95,7 @@ class Driver:
     def signalled(self, signal: SignalName) -> None:
         """Take a signal. Any thread and any signal handler may call this: the signal is only enqueued."""
         asked = ForwardRequested if signal in self.machine.job.signals_to_forward else StopRequested
-        self.request(lambda at: asked(at=at, signal=signal))
-
-    def request(self, event: Callable[[RunTime], Event]) -> None:
-        """Have the machine handle an event that a person requests, made with its time. Any thread may call this."""
-        self._inbox.put(_EventRequested(event))
+        self.requests.event(lambda at: asked(at=at, signal=signal))
 
     def run(self) -> Finish:
         """Run until the machine is done. The caller closes the fleet.
@@ -115,14 +106,22 @@ class Driver:
         self.nodes.start(self._inbox.put)
         self._fleet.start(self._tell)
         processes.release_memory()  # the agents take seconds to start, and afterwards this process mostly waits
-        while self.machine.phase is not Phase.DONE:
-            for item in self._next_items():
-                for event in self._events(item):
+        try:
+            while self.machine.phase is not Phase.DONE:
+                for item in self._next_items():
+                    for event in self._events(item):
+                        self._step(event)
+                for event in self._due_events():
                     self._step(event)
-            for event in self._due_events():
-                self._step(event)
+        finally:
+            self._refuse_requests()
         assert self._executor.finish is not None, "a machine that is done has said Finish"
         return self._executor.finish
+
+    def _refuse_requests(self) -> None:
+        """Refuse what was requested too late."""
+        waiting = [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
+        self.requests.close([item for item in waiting if isinstance(item, Requested)])
 
     def _tell(self, item: fleets.Item) -> None:
         """Enqueue an item of the fleet, in its thread, so that a node counts as heard of while the driver is busy."""
@@ -144,6 +143,7 @@ class Driver:
         handled.
         """
         times = [self._run_time(self.nodes.next_check), self._executor.wake_at, self._peers.next_check]
+        times.append(self.requests.next_check)
         if self._is_training():
             times.append(self._monitor.next_check)
         nearest = min(times)
@@ -186,6 +186,7 @@ class Driver:
     def _due_events(self) -> Iterator[Event]:
         if self.machine.phase is Phase.DONE:
             return
+        self.requests.answer_due(self._now())
         for gone in self.nodes.silent(time.monotonic()):
             yield from self._node_lost(gone)
         now = self._now()
@@ -204,8 +205,8 @@ class Driver:
 
     def _events(self, item: Item) -> Iterator[Event]:
         match item:
-            case _EventRequested():
-                yield item.event(self._now())
+            case PersonRequest() | StacksRequest():
+                yield from self.requests.events(item, self._now())
             case HostDraining():
                 yield from self._host_draining(item)
             case FleetFailed():
@@ -262,6 +263,7 @@ class Driver:
             case StacksDumped():
                 self._monitor.stacks(event)
                 self._peers.stacks(event)
+                self.requests.dumped(event)
             case PeerListening():
                 self._peers.listening(item.node, event)
             case PeersProbed():

@@ -12,9 +12,11 @@ from raylaunch.core.machine.events_and_actions import (
     Finish,
     ForwardSignal,
     Launch,
+    NodeAction,
     Release,
     ReportUnsaved,
     RequestCheckpoint,
+    Scale,
     SetTimer,
     Stop,
     Uncordon,
@@ -70,7 +72,7 @@ class Executor:
                     self._to_workers(action, set(action.nodes) - launched, now)
                 case Stop() | RequestCheckpoint() | ForwardSignal():
                     self._to_workers(action, action.nodes, now)
-                case Release() | Cordon() | Uncordon():
+                case Release() | Cordon() | Uncordon() | Scale():
                     self._to_hosts(action)
                 case SetTimer():
                     self.wake_at = action.at
@@ -95,7 +97,7 @@ class Executor:
                 for node in nodes:
                     self._fleet.send(node, SignalWorkers(attempt=action.attempt, signal=action.signal))
 
-    def _to_hosts(self, action: Release | Cordon | Uncordon) -> None:
+    def _to_hosts(self, action: NodeAction) -> None:
         match action:
             case Release():
                 self._give_up(action.node)
@@ -104,6 +106,8 @@ class Executor:
                 self._fleet.cordon(action.host)
             case Uncordon():
                 self._fleet.uncordon(action.host)
+            case Scale():
+                self._fleet.scale(action.nodes)
 
     def unsaved(self) -> str:
         """Return which ranks had not saved when the time for a checkpoint was over, for a person; `""`: none."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from raylaunch.cluster.driver.hang_probe import HangProbe, StackProbe
 from raylaunch.cluster.fleet_api import Fleet
+from raylaunch.cluster.probes.hang_probe import HangProbe, StackProbe
 from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.machine.events_and_actions import Event, Progressed, WorkersHung, WorkersStarted
 from raylaunch.core.monitoring.checkpoint_step import checkpoints, propose_step, unsaved
@@ -69,6 +69,11 @@ class ProgressMonitor:
         self._probe: StackProbe | None = None
         self._hung = False
         self._sample_at = -_NEVER
+
+    @property
+    def parts(self) -> Sequence[Assignment]:
+        """The assignments of the attempt that is followed; empty before the first."""
+        return self._parts
 
     def step_ahead(self, now: RunTime) -> int:
         """Return a step a little ahead of all workers, at which they can save."""

@@ -68,6 +68,8 @@ class Allocator:
         #: The bundles that differ. A kind of node is its index here.
         self._bundles = tuple(dict.fromkeys(bundles))
         kinds = [self._bundles.index(bundle) for bundle in bundles]
+        #: The kind of each wanted node.
+        self._kinds = kinds
         self._desired = Counter(kinds)
         self._spread = spread
         self._slots = SlotTable()
@@ -166,6 +168,12 @@ class Allocator:
     def uncordon(self, host: HostId, now: float) -> None:
         """Allow nodes on this host again."""
         self._hosts.cordoned -= {host}
+        self._reconcile(now)
+
+    def scale(self, nodes: int, now: float) -> None:
+        """Have so many nodes from now on: none of the last kinds, or more of the last kind. Nodes that are up stay."""
+        self._kinds = [*self._kinds, *[self._kinds[-1]] * (nodes - len(self._kinds))][:nodes]
+        self._desired = Counter(self._kinds)
         self._reconcile(now)
 
     def tick(self, now: float) -> None:

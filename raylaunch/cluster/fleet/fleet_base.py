@@ -55,6 +55,10 @@ class FleetBase(ABC):
         """Allow reservations on the host again."""
         self._decide(partial(self._allocator.uncordon, host))
 
+    def scale(self, nodes: int) -> None:
+        """Have so many nodes from now on."""
+        self._decide(partial(self._allocator.scale, nodes))
+
     def _decide(self, ask: Callable[[float], Answer]) -> Answer:
         """Call a method of the allocator with the time, and queue the requests that follow from it."""
         with self._lock:

@@ -51,6 +51,8 @@ class NodeDraining:
     node: NodeId
     deadline: RunTime
     why: str
+    by: str = ""
+    """Who requested it, such as `ada@login-1`: the node's host is not used again. "": the cluster takes it away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +166,36 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """The driver got a signal that ends the run (`signals_to_handle`)."""
+    """The run is to end: the driver got a signal (`signals_to_handle`), or a person requested it."""
 
     at: RunTime
     signal: SignalName
+    by: str = ""
+    """Who requested it, such as `ada@login-1`; "": nobody did, the signal was sent to the driver."""
+    save_seconds: float = 0.0
+    """For so long at most the workers may save before they get the signal; 0: they get it at once."""
+    now: bool = False
+    """Kill the workers at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartRequested:
+    """A person requested another attempt. It spends none of the restarts that failures spend."""
+
+    at: RunTime
+    by: str
+    save_seconds: float
+    """For so long at most the workers may save first; 0: they are killed at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeRequested:
+    """A person requested other bounds of the number of nodes, from now on."""
+
+    at: RunTime
+    by: str
+    min_nodes: int
+    max_nodes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +215,8 @@ class Tick:
 
 NodeEvent = NodeGranted | NodeJoined | NodeLost | NodeDraining | PeersUnreachable
 WorkerEvent = WorkersStarted | WorkersExited | WorkersStopped | WorkersCheckpointed
-Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | StopRequested | ForwardRequested | Tick
+RequestEvent = StopRequested | ForwardRequested | RestartRequested | ResizeRequested
+Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | RequestEvent | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +295,14 @@ class Uncordon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Have so many nodes in the cluster from now on, spare ones included. Nodes that run stay until `Release`."""
+
+    nodes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
     """Send a `Tick` at this time. It replaces the timer that was set before."""
 
@@ -282,5 +319,5 @@ class Finish:
 
 
 WorkerAction = Launch | Stop | RequestCheckpoint | ReportUnsaved | ForwardSignal
-NodeAction = Release | Cordon | Uncordon
+NodeAction = Release | Cordon | Uncordon | Scale
 Action = WorkerAction | NodeAction | SetTimer | Finish

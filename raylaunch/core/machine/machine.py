@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal as signals
-
 from raylaunch.core.failures.failure import Failure, root_cause
 from raylaunch.core.machine.events_and_actions import (
     Action,
@@ -17,8 +15,8 @@ from raylaunch.core.machine.events_and_actions import (
     NodeLost,
     PeersUnreachable,
     Progressed,
-    Release,
-    Stop,
+    ResizeRequested,
+    RestartRequested,
     StopRequested,
     Tick,
     Uncordon,
@@ -29,21 +27,17 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStarted,
     WorkersStopped,
 )
-from raylaunch.core.machine.node_loss import NodeLosses
+from raylaunch.core.machine.requests import Requests
 from raylaunch.core.machine.restart_policy import came_from_outside
-from raylaunch.core.machine.state import Done, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
-from raylaunch.core.machine.transitions import STOP_MARGIN
-from raylaunch.core.newtypes import NO_HOST, NodeId, assert_never
-from raylaunch.core.placement.environment import Member
-from raylaunch.errors import ExitCode, signal_exit_code
+from raylaunch.core.machine.state import Done, Gathering, Running, Saving, Starting, Stopping
+from raylaunch.core.newtypes import NO_HOST, assert_never
+from raylaunch.errors import ExitCode
 
-_EVACUATION_SHARE = 0.5
-"""The part of a drain notice that is kept for saving and stopping at most; before, the world trains on."""
 MAX_HANG_GRACE = 5.0
 """Seconds of grace at most for the workers of a world that hangs, before the run ends."""
 
 
-class Machine(NodeLosses):
+class Machine(Requests):
     """The state machine of one run. It is pure: no clock, no I/O, and the same events give the same actions."""
 
     def handle(self, event: Event) -> list[Action]:
@@ -58,10 +52,8 @@ class Machine(NodeLosses):
         match event:
             case NodeGranted() | NodeJoined() | NodeLost() | NodeDraining() | PeersUnreachable():
                 return self._nodes_changed(event)
-            case StopRequested():
-                return self._stop_requested(event)
-            case ForwardRequested():
-                return self._forward_requested(event)
+            case StopRequested() | ForwardRequested() | RestartRequested() | ResizeRequested():
+                return self._requested(event)
             case Tick():
                 return self._tick()
             case Progressed():
@@ -98,71 +90,6 @@ class Machine(NodeLosses):
                 return self._peers_unreachable(event)
             case _:
                 return assert_never(event)
-
-    def _node_joined(self, event: NodeJoined) -> list[Action]:
-        if event.host in self.health.excluded:
-            return [Release(node=event.node, why="its host is left out at present")]
-        self.members.add(Member(node=event.node, address=event.address, nproc=event.nproc, host=event.host))
-        match self.state:
-            case Gathering() as gathering:
-                return self._gather(gathering, f"{event.node} joined")
-            case Starting() | Running() as state:
-                return self._plan_resize(state, event.node)
-            case _:
-                return []
-
-    def _plan_resize(self, state: Starting | Running, joined: NodeId) -> list[Action]:
-        """Take in a node that joined: now if no other has to be waited for, else at last call."""
-        resize = state.resize
-        complete = len(self.members) >= self.job.max_nodes or resize.evacuate_at is not None
-        if (resize.last_call is None or complete) and not self._could_improve(resize):
-            return []
-        if isinstance(state, Running) and complete:
-            return self._resize(f"{joined} joined")
-        if resize.last_call is None or complete:
-            resize.last_call = self.now + (0.0 if complete else self.job.last_call)
-        return self._set_timer(f"{joined} joined; more may come")
-
-    def _could_improve(self, resize: ResizeTimes) -> bool:
-        """Whether the members allow a better world. A world that has begun to finish is not disturbed for it."""
-        if self.world.finishing:
-            return False
-        if resize.evacuate_at is not None:
-            return self.members.enough
-        if len(self.world.roster) >= self.job.max_nodes:
-            return False
-        return sum(member.nproc for member in self.members.choose(self.world.roster)) > self.world.size
-
-    def _node_draining(self, event: NodeDraining) -> list[Action]:
-        self.members.drain(event.node)
-        why = f"{event.node} is being drained: {event.why}"
-        if isinstance(self.state, Gathering):
-            return [*self._release_drained(), *self._gather(self.state, why)]
-        released = self._release_drained(kept=self.world.nodes)
-        return [*released, *self._world_drained(event, why)] if event.node in self.world.unfinished else released
-
-    def _world_drained(self, event: NodeDraining, why: str) -> list[Action]:
-        """Plan to leave a node of the world before its deadline."""
-        known = self.world.drain_deadline
-        deadline = self.world.drain_deadline = event.deadline if known is None else min(event.deadline, known)
-        match self.state:
-            case Saving() as saving:
-                saving.deadline = min(saving.deadline, self.now + self._seconds_to_save())
-                return self._set_timer("all workers must have saved by then")
-            case Running() if self.members.enough:
-                return self._resize(why)
-            case Starting() if self.members.enough:
-                return self._stop_with_grace(why)
-            case Starting() | Running() as state:
-                state.status = f"{why}; the workers go on until another node comes, or the time is short"
-                wanted = 2 * self.job.shutdown_timeout + STOP_MARGIN
-                latest = deadline - min(wanted, max(0.0, deadline - self.now) * _EVACUATION_SHARE)
-                known_latest = state.resize.evacuate_at
-                state.resize.evacuate_at = latest if known_latest is None else min(latest, known_latest)
-                self.health.shorten_exclusions(self.now)
-                return self._set_timer(state.status)
-            case _:
-                return []
 
     # Workers
 
@@ -217,8 +144,8 @@ class Machine(NodeLosses):
 
     def _workers_failed(self, cause: Failure) -> list[Action]:
         what = f"rank {cause.rank} on {cause.node} {cause.what}"
-        if isinstance(self.state, Saving):  # another world was to follow in any case
-            return self._stop(what, grace=0.0)
+        if isinstance(self.state, Saving):  # the world was to end in any case
+            return self._stop(what, grace=0.0, ending=self.state.ending)
         if drained := self._drained_node_that_explains(cause):
             return self._restart(f"{what}; {drained} is being drained")
         delay = self.crashes.delay(cause, self.now - self.world.launched_at)
@@ -258,38 +185,12 @@ class Machine(NodeLosses):
         self.state.awaited.discard(event.node)
         return self._stop_if_all_saved(self.state)
 
-    # People
-
-    def _stop_requested(self, event: StopRequested) -> list[Action]:
-        code = signal_exit_code(signals.Signals[event.signal])
-        ending = Finish(exit_code=code, why=f"stopped by {event.signal}")
-        match self.state:
-            case Gathering():
-                return self._finish(ending.exit_code, ending.why)
-            case Stopping(ending=None) as stopping:
-                stopping.ending = ending
-                return []
-            case Stopping(ending=Finish() as first):
-                why = f"{event.signal} again"
-                stop = Stop(attempt=self.world.attempt, nodes=self._present_nodes(), grace=0.0, why=why)
-                return [stop, *self._finish(first.exit_code, first.why)]
-            case _:
-                why = f"{event.signal} received"
-                return self._stop(why, grace=self.job.shutdown_timeout, ending=ending, signal=event.signal)
-
-    def _forward_requested(self, event: ForwardRequested) -> list[Action]:
-        held = self.world.held_signals
-        if isinstance(self.state, Running):
-            return [self._forward(event.signal)]
-        if isinstance(self.state, Starting) and event.signal not in held:
-            held.append(event.signal)  # some workers may run already, and the sender may have seen them
-        return []
-
     # Time
 
     def _tick(self) -> list[Action]:
         self._timer_at = None
-        uncordoned = [Uncordon(host=host, why="its time is over") for host in self.health.end_exclusions(self.now)]
+        over = [host for host in self.health.end_exclusions(self.now) if host not in self.drained_hosts]
+        uncordoned = [Uncordon(host=host, why="its time is over") for host in over]
         return [*uncordoned, *self._do_what_is_due()]
 
     def _do_what_is_due(self) -> list[Action]:

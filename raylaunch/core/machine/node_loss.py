@@ -64,8 +64,8 @@ class NodeLosses(PhaseTransitions):
                 return self._go_on_if_all_stopped(stopping)
             case _ if not took_part:
                 return self._set_timer("more nodes may come")
-            case Saving():
-                return self._stop(what, grace=0.0)
+            case Saving() as saving:
+                return self._stop(what, grace=0.0, ending=saving.ending)
             case _:
                 return self._restart(what)
 
@@ -157,7 +157,7 @@ class NodeLosses(PhaseTransitions):
         return {peer.node, peer.peer} <= nodes.keys() and nodes[peer.node].host != nodes[peer.peer].host
 
     def _is_ended_by_a_person(self) -> bool:
-        ending = self.state.ending if isinstance(self.state, Stopping) else None
+        ending = self.state.ending if isinstance(self.state, Saving | Stopping) else None
         return ending is not None and ending.exit_code != ExitCode.JOB_FAILED
 
     def _describe(self, peers: Sequence[UnreachablePeer]) -> str:

@@ -6,7 +6,7 @@ As in the controller states of Ray Train v2, a field that a phase does not need 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import ClassVar
@@ -28,7 +28,7 @@ class Phase(StrEnum):
     RUNNING = "running"
     """All workers of the world were started."""
     SAVING = "saving"
-    """The workers were asked to write a checkpoint before the world is resized. They have got no signal yet."""
+    """The workers were asked to write a checkpoint before they are stopped. They have got no signal yet."""
     STOPPING = "stopping"
     """The workers were told to end; then comes another attempt, or the end of the run."""
     DONE = "done"
@@ -157,6 +157,8 @@ class Saving(AwaitingNodes):
     """SAVING: awaits `WorkersCheckpointed`. After the deadline the workers are stopped whether they saved or not."""
 
     phase: ClassVar[Phase] = Phase.SAVING
+    ending: Finish | None = None
+    """The end of the run that follows. None: another attempt."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,8 +188,7 @@ class Membership:
     """The nodes that joined and were neither lost nor released."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
-        self._min_nodes, self._max_nodes, self._multiple_of = job.min_nodes, job.max_nodes, job.multiple_of
+        self.set_bounds(job)
         self.nodes: dict[NodeId, Member] = {}
         #: The nodes that a new world may use: those that are not drained.
         self._usable: dict[NodeId, Member] = {}
@@ -197,6 +198,11 @@ class Membership:
     def __len__(self) -> int:
         """Return the number of nodes that a new world may use."""
         return len(self._usable)
+
+    def set_bounds(self, job: Job) -> None:
+        """Take the bounds of a world's size from this job from now on."""
+        self._job = job
+        self._min_nodes, self._max_nodes, self._multiple_of = job.min_nodes, job.max_nodes, job.multiple_of
 
     def add(self, member: Member) -> None:
         """Add a node that joined."""
@@ -254,12 +260,18 @@ class Membership:
     def enough_without(self, host: HostId) -> bool:
         """Whether a world is possible without the nodes of this host."""
         others = [member for member in self._usable.values() if member.host != host]
-        if len(others) == len(self):
-            return self.enough
-        rest = Membership(self._job)
-        for member in others:
-            rest.add(member)
-        return rest.enough
+        return self.enough if len(others) == len(self) else _are_enough(self._job, others)
+
+    def enough_within(self, job: Job) -> bool:
+        """Whether a world is possible within the bounds of this job."""
+        return _are_enough(job, self._usable.values())
+
+
+def _are_enough(job: Job, members: Iterable[Member]) -> bool:
+    membership = Membership(job)
+    for member in members:
+        membership.add(member)
+    return membership.enough
 
 
 def fitting(members: Sequence[Member], multiple_of: int) -> Sequence[Member]:

@@ -18,6 +18,7 @@ from raylaunch.core.machine.events_and_actions import (
     Release,
     ReportUnsaved,
     RequestCheckpoint,
+    RestartRequested,
     SetTimer,
     Stop,
     StopRequested,
@@ -41,7 +42,7 @@ from raylaunch.core.machine.state import (
     Stopping,
     World,
 )
-from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
+from raylaunch.core.newtypes import SIGTERM, HostId, NodeId, SignalName
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
 
@@ -68,6 +69,14 @@ class PhaseTransitions:
         self.budget = RestartBudget(job.max_restarts)
         self.health = HostHealth(job.exclude_after, needed_exclusion=min(NEEDED_EXCLUSION, job.join_timeout / 2))
         self.crashes = CrashLoopBackoff()
+        self.is_of_one_node = job.max_nodes == 1
+        self.is_of_fixed_size = job.nprocs is not None
+        #: Whether a person has requested other bounds than those of the job.
+        self.is_resized = False
+        #: The least number of nodes that was requested. `job.min_nodes` is less until as many nodes have been there.
+        self.wanted_nodes = job.min_nodes
+        #: Hosts that a person drained.
+        self.drained_hosts: set[HostId] = set()
         #: Whether any attempt has made a step.
         self.has_progressed = False
         #: When nodes were found that cannot reach each other and are all needed. None: not since the latest step.
@@ -125,7 +134,8 @@ class PhaseTransitions:
             case Saving(), WorkersCheckpointed():
                 return True
             case Running() | Saving(), _:
-                ends = NodeLost | NodeDraining | PeersUnreachable | WorkersExited | WorkersHung | StopRequested | Tick
+                requests = StopRequested | RestartRequested
+                ends = NodeLost | NodeDraining | PeersUnreachable | WorkersExited | WorkersHung | requests | Tick
                 return isinstance(event, ends)
             case _:
                 return False
@@ -167,7 +177,8 @@ class PhaseTransitions:
         status = f"starting {self._workers_and_nodes}"
         self._enter(Starting(status=status, deadline=self.now + self.job.start_timeout, awaited=set(self.world.roster)))
         launch = Launch(attempt=self.world.attempt, roster=self.world.roster, why=why)
-        return [launch, *self._release_drained(), *self._set_timer("all workers must be started by then")]
+        releases = [*self._release_drained(), *self._release_surplus()]
+        return [launch, *releases, *self._set_timer("all workers must be started by then")]
 
     @property
     def _workers_and_nodes(self) -> str:
@@ -179,6 +190,17 @@ class PhaseTransitions:
         for node in drained:
             self.members.remove(node)
         return [Release(node=node, why="it is being drained") for node in drained]
+
+    def _release_surplus(self) -> list[Action]:
+        """Release nodes without workers beyond MAX and the spare ones: a person has requested fewer nodes."""
+        if not self.is_resized:
+            return []
+        idle = [node for node, member in self.nodes.items() if not member.draining and node not in self.world.nodes]
+        taking_part = len(self.members) - len(idle)
+        surplus = idle[max(0, self.job.max_nodes + self.job.spares - taking_part) :]
+        for node in surplus:
+            self.members.remove(node)
+        return [Release(node=node, why="fewer nodes were requested") for node in surplus]
 
     # STARTING -> RUNNING
 
@@ -197,15 +219,21 @@ class PhaseTransitions:
 
     def _resize(self, why: str) -> list[Action]:
         """Replace a healthy world by another: all its workers save at one step first."""
+        return self._save(why)
+
+    def _save(self, why: str, *, seconds: float | None = None, ending: Finish | None = None) -> list[Action]:
+        """Have all workers save at one step, within so many seconds at most if given. Then they are stopped."""
         nodes = self.world.running_nodes
-        self._enter(Saving(status=why, deadline=self.now + self._seconds_to_save(), awaited=set(nodes)))
+        deadline = self.now + self._seconds_to_save(seconds)
+        self._enter(Saving(status=why, deadline=deadline, awaited=set(nodes), ending=ending))
         request = RequestCheckpoint(attempt=self.world.attempt, nodes=nodes, why=why)
         return [request, *self._set_timer("all workers must have saved by then")]
 
-    def _seconds_to_save(self) -> float:
+    def _seconds_to_save(self, longest: float | None = None) -> float:
         """The length of SAVING. When a node is drained, the signal and its grace need time too; half is for saving."""
         left = self._seconds_until_drained()
-        longest = max(MAX_SAVING_SECONDS, self.job.shutdown_timeout)
+        if longest is None:
+            longest = max(MAX_SAVING_SECONDS, self.job.shutdown_timeout)
         return min(longest, max(left / 2, left - self.job.shutdown_timeout))
 
     def _seconds_until_drained(self) -> float:
@@ -213,15 +241,16 @@ class PhaseTransitions:
         return math.inf if deadline is None else max(0.0, deadline - self.now - 1.0)
 
     def _stop_if_all_saved(self, state: Saving) -> list[Action]:
-        return [] if state.awaited else self._stop_with_grace(state.status)
+        return [] if state.awaited else self._stop_with_grace(state.status, ending=state.ending)
 
-    def _stop_with_grace(self, why: str) -> list[Action]:
+    def _stop_with_grace(self, why: str, *, ending: Finish | None = None) -> list[Action]:
         """End a healthy world. The grace ends before a drained node is taken away."""
-        return self._stop(why, grace=min(self.job.shutdown_timeout, self._seconds_until_drained()))
+        return self._stop(why, grace=min(self.job.shutdown_timeout, self._seconds_until_drained()), ending=ending)
 
     def _stop_unsaved(self, state: Saving, why: str) -> list[Action]:
         """Stop waiting for checkpoints. `why`: what some workers did not do."""
-        return [ReportUnsaved(attempt=self.world.attempt, why=why), *self._stop_with_grace(state.status)]
+        unsaved = ReportUnsaved(attempt=self.world.attempt, why=why)
+        return [unsaved, *self._stop_with_grace(state.status, ending=state.ending)]
 
     # Any phase with a world -> STOPPING, or STARTING at once
 

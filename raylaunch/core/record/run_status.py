@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import (
@@ -19,6 +19,7 @@ from raylaunch.core.machine.events_and_actions import (
     Progressed,
     Release,
     RequestCheckpoint,
+    ResizeRequested,
     Stop,
     WorkersCheckpointed,
     WorkersExited,
@@ -146,6 +147,8 @@ class StatusBuilder:
                 self._remove(node)
             case NodeDraining(node=node) if node in self._nodes:
                 self._nodes[node].is_draining = True
+            case ResizeRequested(min_nodes=low, max_nodes=high):
+                self._job = replace(self._job, nnodes=f"{low}:{high}")
             case _:
                 pass
 

@@ -30,7 +30,11 @@ from raylaunch.core.machine.events_and_actions import (
     NodeLost,
     Progressed,
     RequestCheckpoint,
+    ResizeRequested,
+    RestartRequested,
+    Scale,
     Stop,
+    StopRequested,
     Uncordon,
     WorkersExited,
     WorkersHung,
@@ -341,6 +345,23 @@ def test_a_requested_checkpoint(capsys):
     """A requested checkpoint gets a line."""
     ask = RequestCheckpoint(attempt=1, nodes=("node-1",), why="nodes joined")
     assert _lines(capsys, (None, ask)) == ["requesting a checkpoint: nodes joined"]
+
+
+def test_what_people_requested(capsys):
+    """It is the reason of what follows; if nothing follows at once, it gets a line of its own."""
+    by = "ada@login-1"
+    restart = RestartRequested(at=1.0, by=by, save_seconds=60.0)
+    resize = ResizeRequested(at=2.0, by=by, min_nodes=2, max_nodes=4)
+    end = StopRequested(at=3.0, signal="SIGTERM", by=by, save_seconds=60.0)
+    why = f"{by} requested a restart"
+    save = RequestCheckpoint(attempt=1, nodes=("node-1",), why=why)
+    scale = Scale(nodes=4, why=f"{by} requested 2 to 4 nodes")
+    assert _lines(capsys, (restart, save), (restart,), (resize, scale), (end,)) == [
+        f"requesting a checkpoint: {why}",
+        why,
+        f"{by} requested 2 to 4 nodes",
+        f"{by} requested the stop",
+    ]
 
 
 def test_a_reason_is_printed_once_per_attempt(capsys):

@@ -526,6 +526,28 @@ def test_a_host_that_is_uncordoned():
     assert [found.avoided(node) for node in found.starting()] == [{"a", "b"}]
 
 
+def test_more_nodes_are_requested():
+    """Like the last one, and on other hosts."""
+    found = board(2, 2, "a", "b")
+    found.tell("scale", 4)
+    assert found.starting() == ["node-3", "node-4"]
+    assert found.avoided("node-3") == {"a", "b"}
+    found.grant("node-3", "c")
+    assert found.join("node-3", "c")
+
+
+def test_fewer_nodes_are_wanted():
+    """What is pending is withdrawn at once. Nodes that are up stay until they are released; nothing replaces them."""
+    found = board(3, 1, "a", "b")
+    assert found.starting() == ["node-3"]
+    found.tell("scale", 1)
+    assert (found.starting(), set(found.up)) == ([], {"node-1", "node-2"})
+    found.lose("node-2")
+    assert (set(found.occupied), set(found.reserved)) == ({"node-1"}, {1})
+    found.tell("scale", 2)
+    assert len(found.starting()) == 1
+
+
 def test_slots_that_are_not_granted_are_released_first():
     """An agent that starts already will be up sooner."""
     for chosen in (0, 1):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from machine_helpers import (
     WAITING,
     checkpointed,
+    drain_requested,
     draining,
     failed,
     finished,
@@ -30,8 +31,11 @@ from machine_helpers import (
     lost,
     progressed,
     raised,
+    resize_requested,
+    restart_requested,
     started,
     state_fields,
+    stop_command,
     stop_requested,
     stopped,
     tick,
@@ -52,6 +56,8 @@ from raylaunch.core.machine.events_and_actions import (
     NodeLost,
     Release,
     RequestCheckpoint,
+    ResizeRequested,
+    RestartRequested,
     SetTimer,
     Stop,
     StopRequested,
@@ -106,6 +112,10 @@ MOVES = {
     "progress": 1,
     "late tick": 1,
     "signal": 1,
+    "restart": 1,
+    "resize": 1,
+    "drain by a person": 1,
+    "stop by a person": 1,
 }
 """The possible moves and their relative frequency. "answer": a report that the machine waits for."""
 
@@ -137,6 +147,8 @@ class Step:
     usable: set[str]
     hosts: dict[str, str]
     """The host of each node that ever joined."""
+    most: int
+    """The most nodes that may take part, as requested last."""
 
 
 def play_script(a_job: Job, script: Script) -> list[Step]:
@@ -147,6 +159,7 @@ def play_script(a_job: Job, script: Script) -> list[Step]:
     usable: set[str] = set()
     hosts: dict[str, str] = {}
     steps: list[Step] = []
+    most = a_job.max_nodes
     for move, choice, pause in script:
         if len(steps) > 3 and steps[-3].before["phase"] is Phase.DONE:
             break
@@ -159,10 +172,12 @@ def play_script(a_job: Job, script: Script) -> list[Step]:
                 hosts[event.node] = event.host
             case NodeLost() | NodeDraining():
                 usable.discard(event.node)
+            case ResizeRequested() if not machine.refusal(event):
+                most = event.max_nodes
         actions = handle_checked(machine, event)
         usable -= {action.node for action in actions if isinstance(action, Release)}
         before = steps[-1].after if steps else fresh
-        steps.append(Step(event, actions, before, machine_snapshot(machine), set(usable), hosts))
+        steps.append(Step(event, actions, before, machine_snapshot(machine), set(usable), hosts, most))
     return steps
 
 
@@ -187,7 +202,21 @@ def _event(machine: Machine, move: str, choice: int, at: float, names: Iterator[
             return lost(here[choice % len(here)], at) if here else None
         case "drain":
             return draining(here[choice % len(here)], at, deadline=at + (10, 100, 0)[choice % 3]) if here else None
-    return _report(machine, move, choice, at)
+        case "drain by a person":
+            return drain_requested(here[choice % len(here)], at) if here else None
+    return _request(move, choice, at) or _report(machine, move, choice, at)
+
+
+def _request(move: str, choice: int, at: float) -> Event | None:
+    """Return what a person requests of the whole run."""
+    match move:
+        case "restart":
+            return restart_requested(at, save_seconds=(600.0, 5.0, 0.0)[choice % 3])
+        case "resize":
+            return resize_requested(1 + choice % 3, choice // 2, at)
+        case "stop by a person":
+            return stop_command(at, save_seconds=(600.0, 5.0, 0.0)[choice % 3], now=choice > 6)
+    return None
 
 
 def _report(machine: Machine, move: str, choice: int, at: float) -> Event | None:
@@ -234,7 +263,8 @@ def rosters_are_valid(a_job: Job, steps: Sequence[Step]) -> None:
     """A roster has MIN to MAX nodes, each once; all are members, and none is drained."""
     for step in steps:
         for order in actions_of([step], Launch):
-            assert a_job.min_nodes <= len(order.roster) <= a_job.max_nodes
+            assert len(order.roster) <= step.most
+            assert step.after["job"].min_nodes <= len(order.roster) <= step.after["job"].max_nodes
             assert len(set(order.roster)) == len(order.roster)
             assert set(order.roster) <= step.usable
             assert step.after["size"] == 2 * len(order.roster)
@@ -311,10 +341,28 @@ def restarts_stay_within_the_budget(a_job: Job, steps: Sequence[Step]) -> None:
         assert spent >= 0 or isinstance(step.event, NodeLost)
 
 
-def running_workers_save_before_a_planned_stop(a_job: Job, steps: Sequence[Step]) -> None:
-    """In RUNNING, joins, drains and ticks do not stop the workers before these could save."""
+def runs_that_a_person_stops_get_no_further_attempt(a_job: Job, steps: Sequence[Step]) -> None:
+    """Whatever happens after the request."""
+    is_stopped = False
     for step in steps:
-        if step.before["phase"] is Phase.RUNNING and isinstance(step.event, NodeJoined | NodeDraining | Tick):
+        is_stopped |= isinstance(step.event, StopRequested)
+        assert not is_stopped or not actions_of([step], Launch)
+
+
+def refused_requests_change_nothing(a_job: Job, steps: Sequence[Step]) -> None:
+    """A request to restart or to resize a run that ends."""
+    for step in steps:
+        if isinstance(step.event, RestartRequested | ResizeRequested) and step.before["ending"] is not None:
+            assert step.actions == []
+            assert step.after == step.before | {"now": step.after["now"]}
+
+
+def running_workers_save_before_a_planned_stop(a_job: Job, steps: Sequence[Step]) -> None:
+    """In RUNNING, joins, drains, ticks and requests do not stop the workers before these could save."""
+    planned = NodeJoined | NodeDraining | Tick | ResizeRequested
+    for step in steps:
+        may_save = isinstance(step.event, planned) or getattr(step.event, "save_seconds", 0.0) > 0
+        if step.before["phase"] is Phase.RUNNING and may_save:
             assert not actions_of([step], Stop)
             assert not actions_of([step], Launch)
 
@@ -348,7 +396,7 @@ def excluded_hosts_are_not_used(a_job: Job, steps: Sequence[Step]) -> None:
         for order in step.actions:
             match order:
                 case Cordon():
-                    assert a_job.exclude_after > 0
+                    assert a_job.exclude_after > 0 or getattr(step.event, "by", "")
                     out.add(order.host)
                 case Uncordon():
                     out.remove(order.host)
@@ -400,6 +448,8 @@ SAFETY_PROPERTIES: tuple[Callable[[Job, Sequence[Step]], None], ...] = (
     nothing_follows_finish,
     done_comes_with_finish,
     restarts_stay_within_the_budget,
+    runs_that_a_person_stops_get_no_further_attempt,
+    refused_requests_change_nothing,
     running_workers_save_before_a_planned_stop,
     excluded_hosts_are_not_used,
     timer_is_never_in_the_past,
@@ -462,12 +512,35 @@ SILENT_NODES = ("", "", "", "never starts", "never stops", "never starts, never 
 NODES = tuple("abcdefgh")
 disasters = st.lists(
     st.tuples(
-        st.sampled_from(("crash", "join", "lose", "drain", "stop request")),
+        st.sampled_from(("crash", "join", "lose", "drain", "stop request", "restart", "resize", "leave", "stop")),
         st.sampled_from(NODES),
         st.sampled_from((0.05, 8.0, 30.0, 70.0, 700.0)),
     ),
     max_size=10,
 )
+
+
+def disaster(kind: str, node: str, at: float) -> Sequence[Event]:
+    """Return the events of a disaster, or of what a person requests."""
+    index = NODES.index(node)
+    match kind:
+        case "crash":  # only that of the attempt that runs then has an effect
+            return [failed(node, at, attempt=attempt) for attempt in range(1, 10)]
+        case "lose":
+            return [lost(node, at)]
+        case "drain":
+            return [draining(node, at, deadline=at + 20), lost(node, at + 20)]
+        case "stop request" if node == "a":
+            return [stop_requested("SIGINT", at)]
+        case "restart":
+            return [restart_requested(at, save_seconds=0.0 if node < "c" else 60.0)]
+        case "resize":
+            return [resize_requested(1 + index // 3, 1 + index // 2, at)]
+        case "leave":
+            return [drain_requested(node, at)]
+        case "stop" if node == "b":
+            return [stop_command(at)]
+    return []
 
 
 def simulate(a_job: Job, silences: Sequence[str], script: Sequence[tuple[str, str, float]]) -> Simulation:
@@ -482,16 +555,9 @@ def simulate(a_job: Job, silences: Sequence[str], script: Sequence[tuple[str, st
         if kind == "join" and node not in came:
             came.add(node)
             simulation.schedule_event(joined(node, at))
-        elif kind == "crash":
-            for attempt in range(1, 10):  # only that of the attempt that runs then has an effect
-                simulation.schedule_event(failed(node, at, attempt=attempt))
-        elif kind == "lose":
-            simulation.schedule_event(lost(node, at))
-        elif kind == "drain":
-            simulation.schedule_event(draining(node, at, deadline=at + 20))
-            simulation.schedule_event(lost(node, at + 20))
-        elif kind == "stop request" and node == "a":
-            simulation.schedule_event(stop_requested("SIGINT", at))
+        else:
+            for event in disaster(kind, node, at):
+                simulation.schedule_event(event)
     simulation.run(at_most=2000)
     return simulation
 
@@ -504,7 +570,7 @@ def test_run_ends_if_all_nodes_answer(a_job, script):
     assert simulation.finish is not None, (
         f"waits in {simulation.machine.phase} for {state_fields(simulation.machine)['awaited']}"
     )
-    assert simulation.finish.exit_code in (0, 1, 3, 130)
+    assert simulation.finish.exit_code in (0, 1, 3, 130, 143)
 
 
 @examples(120)

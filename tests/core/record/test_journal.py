@@ -101,6 +101,7 @@ def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
         "int": st.integers(0, 200),
         "int | None": st.none() | st.integers(0, 200),
         "str": texts,
+        "bool": st.booleans(),
         "HostId": texts,
         "NodeId": texts,
         "SignalName": texts,

@@ -19,6 +19,7 @@ from machine_helpers import (
     joined,
     lost,
     progressed,
+    resize_requested,
     started,
     stop_requested,
     stopped,
@@ -127,6 +128,11 @@ def test_before_and_between_attempts():
     over = status_after(two, *runs, finished("a", 3.0), finished("b", 4.0))
     assert (over.phase, over.waits_for, over.result.exit_code) == (Phase.DONE, "", 0)
     assert states(over) == {"a": "idle", "b": "idle"}
+
+
+def test_the_nodes_that_a_person_requested():
+    """They are waited for from then on."""
+    assert status_after(job("1:2"), resize_requested(3, 4)).waits_for == "nodes: 0 of 3 to 4 are ready"
 
 
 def test_a_node_that_is_drained_is_left():

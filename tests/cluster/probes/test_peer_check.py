@@ -7,7 +7,7 @@ import time
 import pytest
 
 from raylaunch.cluster.driver.driver import Driver
-from raylaunch.cluster.driver.peer_check import FORM_SECONDS, PeerCheck
+from raylaunch.cluster.probes.peer_check import FORM_SECONDS, PeerCheck
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import Entrypoint, Job
@@ -81,8 +81,8 @@ def test_a_failure_that_is_no_sign_of_the_network_is_not_held():
 
 def test_nodes_that_do_not_answer_are_no_reason_to_wait_long(monkeypatch):
     """The driver does not reach them, so they will be lost; nor do other nodes reach them, which says nothing new."""
-    monkeypatch.setattr("raylaunch.cluster.driver.peer_check._ANSWER_SECONDS", 0.01)
-    monkeypatch.setattr("raylaunch.cluster.driver.peer_check.PROBE_SECONDS", 0.01)
+    monkeypatch.setattr("raylaunch.cluster.probes.peer_check._ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("raylaunch.cluster.probes.peer_check.PROBE_SECONDS", 0.01)
     fleet = FakeFleet(3)
     fleet.unreachable = {"node-1": ("node-3",), "node-2": ("node-3",)}
     fleet.overrides[ProbePeers] = lambda node, order: fleet.obey(node, order) if node != "node-3" else None

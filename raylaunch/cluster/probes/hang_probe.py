@@ -1,4 +1,6 @@
-"""Probes of workers that are alive: the stacks of all, collected when a hang is suspected, or when a start is slow."""
+"""Probes of workers that are alive: the stacks of all, collected when a person requests them, when a hang is suspected,
+or when a start is slow.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +41,11 @@ class StackProbe:
         if answer.attempt == self.attempt and answer.node in self._missing:
             self._missing.remove(answer.node)
             self.stacks.extend(answer.stacks)
+
+    @property
+    def unheard_ranks(self) -> tuple[int, ...]:
+        """The ranks of the nodes that have not answered."""
+        return tuple(rank for part in self._parts if part.node in self._missing for rank in part.ranks)
 
     @property
     def next_check(self) -> float:

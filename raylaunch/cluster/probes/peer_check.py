@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from raylaunch.cluster.agent.peer_probe import PROBE_SECONDS
-from raylaunch.cluster.driver.hang_probe import StackProbe
+from raylaunch.cluster.probes.hang_probe import StackProbe
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.machine.events_and_actions import (
