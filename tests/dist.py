@@ -34,7 +34,8 @@ _JOB = "entrypoint: {script: train.py}\nnproc_per_node: 2\nray: {address: none}\
 def check_content(wheel: Path) -> None:
     """The wheel has every file of the package, and nothing else: no tests, and nothing that an earlier build left."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    package = {str(path.relative_to(ROOT)) for path in (ROOT / "raylaunch").rglob("*.py")} | {"raylaunch/py.typed"}
+    files = [path for kind in ("*.py", "*.j2") for path in (ROOT / "raylaunch").rglob(kind)]
+    package = {str(path.relative_to(ROOT)) for path in files} | {"raylaunch/py.typed"}
     metadata = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info/"
     described = {name for name in names if name.startswith(metadata)}
     extra = names - package - described

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import cloudpickle
 
+from raylaunch.cli import run_once
 from raylaunch.cli.args.diagnostics import SourceSpan
 from raylaunch.cli.config import job_file, python_settings
+from raylaunch.cli.html_report.run_report import write_at_the_end
 from raylaunch.cli.output.console import Console, run_observer
 from raylaunch.cli.output.report import report
 from raylaunch.cluster.driver.observer import RunObserver
@@ -103,7 +105,9 @@ class CheckedLaunch:
         try:
             text = job_file.dump(shown(self.job, os.environ))
             observer = observe(observer) if observe is not None else observer
-            return run_job(self.job, text, observer, payload=self.payload, sent=sent)
+            outcome = run_job(self.job, text, observer, payload=self.payload, sent=sent)
+            write_at_the_end(self.job, outcome.result, os.environ, console.say, run_once.version())
+            return outcome
         finally:
             console.close()
 

@@ -53,6 +53,10 @@ def run(job: Job, job_text: str, *, is_check: bool = False) -> int:
             writer.join(STALL_SECONDS)  # the file system may not answer
             if not (is_check and is_failed_check(result)):
                 console.report(report(result), ok=result.ok)
+            if not is_check:
+                from raylaunch.cli.html_report.run_report import write_at_the_end  # noqa: PLC0415
+
+                write_at_the_end(job, result, os.environ, console.say, version())
         except Exception as error:  # noqa: BLE001
             console.on_message(f"the report cannot be made: {described(error)} (this is a bug in raylaunch)")
             console.on_message(result.why)

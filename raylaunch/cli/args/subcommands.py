@@ -79,6 +79,16 @@ TABLE = (
         ),
     ),
     Subcommand(
+        name="report",
+        help="write the report of a run, also of one that goes on, as an HTML file, and print its path",
+        flags=(
+            Flag(name="output", short="o", metavar="FILE", help="the file; default: `report.html` in the run folder"),
+            Flag(name="json", help="print a JSON object instead"),
+            Flag(name="open", help="show it in a browser"),
+            _HELP,
+        ),
+    ),
+    Subcommand(
         name="stop",
         help="stop a run of this machine and wait for its end, as SIGTERM to its driver does",
         flags=(

@@ -55,6 +55,7 @@ class SpawnSettings(TypedDict, total=False):
     log_line_prefix_template: str | None
     log_dir: str
     log_layout: Literal["raylaunch", "torchrun"]
+    report: bool
     logs_specs: Literal["default"]
     event_log_handler: Literal["null", "console"]
     signals_to_handle: Sequence[str]

@@ -115,6 +115,12 @@ def _logs(arguments: Namespace, environ: Mapping[str, str]) -> int:
     return follow_logs.show(known_runs.find(arguments.run, environ), arguments)
 
 
+def _report(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    from raylaunch.cli.runs import show_report  # noqa: PLC0415, its template engine takes a while to import
+
+    return show_report.show(known_runs.find(arguments.run, environ), arguments, environ)
+
+
 def _stop(arguments: Namespace, environ: Mapping[str, str]) -> int:
     return stop_run.stop(known_runs.find(arguments.run, environ), arguments, environ)
 
@@ -168,5 +174,6 @@ _FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {
     "ps": _ps,
     "status": _status,
     "logs": _logs,
+    "report": _report,
     "stop": _stop,
 }

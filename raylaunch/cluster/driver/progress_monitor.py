@@ -20,6 +20,10 @@ from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.messages import StacksDumped
 
 _REPORT_SECONDS = 60.0
+"""How often progress is reported, which the journal keeps."""
+_FIRST_REPORT_SECONDS = 2.0
+_REPORTS_PER_AGE = 8
+"""A young attempt reports so often in the time since its first report: a short run has a course too."""
 _JOIN_SECONDS = 60.0
 """How long after the start of all workers those are named that others wait for. Later it is tried again."""
 _EXAMINE_SECONDS = 0.25
@@ -63,6 +67,7 @@ class ProgressMonitor:
         self._pids: dict[NodeId, tuple[int, ...]] = {}
         self._reported: Progressed | None = None
         self._report_at = _NEVER
+        self._first_reported_at = _NEVER
         self._examined_at = -_NEVER
         self._examine_at = _NEVER
         self._name_absent_at = _NEVER
@@ -126,19 +131,21 @@ class ProgressMonitor:
             self._name_absent(self._probe, now)
         if self._reported is None or now >= self._report_at:
             yield from self.progress(now)
-        self._examine(now)
+        if now >= self._examine_at:
+            self._examine(now)
         if self._probe is None and now >= self._name_absent_at:
             self._look_for_absent(now)
 
     def progress(self, now: RunTime) -> Iterator[Progressed]:
         """Yield how far the attempt is, unless that was reported before."""
         found = self._progress.reporter.report(now)
-        if self._report_at < _NEVER:
-            self._report_at = now + _REPORT_SECONDS
         if found is not None and (self._reported is None or _news(found, self._reported)):
             self._reported = found
-            self._report_at = now + _REPORT_SECONDS
+            self._first_reported_at = min(self._first_reported_at, now)
             yield found
+        if self._reported is not None:
+            age = now - self._first_reported_at
+            self._report_at = now + min(_REPORT_SECONDS, max(_FIRST_REPORT_SECONDS, age / _REPORTS_PER_AGE))
 
     def sample(self, now: RunTime) -> ProgressSample | None:
         """Return how far the attempt is, for a person; None if that was asked a second ago, or longer in a big one."""

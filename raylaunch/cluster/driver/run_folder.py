@@ -10,8 +10,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import importlib.metadata
 import json
 import os
+import platform
 import queue
 import threading
 from collections.abc import Callable
@@ -35,6 +37,7 @@ from raylaunch.worker.runtime.process_setup import encodable, refuse_strangers
 
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
+_PACKAGES = ("raylaunch", "torch", "ray", "omegaconf")
 STALL_SECONDS = 5.0
 """The end of a run waits this long for a file system that does not answer."""
 MOST_WAITING = 20_000
@@ -107,7 +110,9 @@ class RunFolder:
         self._writer.put(self._link_latest)
         self._writer.put(lambda: self._write(run_layout.JOB, lambda: job_text))
         self._writer.put(lambda: self._write(run_layout.PLAN, lambda: _json(self._secrets.shown(asdict(plan)))))
-        self._writer.put(lambda: self._open_journal(lambda: journal.header(self._secrets.shown(job), began, clock)))
+        self._writer.put(
+            lambda: self._open_journal(lambda: journal.header(self._secrets.shown(job), began, clock, _versions()))
+        )
 
     def _link_latest(self) -> None:
         """Let the link `latest` beside the folder lead to it, if the file system has links: nothing needs this one."""
@@ -205,6 +210,20 @@ class RunFolder:
     def _warn_of(self, name: str, error: Exception) -> None:
         why = error.strerror if isinstance(error, OSError) else f"{described(error)} (this is a bug in raylaunch)"
         self._warn(f"cannot write {self.where}/{name}: {why}; the run goes on without it")
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of raylaunch and what it needs on this machine, as far as they are known."""
+    found = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    kernel = os.uname()
+    return {
+        **found,
+        "python": platform.python_version(),
+        "kernel": f"{kernel.sysname} {kernel.release} {kernel.machine}",
+    }
 
 
 def _json(value: object) -> str:

@@ -176,6 +176,8 @@ class Job:
     log_layout: str = "raylaunch"
     """`raylaunch`: `<log_dir>/<name>/<run_id>/attempt-N/rank-R/`. `torchrun`: torchrun's names,
     `<log_dir>/<run_id>_<random>/attempt_<N-1>/<R>/`."""
+    report: bool = True
+    """Whether `report.html` is written to the run folder at the end of the run."""
     logs_specs: str = "default"
     """torchrun's name for a class that decides where files go. Only `default` is possible."""
     event_log_handler: str = "null"

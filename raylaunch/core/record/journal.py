@@ -1,6 +1,6 @@
 """The journal of a run: each event with the actions that followed. Replaying the events gives the same actions.
 
-`events.jsonl` is JSON lines. The first is `{"job": ..., "began": ..., "clock": ...}`, the second
+`events.jsonl` is JSON lines. The first is `{"job": ..., "began": ..., "clock": ..., "versions": ...}`, the second
 `{"event": null, "actions": [...]}` with the actions before any event, and each further line
 `{"event": {...}, "actions": [...]}`, in the order in which the machine handled the events.
 """
@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, get_args
 
 from raylaunch.core.failures.failure import Failure, WorkerError
@@ -67,6 +67,8 @@ class JournalHeader:
     job: Job
     began: str
     clock: float
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """The versions of raylaunch and what it needs, on the driver's machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +79,12 @@ class JournalEntry:
     actions: tuple[Action, ...]
 
 
-def header(job: Job, began: str, clock: float = 0.0) -> str:
+def header(job: Job, began: str, clock: float = 0.0, versions: Mapping[str, str] | None = None) -> str:
     """Return the first line.
 
     `began` is the time that `at` counts from (ISO 8601), `clock` the driver's `time.monotonic()` at that time.
     """
-    return json.dumps({"job": encode(job), "began": began, "clock": clock})
+    return json.dumps({"job": encode(job), "began": began, "clock": clock, "versions": dict(versions or {})})
 
 
 def line(entry: JournalEntry) -> str:
@@ -115,7 +117,13 @@ def _header(row: Any) -> JournalHeader:
     if not isinstance(job, Job):
         msg = "not an event log: the first line names no job"
         raise ValueError(msg)  # noqa: TRY004
-    return JournalHeader(job=job, began=str(row.get("began", "")), clock=row.get("clock", 0.0))
+    versions = row.get("versions")
+    return JournalHeader(
+        job=job,
+        began=str(row.get("began", "")),
+        clock=row.get("clock", 0.0),
+        versions={str(name): str(value) for name, value in versions.items()} if isinstance(versions, dict) else {},
+    )
 
 
 def _entry(row: Any) -> JournalEntry:

@@ -8,6 +8,7 @@
         plan.json       which nodes were to run which ranks
         events.jsonl    the journal (see `raylaunch.core.record.journal`)
         result.json     the result (see `raylaunch.core.record.result`)
+        report.html     the report for a browser (see `raylaunch.cli.html_report`)
         attempt-N/rank-R/{stdout.log, stderr.log, error.json}
         attempt-N/stacks.txt    what its workers were doing when they hung
         attempt-N/{filtered_stdout.log, filtered_stderr.log}    if filters are set
@@ -25,6 +26,7 @@ JOB = "job.yaml"
 PLAN = "plan.json"
 EVENTS = "events.jsonl"
 RESULT = "result.json"
+REPORT = "report.html"
 STDOUT = "stdout.log"
 STDERR = "stderr.log"
 ERROR = "error.json"

@@ -85,6 +85,19 @@ def test_the_progress_of_an_attempt_is_reported():
     assert (last.attempt, last.marks, last.high) == (1, 9, 8)
 
 
+def test_progress_is_reported_more_often_in_the_first_minutes():
+    """So that a short run has a course too, and a long one no more than a report in a minute."""
+    monitor = ProgressMonitor(ProgressTracker(None, auto=True), FakeFleet(1, nproc=1), lambda *_: None)
+    monitor.begin(assign(1, [Member(node="node-1", address="10.0.0.1", nproc=1)]))
+    found = []
+    for at in range(1, 1201):
+        monitor.heartbeat(heartbeat({0: at}), float(at))
+        found += [event.at for event in monitor.due_events(float(at)) if isinstance(event, Progressed)]
+    assert found[:5] == [1.0, 3.0, 5.0, 7.0, 9.0]
+    assert found[-1] - found[-2] == 60.0
+    assert len(found) < 60
+
+
 def test_the_first_steps_are_reported_at_once():
     """As soon as all workers have done one, also if no other event comes."""
     fleet = FakeFleet(1, nproc=2, heartbeat_seconds=0.05)

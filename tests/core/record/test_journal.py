@@ -268,8 +268,9 @@ def test_failure_in_an_older_journal_can_be_read():
 def test_lines_of_a_run_that_goes_on():
     """The first line and each other one can be read alone."""
     a_job = job(1)
-    header = journal.read_header(journal.header(a_job, "2026-01-01T00:00:00+00:00", 3.0))
+    header = journal.read_header(journal.header(a_job, "2026-01-01T00:00:00+00:00", 3.0, {"torch": "2.15"}))
     assert (header.job, header.began, header.clock) == (a_job, "2026-01-01T00:00:00+00:00", 3.0)
+    assert header.versions == {"torch": "2.15"}
     entry = JournalEntry(event=joined("a"), actions=())
     assert journal.read_entry(journal.line(entry)) == entry
 

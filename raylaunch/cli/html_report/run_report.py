@@ -1,0 +1,109 @@
+"""Reads a run folder and writes the report of its run: for `raylaunch report`, and at the end of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from raylaunch.cli.html_report.outcome_text import RunEnd
+from raylaunch.cli.html_report.report_facts import ReportFacts, RunRecordRead, facts
+from raylaunch.cluster.driver.observer import described
+from raylaunch.cluster.driver.run_folder import STALL_SECONDS, open_private
+from raylaunch.core.history.run_history import HistoryBuilder
+from raylaunch.core.job.job import Job
+from raylaunch.core.job.redaction import Redactor
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.record import journal, run_layout
+from raylaunch.core.record.result import RunResult
+from raylaunch.core.record.run_status import StatusBuilder
+from raylaunch.errors import ConfigError
+
+MOST_AT_THE_END = 8_000_000
+"""Bytes of a journal of which a run writes the report at its end: of a longer one that takes seconds."""
+
+
+def read(folder: Path, until: float = 0.0) -> RunRecordRead:
+    """Read the journal of a run folder. Lines that cannot be read are counted and omitted.
+
+    `until`: for a run that goes on, the seconds since it began. Raises ConfigError if there is no journal.
+    """
+    path = folder / run_layout.EVENTS
+    try:
+        with path.open("rb") as file:
+            first = file.readline().decode(errors="replace")
+            header = journal.read_header(first)
+            status, history, unreadable = StatusBuilder(header.job), HistoryBuilder(), 0
+            for line in file:
+                try:
+                    entry = journal.read_entry(line.decode(errors="replace"))
+                    status.add(entry)
+                    history.add(entry)
+                except (ValueError, RecursionError):
+                    unreadable += 1
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="a report is made of it") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no journal of a run: {error}", hint="a report is made of it") from None
+    return RunRecordRead(
+        header=header,
+        status=status.status(run_dir=str(folder), began=header.began),
+        history=history.history(until),
+        unreadable=unreadable,
+    )
+
+
+def collect(folder: Path, run_id: str, end: RunEnd, environ: Mapping[str, str], until: float = 0.0) -> ReportFacts:
+    """Return what the report of a run says, without secrets. Raises ConfigError if there is no journal."""
+    found = facts(run_id, str(folder), end, read(folder, until))
+    return Redactor.of(found.job, environ).shown(found)
+
+
+def write(path: Path, text: str) -> None:
+    """Write the report to a file that only the user may read. It appears whole. Raises OSError."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open_private(aside) as file:
+            file.write(text)
+        aside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def write_at_the_end(
+    job: Job, result: RunResult, environ: Mapping[str, str], say: Callable[[str], None], made_by: str
+) -> None:
+    """Write the report into the folder of a run that has ended, and say where it is, if the job wants one.
+
+    Whatever goes wrong is only said. Gives up if the file system does not answer for seconds.
+    """
+    if not (job.report and result.run_dir):
+        return
+    done: list[str] = []
+    thread = threading.Thread(
+        target=lambda: done.append(_written(Path(result.run_dir), result, environ, made_by)), daemon=True
+    )
+    thread.start()
+    thread.join(STALL_SECONDS)
+    say(done[0] if done else f"no report was written within {STALL_SECONDS:.0f} s: `raylaunch report` writes it")
+
+
+def _written(folder: Path, result: RunResult, environ: Mapping[str, str], made_by: str) -> str:
+    """Write the report, and return a line for a person."""
+    from raylaunch.cli.html_report import page  # noqa: PLC0415
+
+    try:
+        size = (folder / run_layout.EVENTS).stat().st_size
+        if size > MOST_AT_THE_END:
+            return f"no report was written, since the run was long: `raylaunch report {folder}` writes it"
+        end = RunEnd(state=Phase.DONE, exit_code=result.exit_code, why=result.why, is_alive=False)
+        write(folder / run_layout.REPORT, page.html(collect(folder, folder.name, end, environ), made_by))
+    except (OSError, ConfigError) as error:
+        return f"cannot write {folder / run_layout.REPORT}: {getattr(error, 'strerror', None) or error}"
+    except Exception as error:  # noqa: BLE001
+        return f"no report was written: {described(error)} (this is a bug in raylaunch)"
+    return f"report: {folder / run_layout.REPORT}"

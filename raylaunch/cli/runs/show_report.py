@@ -1,0 +1,65 @@
+"""The command `raylaunch report`: writes the report of a run as HTML, or prints it as JSON."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from argparse import Namespace
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+from raylaunch.cli.html_report import page, run_report
+from raylaunch.cli.html_report.outcome_text import RunEnd
+from raylaunch.cli.html_report.report_facts import ReportFacts, as_json
+from raylaunch.cli.run_once import say, version
+from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.run_summary import summary
+from raylaunch.core.record.run_layout import REPORT
+from raylaunch.core.text import printable
+from raylaunch.errors import ConfigError, ExitCode
+
+_STDOUT = "/dev/stdout"
+
+
+def show(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int:
+    """Write the report and print its path, or print JSON. Raises ConfigError."""
+    if arguments.json and (arguments.output or arguments.open):
+        raise ConfigError("`--json` excludes `--output` and `--open`", hint="JSON goes to stdout: `--json > FILE`")
+    found = _facts(run, environ)
+    if arguments.json:
+        print(json.dumps(as_json(found), indent=2))
+        return ExitCode.OK
+    path = Path(arguments.output or Path(run.folder) / REPORT)
+    if _write(path, page.html(found, version())):
+        print(printable(str(path)))
+    if arguments.open and not webbrowser.open(path.absolute().as_uri()):
+        say(f"no browser could be started here: open {path} in one")
+    return ExitCode.OK
+
+
+def _facts(run: KnownRun, environ: Mapping[str, str]) -> ReportFacts:
+    shown = summary(run, datetime.now(timezone.utc))
+    run.reader.close()
+    if not run.folder:
+        raise ConfigError(f"there is no report of {run.title}: the run keeps no files", hint="`log_dir` says where")
+    alive = run.driver.is_alive if run.driver is not None else None
+    end = RunEnd(state=shown.state, exit_code=shown.exit_code, why=shown.why, is_alive=alive)
+    return run_report.collect(Path(run.folder), run.id, end, environ, shown.seconds if alive else 0.0)
+
+
+def _write(path: Path, text: str) -> bool:
+    """Write the report, and return whether to a file. Links are followed: /dev/stdout is one, which must stay."""
+    try:
+        is_device = path.exists() and not path.is_file()
+        if is_device or path.is_symlink():
+            with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        else:
+            run_report.write(path, text)
+        return not is_device and str(path) != _STDOUT
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: no path has a NUL
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot write {path}: {why}", hint="`-o FILE` writes the report elsewhere") from None

@@ -1,0 +1,42 @@
+"""The history of a run as a whole."""
+
+from __future__ import annotations
+
+from machine_helpers import granted, hung, started
+from written_journal import beginning, entry, steps
+
+from raylaunch.core.history.run_history import MOST_HANGS, HistoryBuilder
+
+
+def test_it_is_complete():
+    """Each part is there, up to the present for a run that goes on."""
+    builder = HistoryBuilder()
+    entries = [
+        entry(None),
+        entry(granted("a", 1.5)),
+        *beginning("a"),
+        entry(started("a", 3.0)),
+        entry(steps(4.0, 1)),
+        entry(steps(6.0, 5)),
+        entry(granted("b", 7.0)),
+    ]
+    for each in entries:
+        builder.add(each)
+    history = builder.history(10.0)
+    assert (history.seconds, history.goodput, history.spans[0].end) == (10.0, 0.6, 1.5)
+    assert [attempt.steps for attempt in history.attempts] == [5]
+    assert [node.name for node in history.nodes] == ["a", "b"]
+    assert [rate.per_second for rate in history.rates] == [2.0]
+    assert (history.restarts, history.slow_ranks, history.reports, history.hangs) == ((), (), 1, ())
+    assert builder.history().seconds == 7.0
+
+
+def test_the_last_hangs_are_kept():
+    """Their stacks may be long."""
+    builder = HistoryBuilder()
+    for each in beginning("a"):
+        builder.add(each)
+    for number in range(MOST_HANGS + 3):
+        builder.add(entry(hung("a", 5.0 + number)))
+    history = builder.history()
+    assert (len(history.hangs), history.omitted_hangs, history.hangs[-1].at) == (MOST_HANGS, 3, 7.0 + MOST_HANGS)
