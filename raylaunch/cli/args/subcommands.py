@@ -24,11 +24,18 @@ class Subcommand:
     flags: tuple[Flag, ...]
     takes_run: bool = True
     """Whether an argument may name a run."""
+    other: str = ""
+    """What an argument may be in the place of a run; "": nothing."""
 
     @property
     def usage(self) -> str:
         """The command line that its help and its errors show, such as `raylaunch status [FLAGS] [RUN]`."""
-        return f"raylaunch {self.name} [FLAGS]{' [RUN]' if self.takes_run else ''}"
+        return f"raylaunch {self.name} [FLAGS]{f' [{self.argument}]' if self.argument else ''}"
+
+    @property
+    def argument(self) -> str:
+        """The name of its argument in its usage; "" if it has none."""
+        return "RUN" if self.takes_run else self.other
 
 
 _HELP = Flag(name="help", short="h", help="show this help and exit")
@@ -97,6 +104,13 @@ TABLE = (
             _HELP,
         ),
     ),
+    Subcommand(
+        name="doctor",
+        help="look for what is wrong with the cluster, its nodes and a job, without starting workers",
+        takes_run=False,
+        other="JOB",
+        flags=(_JSON, _HELP),
+    ),
 )
 BY_NAME = {command.name: command for command in TABLE}
 
@@ -104,6 +118,12 @@ _RUN = """\
 RUN is an id, the beginning of one, a name (of which the newest run is taken), NAME/ID, or a run folder. Without RUN it
 is the newest run. `raylaunch ps -a` lists runs.
 """
+_OTHERS = {
+    "JOB": """\
+JOB is a job file or a script. Without it, only the cluster and its nodes are looked at.
+""",
+}
+"""What an argument is that names no run."""
 
 
 class _ArgumentParser(argparse.ArgumentParser):
@@ -125,8 +145,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.add_argument(*names, metavar=flag.metavar, default=flag.default)
         else:
             parser.add_argument(*names, action="store_true")
-    if command.takes_run:
-        parser.add_argument("run", metavar="RUN", nargs="?")
+    if command.argument:
+        parser.add_argument(command.argument.lower(), metavar=command.argument, nargs="?")
     found, unknown = parser.parse_known_args(list(argv[1:]))
     if unknown and not found.help:
         raise _unknown(command, unknown[0])
@@ -151,7 +171,8 @@ def full(command: Subcommand) -> str:
     lines += [
         f"  {signature(flag):20} {flag.help}{f' [{flag.default}]' if flag.default else ''}" for flag in command.flags
     ]
-    return "\n".join([*lines, *(["", _RUN] if command.takes_run else [""])])
+    note = _RUN if command.takes_run else _OTHERS.get(command.other)
+    return "\n".join([*lines, *(["", note] if note else [""])])
 
 
 def signature(flag: Flag) -> str:

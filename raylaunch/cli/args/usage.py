@@ -16,6 +16,7 @@ usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torch
        raylaunch status [RUN]                             show one run: nodes, attempts, and what it waits for
        raylaunch logs [-f] [RUN]                          print what its workers have written
        raylaunch stop [RUN]                               stop it and wait for its end
+       raylaunch doctor [JOB]                             look for what is wrong with cluster, nodes and job
 """
 
 _HEAD = """

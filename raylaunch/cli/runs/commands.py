@@ -125,6 +125,12 @@ def _stop(arguments: Namespace, environ: Mapping[str, str]) -> int:
     return stop_run.stop(known_runs.find(arguments.run, environ), arguments, environ)
 
 
+def _doctor(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    from raylaunch.cli.doctor import examination  # noqa: PLC0415
+
+    return examination.doctor(arguments, environ)
+
+
 # What several of them do.
 
 
@@ -176,4 +182,5 @@ _FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {
     "logs": _logs,
     "report": _report,
     "stop": _stop,
+    "doctor": _doctor,
 }

@@ -1,0 +1,206 @@
+"""Checks of the cluster and its nodes: each looks at one thing, and names the nodes where it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from raylaunch.cli.doctor.diagnosis import Diagnosis, Surroundings, error, ok, warning
+from raylaunch.cli.doctor.node_report import NodeReport
+from raylaunch.core.text import count
+
+_GIB = 2**30
+_LEAST_SHARED_MEMORY = _GIB
+"""A DataLoader with several workers needs it; containers have 64 MiB unless they are told otherwise."""
+_LEAST_TEMPORARY = _GIB
+_LEAST_FILES = 4096
+"""A rank has some files and connections to every other one; systems often allow 1,024 only."""
+_LEAST_LOCKED = _GIB
+"""InfiniBand locks the memory that it sends."""
+_MOST_SKEW = 1.0
+_MOST_NAME_SECONDS = 1.0
+_MOST_NAMED = 5
+_EQUAL = {
+    "raylaunch": "install the same raylaunch on all nodes",
+    "python": "use the same Python on all nodes; Ray refuses others",
+    "ray": "install the same Ray on all nodes",
+    "torch": "install the same torch on all nodes",
+    "nccl": "install the same torch on all nodes: ranks with different NCCL may hang or crash when they first meet",
+    "cuda": "install the same build of torch on all nodes",
+}
+"""What must be equal on all nodes, and what to do if it is not."""
+
+
+def reachable(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether there is a cluster, and all its nodes answer."""
+    if facts.cluster_problem:
+        yield error("cluster", facts.cluster_problem, facts.cluster_fix or "see `ray status` on the head node")
+        return
+    nodes = count(len(facts.reports) + len(facts.silent), "node")
+    where = f"the Ray cluster at {facts.cluster} has {nodes}" if facts.cluster else "there is none: this machine alone"
+    yield ok("cluster", where)
+    for address, why in facts.silent.items():
+        fix = "log in there and see whether raylaunch can be imported, and whether the machine is overloaded"
+        yield error("nodes", f"{address} gives no answer: {why}", fix)
+
+
+def drained(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether nodes are about to go away."""
+    if facts.draining:
+        fix = "they take no new work; wait for others, or ask for fewer nodes"
+        yield warning("draining", f"being drained: {_names(facts.draining)}", fix)
+
+
+def token(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether the cluster lets anybody in."""
+    if facts.cluster and facts.has_token:
+        yield ok("token", "the cluster is asked with a token")
+    elif facts.cluster:
+        fix = "start the cluster with RAY_AUTH_MODE=token (from Ray 2.52 on), or let no others into its network"
+        yield warning("token", "whoever reaches the cluster may run programs on it: it needs no token", fix)
+
+
+def versions(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether all nodes have the same versions, and torch."""
+    if not facts.reports:
+        return
+    lacking = [address for address, report in facts.reports.items() if not report.versions.get("torch")]
+    if lacking:
+        yield error("torch", f"not installed: {_names(lacking)}", "install torch in the environment that started Ray")
+    wrong = False
+    for key, fix in _EQUAL.items():
+        groups = _groups(facts.reports, lambda report, key=key: report.versions.get(key) or "none")  # type: ignore[misc]
+        if len(groups) > 1 and not (key == "torch" and lacking and len(groups) == 2):  # noqa: PLR2004
+            wrong = True
+            yield error(key, f"different versions: {_grouped(groups)}", fix)
+    drivers = _groups(facts.reports, lambda report: report.versions.get("nvidia_driver") or "none")
+    if len(drivers) > 1:
+        fix = "all is well if CUDA works on each; `raylaunch check` tries it"
+        yield warning("driver", f"different NVIDIA drivers: {_grouped(drivers)}", fix)
+    if not wrong and not lacking:
+        first = next(iter(facts.reports.values())).versions
+        yield ok("versions", ", ".join(f"{key} {first[key]}" for key in _EQUAL if first.get(key)))
+
+
+def shared_memory(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether data loaders have room."""
+    small = {
+        address: f"{report.shared_memory[0] / _GIB:.2g} GiB"
+        for address, report in facts.reports.items()
+        if report.shared_memory is not None and report.shared_memory[0] < _LEAST_SHARED_MEMORY
+    }
+    if small:
+        fix = "start containers with `--shm-size=8g`; in Kubernetes mount an `emptyDir` with `medium: Memory` there"
+        yield warning("shared memory", f"small (/dev/shm): {_with(small)}", fix)
+
+
+def temporary_space(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether there is room for temporary files."""
+    small = {
+        address: f"{report.temporary / _GIB:.2g} GiB"
+        for address, report in facts.reports.items()
+        if report.temporary is not None and report.temporary < _LEAST_TEMPORARY
+    }
+    if small:
+        fix = "free some, or set TMPDIR to a larger file system before `ray start`"
+        yield warning("temporary files", f"little is free: {_with(small)}", fix)
+
+
+def limits(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether processes may open enough files, and lock memory where InfiniBand needs it."""
+    few = {
+        address: str(report.open_files)
+        for address, report in facts.reports.items()
+        if report.open_files is not None and report.open_files < _LEAST_FILES
+    }
+    if few:
+        yield warning("open files", f"few allowed: {_with(few)}", "`ulimit -n 65536` before `ray start`")
+    little = {
+        address: f"{report.locked_memory // 1024} KiB"
+        for address, report in facts.reports.items()
+        if report.has_infiniband and report.locked_memory is not None and report.locked_memory < _LEAST_LOCKED
+    }
+    if little:
+        fix = "`ulimit -l unlimited` before `ray start`; containers need `--ulimit memlock=-1`"
+        yield warning("locked memory", f"too little for InfiniBand: {_with(little)}", fix)
+
+
+def clocks(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether the clocks agree: times in logs and certificates depend on it, but no decision of raylaunch."""
+    wrong = {
+        address: f"{ahead:+.1f} s"
+        for address, (ahead, bound) in facts.clocks.items()
+        if abs(ahead) - bound > _MOST_SKEW
+    }
+    if wrong:
+        yield warning("clocks", f"not as here: {_with(wrong)}", "let chrony or systemd-timesyncd run there")
+
+
+def names(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether the names of addresses are found in time: torch looks them up as processes connect."""
+    slow = {
+        address: f"{report.name_seconds:.1f} s"
+        for address, report in facts.reports.items()
+        if report.name_seconds > _MOST_NAME_SECONDS
+    }
+    if slow:
+        fix = "mend its name server (/etc/resolv.conf), or name the addresses of all nodes in /etc/hosts"
+        yield warning("DNS", f"slow to find the name of its own address: {_with(slow)}", fix)
+
+
+def network(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether the nodes reach this machine, where the driver would be."""
+    cut = {address: report.door_problem for address, report in facts.reports.items() if report.door_problem}
+    if cut:
+        fix = "let the nodes connect to all ports of each other: nodes that cannot reach the driver take no part"
+        yield error("network", f"this machine cannot be reached from {_with(cut)}", fix)
+    elif len(facts.reports) > 1:
+        yield ok("network", "all nodes reach this machine; `raylaunch check` tries all pairs of ranks")
+
+
+def busy_gpus(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether other programs hold GPUs, perhaps some that nobody needs any more."""
+    busy = {
+        address: count(report.gpu_processes, "program")
+        for address, report in facts.reports.items()
+        if report.gpu_processes
+    }
+    if busy:
+        fix = "`nvidia-smi` there names them; end those that are left over from earlier runs"
+        yield warning("GPUs", f"in use: {_with(busy)}", fix)
+
+
+CHECKS: tuple[Callable[[Surroundings], Iterator[Diagnosis]], ...] = (
+    reachable,
+    drained,
+    token,
+    versions,
+    network,
+    shared_memory,
+    temporary_space,
+    limits,
+    clocks,
+    names,
+    busy_gpus,
+)
+
+
+def _groups(reports: Mapping[str, NodeReport], key: Callable[[NodeReport], str]) -> dict[str, list[str]]:
+    """Return the addresses by what they have, the most frequent first."""
+    found: dict[str, list[str]] = {}
+    for address, report in reports.items():
+        found.setdefault(key(report), []).append(address)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _grouped(groups: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{value} on {_names(addresses)}" for value, addresses in groups.items())
+
+
+def _names(addresses: Sequence[str]) -> str:
+    more = len(addresses) - _MOST_NAMED
+    return ", ".join(addresses[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _with(values: Mapping[str, str]) -> str:
+    """Return addresses, each with its value."""
+    return _names([f"{address} ({value})" for address, value in values.items()])
