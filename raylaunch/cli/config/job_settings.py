@@ -47,6 +47,7 @@ class SpawnSettings(TypedDict, total=False):
     virtual_local_rank: bool
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None
     show: str
+    progress: Literal["auto", "line", "off"]
     tee: int | str
     redirects: int | str
     local_ranks_filter: str
