@@ -15,7 +15,6 @@ from raylaunch.cli.html_report.report_facts import (
     MOST_NODES,
     MOST_SLOW,
     ReportFacts,
-    coarse,
     ends_of,
     failure_facts,
     parts,
@@ -45,7 +44,7 @@ def html(found: ReportFacts, made_by: str) -> str:
     history = found.history
     first_attempts, last_attempts = ends_of(history.attempts)
     first_restarts, last_restarts = ends_of(history.restarts)
-    rates = coarse(history.rates)
+    rates = plots.drawn_rates(history.rates, history.seconds)
     rows, more_nodes = plots.node_rows(history, MOST_NODES)
     given, defaults = settings(found.job)
     return _template().render(

@@ -73,7 +73,7 @@ def time_ticks(seconds: float) -> list[PlotTick]:
     if seconds <= 0:
         return []
     step = next((step for step in _TICKS if seconds / step <= _MOST_TICKS), seconds)
-    numbers = range(int(seconds / step * 0.97) + 1)
+    numbers = range(int(seconds / step * 0.93) + 1)
     return [PlotTick(at=100 * number * step / seconds, text=_tick(number * step)) for number in numbers]
 
 
@@ -128,6 +128,21 @@ def rate_ceiling(rates: Sequence[StepRate]) -> float:
     return next(size * power for size in (1, 1.5, 2, 3, 4, 5, 7.5, 10) if most <= size * power * (1 + 1e-9))
 
 
+def drawn_rates(rates: Sequence[StepRate], seconds: float) -> list[StepRate]:
+    """Return the rates as they are drawn: if there are too many to be seen, the means of columns, pauses included."""
+    if len(rates) <= COLUMNS:
+        return list(rates)
+    width, steps = seconds / COLUMNS, [0.0] * COLUMNS
+    for rate in rates:
+        for number in range(min(COLUMNS - 1, int(rate.begin / width)), min(COLUMNS - 1, int(rate.end / width)) + 1):
+            overlap = min(rate.end, (number + 1) * width) - max(rate.begin, number * width)
+            steps[number] += max(0.0, overlap) * rate.per_second
+    return [
+        StepRate(attempt=0, begin=number * width, end=(number + 1) * width, per_second=made / width)
+        for number, made in enumerate(steps)
+    ]
+
+
 def rate_path(rates: Sequence[StepRate], seconds: float, ceiling: float) -> str:
     """Return the rates as the path of an SVG whose view box is 1000 by 100. Where no steps were made it is at 0."""
     if not rates or seconds <= 0:
@@ -156,11 +171,15 @@ def restart_marks(history: RunHistory) -> list[Mark]:
         Mark(
             x=100 * found[0].at / history.seconds if is_each else 100 * (place + 0.5) / MOST_MARKS,
             width=0,
-            kind=str(found[0].interruption).replace(" ", "-") if len(found) == 1 else "several",
+            kind="-".join(found[0].interruption.split()) if len({*_kinds(found)}) == 1 else "several",
             text=_restart_text(found),
         )
         for place, found in places.items()
     ]
+
+
+def _kinds(restarts: Sequence[RestartCost]) -> Iterator[str]:
+    return (str(restart.interruption) for restart in restarts)
 
 
 def _restart_text(found: Sequence[RestartCost]) -> str:

@@ -87,8 +87,9 @@ def write_at_the_end(
     thread = threading.Thread(
         target=lambda: done.append(_written(Path(result.run_dir), result, environ, made_by)), daemon=True
     )
-    thread.start()
-    thread.join(STALL_SECONDS)
+    with contextlib.suppress(KeyboardInterrupt):  # the run is over, and Ctrl-C does not change how it ended
+        thread.start()
+        thread.join(STALL_SECONDS)
     say(done[0] if done else f"no report was written within {STALL_SECONDS:.0f} s: `raylaunch report` writes it")
 
 

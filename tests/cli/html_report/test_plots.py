@@ -58,6 +58,15 @@ def test_rates():
     path = plots.rate_path(rates, 10.0, 20.0)
     assert path == "M0.00 100V50.00H200.00V75.00H400.00V100M600.00 100V0.00H1000.00V100"
     assert plots.rate_path([], 10.0, 1.0) == ""
+    assert plots.drawn_rates(rates, 10.0) == rates
+
+
+def test_many_rates():
+    """A column has the mean of its steps, pauses included."""
+    rates = [StepRate(attempt=at, begin=at, end=at + 0.5, per_second=10) for at in range(1000)]
+    drawn = plots.drawn_rates(rates, 1000.0)
+    assert len(drawn) == plots.COLUMNS
+    assert {rate.per_second for rate in drawn} == {5.0}
 
 
 @pytest.mark.parametrize(("most", "ceiling"), [(0.0, 1.0), (0.013, 0.015), (1.0, 1.0), (7.6, 10.0), (103.0, 150.0)])
@@ -73,6 +82,7 @@ def test_marks_of_restarts(tmp_path):
     many = plots.restart_marks(facts(write_journal(tmp_path / "many", restarted_often(300))).history)
     assert len(many) == plots.MOST_MARKS
     assert many[3].text.startswith("5 restarts; attempt ")
+    assert {mark.kind for mark in many} == {"failure"}
     assert plots.restart_marks(facts(write_journal(tmp_path / "none", [])).history) == []
 
 
