@@ -83,5 +83,7 @@ def test_what_cannot_be_written(runs, capsys, registry, tmp_path):
     assert "cannot write" in printed(capsys, "-o", "a\0b", code=ExitCode.USAGE)
     registry.add("", id="nothing", driver=NOBODY)
     assert "the run keeps no files" in printed(capsys, "nothing", code=ExitCode.USAGE)
+    registry.add("/on/another/machine", id="elsewhere", driver=NOBODY)
+    assert "is not on this machine\n\nhint: make it on host-1" in printed(capsys, "elsewhere", code=ExitCode.USAGE)
     (runs / "a" / "ended" / "events.jsonl").unlink()
     assert "events.jsonl cannot be read: No such file" in printed(capsys, "ended", code=ExitCode.USAGE)
