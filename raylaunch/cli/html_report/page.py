@@ -33,6 +33,7 @@ _SYMBOLS = {
     "hang": "\N{BLACK DIAMOND}",
     "node lost": "\N{BLACK DOWN-POINTING TRIANGLE}",
     "resize": "\N{LEFT RIGHT ARROW}",
+    "request": "\N{CLOCKWISE OPEN CIRCLE ARROW}",
     "stop": "\N{BLACK SQUARE}",
     "": "\N{BULLET}",
 }

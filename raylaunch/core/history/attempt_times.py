@@ -13,6 +13,7 @@ from raylaunch.core.machine.events_and_actions import (
     Progressed,
     Release,
     RequestCheckpoint,
+    RestartRequested,
     Stop,
     WorkersExited,
     WorkersHung,
@@ -33,6 +34,8 @@ class Interruption(StrEnum):
     NODE_LOST = "node lost"
     RESIZE = "resize"
     """It was ended on purpose: nodes joined, or would be taken away."""
+    REQUEST = "request"
+    """A person requested a restart."""
     STOP = "stop"
     """The run was stopped."""
     NONE = ""
@@ -84,6 +87,7 @@ class _Present:
     is_hung: bool = False
     has_failed: bool = False
     has_lost_nodes: bool = False
+    is_requested: bool = False
 
     def interruption(self, *, is_last: bool) -> Interruption:
         if self.is_hung:
@@ -92,7 +96,9 @@ class _Present:
             return Interruption.NODE_LOST
         if self.has_failed:
             return Interruption.FAILURE
-        return Interruption.STOP if is_last else Interruption.RESIZE
+        if is_last:
+            return Interruption.STOP
+        return Interruption.REQUEST if self.is_requested else Interruption.RESIZE
 
 
 class TimesBuilder:
@@ -122,6 +128,8 @@ class TimesBuilder:
         match event:
             case NodeJoined(node=node):
                 self._nproc[node] = event.nproc
+            case RestartRequested():
+                self._present.is_requested = True
             case NodeLost(node=node):
                 self._nproc.pop(node, None)
                 if self.attempts and self.attempts[-1].ended_at is None and node in self.attempts[-1].roster:

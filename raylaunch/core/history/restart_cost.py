@@ -58,7 +58,7 @@ def restart_costs(attempts: Sequence[AttemptTimes], until: float) -> list[Restar
 def _cost(before: AttemptTimes, after: AttemptTimes, until: float) -> RestartCost:
     ended = after.launched_at if before.ended_at is None else before.ended_at
     saving = ended if before.saving_at is None else before.saving_at
-    on_purpose = before.interruption in (Interruption.RESIZE, Interruption.STOP)
+    on_purpose = before.interruption in (Interruption.RESIZE, Interruption.REQUEST, Interruption.STOP)
     last_step = saving if on_purpose or before.last_step_at is None else before.last_step_at
     over = until if after.ended_at is None else after.ended_at
     times = (

@@ -7,7 +7,7 @@ from machine_helpers import checkpointed, exited, failed, finished, hung, joined
 from written_journal import beginning, entry, launch, steps, stop
 
 from raylaunch.core.history.attempt_times import AttemptTimes, Interruption, TimesBuilder
-from raylaunch.core.machine.events_and_actions import Release, RequestCheckpoint
+from raylaunch.core.machine.events_and_actions import Release, RequestCheckpoint, RestartRequested
 from raylaunch.core.record.journal import JournalEntry
 
 
@@ -59,6 +59,7 @@ def test_steps_may_have_no_numbers():
         ([entry(lost("b", 5.0), stop(1, "a"))], Interruption.NODE_LOST),
         ([entry(failed("a", 4.0)), entry(lost("b", 5.0), stop(1, "a"))], Interruption.NODE_LOST),
         ([entry(joined("c", 5.0), stop(1, "a", "b"))], Interruption.RESIZE),
+        ([entry(RestartRequested(at=5.0, by="ana", save_seconds=0.0), stop(1, "a", "b"))], Interruption.REQUEST),
         ([entry(joined("c", 5.0), stop(1, "a", "b")), entry(lost("b", 6.0))], Interruption.RESIZE),
         ([entry(joined("c", 5.0), stop(1, "a", "b")), entry(failed("b", 6.0))], Interruption.RESIZE),
         ([entry(finished("a", 5.0), stop(1, "a", "b"))], Interruption.RESIZE),
