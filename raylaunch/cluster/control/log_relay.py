@@ -24,7 +24,7 @@ _MOST_ATTEMPTS = 16
 """Of so many earlier attempts it is remembered which node has the files of which rank."""
 
 
-class LogSource(Protocol):
+class LogOwner(Protocol):
     """The fleet, as far as logs need it."""
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
@@ -47,7 +47,7 @@ class LogRelay:
     rank may have been on any of them, and nodes on one host, or with a shared disk, have the same files.
     """
 
-    def __init__(self, source: LogSource, status: Callable[[], RunStatus]) -> None:
+    def __init__(self, source: LogOwner, status: Callable[[], RunStatus]) -> None:
         self._source = source
         self._status = status
         #: By attempt: the node that reads the files of a rank.

@@ -30,7 +30,7 @@ from raylaunch.cluster.control.control_messages import (
     StopRun,
 )
 from raylaunch.cluster.control.control_server import ControlServer
-from raylaunch.cluster.control.log_relay import LogRelay, LogSource
+from raylaunch.cluster.control.log_relay import LogOwner, LogRelay
 from raylaunch.cluster.driver.request_desk import CollectedStacks, RequestAccepted, RequestDesk, RequestRefusedError
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.session.session_base import Session
@@ -57,7 +57,7 @@ Found = TypeVar("Found")
 class RunControl:
     """Answers requests, in the threads of those who ask."""
 
-    def __init__(self, desk: RequestDesk, folder: RunFolder, log_layout: str, source: LogSource) -> None:
+    def __init__(self, desk: RequestDesk, folder: RunFolder, log_layout: str, source: LogOwner) -> None:
         self._desk = desk
         self._folder = folder
         self._log_layout = log_layout
