@@ -202,9 +202,8 @@ class Handle(Generic[Value_co]):
             status = self._run.reader.status()
             if status is None or not self._run.folder:
                 return ""
-            found = follow_logs.files(self._run, choice, attempt or status.attempt, status)
-        lines = (line for log in found for line in (*log.last(choice.lines), log.rest()))
-        return b"".join(lines).decode(errors="replace")
+            found = follow_logs.attempt_logs(self._run, choice, attempt or status.attempt, status)
+        return b"".join(found.last(whole=True)).decode(errors="replace")
 
 
 def _known_run(job: Job, run_dir: str, began: str) -> KnownRun:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.errors import ClusterError
+from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
 
 
@@ -89,6 +91,9 @@ class Fleet(Protocol):
 
     def scale(self, nodes: int) -> None:
         """Have so many nodes from now on: reserve more, or none where nodes are lost. None that is ready is ended."""
+
+    def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
+        """Ask a node's agent for log files. Any thread may call this. An error of the agent is the future's."""
 
     def values(self, nodes: Iterable[NodeId], last_heard: Callable[[NodeId], float]) -> dict[int, bytes]:
         """Return what functions returned on these nodes, by rank. `last_heard`: when, in time.monotonic()."""

@@ -100,7 +100,7 @@ def run_job(
     with redacted_errors(secrets), signals.handled(job, sent) as handler, _connected(job) as session:
         run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload)
         handler.go_to(run.driver.signalled)
-        control = RunControl(run.driver.requests, run.folder, job.log_layout)
+        control = RunControl(run.driver.requests, run.folder, job.log_layout, run.fleet)
         with (
             run_control.served(control, session, run.warn),
             cluster_registry.entered(_entry(run, session, secrets, handler, control), os.environ, run.warn) as entry,

@@ -44,7 +44,7 @@ _JSON = Flag(name="json", help="print a JSON object")
 TABLE = (
     Subcommand(
         name="ps",
-        help="list the runs of this user that go on, and what `keep_warm` keeps on this machine",
+        help="list the runs of this user and of the cluster that go on, and what `keep_warm` keeps here",
         takes_run=False,
         flags=(
             Flag(name="all", short="a", help="list runs that have ended too"),
@@ -66,7 +66,7 @@ TABLE = (
     ),
     Subcommand(
         name="logs",
-        help="print what the workers of a run have written, from the files in its run folder",
+        help="print what the workers of a run have written, on all nodes while it lasts, then from its run folder",
         flags=(
             Flag(
                 name="follow",
@@ -75,6 +75,7 @@ TABLE = (
             ),
             Flag(name="tail", short="n", metavar="N", default="100", help="the last N lines of each file, or `all`"),
             Flag(name="rank", metavar="RANKS", help="only these ranks: 0,3-5"),
+            Flag(name="node", metavar="NODE", help="while the run lasts: only the ranks of this node (`node-2`)"),
             Flag(name="attempt", metavar="N", help="another attempt than the last one"),
             Flag(name="previous", short="p", help="the attempt before the last one"),
             Flag(name="failed", help="the rank whose failure was the root cause, in the last attempt with failures"),
@@ -97,7 +98,7 @@ TABLE = (
     ),
     Subcommand(
         name="stop",
-        help="stop a run of this machine and wait for its end, as SIGTERM to its driver does",
+        help="stop a run and wait for its end, as SIGTERM to its driver does",
         flags=(
             Flag(name="now", help="do not wait for the workers: SIGKILL"),
             Flag(name="yes", short="y", help="do not ask"),

@@ -22,6 +22,7 @@ from raylaunch.cli.daemon.socket_dir import NoDaemonError
 from raylaunch.cli.runs import follow_logs, known_runs, run_tables, stop_run
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_summary import RunSummary, details, summary
+from raylaunch.cluster.driver import run_registry
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError, ExitCode, signal_exit_code
 
@@ -77,7 +78,11 @@ def _summary(run: KnownRun, now: datetime) -> RunSummary:
 def _ps_text(environ: Mapping[str, str], most: int, *, every: bool) -> str:
     runs = _summaries(environ, every=every)
     shown = runs[: most or None]
-    text = run_tables.table(shown, _now(), socket.gethostname()) if shown else _nothing(every=every)
+    text = (
+        run_tables.table(shown, _now(), socket.gethostname(), run_registry.user_name())
+        if shown
+        else _nothing(every=every)
+    )
     if len(shown) < len(runs):
         text += f"{len(runs) - len(shown)} more: `-n 0` lists all\n"
     try:
@@ -112,7 +117,7 @@ def _status_text(run: KnownRun) -> tuple[str, bool]:
 
 
 def _logs(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return follow_logs.show(known_runs.find(arguments.run, environ), arguments)
+    return follow_logs.show(known_runs.with_all_logs(known_runs.find(arguments.run, environ)), arguments)
 
 
 def _report(arguments: Namespace, environ: Mapping[str, str]) -> int:

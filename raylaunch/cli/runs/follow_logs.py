@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_summary import RunSummary, summary
-from raylaunch.cli.runs.worker_logs import LogChoice, WorkerLog, logs
+from raylaunch.cli.runs.worker_logs import AttemptLogs, LogChoice
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.record.run_status import RunStatus
 from raylaunch.core.text import count
 from raylaunch.errors import ConfigError, ExitCode
 
 _POLL_SECONDS = 0.25
+_NODES_PER_SECOND = 200
+"""So many nodes are asked in a second, at most, by one who follows a run."""
 _MOST_DIGITS = 9
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -35,7 +35,7 @@ def show(run: KnownRun, arguments: Namespace) -> int:
         raise ConfigError(f"{named} exclude each other, and so do `--failed` and `--rank`", hint="remove one of them")
     run.reader.refresh()
     status = run.reader.status()
-    if status is None or not run.folder:
+    if status is None or not run.reader.has_logs:
         why = run.reader.problem or "nothing was written yet"
         raise ConfigError(f"there are no logs of {run.title}: {why}", hint="`log_dir` says where a run keeps them")
     if arguments.follow:
@@ -49,10 +49,12 @@ def show(run: KnownRun, arguments: Namespace) -> int:
             return ExitCode.OK
         say(f"rank {failure.rank} on {failure.node} {failure.what} (attempt {attempt})")
         choice = replace(choice, ranks=(range(failure.rank, failure.rank + 1),))
-    found = files(run, choice, attempt, status)
-    _write(line for log in found for line in (*log.last(choice.lines), log.rest()))
-    if not found:
+    found = attempt_logs(run, choice, attempt, status)
+    _write(found.last(whole=True))
+    if found.is_empty:
         say(f"there are no such files of attempt {attempt} in {run.folder}; each node keeps those of its own ranks")
+    if found.missing:
+        say(f"{', '.join(found.missing)} did not answer: the logs there are missing here")
     return ExitCode.OK
 
 
@@ -74,6 +76,7 @@ def _choice(arguments: Namespace) -> LogChoice:
         lines=None if tail == "all" else int(tail),
         pattern=pattern,
         is_prefixed=not arguments.no_prefix,
+        node=arguments.node or "",
     )
 
 
@@ -97,12 +100,10 @@ def _attempt(arguments: Namespace, status: RunStatus) -> int:
     return int(text)
 
 
-def files(run: KnownRun, choice: LogChoice, attempt: int, status: RunStatus) -> list[WorkerLog]:
+def attempt_logs(run: KnownRun, choice: LogChoice, attempt: int, status: RunStatus) -> AttemptLogs:
     """Return the chosen files of an attempt. `status`: that of the run, which has been read."""
-    assert run.reader.header is not None, "there is no status without it"
     sizes = {each.number: each.world_size for each in status.result.attempts}
-    size = sizes.get(attempt, status.world_size)
-    return logs(Path(run.folder), run.reader.header.job.log_layout, attempt, choice, size)
+    return AttemptLogs(run.reader, choice, attempt, sizes.get(attempt) or status.world_size)
 
 
 def _write(lines: Iterable[bytes]) -> None:
@@ -119,43 +120,40 @@ class _Follower:
         self._run = run
         self._choice = choice
         self._attempt = 0
-        #: The files of the present attempt, by path.
-        self._logs: dict[Path, WorkerLog] = {}
+        #: Those of the present attempt; None: there is none yet.
+        self._logs: AttemptLogs | None = None
 
     def follow(self) -> int:
         """Follow the run until it ends, and return its exit code; 130 on Ctrl-C, which does not end the run."""
         try:
             while not (shown := self._step()).is_over:
-                time.sleep(_POLL_SECONDS)
+                self._run.reader.wait(max(_POLL_SECONDS, shown.nodes / _NODES_PER_SECOND))
         except KeyboardInterrupt:
             say(f"{self._run.title} goes on; `raylaunch stop {self._run.id}` stops it")
             return ExitCode.INTERRUPTED
-        _write(log.rest() for log in self._logs.values())
+        _write(self._logs.rest() if self._logs is not None else ())
+        self._run.reader.close()
         code = ExitCode.INTERNAL if shown.exit_code is None else shown.exit_code
         ended = shown.state if shown.exit_code is None else f"{shown.state} with exit code {code}"
         say(f"{self._run.title}: {ended}: {shown.why}")
         return code
 
     def _step(self) -> RunSummary:
-        """Print what is new, after a look at the journal: what was written before the end of the run is shown."""
+        """Print what is new, after a look at the status: what was written before the end of the run is shown."""
         shown = summary(self._run, datetime.now(timezone.utc))
         status = self._run.reader.status()
-        if status is not None:
-            is_first = self._attempt == 0
-            self._attempt = self._attempt or status.attempt
-            self._print(status, is_first=is_first)
+        if status is not None and status.attempt:
+            if self._logs is None:
+                self._logs, self._attempt = self._of(status.attempt, status), status.attempt
+                _write(self._logs.last(whole=False))
+            _write(self._logs.more())
             while self._attempt < status.attempt:
-                _write(log.rest() for log in self._logs.values())
-                self._logs, self._attempt = {}, self._attempt + 1
+                _write(self._logs.rest())
+                self._attempt += 1
+                self._logs = self._of(self._attempt, status)
                 say(f"attempt {self._attempt} begins")
-                self._print(status, is_first=False)
+                _write(self._logs.more())
         return shown
 
-    def _print(self, status: RunStatus, *, is_first: bool) -> None:
-        for log in files(self._run, self._choice, self._attempt, status) if self._attempt else ():
-            if log.path not in self._logs:
-                self._logs[log.path] = log
-                if is_first:
-                    _write(log.last(self._choice.lines))
-        for log in self._logs.values():
-            _write(log.more())
+    def _of(self, attempt: int, status: RunStatus) -> AttemptLogs:
+        return attempt_logs(self._run, self._choice, attempt, status)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -98,6 +98,13 @@ def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
     if meant:
         raise ConfigError(f"`{text}` may be one of {len(meant)} runs", hint=f"write {_names(meant)}")
     raise ConfigError(f"there is no run `{text}`", hint=f"there are {_names(_nearest(text, known))}")
+
+
+def with_all_logs(run: KnownRun) -> KnownRun:
+    """Return the run with a reader that has the logs of all nodes: of a run in a cluster, each node keeps its own."""
+    if not run.cluster or run.control is None or run.exit_code is not None or isinstance(run.reader, LiveReader):
+        return run
+    return replace(run, reader=LiveReader(run.control, run.folder))
 
 
 def has_ended(run: KnownRun, environ: Mapping[str, str]) -> bool:

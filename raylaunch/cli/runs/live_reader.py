@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control.control_client import ControlClient, ControlError, RefusedError
-from raylaunch.cluster.control.control_messages import RunState
+from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs, RunState
 from raylaunch.core.record.run_status import RunStatus
+from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
 
 class LiveReader(RunReader):
@@ -21,14 +24,19 @@ class LiveReader(RunReader):
         self._client: ControlClient | None = None
         #: Why the driver cannot be asked; "": it can, or was not asked yet.
         self._lost = ""
+        #: Whether `wait` has asked, and nobody has looked since.
+        self._is_fresh = False
         self._no_files, self.problem = self.problem, ""
 
     def refresh(self) -> None:
-        """Ask for the state of the run."""
-        self.wait(0.0)
+        """Ask for the state of the run, unless `wait` has just done so."""
+        if not self._is_fresh:
+            self.wait(0.0)
+        self._is_fresh = False
 
     def wait(self, seconds: float) -> None:
         """Ask for the state of the run when it has ended, or otherwise after so many seconds."""
+        self._is_fresh = True
         if self._state is not None and self._state.ended:
             return
         if not self._lost:
@@ -68,6 +76,30 @@ class LiveReader(RunReader):
         if self._state is not None and self._state.ended:
             return {"exit_code": self._state.exit_code, "why": self._state.why}
         return super().result()
+
+    def log_spans(self, query: LogQuery, node: str = "") -> LogsListed:
+        """Ask all nodes; without the driver, read the run folder."""
+        if self.is_asked:
+            with contextlib.suppress(ControlError, RefusedError):
+                (answer,) = self.client.ask(ListLogs(query=query, node=node))
+                if isinstance(answer, LogsListed):
+                    return answer
+        return super().log_spans(query, node) if self.header is not None else LogsListed(spans=())
+
+    def log_blocks(self, attempt: int, spans: Sequence[LogSpan]) -> Iterator[LogBlock]:
+        """Ask the nodes that have them; without the driver, read the run folder."""
+        if not self.is_asked:
+            yield from super().log_blocks(attempt, spans) if self.header is not None else ()
+            return
+        with contextlib.suppress(ControlError, RefusedError):
+            for answer in self.client.ask(ReadLogs(attempt=attempt, spans=tuple(spans))):
+                if isinstance(answer, LogBlock):
+                    yield answer
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether there may be log files."""
+        return super().has_logs or (self._state is not None and self._state.keeps_logs)
 
     def close(self) -> None:
         """Close the connection; what was told stays known."""

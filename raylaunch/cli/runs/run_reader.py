@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from raylaunch.cluster.control.control_messages import LogsListed
 from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.journal import JournalHeader
 from raylaunch.core.record.run_status import RunStatus, StatusBuilder
+from raylaunch.errors import ConfigError
+from raylaunch.node.logs import log_files
+from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
 
 class RunReader:
@@ -72,6 +77,26 @@ class RunReader:
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) and isinstance(found.get("exit_code"), int) else {}
+
+    def log_spans(self, query: LogQuery, node: str = "") -> LogsListed:
+        """Return the log files that there are. Raises ConfigError for a node: files do not tell whose they are."""
+        if node:
+            msg = f"it is not known which files are those of {node}"
+            raise ConfigError(msg, hint="`--node` is for runs that go on in a cluster; `--rank` works for all")
+        return LogsListed(spans=tuple(log_files.spans(str(self.folder), self._log_layout, query)))
+
+    def log_blocks(self, attempt: int, spans: Sequence[LogSpan]) -> Iterator[LogBlock]:
+        """Yield what log files have in these spans, in their order."""
+        return log_files.blocks(str(self.folder), self._log_layout, attempt, spans)
+
+    @property
+    def _log_layout(self) -> str:
+        return self.header.job.log_layout if self.header is not None else "raylaunch"
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether there may be log files."""
+        return self.header is not None
 
     def close(self) -> None:
         """Close the journal; what was read of it stays known."""

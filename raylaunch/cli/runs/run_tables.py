@@ -19,14 +19,15 @@ _NOTHING = "-"
 _COLUMNS = ("NAME", "ID", "STATE", "NODES", "WORKERS", "STEP", "STEPS/S", "RESTARTS", "AGE", "WHERE")
 
 
-def table(runs: Sequence[RunSummary], now: datetime, host: str) -> str:
-    """Return the table of `ps`. `host`: this machine; of a run elsewhere its host is shown too."""
-    return _aligned([_COLUMNS, *(_row(run, now, host) for run in runs)])
+def table(runs: Sequence[RunSummary], now: datetime, host: str, user: str = "") -> str:
+    """Return the table of `ps`. `host`, `user`: this machine and its user; of runs of others, theirs are shown too."""
+    return _aligned([_COLUMNS, *(_row(run, now, host, user) for run in runs)])
 
 
-def _row(run: RunSummary, now: datetime, host: str) -> tuple[str, ...]:
+def _row(run: RunSummary, now: datetime, host: str, user: str) -> tuple[str, ...]:
     state = f"{run.state} ({run.exit_code})" if run.exit_code else run.state
     where = run.folder or (f"process {run.pid}" if run.pid is not None else _NOTHING)
+    whose = "" if run.user in ("", user) else f"{run.user}@"
     return (
         run.name,
         run.id,
@@ -39,7 +40,7 @@ def _row(run: RunSummary, now: datetime, host: str) -> tuple[str, ...]:
         else f"{run.steps_per_second:.{1 if run.steps_per_second >= 1 else 3}f}",
         str(run.restarts),
         _age(seconds_since(run.began, now)) if run.began else _NOTHING,
-        where if run.host in ("", host) else f"{run.host}:{where}",
+        whose + (where if run.host in ("", host) else f"{run.host}:{where}"),
     )
 
 

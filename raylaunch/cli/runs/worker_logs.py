@@ -1,4 +1,4 @@
-"""`raylaunch logs`: what the workers of a run have written, from the files in its run folder.
+"""`raylaunch logs`: what the workers of a run have written, from files in its run folder or through its driver.
 
 The files have no times, so ranks are interleaved by file: first all lines of rank 0, then those of rank 1. Following a
 run, lines come as the files grow. The bytes of the workers are passed on as they are, as a run itself does.
@@ -6,19 +6,14 @@ run, lines come as the files grow. The bytes of the workers are passed on as the
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from itertools import groupby
 
-from raylaunch.core.record.run_layout import LAYOUTS, LOGS
-
-BLOCK_BYTES = 64 * 1024
-_RANK = re.compile(r"(\d+)$")
+from raylaunch.cli.runs.run_reader import RunReader
+from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +30,13 @@ class LogChoice:
     """Only lines in which it is found."""
     is_prefixed: bool
     """Whether each line begins with its rank, if the attempt has several and more than one of them is shown."""
+    node: str = ""
+    """Only files of this node; `""`: of all."""
 
-    def names(self, rank: int) -> bool:
-        """Whether it has this rank."""
-        return self.ranks is None or any(rank in some for some in self.ranks)
+    def query(self, attempt: int, lines: int | None = None) -> LogQuery:
+        """Return what is asked of the files of an attempt."""
+        ranks = None if self.ranks is None else tuple((some.start, some.stop - 1) for some in self.ranks)
+        return LogQuery(attempt=attempt, streams=tuple(self.streams), ranks=ranks, lines=lines)
 
     def prefix(self, rank: int, world_size: int) -> bytes:
         """Return what each line of a rank begins with: as in the output of a run."""
@@ -47,32 +45,29 @@ class LogChoice:
 
 
 class WorkerLog:
-    """One file: a stream of one rank in one attempt. It may not be there yet."""
+    """One file: a stream of one rank in one attempt."""
 
-    def __init__(self, path: Path, prefix: bytes, pattern: re.Pattern[bytes] | None) -> None:
-        self.path = path
+    def __init__(self, prefix: bytes, pattern: re.Pattern[bytes] | None, offset: int = 0) -> None:
+        """`offset`: where the first bytes that it takes are."""
+        self.offset = offset
         self._prefix = prefix
         self._pattern = pattern
-        self._offset = 0
         #: The beginning of a line whose end has not been written.
         self._pending = b""
 
-    def last(self, lines: int | None) -> Iterator[bytes]:
-        """Return the last lines so far, with their prefixes. Without a pattern, the others are not read."""
-        if lines is not None and self._pattern is None:
-            with contextlib.suppress(OSError), self.path.open("rb") as file:
-                self._offset = _start_of_last(file, lines)
-        return iter(deque(self.more(), maxlen=lines))
+    def take(self, data: bytes) -> Iterator[bytes]:
+        """Yield the lines that these next bytes complete."""
+        self.offset += len(data)
+        lines = (self._pending + data).splitlines(keepends=True)
+        self._pending = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        yield from (self._prefix + line for line in lines if self._is_shown(line))
 
-    def more(self) -> Iterator[bytes]:
-        """Yield the whole lines that were written since."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            file.seek(self._offset)
-            while data := file.read(BLOCK_BYTES):
-                self._offset += len(data)
-                lines = (self._pending + data).splitlines(keepends=True)
-                self._pending = b"" if lines[-1].endswith(b"\n") else lines.pop()
-                yield from (self._prefix + line for line in lines if self._is_shown(line))
+    def lines(self, blocks: Iterable[LogBlock], *, whole: bool) -> Iterator[bytes]:
+        """Yield the lines of these next blocks. `whole`: also the last one without its end."""
+        for block in blocks:
+            yield from self.take(block.data)
+        if whole and (rest := self.rest()):
+            yield rest
 
     def rest(self) -> bytes:
         """Return the last line if it has no end."""
@@ -83,36 +78,58 @@ class WorkerLog:
         return self._pattern is None or self._pattern.search(line) is not None
 
 
-def _start_of_last(file: BinaryIO, lines: int) -> int:
-    """Return where so many last lines begin. A last line without an end counts too."""
-    end = position = file.seek(0, os.SEEK_END)
-    size, tail = BLOCK_BYTES, b""
-    while position > 0 and len(tail.splitlines()) <= lines + 1:  # the first may be half a line, or half of a `\r\n`
-        position, size = max(0, end - size), size * 2
-        file.seek(position)
-        tail = file.read(end - position)
-    return end - sum(map(len, tail.splitlines(keepends=True)[-lines:] if lines else ()))
+class AttemptLogs:
+    """The files of one attempt."""
+
+    def __init__(self, reader: RunReader, choice: LogChoice, attempt: int, world_size: int) -> None:
+        self._reader = reader
+        self._choice = choice
+        self._attempt = attempt
+        self._world_size = world_size
+        #: By rank and stream.
+        self._logs: dict[tuple[int, str], WorkerLog] = {}
+        #: The nodes that did not answer the last time.
+        self.missing: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no file was found yet."""
+        return not self._logs
+
+    def last(self, *, whole: bool) -> Iterator[bytes]:
+        """Yield the chosen last lines of each file so far. Without a pattern, the others are not read.
+
+        `whole`: also those without an end, since nothing more will be read.
+        """
+        lines = self._choice.lines
+        spans = self._listed(lines if self._choice.pattern is None else None)
+        for span in spans:
+            self._logs[span.rank, span.stream] = self._log(span.rank, span.start)
+        for key, blocks in groupby(self._reader.log_blocks(self._attempt, spans), _key):
+            yield from deque(self._logs[key].lines(blocks, whole=whole), maxlen=lines)
+
+    def more(self) -> Iterator[bytes]:
+        """Yield the whole lines that were written since."""
+        grown = []
+        for span in self._listed():
+            log = self._logs.setdefault((span.rank, span.stream), self._log(span.rank, 0))
+            if log.offset < span.end:
+                grown.append(LogSpan(rank=span.rank, stream=span.stream, start=log.offset, end=span.end))
+        for block in self._reader.log_blocks(self._attempt, grown) if grown else ():
+            yield from self._logs[_key(block)].take(block.data)
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield last lines that have no end."""
+        yield from (log.rest() for log in self._logs.values())
+
+    def _listed(self, lines: int | None = None) -> tuple[LogSpan, ...]:
+        listed = self._reader.log_spans(self._choice.query(self._attempt, lines), self._choice.node)
+        self.missing = listed.missing
+        return listed.spans
+
+    def _log(self, rank: int, offset: int) -> WorkerLog:
+        return WorkerLog(self._choice.prefix(rank, self._world_size), self._choice.pattern, offset)
 
 
-def logs(folder: Path, layout: str, attempt: int, choice: LogChoice, world_size: int) -> list[WorkerLog]:
-    """Return the files of an attempt that are there, by rank, stdout before stderr."""
-    names = LAYOUTS[layout]
-    ranks = sorted(filter(choice.names, _ranks(Path(names.attempt_dir(str(folder), attempt)))))
-    return [
-        WorkerLog(
-            Path(names.rank_dir(str(folder), attempt, rank)) / LOGS[stream],
-            choice.prefix(rank, world_size),
-            choice.pattern,
-        )
-        for rank in ranks
-        for stream in LOGS
-        if stream in choice.streams
-    ]
-
-
-def _ranks(directory: Path) -> Iterator[int]:
-    """Yield the ranks whose folders are in the folder of an attempt."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            if found := _RANK.search(name):
-                yield int(found[1])
+def _key(block: LogBlock) -> tuple[int, str]:
+    return block.rank, block.stream

@@ -12,6 +12,7 @@ from typing import TypeVar
 from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
 from raylaunch.cluster.agent.link import Link
+from raylaunch.cluster.agent.log_reader import LogReader
 from raylaunch.cluster.agent.log_shipper import LogShipper
 from raylaunch.cluster.agent.outbox import Outbox
 from raylaunch.cluster.agent.peer_probe import PeerProbe
@@ -23,6 +24,8 @@ from raylaunch.core.newtypes import NO_NODE, HostId, NodeId, NodeTime
 from raylaunch.core.placement.environment import base_env, interface_env
 from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.linux import interfaces, limits, processes
+from raylaunch.node.logs import log_files
+from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.logs.tail import LogOutput, log_sources
 from raylaunch.node.protocol.messages import (
     LaunchWorkers,
@@ -158,6 +161,7 @@ class Agent:
         self._polls_supervisor = False
         self._over = False
         self._peers = PeerProbe(address, self._report)
+        self._log_reader = LogReader()
         self._logs = LogShipper(self._outbox, self._wake_if_needed)
         self._report_interval = report_interval(spec.node_timeout)
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end_this_process)
@@ -207,6 +211,13 @@ class Agent:
             spec = self._supervisor.spec
             layout = LAYOUTS[spec.template.layout]
             self._logs.add(log_sources(self._view, order.assignment, layout, spec.run_dir, kept=spec.template.kept))
+
+    async def logs(self, asked: LogQuery | LogRead) -> LogAnswer:
+        """Return what the log files of workers on this node have. Raises OSError."""
+        template = self._supervisor.spec.template
+        return await self._log_reader.read(
+            lambda: log_files.answer(template.run_dir, template.layout, asked) if template.kept else LogAnswer()
+        )
 
     async def values(self) -> dict[int, bytes]:
         """Return what functions returned, pickled, by rank."""

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismat
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
+from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 TITLE = "raylaunch: agent"
@@ -113,6 +115,15 @@ class AgentActor:
         except Exception as error:  # noqa: BLE001
             self._agent.fail(error)
 
+    async def logs(self, message: bytes) -> bytes:
+        """Return the `LogAnswer` to a `LogQuery` or `LogRead`, all as bytes. Raises AgentError."""
+        if self._agent is None:
+            return serialization.dump_log_answer(LogAnswer())
+        try:
+            return serialization.dump_log_answer(await self._agent.logs(serialization.load_log_request(message)))
+        except Exception as error:  # noqa: BLE001
+            raise AgentError(_described(error)) from None
+
     async def values(self) -> dict[int, bytes]:
         """Return what functions returned, pickled, by rank."""
         return await self._agent.values() if self._agent is not None else {}
@@ -172,6 +183,24 @@ def _numeric(address: str) -> str:
     return next(
         (one for one in interfaces.resolve(address) if one == address or not interfaces.is_loopback(one)), address
     )
+
+
+def ask_for_logs(actor: Any, asked: LogQuery | LogRead) -> Future[LogAnswer]:
+    """Ask an agent for log files; None: there is none. An error is the future's."""
+    answer: Future[LogAnswer] = Future()
+
+    def heard(future: Any) -> None:
+        try:
+            answer.set_result(serialization.load_log_answer(future.result()))
+        except Exception as error:  # noqa: BLE001
+            answer.set_exception(error)
+
+    if actor is None:
+        answer.set_exception(LookupError("there is no agent"))
+    else:
+        message = serialization.dump_log_request(asked)
+        actor.logs.options(name=TITLE).remote(message).future().add_done_callback(heard)
+    return answer
 
 
 def close(actors: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
 from raylaunch.core.field_types import checker
+from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
 
 _FIRST_LINE = re.compile(rb"(raylaunch [ -~]{1,300})\n")
@@ -47,7 +48,7 @@ def protocol() -> str:
     The version does not tell that, since code may change between two releases.
     """
     found: dict[str, list[tuple[str, Any]]] = {}
-    _add_fields(AgentSpec | AgentReport | Order, found)
+    _add_fields(AgentSpec | AgentReport | Order | LogQuery | LogRead | LogAnswer, found)
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:8]
 
 
@@ -107,6 +108,28 @@ def load_report(message: bytes) -> AgentReport:
     """Read a report of an agent. Raises UnreadableError."""
     report: AgentReport = _load(message, AgentReport, "its report")
     return report
+
+
+def dump_log_request(asked: LogQuery | LogRead) -> bytes:
+    """Return what is asked of log files as bytes."""
+    return pickle.dumps(asked)
+
+
+def load_log_request(message: bytes) -> LogQuery | LogRead:
+    """Read what is asked of log files. Raises UnreadableError."""
+    asked: LogQuery | LogRead = _load(message, LogQuery | LogRead, "a request for logs")
+    return asked
+
+
+def dump_log_answer(answer: LogAnswer) -> bytes:
+    """Return what log files have as bytes."""
+    return pickle.dumps(answer)
+
+
+def load_log_answer(message: bytes) -> LogAnswer:
+    """Read what log files have. Raises UnreadableError."""
+    answer: LogAnswer = _load(message, LogAnswer, "its logs")
+    return answer
 
 
 def _load(message: bytes, kind: Any, whose: str) -> Any:

@@ -30,6 +30,7 @@ from raylaunch.cluster.control.control_messages import (
     StopRun,
 )
 from raylaunch.cluster.control.control_server import ControlServer
+from raylaunch.cluster.control.log_relay import LogOwner, LogRelay
 from raylaunch.cluster.driver.request_desk import CollectedStacks, RequestAccepted, RequestDesk, RequestRefusedError
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.session.session_base import Session
@@ -56,10 +57,11 @@ Found = TypeVar("Found")
 class RunControl:
     """Answers requests, in the threads of those who ask."""
 
-    def __init__(self, desk: RequestDesk, folder: RunFolder, log_layout: str) -> None:
+    def __init__(self, desk: RequestDesk, folder: RunFolder, log_layout: str, source: LogOwner) -> None:
         self._desk = desk
         self._folder = folder
         self._log_layout = log_layout
+        self._logs = LogRelay(source, folder.status)
         #: Set when the workers have ended; and when nothing of the run is left.
         self._over, self._ended = threading.Event(), threading.Event()
         self._result: RunResult | None = None
@@ -105,8 +107,10 @@ class RunControl:
                 yield _answer(self._change(request), _accepted)
             case GetStacks():
                 yield _answer(self._desk.stacks(), partial(_collected, ranks=request.ranks))
-            case ListLogs() | ReadLogs():
-                yield Refused(why="the logs cannot be read")
+            case ListLogs():
+                yield self._logs.spans(request)
+            case ReadLogs():
+                yield from self._logs.blocks(request)
 
     def _state(self) -> RunState:
         result = self._result  # first: the status is newer

@@ -52,6 +52,8 @@ class RunFolder:
         self.path = path
         self._status = StatusBuilder(Job())
         self._status_lock = threading.Lock()
+        #: The status without secrets, until the next entry.
+        self._shown_status: RunStatus | None = None
         self._began = ""
         self._layout = layout
         self._secrets = secrets
@@ -99,8 +101,10 @@ class RunFolder:
     def status(self) -> RunStatus:
         """Return the status of the run, without secrets. Any thread may call this."""
         with self._status_lock:
-            status = self._status.status(run_dir=self.where, began=self._began)
-        return self._secrets.shown(status)
+            if self._shown_status is None:
+                status = self._status.status(run_dir=self.where, began=self._began)
+                self._shown_status = self._secrets.shown(status)
+            return self._shown_status
 
     def open(self, job: Job, job_text: str, plan: Plan, began: str, clock: float) -> None:
         """Write what is known before the first event. `job_text` has no secrets. `clock`: see `journal.header`."""
@@ -138,6 +142,7 @@ class RunFolder:
         """Append a step of the machine to the journal, without waiting for the disk."""
         with self._status_lock:
             self._status.add(entry)
+            self._shown_status = None
         if self._writer is None or self._has_given_up:
             return
         if self._writer.waiting >= MOST_WAITING:

@@ -37,6 +37,7 @@ from raylaunch.core.newtypes import NO_NODE, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
+from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order, StopWorkers
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
@@ -241,6 +242,13 @@ class LocalFleet(FleetBase):
         local = self._agents.pop(request.node, None)
         if local is not None:
             await _ended(local)
+
+    def logs(self, node: NodeId, asked: LogQuery | LogRead) -> concurrent.futures.Future[LogAnswer]:
+        """Ask the agent, in the thread."""
+        return asyncio.run_coroutine_threadsafe(self._agent_logs(node, asked), self._loop)
+
+    async def _agent_logs(self, node: NodeId, asked: LogQuery | LogRead) -> LogAnswer:
+        return await self._agents[node].agent.logs(asked)
 
     # The end.
 

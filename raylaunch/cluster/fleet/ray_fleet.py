@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from ray.exceptions import RayError
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, close, kill
+from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, kill
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
@@ -40,6 +41,7 @@ from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
+from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
 
 _JOIN_SECONDS = 2.0
@@ -277,6 +279,10 @@ class RayFleet(FleetBase):
                 ray.kill(actor)
         if request.why:
             self._tell(AgentLost(node=request.node, why=request.why))
+
+    def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
+        """Ask the actor, by a call of its own."""
+        return ask_for_logs(self._actors.get(node), asked)
 
     # The end.
 

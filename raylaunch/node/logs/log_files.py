@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,6 +47,16 @@ class LogSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogRead:
+    """Asks for parts of the log files of an attempt."""
+
+    attempt: int
+    spans: tuple[LogSpan, ...]
+    most: int = BLOCK_BYTES
+    """So many bytes at most. What is left is asked for again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogBlock:
     """What a log file has from `start` on. Bytes are as the worker wrote them."""
 
@@ -54,6 +64,36 @@ class LogBlock:
     stream: str
     start: int
     data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogAnswer:
+    """What a node answers to a `LogQuery`, or to a `LogRead`."""
+
+    spans: tuple[LogSpan, ...] = ()
+    blocks: tuple[LogBlock, ...] = ()
+
+
+def answer(folder: str, layout: str, asked: LogQuery | LogRead) -> LogAnswer:
+    """Return what a run folder has."""
+    if isinstance(asked, LogQuery):
+        return LogAnswer(spans=tuple(spans(folder, layout, asked)))
+    return LogAnswer(blocks=tuple(blocks(folder, layout, asked.attempt, asked.spans, asked.most)))
+
+
+def unread(asked: LogRead, found: LogAnswer) -> tuple[LogSpan, ...]:
+    """Return the spans that are left to ask for, after an answer that has as many bytes as it may have."""
+    if not found.blocks or sum(len(block.data) for block in found.blocks) < asked.most:
+        return ()
+    last = found.blocks[-1]
+    end = last.start + len(last.data)
+    index = next(i for i, span in enumerate(asked.spans) if _has(span, last))
+    rest = replace(asked.spans[index], start=end)
+    return (*([rest] if rest.start < rest.end else []), *asked.spans[index + 1 :])
+
+
+def _has(span: LogSpan, block: LogBlock) -> bool:
+    return (span.rank, span.stream) == (block.rank, block.stream) and span.start <= block.start < span.end
 
 
 def spans(folder: str, layout: str, query: LogQuery) -> list[LogSpan]:

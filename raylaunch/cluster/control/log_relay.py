@@ -1,0 +1,126 @@
+"""Passes on what the agents of a run read of the log files on their nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs
+from raylaunch.core.newtypes import NodeId
+from raylaunch.core.record.run_status import NodeStatus, RunStatus
+from raylaunch.node.logs import log_files
+from raylaunch.node.logs.log_files import LogAnswer, LogBlock, LogQuery, LogRead, LogSpan
+
+ANSWER_SECONDS = 10.0
+"""How long a node may take to answer; then it is left out."""
+_MOST_AHEAD = 8
+"""So many nodes read at the same time for one client."""
+_MOST_ATTEMPTS = 16
+"""Of so many earlier attempts it is remembered which node has the files of which rank."""
+
+
+class LogOwner(Protocol):
+    """The fleet, as far as logs need it."""
+
+    def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
+        """Ask a node's agent for log files."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one node is to read, and the answer that is awaited."""
+
+    node: NodeId
+    asked: LogRead
+    answer: Future[LogAnswer]
+
+
+class LogRelay:
+    """Asks the nodes. Several threads may use it.
+
+    The present attempt's files are asked of the nodes that run its ranks. Those of earlier attempts are asked of all: a
+    rank may have been on any of them, and nodes on one host, or with a shared disk, have the same files.
+    """
+
+    def __init__(self, source: LogOwner, status: Callable[[], RunStatus]) -> None:
+        self._source = source
+        self._status = status
+        #: By attempt: the node that reads the files of a rank.
+        self._readers: dict[int, dict[int, NodeId]] = {}
+
+    def spans(self, request: ListLogs) -> LogsListed:
+        """Return the files that the nodes have, by rank."""
+        status = self._status()
+        query = request.query
+        is_present = query.attempt == status.attempt
+        asked: dict[NodeId, LogQuery | None] = {
+            node.name: _of_node(query, node) if is_present else query
+            for node in status.nodes
+            if request.node in ("", node.name)
+        }
+        answers = {node: self._source.logs(node, each) for node, each in asked.items() if each is not None}
+        futures.wait(answers.values(), ANSWER_SECONDS)
+        found: dict[tuple[int, str], LogSpan] = {}
+        readers: dict[int, NodeId] = {}
+        missing = []
+        for node, answer in answers.items():
+            if not answer.done() or answer.exception() is not None:
+                missing.append(str(node))
+                continue
+            for span in answer.result().spans:
+                if readers.setdefault(span.rank, node) == node:
+                    found[span.rank, span.stream] = span
+        self._remember(query.attempt, readers)
+        return LogsListed(spans=tuple(found[key] for key in sorted(found, key=_by_rank)), missing=tuple(missing))
+
+    def _remember(self, attempt: int, readers: dict[int, NodeId]) -> None:
+        self._readers[attempt] = {**self._readers.get(attempt, {}), **readers}
+        for oldest in sorted(self._readers)[:-_MOST_ATTEMPTS]:
+            self._readers.pop(oldest, None)
+
+    def blocks(self, request: ReadLogs) -> Iterator[LogBlock]:
+        """Yield what is in these spans, in their order. What a node does not answer in time is left out."""
+        readers = self._readers.get(request.attempt, {})
+        known = [span for span in request.spans if span.rank in readers]
+        groups = itertools.groupby(known, key=lambda span: readers[span.rank])
+        parts = ((node, LogRead(attempt=request.attempt, spans=tuple(spans))) for node, spans in groups)
+        ahead: deque[_Part] = deque(self._part(node, asked) for node, asked in itertools.islice(parts, _MOST_AHEAD))
+        while ahead:
+            yield from self._blocks_of(ahead.popleft())
+            ahead.extend(self._part(node, asked) for node, asked in itertools.islice(parts, 1))
+
+    def _part(self, node: NodeId, asked: LogRead) -> _Part:
+        return _Part(node, asked, self._source.logs(node, asked))
+
+    def _blocks_of(self, part: _Part) -> Iterator[LogBlock]:
+        while True:
+            try:
+                found = part.answer.result(ANSWER_SECONDS)
+            except Exception:  # noqa: BLE001
+                return  # the node is lost, or its file system does not answer
+            left = log_files.unread(part.asked, found)
+            if left:
+                part = self._part(part.node, replace(part.asked, spans=left))
+            yield from found.blocks
+            if not left:
+                return
+
+
+def _by_rank(key: tuple[int, str]) -> tuple[int, bool]:
+    return key[0], key[1] != "stdout"
+
+
+def _of_node(query: LogQuery, node: NodeStatus) -> LogQuery | None:
+    """Return what is asked of the ranks of a node; None: it has none of them."""
+    if node.first_rank is None or not node.workers:
+        return None
+    last = node.first_rank + node.workers - 1
+    wanted: Sequence[tuple[int, int]] = query.ranks if query.ranks is not None else ((node.first_rank, last),)
+    both = [(max(first, node.first_rank), min(end, last)) for first, end in wanted]
+    ranks = tuple((first, end) for first, end in both if first <= end)
+    return replace(query, ranks=ranks) if ranks else None

@@ -1,0 +1,153 @@
+"""Commands on a run of another machine, whose driver a test pretends to be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from raylaunch.cli import main
+from raylaunch.cli.runs import known_runs
+from raylaunch.cluster.control import cluster_registry
+from raylaunch.cluster.control.control_messages import (
+    Accepted,
+    ControlAnswer,
+    ControlRequest,
+    GetState,
+    ListLogs,
+    LogsListed,
+    ReadLogs,
+    RunState,
+    StopRun,
+)
+from raylaunch.cluster.control.control_server import ControlServer
+from raylaunch.core.record import journal
+from raylaunch.core.record.run_status import RunStatus, StatusBuilder
+from raylaunch.errors import ExitCode
+from raylaunch.node.logs.log_files import LogBlock, LogSpan
+from tests.cli.runs.made_runs import NOBODY, REPLAYS
+
+ROWS = (REPLAYS / "two-kills-then-finished.jsonl").read_text().splitlines()
+HEADER, ENTRIES = journal.read_header(ROWS[0]), [journal.read_entry(row) for row in ROWS[1:]]
+
+
+def status(count: int) -> RunStatus:
+    """Return the status after so many entries of the journal."""
+    builder = StatusBuilder(HEADER.job)
+    for entry in ENTRIES[:count]:
+        builder.add(entry)
+    return builder.status(began=HEADER.began)
+
+
+class Driver:
+    """Answers for a run of which so many entries have happened."""
+
+    def __init__(self) -> None:
+        self.count = 5
+        self.code: int | None = None
+        self.stops: list[StopRun] = []
+        self.log = b"one\ntwo\nthr"
+
+    def answers(self, request: ControlRequest) -> Iterator[ControlAnswer]:
+        match request:
+            case GetState():
+                ended = self.code is not None
+                state = RunState(status=status(self.count), log_layout="raylaunch", keeps_logs=True)
+                yield replace(state, ended=ended, exit_code=self.code, why="stopped" if ended else "")
+                if request.wait:  # somebody follows: go on
+                    self.log += b"ee\n"
+                    self.count = len(ENTRIES)
+            case StopRun():
+                self.stops.append(request)
+                self.code = 143
+                yield Accepted()
+            case ListLogs():
+                yield LogsListed(
+                    spans=(LogSpan(rank=2, stream="stdout", start=0, end=len(self.log)),), missing=("node-9",)
+                )
+            case ReadLogs():
+                for span in request.spans:
+                    yield LogBlock(rank=2, stream="stdout", start=span.start, data=self.log[span.start : span.end])
+
+
+@pytest.fixture
+def driver(registry) -> Iterator[Driver]:
+    """It drives the run `far` on the machine `host-1`, whose folder is not here."""
+    found = Driver()
+    server = ControlServer("127.0.0.1", found.answers)
+    server.start()
+    registry.add("/on/host-1/far", name="a", driver=NOBODY, control=server.address, user="ann", cluster="10.0.0.1:6379")
+    found.close = server.close
+    yield found
+    server.close()
+
+
+def test_it_is_listed_and_shown(driver, capsys):
+    """As a run of this machine is."""
+    assert main.main(["ps", "--json"]) == ExitCode.OK
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (run["state"], run["workers"], run["host"], run["user"], run["problem"]) == (
+        "running",
+        4,
+        "host-1",
+        "ann",
+        "",
+    )
+    assert main.main(["status", "far"]) == ExitCode.OK
+    assert "running, 4 workers on 2 nodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_it_is_stopped(driver, capsys, now):
+    """And what came of it is told."""
+    assert main.main(["stop", "-y", "far", *(["--now"] if now else [])]) == ExitCode.OK
+    assert driver.stops == [StopRun(at_once=now)]
+    assert capsys.readouterr().err == (
+        "raylaunch: the driver of a far was told to stop (process 1234 on host-1)\n"
+        "raylaunch: a far: done with exit code 143: stopped\n"
+    )
+
+
+def test_its_logs(driver, capfd):
+    """Through its driver; nodes that did not answer are named."""
+    assert main.main(["logs", "far", "-n", "1"]) == ExitCode.OK
+    out, err = capfd.readouterr()
+    assert out == "[2] thr\n"
+    assert "node-9 did not answer" in err
+
+
+def test_its_logs_are_followed(driver, capfd):
+    """Until it ends, with its exit code."""
+    assert main.main(["logs", "far", "-f"]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("[2] one\n[2] two\n[2] three\n")
+    assert "a far: done with exit code 0" in err
+
+
+def test_a_driver_that_is_gone(driver, capsys):
+    """Its run is lost: nobody listens where it did."""
+    driver.close()
+    assert main.main(["status", "far"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert shown.startswith("a far: lost")
+    assert "its driver cannot be asked: nobody listens at 127.0.0.1" in shown
+    assert main.main(["stop", "far"]) == ExitCode.OK
+    assert "has ended already: lost" in capsys.readouterr().err
+
+
+def test_runs_of_the_cluster_are_listed_once(registry, driver, monkeypatch, capsys):
+    """Those that this user's registry has too. Those that are lost are removed from the cluster's."""
+    (own,) = known_runs.run_registry.runs(registry.folder)
+    other = replace(own, id="other", began="2027", user="bob")
+    gone = replace(other, id="gone", control=replace(own.control, port=1))
+    forgotten: list[Any] = []
+    monkeypatch.setattr(cluster_registry, "runs", lambda _: [own, other, gone])
+    monkeypatch.setattr(cluster_registry, "forget", forgotten.append)
+    assert main.main(["ps", "--json"]) == ExitCode.OK
+    assert [run["id"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["other", "far"]
+    assert forgotten == [{gone.control}]
+    assert main.main(["ps", "-a", "-n", "0"]) == ExitCode.OK
+    assert "bob@host-1:/on/host-1/far" in capsys.readouterr().out
