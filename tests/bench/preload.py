@@ -25,7 +25,7 @@ from tests.bench.figures import Detail, Outcome
 from tests.private_cluster import Cluster, marked
 
 NO_CLUSTER = True
-_ROUNDS = 3
+_ROUNDS = 2
 _SCRIPTS: Mapping[str, tuple[str, ...]] = {
     "without an optimizer": (),
     "with DDP and an optimizer": ("--ddp", "--width", "64"),

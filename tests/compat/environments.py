@@ -21,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compat"
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "numpy", "setuptools>=77")
 INSTALL_SECONDS = 1800.0
+SMALL_PACKAGE = "iniconfig"
+"""Installed first, to see whether there is a package index. pytest requires it."""
+_ONE_TRY = ("--retries", "0", "--timeout", "30")
+_INDEX_SECONDS = 120.0
 MIN_FREE_BYTES = 20 * 2**30
 """A torch with CUDA takes 5 to 8 GB, and half of that before, when pip has downloaded it."""
 _END_SECONDS = 60.0
@@ -39,7 +43,11 @@ print(json.dumps(found))
 
 
 class UnavailableError(Exception):
-    """A combination that cannot be tried here, and why."""
+    """A combination that cannot be tried on this machine, and why."""
+
+
+class InstallError(Exception):
+    """A combination that pip does not install, though it reaches its index: its last errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def environment(combination: Combination, *, keep: bool) -> Iterator[Environment]:
-    """Make the environment of a combination, and remove it afterwards. Raises UnavailableError.
+    """Make the environment of a combination, and remove it afterwards. Raises UnavailableError and InstallError.
 
     `keep`: do not remove it; the next time it is used as it is.
     """
@@ -136,19 +144,22 @@ def install(found: Environment, python: Path, combination: Combination) -> None:
         msg = f"only {free / 2**30:.0f} GB are free, and {MIN_FREE_BYTES / 2**30:.0f} are needed"
         raise UnavailableError(msg)
     subprocess.run([python, "-m", "venv", found.folder], check=True, timeout=200)
+    log = found.folder / "pip.log"
     pip = ("-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check")
+    if found.run((*pip, *_ONE_TRY, SMALL_PACKAGE), _INDEX_SECONDS, log) != 0:
+        msg = f"pip cannot install {SMALL_PACKAGE}: its package index cannot be reached"
+        raise UnavailableError(msg)
     itself = ("--editable", ".")
     if combination.torch == NONE:  # which raylaunch's metadata requires
         steps = [(*combination.requirements(), "pyyaml", "cloudpickle", *TOOLS), ("--no-deps", *itself)]
     else:
         steps = [(*combination.requirements(), *TOOLS, *itself)]
-    log = found.folder / "pip.log"
     for step in steps:
         code = found.run((*pip, *step), INSTALL_SECONDS, log)
         if code != 0:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
             msg = "; ".join(lines[-2:]) or f"pip ended with {code}"
-            raise UnavailableError(msg)
+            raise InstallError(msg)
     (found.folder / "complete").touch()
 
 
