@@ -1,7 +1,7 @@
 """`python -m tests.compat`: try combinations of versions one after another, and print the table.
 
 --only "py3.12 ray2.52 torch2.15" tries those of the usual combinations that have these versions, or makes one of them;
-commas part several, and `cheap` stands for two that need no torch with CUDA. Versions may be `newest`, torch's `none`.
+commas part several, and `cheap` stands for two that CI tries. Versions may be `newest`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 
 from tests.bench.tables import aligned
 from tests.compat import checks, combinations, results
-from tests.compat.combinations import NONE, Combination
+from tests.compat.combinations import Combination
 from tests.compat.environments import FOLDER, InstallError, UnavailableError, environment
 
 
@@ -59,10 +59,7 @@ def _tried(combination: Combination, *, keep: bool) -> results.Row | Unavailable
                 "asked": str(combination),
                 "date": datetime.now(timezone.utc).date().isoformat(),
                 **found.versions(),
-                "found": {
-                    name: each.record()
-                    for name, each in checks.run(found, has_torch=combination.torch != NONE, log=log).items()
-                },
+                "found": {name: each.record() for name, each in checks.run(found, log=log).items()},
             }
     except (UnavailableError, InstallError) as error:
         print(f"{'left out' if isinstance(error, UnavailableError) else 'not installed'}: {error}", flush=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.compat.combinations import NONE, PACKAGES, Combination
+from tests.compat.combinations import PACKAGES, Combination
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compat"
@@ -31,14 +31,8 @@ _END_SECONDS = 60.0
 _COPIED = ("raylaunch", "tests", "conf", "examples", "docs", "pyproject.toml", "README.md", "LICENSE")
 _VERSIONS = """
 import json, platform
-from importlib.metadata import PackageNotFoundError, version
-found = {"py": platform.python_version()}
-for name in %r:
-    try:
-        found[name] = version(name)
-    except PackageNotFoundError:
-        found[name] = "none"
-print(json.dumps(found))
+from importlib.metadata import version
+print(json.dumps({"py": platform.python_version(), **{name: version(name) for name in %r}}))
 """
 
 
@@ -140,7 +134,7 @@ def _copy(found: Environment) -> None:
 
 def install(found: Environment, python: Path, combination: Combination) -> None:
     free = shutil.disk_usage(found.folder).free
-    if combination.torch != NONE and free < MIN_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         msg = f"only {free / 2**30:.0f} GB are free, and {MIN_FREE_BYTES / 2**30:.0f} are needed"
         raise UnavailableError(msg)
     subprocess.run([python, "-m", "venv", found.folder], check=True, timeout=200)
@@ -149,17 +143,10 @@ def install(found: Environment, python: Path, combination: Combination) -> None:
     if found.run((*pip, *_ONE_TRY, SMALL_PACKAGE), _INDEX_SECONDS, log) != 0:
         msg = f"pip cannot install {SMALL_PACKAGE}: its package index cannot be reached"
         raise UnavailableError(msg)
-    itself = ("--editable", ".")
-    if combination.torch == NONE:  # which raylaunch's metadata requires
-        steps = [(*combination.requirements(), "pyyaml", "cloudpickle", *TOOLS), ("--no-deps", *itself)]
-    else:
-        steps = [(*combination.requirements(), *TOOLS, *itself)]
-    for step in steps:
-        code = found.run((*pip, *step), INSTALL_SECONDS, log)
-        if code != 0:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
-            msg = "; ".join(lines[-2:]) or f"pip ended with {code}"
-            raise InstallError(msg)
+    if found.run((*pip, *combination.requirements(), *TOOLS, "--editable", "."), INSTALL_SECONDS, log) != 0:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
+        msg = "; ".join(lines[-2:]) or "pip failed, or took too long"
+        raise InstallError(msg)
     (found.folder / "complete").touch()
 
 

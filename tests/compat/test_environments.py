@@ -10,7 +10,7 @@ import pytest
 
 from tests.compat import __main__ as command
 from tests.compat import environments
-from tests.compat.combinations import NONE, Combination
+from tests.compat.combinations import Combination
 from tests.compat.environments import Environment, InstallError, UnavailableError
 
 THIS = "{}.{}".format(*sys.version_info)
@@ -64,9 +64,10 @@ def test_without_a_package_index(
     monkeypatch.setattr(environments, "FOLDER", tmp_path)
     monkeypatch.setattr(environments.subprocess, "run", lambda *_, **__: None)
     monkeypatch.setattr(Environment, "run", run)
+    monkeypatch.setattr(environments, "MIN_FREE_BYTES", 0)
     (tmp_path / "venv").mkdir()
     with pytest.raises(error):
-        environments.install(Environment(tmp_path / "venv"), Path(sys.executable), Combination(py=THIS, torch=NONE))
+        environments.install(Environment(tmp_path / "venv"), Path(sys.executable), Combination(py=THIS))
 
 
 @pytest.mark.parametrize(
