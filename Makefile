@@ -5,7 +5,8 @@
 # make dist: build a wheel, and try it in a clean environment (INTO=python: in the environment of that Python);
 # make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk");
 # make compat: try other versions of Python, Ray and torch, each in an environment that is removed afterwards (KEEP=1: it
-# is not), with up to 8 GB for a torch with CUDA (ONLY="py3.12 ray2.52 torch2.15": these; ONLY=cheap: two without CUDA, for CI).
+# is not), with up to 8 GB for a torch with CUDA (ONLY="py3.12 ray2.52 torch2.15": these; ONLY=cheap: two, for CI;
+# IF_AVAILABLE=1: to lack a Python or the package index is no failure).
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -93,7 +94,7 @@ chaos: install
 	$(BIN)/python -m tests.chaos --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
 
 compat: install
-	$(BIN)/python -m tests.compat $(if $(ONLY),--only "$(ONLY)") $(if $(KEEP),--keep)
+	$(BIN)/python -m tests.compat $(if $(ONLY),--only "$(ONLY)") $(if $(KEEP),--keep) $(if $(IF_AVAILABLE),--if-available)
 
 clean:
 	rm -rf $(VENV) .compat runs checkpoints build dist

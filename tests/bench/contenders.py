@@ -140,9 +140,11 @@ def raylaunch(
     return _raylaunch(scratch, task, settings or {}, overrides, _access(cluster))
 
 
-def raylaunch_alone(scratch: Path, task: Task, *, address: str = "none") -> contextlib.AbstractContextManager[Started]:
-    """`python -m raylaunch job.yaml` on this machine alone."""
-    return _raylaunch(scratch, task, {}, (f"ray.address={address}",), {})
+def raylaunch_alone(
+    scratch: Path, task: Task, *, address: str = "none", settings: Mapping[str, object] | None = None
+) -> contextlib.AbstractContextManager[Started]:
+    """`python -m raylaunch job.yaml` on this machine alone, with more settings if given."""
+    return _raylaunch(scratch, task, settings or {}, (f"ray.address={address}",), {})
 
 
 def _raylaunch(

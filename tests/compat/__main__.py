@@ -1,7 +1,7 @@
 """`python -m tests.compat`: try combinations of versions one after another, and print the table.
 
 --only "py3.12 ray2.52 torch2.15" tries those of the usual combinations that have these versions, or makes one of them;
-commas part several, and `cheap` stands for two that need no torch with CUDA. Versions may be `newest`, torch's `none`.
+commas part several, and `cheap` stands for two that CI tries. Versions may be `newest`.
 """
 
 from __future__ import annotations
@@ -13,31 +13,41 @@ from datetime import datetime, timezone
 
 from tests.bench.tables import aligned
 from tests.compat import checks, combinations, results
-from tests.compat.combinations import NONE, Combination
-from tests.compat.environments import FOLDER, UnavailableError, environment
+from tests.compat.combinations import Combination
+from tests.compat.environments import FOLDER, InstallError, UnavailableError, environment
 
 
 def main() -> int:
-    """Exit code 1 where anything failed, or a combination could not be tried."""
+    """Exit code 1 where anything failed or could not be installed, or where a combination could not be tried.
+
+    With `--if-available`, the last is none: without a package index, or without that Python.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tests.compat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", metavar="WORDS", help="see above")
     parser.add_argument("--keep", action="store_true", help=f"do not remove the environments, which are in {FOLDER}")
+    parser.add_argument("--if-available", action="store_true", help="what this machine cannot try is no failure")
     args = parser.parse_args()
     try:
         asked = combinations.chosen(args.only)
     except ValueError as error:
         parser.error(str(error))
     FOLDER.mkdir(exist_ok=True)
-    rows = [row for each in asked if (row := _row(each, keep=args.keep))]
-    if rows:
+    outcomes = [_tried(each, keep=args.keep) for each in asked]
+    if rows := [row for row in outcomes if isinstance(row, dict)]:
         print("\n".join(("", *aligned(list(results.table(rows))), "", *results.notes(rows))))
-    return 0 if len(rows) == len(asked) and not any(results.failures(row) for row in rows) else 1
+    return 0 if all(_is_well(each, if_available=args.if_available) for each in outcomes) else 1
 
 
-def _row(combination: Combination, *, keep: bool) -> results.Row | None:
-    """Try a combination, and write what came of it; None if it cannot be tried here."""
+def _is_well(outcome: results.Row | Exception, *, if_available: bool) -> bool:
+    if isinstance(outcome, dict):
+        return not results.failures(outcome)
+    return if_available and isinstance(outcome, UnavailableError)
+
+
+def _tried(combination: Combination, *, keep: bool) -> results.Row | UnavailableError | InstallError:
+    """Try a combination, and write what came of it; return why not if it cannot be tried."""
     began = time.monotonic()
     log = FOLDER / f"{str(combination).replace(' ', '-')}.log"
     log.unlink(missing_ok=True)
@@ -49,14 +59,11 @@ def _row(combination: Combination, *, keep: bool) -> results.Row | None:
                 "asked": str(combination),
                 "date": datetime.now(timezone.utc).date().isoformat(),
                 **found.versions(),
-                "found": {
-                    name: each.record()
-                    for name, each in checks.run(found, has_torch=combination.torch != NONE, log=log).items()
-                },
+                "found": {name: each.record() for name, each in checks.run(found, log=log).items()},
             }
-    except UnavailableError as error:
-        print(f"left out: {error}", flush=True)
-        return None
+    except (UnavailableError, InstallError) as error:
+        print(f"{'left out' if isinstance(error, UnavailableError) else 'not installed'}: {error}", flush=True)
+        return error
     results.add(row)
     failed = results.failures(row)
     print(

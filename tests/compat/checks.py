@@ -11,8 +11,6 @@ from typing import Any
 
 from tests.compat.environments import Environment
 
-NO_TORCH = "there is no torch"
-"""Why what needs torch is not tried where the combination has none."""
 ON_RAY = "tests/compat/on_ray.py"
 _SECONDS = 1500.0
 _MOST_CHARACTERS = 200
@@ -20,20 +18,19 @@ _MOST_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The tests of a file or folder whose names begin like this. `needs_torch`: all of them do."""
+    """The tests of a file or folder whose names begin like this."""
 
     path: str
     begin: str = "test_"
-    needs_torch: bool = False
 
 
 COLUMNS = {
-    "contract": Column("tests/contract", needs_torch=True),
+    "contract": Column("tests/contract"),
     "restart": Column(ON_RAY, "test_restart"),
     "elastic": Column(ON_RAY, "test_elastic"),
     "launch": Column(ON_RAY, "test_launch"),
-    "spawn": Column(ON_RAY, "test_spawn", needs_torch=True),
-    "check": Column(ON_RAY, "test_check", needs_torch=True),
+    "spawn": Column(ON_RAY, "test_spawn"),
+    "check": Column(ON_RAY, "test_check"),
 }
 
 
@@ -50,15 +47,11 @@ class Found:
         return {"passed": self.passed, "failed": sorted(self.failed), "skipped": dict(sorted(self.skipped.items()))}
 
 
-def run(environment: Environment, *, has_torch: bool, log: Path) -> dict[str, Found]:
+def run(environment: Environment, *, log: Path) -> dict[str, Found]:
     """Run all tests in an environment, one path after another. What they print goes to `log`."""
     found = {name: Found() for name in COLUMNS}
     for path in dict.fromkeys(column.path for column in COLUMNS.values()):
         names = [name for name, column in COLUMNS.items() if column.path == path]
-        if not has_torch and all(COLUMNS[name].needs_torch for name in names):
-            for name in names:
-                found[name].skipped[NO_TORCH] += 1
-            continue
         with tempfile.TemporaryDirectory(prefix="raylaunch-compat-") as folder:
             report = Path(folder, "report.xml")
             options = ("-q", "-p", "no:cacheprovider", f"--junit-xml={report}", f"--basetemp={folder}/tmp")

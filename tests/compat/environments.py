@@ -15,31 +15,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.compat.combinations import NONE, PACKAGES, Combination
+from tests.compat.combinations import PACKAGES, Combination
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compat"
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "numpy", "setuptools>=77")
 INSTALL_SECONDS = 1800.0
+SMALL_PACKAGE = "iniconfig"
+"""Installed first, to see whether there is a package index. pytest requires it."""
+_ONE_TRY = ("--retries", "0", "--timeout", "30")
+_INDEX_SECONDS = 120.0
 MIN_FREE_BYTES = 20 * 2**30
 """A torch with CUDA takes 5 to 8 GB, and half of that before, when pip has downloaded it."""
 _END_SECONDS = 60.0
 _COPIED = ("raylaunch", "tests", "conf", "examples", "docs", "pyproject.toml", "README.md", "LICENSE")
 _VERSIONS = """
 import json, platform
-from importlib.metadata import PackageNotFoundError, version
-found = {"py": platform.python_version()}
-for name in %r:
-    try:
-        found[name] = version(name)
-    except PackageNotFoundError:
-        found[name] = "none"
-print(json.dumps(found))
+from importlib.metadata import version
+print(json.dumps({"py": platform.python_version(), **{name: version(name) for name in %r}}))
 """
 
 
 class UnavailableError(Exception):
-    """A combination that cannot be tried here, and why."""
+    """A combination that cannot be tried on this machine, and why."""
+
+
+class InstallError(Exception):
+    """A combination that pip does not install, though it reaches its index: its last errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def environment(combination: Combination, *, keep: bool) -> Iterator[Environment]:
-    """Make the environment of a combination, and remove it afterwards. Raises UnavailableError.
+    """Make the environment of a combination, and remove it afterwards. Raises UnavailableError and InstallError.
 
     `keep`: do not remove it; the next time it is used as it is.
     """
@@ -132,23 +134,19 @@ def _copy(found: Environment) -> None:
 
 def install(found: Environment, python: Path, combination: Combination) -> None:
     free = shutil.disk_usage(found.folder).free
-    if combination.torch != NONE and free < MIN_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         msg = f"only {free / 2**30:.0f} GB are free, and {MIN_FREE_BYTES / 2**30:.0f} are needed"
         raise UnavailableError(msg)
     subprocess.run([python, "-m", "venv", found.folder], check=True, timeout=200)
-    pip = ("-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check")
-    itself = ("--editable", ".")
-    if combination.torch == NONE:  # which raylaunch's metadata requires
-        steps = [(*combination.requirements(), "pyyaml", "cloudpickle", *TOOLS), ("--no-deps", *itself)]
-    else:
-        steps = [(*combination.requirements(), *TOOLS, *itself)]
     log = found.folder / "pip.log"
-    for step in steps:
-        code = found.run((*pip, *step), INSTALL_SECONDS, log)
-        if code != 0:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
-            msg = "; ".join(lines[-2:]) or f"pip ended with {code}"
-            raise UnavailableError(msg)
+    pip = ("-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check")
+    if found.run((*pip, *_ONE_TRY, SMALL_PACKAGE), _INDEX_SECONDS, log) != 0:
+        msg = f"pip cannot install {SMALL_PACKAGE}: its package index cannot be reached"
+        raise UnavailableError(msg)
+    if found.run((*pip, *combination.requirements(), *TOOLS, "--editable", "."), INSTALL_SECONDS, log) != 0:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
+        msg = "; ".join(lines[-2:]) or "pip failed, or took too long"
+        raise InstallError(msg)
     (found.folder / "complete").touch()
 
 

@@ -29,15 +29,11 @@ def test_words_pick_or_make_a_combination() -> None:
     assert combinations.chosen("cheap, cheap, torch2.9") == [*CHEAP, *(each for each in DEFAULT if each.torch == "2.9")]
 
 
-@pytest.mark.parametrize("words", ["python3.12", "ray", "raynone", "pynewest", "torch2.", "torch 2.9"])
+@pytest.mark.parametrize("words", ["python3.12", "ray", "pynewest", "torch2.", "torch 2.9"])
 def test_words_that_are_no_version(words: str) -> None:
     with pytest.raises(ValueError, match="is no version such as"):
         combinations.chosen(words)
 
 
 def test_what_is_installed() -> None:
-    assert Combination(ray="2.44", torch="none", omegaconf="2.3").requirements() == [
-        "ray[default]==2.44.*",
-        "omegaconf==2.3.*",
-    ]
     assert Combination(ray="newest", torch="2.13").requirements() == ["ray[default]", "torch==2.13.*", "omegaconf"]

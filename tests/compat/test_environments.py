@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.compat import __main__ as command
 from tests.compat import environments
 from tests.compat.combinations import Combination
-from tests.compat.environments import Environment, UnavailableError
+from tests.compat.environments import Environment, InstallError, UnavailableError
 
 THIS = "{}.{}".format(*sys.version_info)
 
@@ -48,3 +49,42 @@ def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
     assert time.monotonic() - began < 100
     assert "KeyboardInterrupt" in log.read_text()
     assert found.run(("-c", "raise SystemExit(3)"), 100.0, log) == 3
+
+
+@pytest.mark.parametrize(("code", "error"), [(1, UnavailableError), (0, InstallError)])
+def test_without_a_package_index(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, error: type[Exception]
+) -> None:
+    """Only if pip cannot install even a small package, the machine is to blame."""
+
+    def run(_: Environment, args: tuple[str, ...], _seconds: float, log: Path) -> int:
+        log.write_text("ERROR: no such version\n")
+        return code if environments.SMALL_PACKAGE in args else 1
+
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    monkeypatch.setattr(environments.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(Environment, "run", run)
+    monkeypatch.setattr(environments, "MIN_FREE_BYTES", 0)
+    (tmp_path / "venv").mkdir()
+    with pytest.raises(error):
+        environments.install(Environment(tmp_path / "venv"), Path(sys.executable), Combination(py=THIS))
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "code"),
+    [
+        (UnavailableError("no index"), (), 1),
+        (UnavailableError("no index"), ("--if-available",), 0),
+        (InstallError("no such version"), ("--if-available",), 1),
+    ],
+)
+def test_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, options: tuple[str, ...], code: int
+) -> None:
+    def environment(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(command, "FOLDER", tmp_path)
+    monkeypatch.setattr(command, "environment", environment)
+    monkeypatch.setattr(sys, "argv", ["compat", "--only", "cheap", *options])
+    assert command.main() == code

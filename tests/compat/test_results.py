@@ -12,7 +12,7 @@ REPORT = """
 <testsuites><testsuite>
 <testcase classname="tests.compat.on_ray" name="test_restart[spawn]"/>
 <testcase classname="tests.compat.on_ray" name="test_restart[forkserver]"><failure message="no">no</failure></testcase>
-<testcase classname="tests.compat.on_ray" name="test_spawn"><skipped message="there is no torch"/></testcase>
+<testcase classname="tests.compat.on_ray" name="test_spawn"><skipped message="no such flag"/></testcase>
 <testcase classname="tests.compat.on_ray" name="test_elastic"><error message="left">left</error></testcase>
 </testsuite></testsuites>
 """
@@ -32,13 +32,13 @@ def test_a_report_of_pytest(tmp_path: Path) -> None:
     checks.read(report, found)
     assert found["restart"] == Found(passed=1, failed=["on_ray::test_restart[forkserver]"])
     assert found["elastic"].failed == ["on_ray::test_elastic"]
-    assert (found["spawn"].passed, dict(found["spawn"].skipped)) == (0, {"there is no torch": 1})
+    assert (found["spawn"].passed, dict(found["spawn"].skipped)) == (0, {"no such flag": 1})
 
 
 def test_the_table() -> None:
     failed = Found(passed=3, failed=["on_ray::test_restart"])
     no_torch = Found()
-    no_torch.skipped["there is no torch"] = 1
+    no_torch.skipped["no such flag"] = 1
     rows = [row("3.10.13", "2.44.1", restart=failed), row("3.13.0", "2.60.0", spawn=no_torch), row("3.9", "2.9")]
     head, *lines = results.table(rows)
     cells = [dict(zip(head, line, strict=True)) for line in lines]
