@@ -70,6 +70,42 @@ def test_a_ray_before_the_public_names(connected):
     assert ray_internals.node_labels() == {"zone": "a"}
 
 
+def test_what_a_head_keeps(monkeypatch):
+    """A value is kept, found by the beginning of its key, and removed: by the driver, or by a command."""
+    kept: dict[bytes, bytes] = {}
+
+    class Store:
+        """As all versions have it; every argument is needed."""
+
+        def __init__(self, address: str = "") -> None:
+            self.address = address
+
+        def internal_kv_put(self, key: bytes, value: bytes, overwrite: bool, *, namespace: bytes, timeout: int) -> None:
+            assert (overwrite, namespace, timeout) == (True, b"n", 2)
+            kept[key] = value
+
+        def internal_kv_del(self, key: bytes, by_prefix: bool, *, namespace: bytes, timeout: int) -> None:
+            assert (by_prefix, namespace, timeout) == (False, b"n", 2)
+            del kept[key]
+
+        def internal_kv_keys(self, prefix: bytes, *, namespace: bytes, timeout: int) -> list[bytes]:
+            assert (self.address, namespace, timeout) == ("h:1", b"n", 2)
+            return [*(key for key in kept if key.startswith(prefix)), b"a: just removed"]
+
+        def internal_kv_get(self, key: bytes, *, namespace: bytes, timeout: int) -> bytes | None:
+            assert (self.address, namespace, timeout) == ("h:1", b"n", 2)
+            return kept.get(key)
+
+    monkeypatch.setattr(worker, "global_worker", SimpleNamespace(gcs_client=Store()))
+    monkeypatch.setattr("ray._raylet.GcsClient", Store)
+    for key in (b"a:1", b"a:2", b"b:1"):
+        ray_internals.keep_in_head(key, b"x", b"n", 2.5)
+    assert ray_internals.kept_in_head("h:1", b"a:", b"n", 2.5) == {b"a:1": b"x", b"a:2": b"x"}
+    ray_internals.keep_in_head(b"a:1", None, b"n", 2.5)
+    ray_internals.remove_from_head("h:1", b"a:2", b"n", 2.5)
+    assert list(kept) == [b"b:1"]
+
+
 @pytest.mark.parametrize("method", [None, lambda: b"", lambda *_, **__: 5], ids=["missing", "arguments", "answer"])
 def test_a_head_that_cannot_be_asked_is_an_error_when_connecting(connected, monkeypatch, method):
     """Later it would read as a head that does not answer, and end the run."""

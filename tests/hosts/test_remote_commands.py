@@ -77,6 +77,13 @@ def test_a_run_is_looked_at_followed_and_stopped_from_another_machine(launcher, 
     assert sorted(followed.stdout.readline() for _ in range(3))[2] == "[2] attempt 1 of rank 2\n"
     (tmp_path / "break").touch()
     assert sorted(followed.stdout.readline() for _ in range(3))[2] == "[2] attempt 2 of rank 2\n"
+    said("logs", "--sync-down", str(tmp_path / "copy"), "one")
+    copied = {str(path.parent.relative_to(tmp_path / "copy")): path.read_text() for path in tmp_path.glob("copy/*/*/*")}
+    assert copied == {
+        f"attempt-{attempt}/rank-{rank}": f"attempt {attempt} of rank {rank}\n"
+        for attempt in (1, 2)
+        for rank in range(3)
+    }
     stopped = start("stop", "-y", "one")
     _, err = stopped.communicate(timeout=100)
     assert stopped.returncode == 0

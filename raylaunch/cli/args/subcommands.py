@@ -82,6 +82,11 @@ TABLE = (
             Flag(name="stdout", help="only stdout"),
             Flag(name="stderr", help="only stderr"),
             Flag(name="grep", metavar="REGEX", help="only lines in which this regular expression is found"),
+            Flag(
+                name="sync-down",
+                metavar="DIR",
+                help="copy the files of all attempts and nodes to DIR instead",
+            ),
             Flag(name="no-prefix", help="without the rank at the beginning of each line"),
             _HELP,
         ),

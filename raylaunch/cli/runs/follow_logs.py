@@ -9,12 +9,14 @@ from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_summary import RunSummary, summary
 from raylaunch.cli.runs.worker_logs import AttemptLogs, LogChoice
 from raylaunch.core.failures.failure import root_cause
+from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.core.record.run_status import RunStatus
 from raylaunch.core.text import count
 from raylaunch.errors import ConfigError, ExitCode
@@ -30,6 +32,9 @@ def show(run: KnownRun, arguments: Namespace) -> int:
     """Print the chosen lines, and follow the run if that is asked for. Raises ConfigError."""
     choice = _choice(arguments)
     others = [name for name in ("attempt", "previous", "failed") if getattr(arguments, name)]
+    if arguments.sync_down and (others or arguments.follow or arguments.grep):
+        msg = "`--sync-down` copies the files of all attempts whole"
+        raise ConfigError(msg, hint="it goes with `--rank`, `--node`, `--stdout` and `--stderr`")
     if len(others) > 1 or (others and arguments.follow) or (arguments.failed and arguments.rank):
         named = "`--attempt`, `--previous`, `--failed` and `--follow`"
         raise ConfigError(f"{named} exclude each other, and so do `--failed` and `--rank`", hint="remove one of them")
@@ -38,6 +43,8 @@ def show(run: KnownRun, arguments: Namespace) -> int:
     if status is None or not run.reader.has_logs:
         why = run.reader.problem or "nothing was written yet"
         raise ConfigError(f"there are no logs of {run.title}: {why}", hint="`log_dir` says where a run keeps them")
+    if arguments.sync_down:
+        return _copy(run, choice, Path(arguments.sync_down), status)
     if arguments.follow:
         return _Follower(run, choice).follow()
     attempt = _attempt(arguments, status)
@@ -55,6 +62,23 @@ def show(run: KnownRun, arguments: Namespace) -> int:
         say(f"there are no such files of attempt {attempt} in {run.folder}; each node keeps those of its own ranks")
     if found.missing:
         say(f"{', '.join(found.missing)} did not answer: the logs there are missing here")
+    return ExitCode.OK
+
+
+def _copy(run: KnownRun, choice: LogChoice, folder: Path, status: RunStatus) -> int:
+    """Copy the logs of all attempts to a folder. Raises ConfigError."""
+    layout = LAYOUTS[run.reader.log_layout]
+    copied, missing = 0, set[str]()
+    try:
+        for attempt in range(1, status.attempt + 1):
+            found = attempt_logs(run, choice, attempt, status)
+            copied += found.copy(folder, layout)
+            missing |= set(found.missing)
+    except OSError as error:
+        raise ConfigError(f"cannot copy the logs to {folder}: {error}", hint="name a folder with room") from None
+    say(f"copied {count(copied, 'log file')} of {run.title} to {folder}")
+    if missing:
+        say(f"{', '.join(sorted(missing))} did not answer: the logs there are missing here")
     return ExitCode.OK
 
 

@@ -97,6 +97,11 @@ class LiveReader(RunReader):
                     yield answer
 
     @property
+    def log_layout(self) -> str:
+        """The name of the layout of its log files."""
+        return self._state.log_layout if self._state is not None else super().log_layout
+
+    @property
     def has_logs(self) -> bool:
         """Whether there may be log files."""
         return super().has_logs or (self._state is not None and self._state.keeps_logs)

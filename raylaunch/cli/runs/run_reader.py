@@ -83,14 +83,15 @@ class RunReader:
         if node:
             msg = f"it is not known which files are those of {node}"
             raise ConfigError(msg, hint="`--node` is for runs that go on in a cluster; `--rank` works for all")
-        return LogsListed(spans=tuple(log_files.spans(str(self.folder), self._log_layout, query)))
+        return LogsListed(spans=tuple(log_files.spans(str(self.folder), self.log_layout, query)))
 
     def log_blocks(self, attempt: int, spans: Sequence[LogSpan]) -> Iterator[LogBlock]:
         """Yield what log files have in these spans, in their order."""
-        return log_files.blocks(str(self.folder), self._log_layout, attempt, spans)
+        return log_files.blocks(str(self.folder), self.log_layout, attempt, spans)
 
     @property
-    def _log_layout(self) -> str:
+    def log_layout(self) -> str:
+        """The name of the layout of its log files."""
         return self.header.job.log_layout if self.header is not None else "raylaunch"
 
     @property

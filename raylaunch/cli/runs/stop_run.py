@@ -63,6 +63,7 @@ def _live_reader(run: KnownRun) -> LiveReader | None:
     if not live.is_asked and not (run.driver is not None and run.driver.is_here):
         msg = f"{run.title} cannot be stopped from here: {live.problem or 'its driver cannot be asked'}"
         raise ConfigError(msg, hint="use a shell on the machine of its driver")
+    live.close()  # the person may take long to confirm
     return live if live.is_asked else None
 
 

@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 from raylaunch.cli.runs.run_reader import RunReader
+from raylaunch.core.record.run_layout import LOGS, RunLayout
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
 
@@ -117,6 +119,17 @@ class AttemptLogs:
                 grown.append(LogSpan(rank=span.rank, stream=span.stream, start=log.offset, end=span.end))
         for block in self._reader.log_blocks(self._attempt, grown) if grown else ():
             yield from self._logs[_key(block)].take(block.data)
+
+    def copy(self, folder: Path, layout: RunLayout) -> int:
+        """Copy the chosen files whole to a folder, where they have the same names. Return how many. Raises OSError."""
+        spans = self._listed()
+        for key, blocks in groupby(self._reader.log_blocks(self._attempt, spans), _key):
+            rank, stream = key
+            path = Path(layout.rank_dir(str(folder), self._attempt, rank)) / LOGS[stream]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                file.writelines(block.data for block in blocks)
+        return sum(span.end > 0 for span in spans)
 
     def rest(self) -> Iterator[bytes]:
         """Yield last lines that have no end."""

@@ -49,6 +49,19 @@ def test_lines_of_a_run(ended, capfd, arguments, expected):
     assert ("rank 3 on node-2 raised ValueError" in err) == ("--failed" in arguments)
 
 
+def test_all_logs_are_copied(ended, tmp_path, capfd):
+    """Of all attempts, in folders like those of the run."""
+    target = tmp_path / "new" / "copy"
+    assert main.main(["logs", "ended", "--sync-down", str(target), "--rank", "1-2"]) == ExitCode.OK
+    assert capfd.readouterr().err == f"raylaunch: copied 12 log files of a ended to {target}\n"
+    assert (target / "attempt-3" / "rank-1" / "stdout.log").read_text() == "3.1 line 0\n3.1 line 1\n3.1 line 2\n"
+    assert not (target / "attempt-3" / "rank-3").exists()
+    (tmp_path / "file").touch()
+    assert main.main(["logs", "ended", "--sync-down", str(tmp_path / "file")]) == ExitCode.USAGE
+    assert "cannot copy the logs" in capfd.readouterr().err
+    assert main.main(["logs", "ended", "--sync-down", "x", "-f"]) == ExitCode.USAGE
+
+
 def test_nobody_has_failed(registry, tmp_path, capfd):
     """It is said."""
     registry.add(make_folder(tmp_path / "runs" / "a" / "b", "interrupted-twice"))

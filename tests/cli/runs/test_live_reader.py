@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from raylaunch.cli import main
 from raylaunch.cli.runs import known_runs
-from raylaunch.cluster.control import cluster_registry
+from raylaunch.cluster.control import cluster_registry, control_server
 from raylaunch.cluster.control.control_messages import (
     Accepted,
     ControlAnswer,
@@ -109,6 +110,16 @@ def test_it_is_stopped(driver, capsys, now):
         "raylaunch: the driver of a far was told to stop (process 1234 on host-1)\n"
         "raylaunch: a far: done with exit code 143: stopped\n"
     )
+
+
+def test_a_person_may_take_long_to_confirm(driver, capsys, monkeypatch):
+    """The driver drops connections on which nothing is asked."""
+    monkeypatch.setattr(control_server, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", lambda: time.sleep(0.3) or "y\n")
+    assert main.main(["stop", "far"]) == ExitCode.OK
+    assert "a far: done with exit code 143" in capsys.readouterr().err
+    assert driver.stops
 
 
 def test_its_logs(driver, capfd):

@@ -1,0 +1,114 @@
+"""The runs that the head of a cluster keeps, with a head that is pretended."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from dataclasses import replace
+
+import pytest
+
+from raylaunch.cluster import ray_internals
+from raylaunch.cluster.agent.acceptor import SecretAddress
+from raylaunch.cluster.control import cluster_registry
+from raylaunch.cluster.driver import run_registry
+from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
+from raylaunch.cluster.session import ray_session
+from raylaunch.errors import ClusterError
+
+AT = SecretAddress(host="10.0.0.2", port=7, secret="s" * 64)
+
+
+@pytest.fixture
+def run() -> RegisteredRun:
+    driver = DriverProcess.this()
+    known = {"id": "one", "name": "a", "folder": "", "began": "2026-01-01", "cluster": "10.0.0.1:6379"}
+    return RegisteredRun(driver=driver, control=AT, user="ann", **known)
+
+
+@pytest.fixture
+def head(monkeypatch) -> dict[bytes, bytes]:
+    """What the head keeps."""
+    kept: dict[bytes, bytes] = {}
+
+    def keep(key: bytes, value: bytes | None, namespace: bytes, seconds: float) -> None:
+        assert (namespace, seconds > 0) == (b"raylaunch", True)
+        if value is None:
+            del kept[key]
+        else:
+            kept[key] = value
+
+    def having(address: str, prefix: bytes, namespace: bytes, seconds: float) -> dict[bytes, bytes]:
+        assert (address, namespace, seconds > 0) == ("10.0.0.1:6379", b"raylaunch", True)
+        return {key: value for key, value in kept.items() if key.startswith(prefix)}
+
+    monkeypatch.setattr(ray_internals, "keep_in_head", keep)
+    monkeypatch.setattr(ray_internals, "kept_in_head", having)
+    monkeypatch.setattr(ray_internals, "remove_from_head", lambda _, key, *__: kept.pop(key))
+    monkeypatch.setattr(ray_session, "find", lambda _: "10.0.0.1:6379")
+    return kept
+
+
+ENVIRON = {"RAY_ADDRESS": "10.0.0.1:6379"}
+
+
+def test_a_run_is_found_while_it_lasts(head, run, tmp_path, monkeypatch, until):
+    """Its entry is written again if somebody has removed it. What is no entry is left out."""
+    monkeypatch.setattr(cluster_registry, "RENEW_SECONDS", 0.01)
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    with cluster_registry.entered(run, environ, pytest.fail):
+        until(lambda: cluster_registry.runs(ENVIRON) == [run], 100, "the entry")
+        cluster_registry.forget([AT])
+        until(lambda: cluster_registry.runs(ENVIRON) == [run], 100, "the entry again")
+        head[b"run:other"] = b"{"
+        assert cluster_registry.runs(ENVIRON) == [run]
+        assert run_registry.runs(run_registry.folder(environ)) == [run]
+        (path,) = run_registry.folder(environ).iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(head) == [b"run:other"]
+
+
+def test_only_lost_runs_are_forgotten(head, run):
+    """Those whose drivers are gone."""
+    head[b"run:one:1"] = run_registry.dump(run).encode()
+    head[b"run:two:2"] = run_registry.dump(replace(run, control=replace(AT, port=8))).encode()
+    cluster_registry.forget({AT})
+    assert list(head) == [b"run:two:2"]
+
+
+def test_a_head_that_does_not_take_it(head, run, tmp_path, monkeypatch, until):
+    """The run goes on, and it is said once."""
+    said: list[str] = []
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the head is gone")
+
+    monkeypatch.setattr(ray_internals, "keep_in_head", refuse)
+    monkeypatch.setattr(cluster_registry, "RENEW_SECONDS", 0.01)
+    with cluster_registry.entered(run, {"XDG_STATE_HOME": str(tmp_path)}, said.append):
+        until(lambda: said, 100, "the message")
+    assert said == ["other machines will not find this run: the head is gone"]
+
+
+def test_a_cluster_that_cannot_be_asked_is_no_error(head, monkeypatch, capfd):
+    """Nor is one that does not answer in time; what Ray's own code writes to stderr is not shown."""
+
+    def refuse(_: object) -> str:
+        os.write(2, b"[W] gcs_client.cc: Unauthenticated\n")
+        raise ClusterError("it refused our token")
+
+    monkeypatch.setattr(ray_session, "find", refuse)
+    assert cluster_registry.runs(ENVIRON) == []
+    print("after", file=sys.stderr)
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_without_a_cluster_nobody_is_asked(run, tmp_path, monkeypatch):
+    """And Ray is not needed."""
+    monkeypatch.setattr("raylaunch.cluster.session.discovery.signs", lambda *_: [])
+    monkeypatch.setattr(ray_session, "find", pytest.fail)
+    assert cluster_registry.runs({}) == []
+    monkeypatch.setattr(ray_internals, "keep_in_head", pytest.fail)
+    with cluster_registry.entered(replace(run, cluster=""), {"XDG_STATE_HOME": str(tmp_path)}, pytest.fail):
+        pass
