@@ -67,7 +67,7 @@ def _run_command(line: CommandLine) -> int:
     from raylaunch.core.job.redaction import shown  # noqa: PLC0415
     from raylaunch.core.job.validation import warnings  # noqa: PLC0415
 
-    job = load.load(line, os.environ)
+    job = load.load(line, os.environ, run_once.say)
     _hide_secrets_of_the_command_line(job)
     for text in (flag_settings.ineffective_flags(line), *warnings(job)):
         if text:
