@@ -67,7 +67,7 @@ def _run_command(line: CommandLine) -> int:
     from raylaunch.core.job.redaction import shown  # noqa: PLC0415
     from raylaunch.core.job.validation import warnings  # noqa: PLC0415
 
-    job = load.load(line, os.environ)
+    job = load.load(line, os.environ, run_once.say)
     _hide_secrets_of_the_command_line(job)
     for text in (flag_settings.ineffective_flags(line), *warnings(job)):
         if text:
@@ -78,10 +78,12 @@ def _run_command(line: CommandLine) -> int:
 
 
 def _completion(shell: GivenValue) -> int:
-    if shell.text not in usage.COMPLETIONS:
+    from raylaunch.cli.completion import shell_scripts  # noqa: PLC0415
+
+    if shell.text not in shell_scripts.SCRIPTS:
         message = f"there is no completion for `{secrets.cut(shell.text)}`"
-        raise ConfigError(render([Finding(message=message, span=shell.span, hint="write bash, zsh or tcsh")]))
-    print(usage.COMPLETIONS[shell.text](), end="")
+        raise ConfigError(render([Finding(message=message, span=shell.span, hint=shell_scripts.HINT)]))
+    print(shell_scripts.SCRIPTS[shell.text], end="")
     return ExitCode.OK
 
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 
 from raylaunch.cli import main as command
-from raylaunch.cli.args.flags import FLAGS
 from raylaunch.errors import ClusterError, ExitCode
 from tests.cli.any_input import SCRIPT, arguments
 from tests.profiles import examples
@@ -62,24 +61,6 @@ def test_version(capsys):
     """`--version` prints the name and the version first, for programs that read them."""
     assert command.main(["--version"]) == ExitCode.OK
     assert capsys.readouterr().out.startswith("raylaunch 0.1.0\n")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion(capsys, shell):
-    """`--print-completion` prints a script with every flag, and bash accepts its."""
-    assert command.main(["--print-completion", shell, "--nnodes"]) == ExitCode.OK
-    script = capsys.readouterr().out
-    assert [flag.name for flag in FLAGS if flag.name not in script] == []
-    if shell == "bash":
-        listed = [*("bash", "-c"), f"{script}complete -p raylaunch"]
-        done = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=100)
-        assert "--max-restarts" in done.stdout.split()
-
-
-def test_completion_for_another_shell(capsys):
-    """The error names those that it can be printed for."""
-    assert command.main(["--print-completion=fish"]) == ExitCode.USAGE
-    assert "write bash, zsh or tcsh" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ TABLE = {
         Flag(
             name="print-completion",
             metavar="SHELL",
-            help="print the completion of raylaunch's flags for bash, zsh or tcsh, and exit",
+            help="print the same as `raylaunch completion SHELL`, and exit",
             pet=False,
         ),
     ),

@@ -117,6 +117,13 @@ TABLE = (
         other="JOB",
         flags=(_JSON, _HELP),
     ),
+    Subcommand(
+        name="completion",
+        help="print a script that completes command lines of raylaunch in bash, zsh or fish",
+        takes_run=False,
+        other="SHELL",
+        flags=(_HELP,),
+    ),
 )
 BY_NAME = {command.name: command for command in TABLE}
 
@@ -127,6 +134,14 @@ is the newest run. `raylaunch ps -a` lists runs.
 _OTHERS = {
     "JOB": """\
 JOB is a job file or a script. Without it, only the cluster and its nodes are looked at.
+""",
+    "SHELL": """\
+SHELL is bash, zsh, fish or tcsh. In ~/.bashrc or ~/.zshrc:
+
+  eval "$(raylaunch completion bash)"
+  eval "$(raylaunch completion zsh)"
+
+and in ~/.config/fish/config.fish: `raylaunch completion fish | source`. tcsh completes flags and files only.
 """,
 }
 """What an argument is that names no run."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from raylaunch.cli.args.flag import Flag, Group
-from raylaunch.cli.args.flags import FLAGS, TABLE
+from raylaunch.cli.args.flags import TABLE
 from raylaunch.cli.args.subcommands import signature
 
 USAGE = """\
@@ -17,6 +15,7 @@ usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torch
        raylaunch logs [-f] [RUN]                          print what its workers have written
        raylaunch stop [RUN]                               stop it and wait for its end
        raylaunch doctor [JOB]                             look for what is wrong with cluster, nodes and job
+       raylaunch completion SHELL                         print what completes command lines in bash, zsh or fish
 """
 
 _HEAD = """
@@ -74,38 +73,6 @@ def table() -> str:
             default = f"`{flag.default}`" if flag.default and " " not in flag.default else flag.default
             lines.append(f"| `{name}` | {default} | {note}{text} |")
     return "\n".join(lines) + "\n"
-
-
-def _bash() -> str:
-    """Return a line for bash: it completes flags, and names of files where no flag fits."""
-    return f'complete -o bashdefault -o default -W "{" ".join(_options())}" raylaunch\n'
-
-
-def _zsh() -> str:
-    """Return the content of a file `_raylaunch` in one of zsh's `fpath`."""
-    lines = ["#compdef raylaunch", "_arguments \\"]
-    for flag in FLAGS:
-        value = f":{_zsh_quoted(flag.metavar)}:_files" if flag.metavar else ""
-        lines.append(f"  '{flag.option}[{_zsh_quoted(flag.help)}]{value}' \\")
-    return "\n".join([*lines, "  '*:file:_files'"]) + "\n"
-
-
-def _zsh_quoted(text: str) -> str:
-    return re.sub(r"([\[\]:\\])", r"\\\1", text).replace("'", "'\\''")
-
-
-def _tcsh() -> str:
-    """Return a line for tcsh: it completes flags, and names of files elsewhere."""
-    return f"complete raylaunch 'c/--/({' '.join(flag.name for flag in FLAGS)})/' 'p/*/f/'\n"
-
-
-def _options() -> list[str]:
-    short = [f"-{flag.short}" for flag in FLAGS if flag.short]
-    return [*short, *(flag.option for flag in FLAGS)]
-
-
-COMPLETIONS = {"bash": _bash, "zsh": _zsh, "tcsh": _tcsh}
-"""By shell: what makes the script that `--print-completion` prints."""
 
 
 def _default(flag: Flag) -> str:

@@ -76,6 +76,21 @@ def command_findings(job: Job, span: SourceSpan) -> Iterator[Finding]:
         yield Finding(message="`command` is one program, without its arguments", span=span, hint=hint)
 
 
+def script_beside(job: Job, name: str) -> str:
+    """Return the path of the script in the folder of the job file with this name; "": it is not there alone.
+
+    A script is looked for in the working folder first, as by torchrun.
+    """
+    script = job.entrypoint.script
+    if not script or job.ray.working_dir or Path(script).is_absolute():
+        return ""
+    path = Path(name).parent / script
+    try:
+        return str(path) if path.exists() and not Path(script).exists() else ""
+    except OSError:
+        return ""
+
+
 def script_findings(job: Job, span: SourceSpan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what is wrong with the script's file, before anything is started.
 

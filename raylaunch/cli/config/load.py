@@ -16,7 +16,14 @@ from raylaunch.cli.args.diagnostics import MAX_FINDINGS, Finding, Locator, Sourc
 from raylaunch.cli.args.parser import CommandLine, GivenValue
 from raylaunch.cli.config import schema, type_errors
 from raylaunch.cli.config.flag_settings import FlagSetting, line_settings
-from raylaunch.cli.config.job_file import Yaml12Loader, command_findings, escaped, read_job_file, script_findings
+from raylaunch.cli.config.job_file import (
+    Yaml12Loader,
+    command_findings,
+    escaped,
+    read_job_file,
+    script_beside,
+    script_findings,
+)
 from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Job, NodeRule
 from raylaunch.core.job.redaction import Redactor
@@ -33,8 +40,8 @@ _PLACEHOLDERS = {
 _EXAMPLE = "for example `entrypoint: {script: train.py}`"
 
 
-def load(line: CommandLine, environ: Mapping[str, str]) -> Job:
-    """Return the job that a command line, its job file and the environment describe.
+def load(line: CommandLine, environ: Mapping[str, str], say: Callable[[str], None] = lambda _: None) -> Job:
+    """Return the job that a command line, its job file and the environment describe. `say` takes a line for a person.
 
     Raises ConfigError, which names everything that is wrong.
     """
@@ -48,12 +55,23 @@ def load(line: CommandLine, environ: Mapping[str, str]) -> Job:
         reader.forget(("entrypoint",))
     reader.add(settings.given)
     job = reader.job(settings.args)
+    if not reader.findings and line.job_file is not None:
+        job = _with_script_beside(job, line.job_file, reader.span(("entrypoint", "script")), say)
     if not reader.findings:
         reader.findings += script_findings(job, reader.span(("entrypoint", "script")), environ)
         reader.findings += command_findings(job, reader.span(("entrypoint", "command")))
     if reader.findings:
         raise ConfigError(Redactor.of(job, environ).hide(render(reader.findings)))
     return job
+
+
+def _with_script_beside(job: Job, name: str, span: SourceSpan, say: Callable[[str], None]) -> Job:
+    """Return the job with the path of a script that its file names as if it were run in the folder of the file."""
+    path = script_beside(job, name) if span.source == name else ""
+    if not path:
+        return job
+    say(f"`{job.entrypoint.script}` is not in this folder: `{path}`, beside the job file, is run")
+    return replace(job, entrypoint=replace(job.entrypoint, script=path))
 
 
 @dataclass(frozen=True, slots=True)

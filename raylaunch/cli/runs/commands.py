@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,13 +11,15 @@ import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
 from raylaunch.cli.args import subcommands
+from raylaunch.cli.completion import candidates, shell_scripts
+from raylaunch.cli.completion.candidates import Candidate
 from raylaunch.cli.daemon import status as daemons
 from raylaunch.cli.daemon.socket_dir import NoDaemonError
 from raylaunch.cli.runs import follow_logs, known_runs, run_tables, stop_run
@@ -35,17 +38,23 @@ _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the subcommand that the first argument names, and return its exit code. Raises ConfigError."""
-    arguments = subcommands.parse(argv)
-    if arguments.help:
-        print(subcommands.full(arguments.command), end="")
-        return ExitCode.OK
     try:
-        code = _FUNCTIONS[arguments.command.name](arguments, environ)
+        code = _code(argv, environ)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return signal_exit_code(signal.SIGPIPE)
     return code
+
+
+def _code(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    if list(argv[:2]) == ["completion", "--words"]:  # they are another command line, and not for argparse
+        return _candidates(argv[2:], environ)
+    arguments = subcommands.parse(argv)
+    if arguments.help:
+        print(subcommands.full(arguments.command), end="")
+        return ExitCode.OK
+    return _FUNCTIONS[arguments.command.name](arguments, environ)
 
 
 def _ps(arguments: Namespace, environ: Mapping[str, str]) -> int:
@@ -136,6 +145,29 @@ def _doctor(arguments: Namespace, environ: Mapping[str, str]) -> int:
     return examination.doctor(arguments, environ)
 
 
+def _completion(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    del environ
+    if arguments.shell not in shell_scripts.SCRIPTS:
+        what = f"there is no completion for `{arguments.shell}`" if arguments.shell else "which shell is it for?"
+        raise ConfigError(what, hint=shell_scripts.HINT)
+    print(shell_scripts.SCRIPTS[arguments.shell], end="")
+    return ExitCode.OK
+
+
+def _candidates(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Print what may come next on a command line, for the script of a shell."""
+
+    def runs() -> Iterator[Candidate]:
+        with contextlib.suppress(ConfigError):
+            known = known_runs.all_runs(environ)
+            yield from (Candidate(run.id, run.name) for run in known)
+            yield from (Candidate(name, "the newest of this name") for name in dict.fromkeys(run.name for run in known))
+
+    for line in candidates.lines(words, shell_scripts.SCRIPTS, runs):
+        print(printable(line) if "\t" not in line else "\t".join(map(printable, line.split("\t"))))
+    return ExitCode.OK
+
+
 # What several of them do.
 
 
@@ -188,4 +220,5 @@ _FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {
     "report": _report,
     "stop": _stop,
     "doctor": _doctor,
+    "completion": _completion,
 }

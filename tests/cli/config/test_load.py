@@ -650,3 +650,28 @@ def test_every_golden_text_is_in_use() -> None:
     """Each golden text belongs to a test."""
     here = {file.stem for file in (Path(__file__).parents[1] / "golden" / "config").glob("*.txt")}
     assert here == set(WRONG) | OTHERS
+
+
+@pytest.mark.parametrize("in_command_folder", [False, True])
+def test_a_script_beside_its_job_file(folder, in_command_folder):
+    """It is found, and said to be run, unless the working folder has one of this name, as torchrun would run it."""
+    (folder / "conf" / "own.py").touch()
+    if in_command_folder:
+        (folder / "own.py").touch()
+    Path(FILE).write_text("entrypoint: {script: own.py}", encoding="utf-8")
+    said: list[str] = []
+    found = config.load(parser.parse([FILE], {}), {}, said.append)
+    if in_command_folder:
+        assert (found.entrypoint.script, said) == ("own.py", [])
+    else:
+        assert found.entrypoint.script == "conf/own.py"
+        assert said == ["`own.py` is not in this folder: `conf/own.py`, beside the job file, is run"]
+
+
+@pytest.mark.parametrize("more", ["entrypoint.script=own.py", "ray.working_dir=."])
+def test_a_script_of_the_command_line_or_of_a_working_dir_is_not_looked_for_there(folder, more):
+    """The first is relative to the working folder as any path that is typed, the second to the folder that is copied."""
+    (folder / "conf" / "own.py").touch()
+    Path(FILE).write_text("entrypoint: {script: own.py}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"`own\.py` does not exist"):
+        load(FILE, more)

@@ -1,0 +1,124 @@
+"""What may come next on a command line, for the completion of a shell."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from raylaunch.cli.args import subcommands
+from raylaunch.cli.args.flag import Flag
+from raylaunch.cli.args.flags import FLAGS
+from raylaunch.cli.args.subcommands import Subcommand
+from raylaunch.core.job.job import Entrypoint, Job, RayOptions
+
+FILES = ":files"
+"""The line that stands for all files; the shell knows how to name them."""
+_SECTIONS = {"entrypoint": Entrypoint, "ray": RayOptions}
+_JOB_FILES = (".yaml", ".yml", ".json")
+_CHECK = "check"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A word that may come next. If it ends with `=`, its value follows without a space."""
+
+    word: str
+    help: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}\t{self.help}" if self.help else self.word
+
+
+def lines(words: Sequence[str], shells: Iterable[str], runs: Callable[[], Iterable[Candidate]]) -> Iterator[str]:
+    """Yield the words that may be in the place of the last one, each with its help after a tab; or `FILES`.
+
+    `words`: what was typed after `raylaunch`. `runs` returns the names of runs.
+    """
+    *before, current = words or [""]
+    if current == "=" or before[-1:] == ["="]:  # as bash divides words: this is a value
+        yield FILES
+        return
+    for found in _found(before, current, shells, runs):
+        if not isinstance(found, Candidate):
+            yield FILES
+        elif found.word.startswith(current) and (found.word.endswith("=") or shlex.quote(found.word) == found.word):
+            yield str(found)  # what would need quotes is left out: it is the name of a run, which has an id too
+
+
+def _found(
+    before: Sequence[str], current: str, shells: Iterable[str], runs: Callable[[], Iterable[Candidate]]
+) -> Iterator[Candidate | str]:
+    command = subcommands.BY_NAME.get(before[0]) if before else None
+    if command is not None:
+        yield from _of_subcommand(command, before[1:], current, shells, runs)
+        return
+    main = _main_word(before)
+    if main is None or (main and main != _CHECK and not main.endswith(_JOB_FILES)):  # a value is expected
+        yield FILES
+    elif current.startswith("-"):
+        yield from _options(FLAGS)
+    elif main:
+        yield from _settings()
+        yield FILES
+    else:
+        if not before:
+            yield from (Candidate(each.name, each.help) for each in subcommands.TABLE)
+        yield Candidate(_CHECK, "test that the cluster computes and communicates")
+        yield FILES
+
+
+def _main_word(before: Sequence[str]) -> str | None:
+    """Return the script, job file or command that was given; "": none yet; None: the next word is a flag's value."""
+    by_option = {option: flag for flag in FLAGS for option in _names(flag)}
+    rest = iter(before)
+    for word in rest:
+        if not word.startswith("-"):
+            return word
+        name, equals, _ = word.partition("=")
+        flag = by_option.get(name.replace("_", "-"))
+        if flag is not None and flag.metavar and not equals:
+            value = next(rest, None)
+            if value is None:
+                return None
+            if value == "=":
+                next(rest, None)
+    return ""
+
+
+def _of_subcommand(
+    command: Subcommand,
+    before: Sequence[str],
+    current: str,
+    shells: Iterable[str],
+    runs: Callable[[], Iterable[Candidate]],
+) -> Iterator[Candidate | str]:
+    takes_value = {name for flag in command.flags if flag.metavar for name in _names(flag)}
+    if before and before[-1] in takes_value:
+        yield FILES
+    elif current.startswith("-"):
+        yield from _options(command.flags)
+    elif command.takes_run:
+        yield from runs()
+        yield FILES
+    elif command.name == "completion":
+        yield from map(Candidate, shells)
+    elif command.other:
+        yield FILES
+
+
+def _names(flag: Flag) -> tuple[str, ...]:
+    return (flag.option, *([f"-{flag.short}"] if flag.short else []))
+
+
+def _options(flags: Iterable[Flag]) -> Iterator[Candidate]:
+    for flag in flags:
+        yield from (Candidate(name, flag.help) for name in _names(flag))
+
+
+def _settings() -> Iterator[Candidate]:
+    for one in fields(Job):
+        if one.name in _SECTIONS:
+            yield from (Candidate(f"{one.name}.{inner.name}=") for inner in fields(_SECTIONS[one.name]))
+        else:
+            yield Candidate(f"{one.name}=")

@@ -1,0 +1,75 @@
+"""What may come next on a command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from raylaunch.cli.args import subcommands
+from raylaunch.cli.args.flags import FLAGS
+from raylaunch.cli.completion import candidates
+from raylaunch.cli.completion.candidates import FILES, Candidate
+from raylaunch.core.job.job import Job
+
+RUNS = (Candidate("2026-01-01T10", "charlm"), Candidate("charlm"), Candidate("it's mine"))
+SHELLS = ("bash", "zsh")
+
+
+def words(*given: str) -> list[str]:
+    """Return the words that may come next, without their help."""
+    return [line.partition("\t")[0] for line in candidates.lines(given, SHELLS, lambda: RUNS)]
+
+
+OPTIONS = {"--nnodes", "--max-restarts", "--plan", "--help"}
+CASES = [
+    (("",), {*subcommands.BY_NAME, "check", FILES}),
+    (("st",), {"status", "stop", FILES}),
+    (("check", "n"), {"nnodes=", "nproc_per_node=", FILES}),
+    (("job.yaml", "entrypoint.s"), {"entrypoint.script=", FILES}),
+    (("job.yaml", "ray.a"), {"ray.address=", FILES}),
+    (("--nnodes", "2", "--ru", "f", ""), {FILES}),
+    (("--nnodes", ""), {FILES}),
+    (("--nnodes", "2", "ch"), {"check", FILES}),
+    (("--nnodes", "=", ""), {FILES}),
+    (("--nnodes", "=", "2", "ch"), {"check", FILES}),
+    (("--nnodes=2", "ch"), {"check", FILES}),
+    (("--nproc_per_node", ""), {FILES}),
+    (("--standalone", "ch"), {"check", FILES}),
+    (("job.yaml", "nnodes", "="), {FILES}),
+    (("train.py", "--n"), {FILES}),
+    (("train.py", "job.yaml", "nn"), {FILES}),
+    (("status", ""), {"2026-01-01T10", "charlm", FILES}),
+    (("stop", "2026"), {"2026-01-01T10", FILES}),
+    (("logs", "--tail", ""), {FILES}),
+    (("logs", "--fa"), {"--failed"}),
+    (("logs", "--failed", "ch"), {"charlm", FILES}),
+    (("ps", ""), set()),
+    (("doctor", ""), {FILES}),
+    (("completion", ""), {"bash", "zsh"}),
+    ((), {*subcommands.BY_NAME, "check", FILES}),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), CASES, ids=[" ".join(given) for given, _ in CASES])
+def test_what_may_come_next(given, expected):
+    """Subcommands, flags, settings, runs, files; what follows a script is the script's."""
+    found = words(*given)
+    assert len(found) == len({*found})
+    assert expected <= {*found}
+    assert {word for word in found if not word.startswith("n")} <= expected
+
+
+def test_flags():
+    """All of them, with their help; those of a subcommand are its own."""
+    found = words("-")
+    assert {flag.option for flag in FLAGS} <= {*found}
+    assert "--follow" not in found
+    assert "--follow" in words("logs", "-")
+    help_of = {flag.option: flag.help for flag in FLAGS}
+    assert f"--plan\t{help_of['--plan']}" in [*candidates.lines(["--pl"], SHELLS, list)]
+
+
+def test_settings():
+    """Each setting can be given after a job file."""
+    found = words("job.yaml", "")
+    names = {word.partition("=")[0].partition(".")[0] for word in found} - {FILES}
+    assert names == set(Job.__dataclass_fields__)
