@@ -37,7 +37,7 @@ NO_PRESTART = {"RAY_prestart_worker_first_driver": "0"}
 RAY_START = Path(__file__).with_name("lean_ray.py")
 WARM = (
     *("ray.scripts.scripts", "ray._private.runtime_env.setup_hook", "ray._private.metrics_agent"),
-    *("raylaunch.cli.main", "raylaunch.cli.api", "raylaunch.cli.config.load"),
+    *("raylaunch.cli.main", "raylaunch.cli.api", "raylaunch.cli.config.load", "raylaunch.cli.html_report.page"),
     *("raylaunch.cluster.run", "raylaunch.cluster.session.ray_session", "raylaunch.cluster.agent.ray_actor"),
 )
 """What Ray's own processes, drivers and agents import."""

@@ -129,7 +129,7 @@ def test_torchruns_layout_keeps_the_logs_of_every_attempt(launcher):
         "ValueError: 1",
     ]
     assert {path.name for path in folder.iterdir() if path.is_file()} == {
-        *("job.yaml", "plan.json", "events.jsonl", "result.json"),
+        *("job.yaml", "plan.json", "events.jsonl", "result.json", "report.html"),
     }
     job = Job(run_id="job7", log_dir=str(folder.parent), log_layout="torchrun")
     assert RunFolder.create(job, "job7", print).where != str(folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import datetime, timedelta
-from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -48,7 +47,7 @@ def html(found: ReportFacts, made_by: str) -> str:
     rates = plots.drawn_rates(history.rates, history.seconds)
     rows, more_nodes = plots.node_rows(history, MOST_NODES)
     given, defaults = settings(found.job)
-    return _template().render(
+    return _COMPILED.render(
         found=found,
         history=history,
         cause=failure_facts(found),
@@ -75,7 +74,6 @@ def html(found: ReportFacts, made_by: str) -> str:
     )
 
 
-@lru_cache(maxsize=1)
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("raylaunch.cli.html_report", "."),
@@ -117,3 +115,6 @@ def _clock(began: str, at: float = 0.0) -> str:
     except (ValueError, OverflowError):
         return ""
     return then.isoformat(sep=" ", timespec="seconds")
+
+
+_COMPILED = _template()

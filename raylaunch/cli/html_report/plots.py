@@ -57,6 +57,8 @@ class NodeRow:
 
 def span_text(seconds: float) -> str:
     """Return a time as a person reads it: `0.3 s`, `2 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    if not math.isfinite(seconds):
+        return "?"
     if seconds < 60:  # noqa: PLR2004
         return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
     sizes = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, get_args
 
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
+from raylaunch.core.field_types import checker
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine.events_and_actions import Action, Event, RestartTimings, UnreachablePeer
 from raylaunch.core.machine.machine import Machine
@@ -54,10 +56,6 @@ _AS_WRITTEN = frozenset(
     )
 )
 """Fields of a job with lists and dicts of the user, which may look like encoded objects of raylaunch."""
-
-
-_EVENTS: tuple[type[Any], ...] = get_args(Event)
-_ACTIONS: tuple[type[Any], ...] = get_args(Action)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +112,9 @@ def read_entry(text: str) -> JournalEntry:
 
 def _header(row: Any) -> JournalHeader:
     job = _decoded(row["job"]) if isinstance(row, dict) and "job" in row else None
-    if not isinstance(job, Job):
+    if not isinstance(job, Job) or not checker(Job)(job):
         msg = "not an event log: the first line names no job"
-        raise ValueError(msg)  # noqa: TRY004
+        raise ValueError(msg)
     versions = row.get("versions")
     return JournalHeader(
         job=job,
@@ -129,11 +127,11 @@ def _header(row: Any) -> JournalHeader:
 def _entry(row: Any) -> JournalEntry:
     body = row if isinstance(row, dict) else {}
     event, actions = _decoded(body.get("event", "")), _decoded(body.get("actions"))
-    is_event = event is None or (isinstance(event, _EVENTS) and isinstance(event.at, int | float))
-    if not is_event or not isinstance(actions, tuple) or not all(isinstance(action, _ACTIONS) for action in actions):
+    entry = JournalEntry(event=event, actions=actions)
+    if not checker(JournalEntry)(entry) or not (entry.event is None or math.isfinite(entry.event.at)):
         msg = "neither an event nor its actions"
         raise ValueError(msg)
-    return JournalEntry(event=event, actions=actions)
+    return entry
 
 
 def _decoded(value: Any) -> Any:

@@ -96,6 +96,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
         "raylaunch.cli.daemon.daemon",
         "raylaunch.cluster.run",
         "raylaunch.cli.main",
+        "raylaunch.cli.html_report.page",
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     found = WarmPython(*modules, env=env, at=tmp_path_factory.mktemp("warm") / "cli.sock")

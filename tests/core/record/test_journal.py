@@ -282,6 +282,9 @@ def test_lines_of_a_run_that_goes_on():
         *('{"event": null, "actions": [3]}', '{"event": {"is": "FromTheFuture", "at": 3}, "actions": []}'),
         *('{"event": {"is": "Tick", "at": "x"}, "actions": []}', '{"event": {"is": "Tick"}, "actions": []}'),
         '{"event": null, "actions": {}}',
+        '{"event": {"is": "Tick", "at": NaN}, "actions": []}',
+        '{"event": {"is": "NodeLost", "at": 1.0, "node": 3, "why": "x"}, "actions": []}',
+        '{"job": {"is": "Job", "nnodes": []}}',
     ],
 )
 def test_a_line_that_is_none_of_a_journal(text):
