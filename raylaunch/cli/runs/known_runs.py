@@ -80,18 +80,27 @@ def forget_lost(runs: Sequence[KnownRun]) -> None:
 def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
     """Return the run that a person means: an id, its beginning, a name or a folder; None: the newest run.
 
+    A run of another user in the cluster is not meant without its name or id, and one of this user is meant before it.
+
     Raises ConfigError, which names those that may be meant.
     """
     if text and (found := _of_folder(text, environ)):
         return found
-    known = [run for run in _own_runs(environ) if text in (run.id, f"{run.name}/{run.id}")] or all_runs(environ)
+    own = _own_runs(environ)
+    if text is None and own and own[0].exit_code is None and own[0].driver is not None and own[0].driver.is_alive:
+        return own[0]
+    known = [run for run in own if text in (run.id, f"{run.name}/{run.id}")]
+    known = known or all_runs(environ)
+    mine = [run for run in known if run.is_registered or run.user == run_registry.user_name()]
     if not known:
         msg = "there is no run yet" if text is None else f"there is no run `{text}`, nor any other run of this user"
         raise ConfigError(msg, hint="a run of another user, or one that was copied, is named by its folder")
+    if text is None and not mine:
+        raise ConfigError("there is no run of this user yet", hint=f"of others there are {_names(known)}")
     if text is None:
-        return known[0]
+        return mine[0]
     meant = [run for run in known if text in (run.id, f"{run.name}/{run.id}")]
-    meant = meant or [run for run in known if run.name == text][:1]
+    meant = meant or [run for run in (*mine, *known) if run.name == text][:1]
     meant = meant or [run for run in known if text and run.id.startswith(text)]
     if len(meant) == 1:
         return meant[0]

@@ -149,6 +149,21 @@ def test_a_driver_that_is_gone(driver, capsys):
     assert "has ended already: lost" in capsys.readouterr().err
 
 
+def test_a_run_of_another_user_is_meant_only_if_it_is_named(registry, driver, monkeypatch, capsys):
+    """`raylaunch stop` stops none that somebody else has started."""
+    (own,) = known_runs.run_registry.runs(registry.folder)
+    theirs = replace(own, id="theirs", name="b", began="2027", user="bob")
+    monkeypatch.setattr(cluster_registry, "runs", lambda _: [theirs, replace(theirs, id="newer", name="a")])
+    assert known_runs.find(None, registry.environ).id == "far"
+    assert known_runs.find("a", registry.environ).id == "far"
+    assert known_runs.find("b", registry.environ).id == "theirs"
+    for path in registry.folder.iterdir():
+        path.unlink()
+    assert main.main(["stop", "-y"]) == ExitCode.USAGE
+    assert "there is no run of this user yet" in capsys.readouterr().err
+    assert driver.stops == []
+
+
 def test_runs_of_the_cluster_are_listed_once(registry, driver, monkeypatch, capsys):
     """Those that this user's registry has too. Those that are lost are removed from the cluster's."""
     (own,) = known_runs.run_registry.runs(registry.folder)
