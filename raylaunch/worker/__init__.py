@@ -68,9 +68,10 @@ class Context:
 
 
 def should_checkpoint(step: int) -> bool:
-    """Return whether to write a checkpoint now, because the workers are about to be restarted on other nodes.
+    """Return whether to write a checkpoint now, because the workers are about to be stopped or restarted.
 
-    That is so when nodes join, and when a node is drained, but not after a failure.
+    That is so when nodes join, when a node is drained, and when a person requests it (`raylaunch stop`, `restart`,
+    `resize`), but not after a failure.
 
     Call this on every rank after each step, with the number of the step that was just done. Count steps through all
     epochs and restarts, so that a number never comes twice. The result is True on all ranks after the same step,

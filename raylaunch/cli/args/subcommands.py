@@ -26,11 +26,14 @@ class Subcommand:
     """Whether an argument may name a run."""
     other: str = ""
     """What an argument may be in the place of a run; "": nothing."""
+    operand: str = ""
+    """What the argument before it is, such as `NODE`; "": there is none."""
 
     @property
     def usage(self) -> str:
         """The command line that its help and its errors show, such as `raylaunch status [FLAGS] [RUN]`."""
-        return f"raylaunch {self.name} [FLAGS]{f' [{self.argument}]' if self.argument else ''}"
+        operand = f" {self.operand}" if self.operand else ""
+        return f"raylaunch {self.name} [FLAGS]{operand}{f' [{self.argument}]' if self.argument else ''}"
 
     @property
     def argument(self) -> str:
@@ -40,6 +43,9 @@ class Subcommand:
 
 _HELP = Flag(name="help", short="h", help="show this help and exit")
 _JSON = Flag(name="json", help="print a JSON object")
+_GRACE = Flag(
+    name="grace", metavar="SECONDS", default="600", help="the workers may take so long to save; 0: they do not"
+)
 
 TABLE = (
     Subcommand(
@@ -103,8 +109,9 @@ TABLE = (
     ),
     Subcommand(
         name="stop",
-        help="stop a run and wait for its end, as SIGTERM to its driver does",
+        help="have all workers save at one step, then stop the run, and wait for its end",
         flags=(
+            _GRACE,
             Flag(name="now", help="do not wait for the workers: SIGKILL"),
             Flag(name="yes", short="y", help="do not ask"),
             _HELP,
@@ -123,6 +130,28 @@ TABLE = (
         takes_run=False,
         other="SHELL",
         flags=(_HELP,),
+    ),
+    Subcommand(
+        name="restart",
+        help="have all workers save at one step, then start them anew; it spends none of `max_restarts`",
+        flags=(_GRACE, Flag(name="now", help="do not save: SIGKILL"), _HELP),
+    ),
+    Subcommand(
+        name="resize",
+        operand="MIN:MAX",
+        help="have other bounds of the number of nodes from now on",
+        flags=(_HELP,),
+    ),
+    Subcommand(
+        name="drain",
+        operand="NODE",
+        help="leave a node for good: its host is not used again; NODE is its name or address in `raylaunch status`",
+        flags=(_HELP,),
+    ),
+    Subcommand(
+        name="stacks",
+        help="print what all workers are doing now: at which line they are, those at the same line together",
+        flags=(Flag(name="rank", metavar="RANKS", help="the whole stacks of these ranks: 0,3-5"), _JSON, _HELP),
     ),
 )
 BY_NAME = {command.name: command for command in TABLE}
@@ -166,11 +195,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.add_argument(*names, metavar=flag.metavar, default=flag.default)
         else:
             parser.add_argument(*names, action="store_true")
+    if command.operand:
+        parser.add_argument("operand", metavar=command.operand, nargs="?")
     if command.argument:
         parser.add_argument(command.argument.lower(), metavar=command.argument, nargs="?")
     found, unknown = parser.parse_known_args(list(argv[1:]))
     if unknown and not found.help:
         raise _unknown(command, unknown[0])
+    if command.operand and found.operand is None and not found.help:
+        raise ConfigError(f"`{command.name}` needs {command.operand}", hint=f"write `{command.usage}`")
     found.command = command
     return found
 

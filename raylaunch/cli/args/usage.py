@@ -13,7 +13,10 @@ usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torch
        raylaunch ps [-a]                                  list runs, and what `keep_warm` keeps on this machine
        raylaunch status [RUN]                             show one run: nodes, attempts, and what it waits for
        raylaunch logs [-f] [RUN]                          print what its workers have written
-       raylaunch stop [RUN]                               stop it and wait for its end
+       raylaunch stop [RUN]                               have it save, stop it, and wait for its end
+       raylaunch restart [RUN], resize MIN:MAX [RUN]      have it save, then start anew, or with other nodes
+       raylaunch drain NODE [RUN]                         have it leave a node for good
+       raylaunch stacks [RUN]                             print what all its workers are doing now
        raylaunch doctor [JOB]                             look for what is wrong with cluster, nodes and job
        raylaunch completion SHELL                         print what completes command lines in bash, zsh or fish
 """

@@ -22,7 +22,7 @@ from raylaunch.cli.completion import candidates, shell_scripts
 from raylaunch.cli.completion.candidates import Candidate
 from raylaunch.cli.daemon import status as daemons
 from raylaunch.cli.daemon.socket_dir import NoDaemonError
-from raylaunch.cli.runs import follow_logs, known_runs, run_tables, stop_run
+from raylaunch.cli.runs import follow_logs, known_runs, run_requests, run_tables
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_summary import RunSummary, details, summary
 from raylaunch.cluster.driver import run_registry
@@ -136,7 +136,23 @@ def _report(arguments: Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _stop(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return stop_run.stop(known_runs.find(arguments.run, environ), arguments, environ)
+    return run_requests.stop(known_runs.find(arguments.run, environ), arguments, environ)
+
+
+def _restart(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    return run_requests.restart(known_runs.find(arguments.run, environ), arguments)
+
+
+def _resize(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    return run_requests.resize(known_runs.find(arguments.run, environ), arguments)
+
+
+def _drain(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    return run_requests.drain(known_runs.find(arguments.run, environ), arguments)
+
+
+def _stacks(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    return run_requests.stacks(known_runs.find(arguments.run, environ), arguments)
 
 
 def _doctor(arguments: Namespace, environ: Mapping[str, str]) -> int:
@@ -221,4 +237,8 @@ _FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {
     "stop": _stop,
     "doctor": _doctor,
     "completion": _completion,
+    "restart": _restart,
+    "resize": _resize,
+    "drain": _drain,
+    "stacks": _stacks,
 }

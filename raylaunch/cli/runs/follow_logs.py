@@ -96,7 +96,7 @@ def _choice(arguments: Namespace) -> LogChoice:
         ) from None
     return LogChoice(
         streams=streams or ["stdout", "stderr"],
-        ranks=_ranks(arguments.rank) if arguments.rank else None,
+        ranks=ranks_of(arguments.rank) if arguments.rank else None,
         lines=None if tail == "all" else int(tail),
         pattern=pattern,
         is_prefixed=not arguments.no_prefix,
@@ -104,7 +104,8 @@ def _choice(arguments: Namespace) -> LogChoice:
     )
 
 
-def _ranks(text: str) -> tuple[range, ...]:
+def ranks_of(text: str) -> tuple[range, ...]:
+    """Return the ranks that `--rank` names. Raises ConfigError."""
     found = [_RANKS.fullmatch(part.strip()) for part in text.split(",")]
     if not all(found):
         raise ConfigError(f"`{text}` is not a list of ranks", hint="write `--rank 0,3-5`")

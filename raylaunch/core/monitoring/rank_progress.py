@@ -34,6 +34,10 @@ class StepWindow:
         while len(self._points) > _MIN_POINTS and self._points[1][0] <= marked_at - RATE_WINDOW:
             del self._points[0]
 
+    def count_from(self, marks: int, count: int) -> None:
+        """Take each earlier mark for one count less than this one: steps had other numbers until now."""
+        self._points = [(at, before, count - (marks - before)) for at, before, _ in self._points]
+
     def marks_per_second(self, silence: float) -> float:
         """The mean rate of marks; 0 if the silence since the last mark shows that the worker stands still."""
         if len(self._points) < _MIN_POINTS:
@@ -80,7 +84,9 @@ class RankProgress:
             self.marked_at, self.accepted_silence = marked_at, 0.0
         elif self.marks:
             self.marked_at = marked_at
-        self.latest = new
+        before, self.latest = self.latest, new
+        if before.asked is None and new.asked is not None:  # a script that was restarted goes on at a large number
+            self.window.count_from(new.marks, new.asked)
         self.seen_at = at
         self.first_seen_at = min(self.first_seen_at, at)
         if new.marks:

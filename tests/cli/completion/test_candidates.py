@@ -22,7 +22,7 @@ def words(*given: str) -> list[str]:
 OPTIONS = {"--nnodes", "--max-restarts", "--plan", "--help"}
 CASES = [
     (("",), {*subcommands.BY_NAME, "check", FILES}),
-    (("st",), {"status", "stop", FILES}),
+    (("st",), {"stacks", "status", "stop", FILES}),
     (("check", "n"), {"nnodes=", "nproc_per_node=", FILES}),
     (("job.yaml", "entrypoint.s"), {"entrypoint.script=", FILES}),
     (("job.yaml", "ray.a"), {"ray.address=", FILES}),

@@ -72,3 +72,14 @@ def test_a_step_is_proposed_though_not_all_workers_have_begun(asked, late):
         worker = WorkerProgress(rank=0, marks=1, age=0.0, asked=asked, step=asked)
         progress.update(Heartbeat(attempt=1, marks=(worker,)), 1.0)
     assert propose_step(progress.world, 1.0 + late) > (asked or 0)
+
+
+@pytest.mark.parametrize("step", [None, 0])
+def test_a_script_that_goes_on_at_a_large_number_saves_soon(step):
+    """It was restarted a moment ago, and was seen once before its first call of `should_checkpoint`."""
+    progress = ProgressTracker(None, auto=True)
+    progress.begin(2, range(1))
+    for at, marks, asked in ((1.0, 1, None), (1.1, 3, 282), (1.2, 5, 284)):
+        worker = WorkerProgress(rank=0, marks=marks, age=0.0, step=step if asked is None else asked, asked=asked)
+        progress.update(Heartbeat(attempt=2, marks=(worker,)), at)
+    assert 284 < propose_step(progress.world, 1.2) < 300

@@ -1,0 +1,340 @@
+"""The commands by which a person has a run do something: `stop`, `restart`, `resize`, `drain` and `stacks`.
+
+Each asks the driver, and waits until it is done. For `stop`, a driver of this machine that cannot be asked gets the
+signal that a person would send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from raylaunch.cli.run_once import say
+from raylaunch.cli.runs import follow_logs, known_runs
+from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.live_reader import LiveReader
+from raylaunch.cli.runs.run_summary import LOST, RunSummary, summary
+from raylaunch.cluster.control.control_client import ControlError, RefusedError
+from raylaunch.cluster.control.control_messages import (
+    Accepted,
+    ControlAnswer,
+    ControlRequest,
+    DrainNode,
+    GetStacks,
+    ResizeRun,
+    RestartRun,
+    StacksCollected,
+    StopRun,
+)
+from raylaunch.cluster.driver.run_registry import DriverProcess
+from raylaunch.core.failures.stacks import NO_ANSWER
+from raylaunch.core.job.job import node_range
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.record.run_status import RunStatus
+from raylaunch.core.text import count, printable, spans
+from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
+
+_POLL_SECONDS = 0.1
+_LOOK_SECONDS = 0.5
+_MOST_RANKS = 1000
+_WAIT_SECONDS = 5.0
+_NOTICE_SECONDS = 3.0
+"""Time for the driver to record the first signal; another one before that could be lost, as the kernel merges them."""
+
+
+class NotDoneError(RaylaunchError):
+    """A run does not do what was requested; why, for a person."""
+
+    exit_code = ExitCode.JOB_FAILED
+
+
+def stop(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int:
+    """Stop a run and return 0 when it has ended. Raises ConfigError if nobody here can."""
+    shown = _summary(run)
+    if shown.is_over or known_runs.has_ended(run, environ):
+        say(f"{run.title} has ended already: {_outcome(shown)}")
+        return ExitCode.OK
+    seconds = _seconds(arguments.grace)
+    live = _live_reader(run)
+    number = None if live is not None else _signal(run)
+    if not arguments.yes and sys.stdin is not None and sys.stdin.isatty() and not _is_confirmed(shown):
+        say("nothing was stopped")
+        return ExitCode.INTERRUPTED
+    try:
+        if live is not None:
+            return _request(replace(run, reader=live), live, seconds, at_once=arguments.now)
+        assert run.driver is not None, "it gets a signal"
+        assert number is not None, "it gets a signal"
+        return _stop(run, run.driver, number, environ, at_once=arguments.now)
+    except KeyboardInterrupt:
+        say(f"{run.title} is still ending; `raylaunch stop --now {run.id}` does not wait for its workers")
+        return ExitCode.INTERRUPTED
+
+
+def _live_reader(run: KnownRun) -> LiveReader | None:
+    """Return what can ask the driver; None: a signal must do. Raises ConfigError if neither is possible."""
+    if run.control is None:
+        return None
+    live = LiveReader(run.control, run.folder)
+    live.refresh()
+    if not live.is_asked and not (run.driver is not None and run.driver.is_here):
+        msg = f"{run.title} cannot be stopped from here: {live.problem or 'its driver cannot be asked'}"
+        raise ConfigError(msg, hint="use a shell on the machine of its driver")
+    live.close()  # the person may take long to confirm
+    return live if live.is_asked else None
+
+
+def _signal(run: KnownRun) -> signal.Signals:
+    """Return the signal that ends a run. Raises ConfigError."""
+    driver = run.driver
+    if driver is None or not driver.is_here:
+        where = f"it runs on {driver.host}" if driver is not None else "the registry does not have it"
+        raise ConfigError(f"{run.title} cannot be stopped from here: {where}", hint="use a shell where it was started")
+    name = next((name for name in ("SIGTERM", *run.signals) if name in run.signals), "")
+    if not name:
+        msg = f"{run.title} ends at no signal (`signals_to_handle`, or a thread of a program runs it)"
+        raise ConfigError(msg, hint=f"`kill -9 {driver.pid}` ends it at once, and its workers with it")
+    return signal.Signals[name]
+
+
+def _request(run: KnownRun, live: LiveReader, seconds: float, *, at_once: bool) -> int:
+    """Ask the driver to end the run, and wait until it has ended."""
+    how = "they are killed" if at_once else "they get SIGTERM"
+    try:
+        answers = [*live.client.ask(StopRun(by=_by(), save_seconds=seconds, at_once=at_once))]
+        if any(isinstance(answer, Accepted) and answer.phase is Phase.SAVING for answer in answers):
+            how = f"they save, within {seconds:g} s, and get SIGTERM then"
+    except (ControlError, RefusedError):
+        pass  # it has just ended
+    where = f" (process {run.driver.pid} on {run.driver.host})" if run.driver is not None else ""
+    say(f"the workers of {run.title} are to end: {how}{where}")
+    while not live.result() and live.is_asked:
+        live.wait(_WAIT_SECONDS)
+    say(f"{run.title}: {_outcome(_summary(run))}")
+    return ExitCode.OK
+
+
+def _is_confirmed(shown: RunSummary) -> bool:
+    size = f" ({count(shown.workers, 'worker')} on {count(shown.nodes, 'node')})" if shown.workers else ""
+    print(printable(f"stop {shown.name} {shown.id}{size}? [y/N] "), end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _stop(
+    run: KnownRun, driver: DriverProcess, number: signal.Signals, environ: Mapping[str, str], *, at_once: bool
+) -> int:
+    if _send(driver, number):
+        say(f"{number.name} was sent to the driver of {run.title} (process {driver.pid})")
+    deadline = time.monotonic() + _NOTICE_SECONDS
+    while not known_runs.has_ended(run, environ):
+        is_noticed = _summary(run).state in (Phase.STOPPING, Phase.DONE) or time.monotonic() > deadline
+        if at_once and is_noticed:
+            at_once = False
+            _send(driver, number)
+        time.sleep(_POLL_SECONDS)
+    say(f"{run.title}: {_outcome(_summary(run)) if run.folder else 'it has ended'}")
+    return ExitCode.OK
+
+
+def _send(driver: DriverProcess, number: signal.Signals) -> bool:
+    """Send a signal to the driver and to no other process that may have its pid now. Raises ConfigError."""
+    try:
+        fd = os.pidfd_open(driver.pid)
+    except OSError:  # it is gone
+        return False
+    try:
+        if not driver.is_alive:
+            return False
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        raise ConfigError(f"process {driver.pid} belongs to another user", hint="its owner can stop it") from None
+    finally:
+        os.close(fd)
+    return True
+
+
+def _summary(run: KnownRun) -> RunSummary:
+    return summary(run, datetime.now(timezone.utc))
+
+
+def _outcome(shown: RunSummary) -> str:
+    if shown.state == LOST:
+        return f"lost; {shown.why}"
+    return f"{shown.state} with exit code {shown.exit_code}: {shown.why}"
+
+
+# What leaves the run going on.
+
+
+def restart(run: KnownRun, arguments: Namespace) -> int:
+    """Begin another attempt, and return 0 when its workers run. Raises NotDoneError, ConfigError and ClusterError."""
+    seconds = 0.0 if arguments.now else _seconds(arguments.grace)
+    return _Change(run).make(RestartRun(by=_by(), save_seconds=seconds))
+
+
+def resize(run: KnownRun, arguments: Namespace) -> int:
+    """Have other bounds of the number of nodes, and return 0 when as many as are there now take part.
+
+    Raises NotDoneError, ConfigError and ClusterError.
+    """
+    try:
+        low, high = node_range(arguments.operand)
+    except ValueError as error:
+        raise ConfigError(str(error), hint="write `raylaunch resize 2:6`, or `raylaunch resize 4`") from None
+    return _Change(run).make(ResizeRun(by=_by(), min_nodes=low, max_nodes=high))
+
+
+def drain(run: KnownRun, arguments: Namespace) -> int:
+    """Leave the host of a node for good, and return 0 when that is done.
+
+    Raises NotDoneError, ConfigError and ClusterError.
+    """
+    return _Change(run).make(DrainNode(by=_by(), node=arguments.operand))
+
+
+def stacks(run: KnownRun, arguments: Namespace) -> int:
+    """Print what all workers are doing now. Raises NotDoneError, ConfigError and ClusterError."""
+    named = follow_logs.ranks_of(arguments.rank) if arguments.rank else ()
+    if sum(map(len, named)) > _MOST_RANKS:
+        raise ConfigError(f"`--rank` names more than {_MOST_RANKS} ranks", hint="without it, ranks are shown in groups")
+    ranks = tuple(rank for each in named for rank in each)
+    (found,) = _Change(run).ask(GetStacks(ranks=ranks))
+    assert isinstance(found, StacksCollected)
+    missing = sorted(set(ranks) - {stack.rank for stack in found.stacks})
+    if arguments.json:
+        groups = [
+            {"ranks": group.ranks, "doing": group.doing, "waits": group.waits, "note": group.note}
+            | {"frames": group.frames}
+            for group in found.groups
+        ]
+        texts = [{"rank": stack.rank, "state": stack.state, "text": stack.text} for stack in found.stacks]
+        print(json.dumps({"attempt": found.attempt, "groups": groups, "stacks": texts}, indent=2))
+    else:
+        print("\n".join(printable(line) for line in _stack_lines(found)))
+    if missing:
+        raise NotDoneError(f"{run.title} has no worker of rank {spans(missing)} now")
+    return ExitCode.OK
+
+
+def _stack_lines(found: StacksCollected) -> Iterator[str]:
+    if found.stacks:
+        for stack in found.stacks:
+            yield f"rank {stack.rank}, process state {stack.state}:"
+            yield from (stack.text.rstrip() or NO_ANSWER).splitlines()
+        return
+    workers = sum(len(group.ranks) for group in found.groups)
+    yield f"attempt {found.attempt}: what {count(workers, 'worker')} are doing now"
+    for group in found.groups:
+        yield str(group)
+        yield from (f"    {frame}" for frame in group.frames)
+
+
+class _Change:
+    """Asks the driver of a run for something, and waits until the run does it."""
+
+    def __init__(self, run: KnownRun) -> None:
+        """Raises NotDoneError and ClusterError."""
+        self._run = run
+        shown = _summary(run)
+        if shown.is_over:
+            raise NotDoneError(f"{run.title} has ended: {_outcome(shown)}")
+        if run.control is None:
+            msg = f"the driver of {run.title} cannot be asked: it does not listen"
+            raise ClusterError(msg, hint="only `raylaunch stop` works, by a signal on its machine")
+        self._live = LiveReader(run.control, run.folder)
+
+    def ask(self, request: ControlRequest) -> list[ControlAnswer]:
+        """Return the answers. Raises NotDoneError and ClusterError."""
+        try:
+            return [*self._live.client.ask(request)]
+        except RefusedError as error:
+            raise NotDoneError(f"{self._run.title}: {error}", hint=error.hint) from None
+        except ControlError as error:
+            raise ClusterError(f"the driver of {self._run.title} cannot be asked: {error}") from None
+
+    def make(self, request: RestartRun | ResizeRun | DrainNode) -> int:
+        """Have the run changed, and return 0 when it is. Ctrl-C ends only the waiting."""
+        (accepted,) = self.ask(request)
+        assert isinstance(accepted, Accepted)
+        if not _goes_on(request, accepted):
+            say(f"{self._run.title}: {_what_follows(accepted)}")
+        try:
+            while not (done := self._done(request, accepted)):
+                time.sleep(_LOOK_SECONDS)
+        except KeyboardInterrupt:
+            say(f"{self._run.title} goes on with what was requested; `raylaunch status {self._run.id}` shows it")
+            return ExitCode.INTERRUPTED
+        finally:
+            self._live.close()
+        say(f"{self._run.title}: {done}")
+        return ExitCode.OK
+
+    def _done(self, request: RestartRun | ResizeRun | DrainNode, accepted: Accepted) -> str:
+        """Return what was done, for a person; "" as long as it is not. Raises NotDoneError if the run ends before."""
+        self._live.refresh()
+        status = self._live.status()
+        if status is None or status.phase is Phase.DONE or not self._live.is_asked:
+            shown = _summary(replace(self._run, reader=self._live))
+            raise NotDoneError(f"{self._run.title} has ended before that was done: {_outcome(shown)}")
+        if isinstance(request, DrainNode):
+            left = all(request.node not in (node.name, node.address) for node in status.nodes)
+            return f"no worker runs on {request.node} any more" if left else ""
+        if isinstance(request, ResizeRun) and _goes_on(request, accepted):
+            more = "; further nodes are taken in as they come" if len(status.roster) < request.max_nodes else ""
+            return f"{_what_runs(status)}{more}"
+        if status.phase is Phase.RUNNING and status.attempt > accepted.attempt:
+            return _what_runs(status)
+        return ""
+
+
+def _goes_on(request: ControlRequest, accepted: Accepted) -> bool:
+    """Return whether nothing changes at once: there are not more nodes yet."""
+    return isinstance(request, ResizeRun) and accepted.phase in (Phase.RUNNING, Phase.GATHERING)
+
+
+def _what_follows(accepted: Accepted) -> str:
+    following = f"attempt {accepted.attempt + 1} follows"
+    match accepted.phase:
+        case Phase.SAVING:
+            return f"the workers save at one step, then {following}: {accepted.status}"
+        case Phase.STOPPING:
+            return f"the workers end, then {following}: {accepted.status}"
+        case _:
+            return accepted.status
+
+
+def _what_runs(status: RunStatus) -> str:
+    if status.phase is not Phase.RUNNING:
+        return f"{status.phase}: waits for {status.waits_for}"
+    nodes, workers = count(len(status.roster), "node"), count(status.world_size, "worker")
+    return f"attempt {status.attempt} runs with {workers} on {nodes}"
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of `--grace`. Raises ConfigError."""
+    with contextlib.suppress(ValueError):
+        if math.isfinite(seconds := float(text)) and seconds >= 0 and text.isascii():
+            return seconds
+    raise ConfigError(f"`--grace` must be a number of seconds, but is `{text}`", hint="write `--grace 600`")
+
+
+def _by() -> str:
+    """Return who requests something, as messages of the run name it: `ada@login-1`."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container may have no name for the user
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

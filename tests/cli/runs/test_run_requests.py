@@ -1,0 +1,352 @@
+"""What people request by commands, of runs that tests pretend to drive, and of real ones."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import pytest
+
+from raylaunch.cli import main
+from raylaunch.cluster.agent.acceptor import SecretAddress
+from raylaunch.cluster.control.run_control import RunControl
+from raylaunch.cluster.driver.driver import Driver
+from raylaunch.cluster.driver.run_registry import DriverProcess
+from raylaunch.core.failures.stacks import Stack
+from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.record.result import result
+from raylaunch.core.record.run_status import StatusBuilder
+from raylaunch.errors import ExitCode
+from raylaunch.node.linux import procfs
+from raylaunch.node.protocol.messages import ProposeCheckpoint
+from tests.cli.runs.made_runs import NOBODY, dead, make_folder
+from tests.fakes import FakeFleet, RunRecorder
+
+BY = f"{getpass.getuser()}@{socket.gethostname()}"
+PROGRAM = "from raylaunch.cli.main import main; exit(main())"
+FETCH = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 33 in fetch\n'
+REDUCE = (
+    "Current thread 0x1 (most recent call first):\n"
+    '  File "/venv/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce\n'
+)
+SCRIPT = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit())\nprint('up', flush=True)\nsignal.pause()\n"
+
+
+@pytest.fixture
+def sleeper():
+    """A process that stands for a driver."""
+    process = subprocess.Popen(["sleep", "60"])
+    known = asdict(DriverProcess.this())
+    yield process, DriverProcess(**known | {"pid": process.pid, "started": procfs.start_ticks(process.pid)})
+    process.kill()
+    process.wait()
+
+
+def test_a_driver_gets_the_signal(registry, tmp_path, capfd, sleeper):
+    """SIGTERM, or the first that ends the run; what came of it is told."""
+    process, driver = sleeper
+    registry.add(make_folder(tmp_path / "a" / "b", lines=6), driver=driver, signals=("SIGINT", "SIGTERM"))
+    assert main.main(["stop", "-y"]) == ExitCode.OK
+    assert process.wait(20) == -signal.SIGTERM
+    assert capfd.readouterr().err == (
+        f"raylaunch: SIGTERM was sent to the driver of a b (process {process.pid})\n"
+        "raylaunch: a b: lost; its driver is gone, and has written no result\n"
+    )
+    assert main.main(["stop", "-y"]) == ExitCode.OK
+    assert "a b has ended already: lost" in capfd.readouterr().err
+
+
+def test_the_second_signal_of_now_is_sent_when_the_first_was_noticed(registry, tmp_path, monkeypatch, sleeper):
+    """The kernel would merge two that come at once."""
+    process, driver = sleeper
+    folder = make_folder(tmp_path / "a" / "b", "interrupted-twice", lines=6)
+    registry.add(folder, driver=driver)
+    sent: list[int] = []
+    monkeypatch.setattr("signal.pidfd_send_signal", lambda _, number: sent.append(number))
+    counts: list[int] = []
+
+    def sleep(_: float) -> None:
+        counts.append(len(sent))
+        if len(counts) == 2:
+            folder.joinpath("result.json").write_text(json.dumps({"exit_code": 143, "why": "stopped"}))
+        if len(counts) == 4:
+            process.kill()
+            process.wait()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert main.main(["stop", "--now"]) == ExitCode.OK
+    assert (sent, counts) == ([signal.SIGTERM, signal.SIGTERM], [1, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"driver": NOBODY}, "it runs on host-1"),
+        ({"signals": ()}, "ends at no signal"),
+        ({"driver": dead()}, "has ended already"),
+    ],
+)
+def test_a_run_that_cannot_be_stopped(registry, tmp_path, capfd, facts, said):
+    """It is said why."""
+    registry.add(make_folder(tmp_path / "a" / "b", lines=6), **facts)
+    assert main.main(["stop", "-y"]) == (ExitCode.OK if "already" in said else ExitCode.USAGE)
+    assert said in capfd.readouterr().err
+
+
+def test_a_person_is_asked(registry, tmp_path, capfd, monkeypatch, sleeper):
+    """On a terminal, unless `-y` is given. Ctrl-C ends the waiting."""
+    _, driver = sleeper
+    registry.add(make_folder(tmp_path / "a" / "b", lines=6), driver=driver)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
+    assert main.main(["stop"]) == ExitCode.INTERRUPTED
+    assert capfd.readouterr().err == "stop a b (4 workers on 2 nodes)? [y/N] raylaunch: nothing was stopped\n"
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin.readline", lambda: "y\n")
+    monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: None)
+    monkeypatch.setattr("time.sleep", interrupt)
+    assert main.main(["stop"]) == ExitCode.INTERRUPTED
+    assert "a b is still ending" in capfd.readouterr().err
+
+
+def test_a_real_run_is_listed_followed_and_stopped(tmp_path):
+    """From other processes, while it lasts and afterwards, without torch."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(tmp_path), "PYTHONPATH": os.getcwd()}
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PROGRAM, *arguments]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=tmp_path, env=env, text=True, **streams)
+
+    run = start("--standalone", "--set", "preload=[]", "--set", "run_id=one", "train.py")
+    assert run.stdout.readline() == "up\n"
+    followed = start("logs", "-f", "one")
+    assert followed.stdout.readline() == "up\n"
+    shown = json.loads(start("ps", "--json").communicate(timeout=60)[0])["runs"]
+    assert [(each["name"], each["id"], each["state"], each["pid"]) for each in shown] == [
+        ("train", "one", "running", run.pid)
+    ]
+    stopped = start("stop")
+    said = stopped.communicate(timeout=60)[1]
+    assert (stopped.returncode, said.splitlines()[-1]) == (
+        *(0, f"raylaunch: train one: done with exit code 143: stopped by {BY}"),
+    )
+    assert run.wait(60) == 143
+    followed.communicate(timeout=60)
+    run.communicate(timeout=60)
+    assert followed.returncode == 143
+
+
+# Of a run whose driver listens: the real one, with a fleet that is pretended.
+
+
+class Folder:
+    """The journal of a run in memory, as `RunFolder` has it."""
+
+    path = None
+
+    def __init__(self, job: Job, recorder: RunRecorder) -> None:
+        self._job = job
+        self._recorder = recorder
+
+    def status(self):
+        builder = StatusBuilder(self._job)
+        for entry in list(self._recorder.entries):
+            builder.add(entry)
+        return builder.status()
+
+
+class Served:
+    """A run of three nodes that trains until it is told to end."""
+
+    def __init__(self, registry, fleet: FakeFleet, **settings) -> None:
+        self.fleet = fleet
+        job = Job(
+            **{
+                "entrypoint": Entrypoint(script="train.py"),
+                "nnodes": f"1:{len(fleet.names)}",
+                "max_restarts": 0,
+                **settings,
+            }
+        )
+        self.recorder = RunRecorder()
+        self.driver = Driver(job, "run", fleet, self.recorder, self.recorder, time.monotonic())
+        self.control = RunControl(self.driver.requests, Folder(job, self.recorder), "flat", fleet)
+        self.control.serve("127.0.0.1")
+        self.ready = threading.Event()
+        fleet.on_launched = dict.fromkeys(range(1, 9), self.ready.set)
+        registry.add("", id="one", name="charlm", control=self.control.address, signals=("SIGTERM",))
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        assert self.ready.wait(20)
+        until = time.monotonic() + 20
+        while self.driver.machine.phase is not Phase.RUNNING:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        finish = self.driver.run()
+        self.control.over()
+        self.control.ended(replace(result(self.recorder.entries), exit_code=finish.exit_code, why=finish.why))
+
+    def close(self) -> None:
+        self.control.close()
+        self.driver.signalled("SIGTERM")
+        self.thread.join(20)
+
+
+@pytest.fixture
+def served(registry, monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    made: list[Served] = []
+
+    def serve(nodes: int = 3, **settings) -> Served:
+        fleet = FakeFleet(nodes)
+        made.append(Served(registry, fleet, **settings))
+        return made[0]
+
+    yield serve
+    for one in made:
+        one.close()
+
+
+def test_a_run_is_restarted_resized_drained_and_stopped(served, capfd):
+    """Each command says what follows, and ends when it is done."""
+    one = served()
+
+    def said(*arguments: str) -> list[str]:
+        assert main.main([*arguments]) == ExitCode.OK
+        return capfd.readouterr().err.splitlines()
+
+    assert said("restart") == [
+        "raylaunch: charlm one: the workers save at one step, then attempt 2 follows: ada@vm requested a restart",
+        "raylaunch: charlm one: attempt 2 runs with 6 workers on 3 nodes",
+    ]
+    assert said("resize", "1:2", "one") == [
+        "raylaunch: charlm one: the workers save at one step, then attempt 3 follows: ada@vm requested 1 to 2 nodes",
+        "raylaunch: charlm one: attempt 3 runs with 4 workers on 2 nodes",
+    ]
+    assert said("resize", "1:3", "charlm") == [
+        "raylaunch: charlm one: attempt 3 runs with 4 workers on 2 nodes; further nodes are taken in as they come"
+    ]
+    assert said("drain", "node-2") == [
+        (
+            "raylaunch: charlm one: the workers save at one step, then attempt 4 follows: "
+            "node-2 is being drained: ada@vm requested it"
+        ),
+        "raylaunch: charlm one: no worker runs on node-2 any more",
+    ]
+    assert said("stop", "-y", "--grace", "7") == [
+        (
+            f"raylaunch: the workers of charlm one are to end: they save, within 7 s, and get SIGTERM then "
+            f"(process {os.getpid()} on {DriverProcess.this().host})"
+        ),
+        "raylaunch: charlm one: done with exit code 143: stopped by ada@vm",
+    ]
+    assert one.driver.machine.restarts == 0
+    assert main.main(["restart"]) == ExitCode.JOB_FAILED
+    assert "charlm one" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["resize", "3:2"], 1, "charlm one: 3:2 is no range of nodes: the least is 1, and MIN is at most MAX"),
+        (["drain", "node-9"], 1, "charlm one: the run has no node node-9: there are node-1 (10.0.0.1)"),
+        (["resize", "two"], 2, "`two` is neither N nor MIN:MAX"),
+        (["resize"], 2, "`resize` needs MIN:MAX"),
+        (["restart", "--grace", "soon"], 2, "`--grace` must be a number of seconds, but is `soon`"),
+        (["stop", "--grace", "-1"], 2, "`--grace` must be a number of seconds, but is `-1`"),
+        (["stacks", "--rank", "x"], 2, "`x` is not a list of ranks"),
+        (["stacks", "--rank", "0-99999"], 2, "`--rank` names more than 1000 ranks"),
+        (["stacks", "--rank", "77"], 1, "charlm one has no worker of rank 77 now"),
+        (["restart", "--graec", "1"], 2, "did you mean `--grace`?"),
+        (["restrat"], 2, "restart"),
+    ],
+)
+def test_what_is_refused(served, capfd, arguments, code, said):
+    served(nodes=1)
+    assert main.main(arguments) == code
+    assert said in capfd.readouterr().err
+
+
+def test_ctrl_c_ends_only_the_waiting(served, capfd, monkeypatch):
+    """The request stays."""
+    one = served()
+    one.fleet.overrides[ProposeCheckpoint] = one.fleet.record  # the workers do not save
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raylaunch.cli.runs.run_requests.time", SimpleNamespace(sleep=interrupt))
+    assert main.main(["restart"]) == ExitCode.INTERRUPTED
+    assert "charlm one goes on with what was requested; `raylaunch status one` shows it" in capfd.readouterr().err
+    assert one.driver.machine.phase is Phase.SAVING
+
+
+def test_a_run_that_ends_before_it_is_restarted(served, capfd, monkeypatch):
+    """It is said how it ended."""
+    one = served()
+    one.fleet.overrides[ProposeCheckpoint] = lambda node, order: one.fleet.finish()
+    assert main.main(["restart"]) == ExitCode.JOB_FAILED
+    assert "charlm one has ended before that was done: done with exit code 0: all 6 workers finished" in (
+        capfd.readouterr().err
+    )
+
+
+def test_stacks_are_printed(served, capfd):
+    """In groups, as whole stacks of some ranks, and as JSON."""
+    one = served(nodes=2)
+    one.fleet.stacks["node-1"] = tuple(Stack(rank=rank, state="S", text=REDUCE) for rank in (0, 1))
+    one.fleet.stacks["node-2"] = (Stack(rank=2, state="S", text=FETCH), Stack(rank=3, state="T", text=""))
+    assert main.main(["stacks"]) == ExitCode.OK
+    assert capfd.readouterr().out == (
+        "attempt 1: what 4 workers are doing now\n"
+        "2 ranks wait at distributed_c10d.py:9 in all_reduce: 0-1\n"
+        "    /venv/site-packages/torch/distributed/distributed_c10d.py:9 in all_reduce\n"
+        "1 rank at train.py:33 in fetch: 2\n"
+        "    /job/train.py:33 in fetch\n"
+        "1 rank, stopped by a signal: 3\n"
+    )
+    assert main.main(["stacks", "--rank", "2-3"]) == ExitCode.OK
+    assert capfd.readouterr().out == (f"rank 2, process state S:\n{FETCH}rank 3, process state T:\ndid not answer\n")
+    assert main.main(["stacks", "--rank", "2", "--json"]) == ExitCode.OK
+    found = json.loads(capfd.readouterr().out)
+    assert found["stacks"] == [{"rank": 2, "state": "S", "text": FETCH}]
+    assert found["groups"][1] == {
+        "ranks": [2],
+        "doing": "at train.py:33 in fetch",
+        "waits": False,
+        "note": "",
+        "frames": ["/job/train.py:33 in fetch"],
+    }
+
+
+def test_a_driver_that_does_not_listen(registry, tmp_path, capfd):
+    """Only `stop` works, by a signal."""
+    registry.add(make_folder(tmp_path / "a" / "b", lines=6))
+    assert main.main(["restart"]) == ExitCode.UNAVAILABLE
+    assert "the driver of a b cannot be asked: it does not listen" in capfd.readouterr().err
+
+
+def test_a_driver_that_is_gone(registry, tmp_path, capfd):
+    """Nobody listens where it did."""
+    nowhere = SecretAddress(host="127.0.0.1", port=9, secret="x")
+    registry.add(make_folder(tmp_path / "a" / "b", lines=6), control=nowhere)
+    assert main.main(["drain", "node-1"]) == ExitCode.UNAVAILABLE
+    assert "nobody listens at 127.0.0.1 port 9" in capfd.readouterr().err
