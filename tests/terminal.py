@@ -11,6 +11,7 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,11 @@ class Terminal:
         width = self.screen.columns
         past = ["".join(row[column].data for column in range(width)) for row in self.screen.history.top]
         return "".join(row if not row[-1:].isspace() else row.rstrip() + "\n" for row in [*past, *self.screen.display])
+
+    @property
+    def modes(self) -> list[Any]:
+        """The settings of the terminal, as `termios.tcgetattr` returns them."""
+        return termios.tcgetattr(self._fd)
 
     def close(self) -> None:
         if self.pid:

@@ -129,7 +129,7 @@ def _plan(job: Job) -> int:
 
 def _run(job: Job, job_text: str, *, is_check: bool) -> int:
     """Run the job in this process, or with `keep_warm` in a daemon if there can be one."""
-    if job.keep_warm and not is_check:
+    if job.keep_warm and not is_check and job.debug is None and not job.pty:  # a daemon has no terminal of its own
         from raylaunch.cli.daemon import client  # noqa: PLC0415
 
         code = client.run(job, job_text)

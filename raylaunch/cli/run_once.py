@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raylaunch.core.text import printable
@@ -16,6 +17,7 @@ from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 
 if TYPE_CHECKING:
     from raylaunch.core.job.job import Job
+    from raylaunch.node.protocol.terminal_messages import Keyboard
 
 # Imports are made where they are used, so that `--help` and error messages do not wait for Ray.
 
@@ -42,9 +44,10 @@ def run(job: Job, job_text: str, *, is_check: bool = False) -> int:
     from raylaunch.cluster.driver.run_folder import STALL_SECONDS  # noqa: PLC0415
     from raylaunch.cluster.run import run_job  # noqa: PLC0415
 
+    job, keyboard = with_terminal(job)
     console = Console()
     try:
-        result = run_job(job, job_text, run_observer(job, console)).result
+        result = run_job(job, job_text, run_observer(job, console), keyboard=keyboard).result
         try:
             writer = threading.Thread(
                 target=write_error_file, args=(result, os.environ, console.on_message), daemon=True
@@ -63,6 +66,21 @@ def run(job: Job, job_text: str, *, is_check: bool = False) -> int:
     finally:
         console.close()
     return result.exit_code
+
+
+def with_terminal(job: Job) -> tuple[Job, Keyboard | None]:
+    """Return the job as it is to be run, and the terminal that it gives to one rank. Raises ConfigError without one."""
+    if job.debug is None and not job.pty:
+        return job, None
+    from raylaunch.cli.output.raw_terminal import RawTerminal  # noqa: PLC0415
+
+    env = {"TERM": os.environ.get("TERM", "xterm")} | job.env
+    if job.debug is None:
+        return replace(job, env=env), RawTerminal(0, is_debugged=False)
+    terminal = RawTerminal(job.debug, is_debugged=True)
+    say(f"rank {job.debug} has this terminal; Ctrl-\\ stops the run; the others' output is in their log files")
+    quiet = replace(job, env=env, show="none", tee=0, hang_timeout="off", progress="off")
+    return quiet, terminal
 
 
 def exit_code_of(work: Callable[[], int]) -> int:

@@ -29,8 +29,9 @@ from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
+from raylaunch.cluster.session.worker_template import worker_template
 from raylaunch.core.job import outputs
-from raylaunch.core.job.job import Job, RayOptions, StartMethod
+from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.job.redaction import Redactor, redacted_errors
 from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.placement.environment import submitted
@@ -38,8 +39,10 @@ from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan, settled
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import future_losses
+from raylaunch.core.text import count
 from raylaunch.errors import ClusterError, ConfigError, ExitCode
 from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.terminal_messages import Keyboard
 
 WANTED = "ray>=2.44"
 """The versions of Ray that can be used, as in the project's metadata: these are missing if raylaunch was copied."""
@@ -83,12 +86,19 @@ def plan_job(job: Job) -> Plan:
 
 
 def run_job(
-    job: Job, job_text: str, observer: RunObserver, *, payload: bytes = b"", sent: SentSignals | None = None
+    job: Job,
+    job_text: str,
+    observer: RunObserver,
+    *,
+    payload: bytes = b"",
+    sent: SentSignals | None = None,
+    keyboard: Keyboard | None = None,
 ) -> RunOutcome:
     """Run a job and return its outcome, whatever happened to its workers. Several threads may each run a job.
 
     `job_text`: the job as it is written to the run folder. `payload`: (function, args, kwargs), pickled with
     cloudpickle, to run instead of the job's entry point. `sent`: signals that this process sends to the run.
+    `keyboard`: the terminal that one rank gets.
 
     Raises ConfigError if the run folder cannot be made or there is no working folder, ClusterError if the cluster
     cannot be reached, cannot hold the job at all or cannot go on with it, and InterruptedByUserError if a signal
@@ -98,11 +108,12 @@ def run_job(
     secrets = Redactor.of(job, os.environ)
     _cwd()
     with redacted_errors(secrets), signals.handled(job, sent) as handler, _connected(job) as session:
-        run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload)
+        run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload, keyboard)
         handler.go_to(run.driver.signalled)
         control = RunControl(run.driver.requests, run.folder, job.log_layout, run.fleet)
         with (
             run_control.served(control, session, run.warn),
+            contextlib.nullcontext() if keyboard is None else keyboard.connected(run.driver.typed),
             cluster_registry.entered(_entry(run, session, secrets, handler, control), os.environ, run.warn) as entry,
         ):
             values, error = _execute(run, handler, control, want_values=bool(payload))
@@ -169,7 +180,13 @@ def _ray_session() -> ModuleType:
 
 
 def _prepare(
-    job: Job, job_text: str, observer: RunObserver, session: Session, submitter_env: dict[str, str], payload: bytes
+    job: Job,
+    job_text: str,
+    observer: RunObserver,
+    session: Session,
+    submitter_env: dict[str, str],
+    payload: bytes,
+    keyboard: Keyboard | None,
 ) -> _PreparedRun:
     """Plan the run, make its folder and tell the observer. Raises ClusterError if this machine cannot hold the job."""
     plan = _plan_now(job, session)
@@ -189,7 +206,12 @@ def _prepare(
     losses = future_losses(folder.where, _cwd(), job.entrypoint.args, unpacked=session.brings_files)
     for warning in (*session.notes, *plan.warnings, *losses):
         observer.on_message(warning)
-    template = _template(job, plan, folder.where, payload)
+    if keyboard is not None and keyboard.spec.rank >= plan.workers:
+        msg = f"there is no rank {keyboard.spec.rank}: the job has {count(plan.workers, 'worker')}"
+        raise ConfigError(msg)
+    template = worker_template(
+        job, plan, folder.where, payload=payload, terminal=keyboard.spec if keyboard is not None else None
+    )
     links = session.links()
     if session.in_process:
         job = replace(job, node_timeout=math.inf)  # agents in this process cannot be lost without it
@@ -291,32 +313,6 @@ def _needs_cluster(job: Job, plan: Plan) -> str:
     if job.placement == "spread":
         return "with `placement: spread`"
     return "with GPUs" if any(bundle.gpus for bundle in plan.bundles) else ""
-
-
-def _template(job: Job, plan: Plan, run_dir: str, payload: bytes) -> WorkerTemplate:
-    """Return what workers of all nodes have in common."""
-    entry = job.entrypoint
-    return WorkerTemplate(
-        run_dir=run_dir,
-        layout=job.log_layout,
-        name=job.title,
-        kept=run_dir != "",
-        kind="pickle" if payload else entry.kind,
-        target=entry.target,
-        args=tuple(entry.args),
-        pass_local_rank=entry.pass_local_rank,
-        numa_binding=job.numa_binding,
-        kwargs=dict(entry.kwargs),
-        payload=payload,
-        env=dict(job.env),
-        master_addr=job.master_addr or "",
-        master_port=job.master_port,
-        several_nodes=plan.max_nodes > 1,
-        backend=job.backend,
-        preload=job.preloaded,
-        preload_auto=isinstance(job.preload, str),
-        start_method=StartMethod(job.start_method),
-    )
 
 
 def _cwd() -> str:

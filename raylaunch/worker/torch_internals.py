@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -124,3 +125,14 @@ def abort_process_group() -> None:
         abort()
     if module.is_initialized():
         module.destroy_process_group()
+
+
+def set_default_timeout(module: types.ModuleType, timeout: timedelta) -> None:
+    """Have process groups for which the script sets no timeout wait so long.
+
+    `module`: `torch.distributed.distributed_c10d`, which has imported both defaults from `constants`, and reads them
+    when a group is made, in all torches since 2.6. Without them, the script's groups have torch's own default.
+    """
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        if isinstance(getattr(module, name, None), timedelta):
+            vars(module)[name] = timeout

@@ -127,7 +127,7 @@ def test_plan_of_a_local_ray(job, capsys, golden, monkeypatch):
 def test_an_internal_error(job, capsys, monkeypatch):
     """An unexpected exception gives exit code 4, a traceback without secrets, and a request to report it."""
 
-    def broken(*_):
+    def broken(*_, **_more):
         raise ZeroDivisionError("oh, hunter44-of-ana")
 
     monkeypatch.setattr("raylaunch.cluster.run.run_job", broken)
@@ -153,7 +153,7 @@ def test_an_internal_error(job, capsys, monkeypatch):
 def test_limits_of_the_operating_system(job, capsys, monkeypatch, error, hint):
     """There is no traceback but a hint."""
 
-    def short(*_):
+    def short(*_, **_more):
         raise error from OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr("raylaunch.cluster.run.run_job", short)
@@ -175,7 +175,7 @@ def test_a_working_folder_that_is_gone(job, capsys, tmp_path, monkeypatch):
 def test_interrupted_before_the_start(job, capsys, monkeypatch):
     """Ctrl-C while connecting gives exit code 130 without a traceback."""
 
-    def interrupted(*_):
+    def interrupted(*_, **_more):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("raylaunch.cluster.run.run_job", interrupted)
@@ -209,7 +209,7 @@ def test_job_as_it_ran_has_no_secret(job, monkeypatch):
     """The text that becomes `job.yaml` is redacted; the job itself is not."""
     seen = []
 
-    def run(whole, text, _watcher):
+    def run(whole, text, _watcher, **_more):
         seen.append((whole.env, text))
         raise KeyboardInterrupt
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -64,3 +65,13 @@ def test_an_aborted_group_is_forgotten(monkeypatch: pytest.MonkeyPatch, shape: s
     monkeypatch.setitem(sys.modules, c10d.__name__, c10d)
     torch_internals.abort_process_group()
     assert group == []
+
+
+def test_the_default_timeout_of_process_groups():
+    """Both defaults are replaced; where there is none of that name, or none that is a time, nothing happens."""
+    module: Any = ModuleType("c10d")
+    module.default_pg_timeout, module.default_pg_nccl_timeout = timedelta(minutes=30), None
+    torch_internals.set_default_timeout(module, timedelta(days=7))
+    assert module.default_pg_timeout == timedelta(days=7)
+    assert module.default_pg_nccl_timeout is None
+    torch_internals.set_default_timeout(ModuleType("other"), timedelta(days=7))

@@ -250,6 +250,14 @@ TABLE = {
             pet=False,
         ),
         Flag(
+            name="debug",
+            metavar="RANK",
+            help="give this rank the terminal, for breakpoint() and pdb",
+            setting="debug",
+            pet=False,
+        ),
+        Flag(name="pty", help="rank 0 writes to a terminal, in colour", setting="pty", convert=_true, pet=False),
+        Flag(
             name="progress",
             metavar="KIND",
             default="auto",

@@ -48,6 +48,8 @@ class SpawnSettings(TypedDict, total=False):
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None
     show: str
     progress: Literal["auto", "line", "off"]
+    debug: int | None
+    pty: bool
     tee: int | str
     redirects: int | str
     local_ranks_filter: str

@@ -124,7 +124,8 @@ def near_miss(key: str) -> str:
     # Where two sections contain the same name, the section that was given is preferred.
     known = sorted(filter(None, SETTINGS), key=lambda path: list(path[:-1]) != section)
     names = [path[-1] for path in known]
-    close = get_close_matches(name, names, n=1, cutoff=0.75)
+    # Two letters, such as the end of `train.py`, are near to any short name.
+    close = get_close_matches(name, names, n=1, cutoff=0.75 if len(name) > 2 else 1.0)  # noqa: PLR2004
     return ".".join(known[names.index(close[0])]) if close else ""
 
 

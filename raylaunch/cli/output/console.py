@@ -74,8 +74,8 @@ class Console:
         self._reasons: set[str] = set()
         self._progress = ProgressLine()
         self._live = LiveLine(self._colour)
-        #: Not None while the live line is shown.
-        self._guard: terminal_guard.TerminalGuard | None = None
+        #: Not empty while the live line is shown.
+        self._guards: tuple[terminal_guard.TerminalGuard | terminal_guard.SuspendHandler, ...] = ()
         #: Replaces secrets in raylaunch's messages.
         self._redactor = Redactor()
         #: Addresses of hosts by host id.
@@ -110,8 +110,9 @@ class Console:
             return
         fd = terminal.fileno()
         row = bottom_row.BottomRow(self._live.text, lambda: terminal_guard.size_of(fd))
-        self._guard = terminal_guard.TerminalGuard(
-            terminal, bottom_row.END, pause=self._writer.hide_row, resume=self._writer.unhide_row
+        self._guards = (
+            terminal_guard.TerminalGuard(terminal, data=bottom_row.END),
+            terminal_guard.SuspendHandler(pause=self._writer.hide_row, resume=self._writer.unhide_row),
         )
         self._writer.show_row(
             row, ("stdout", "stderr") if sys.stdout is not None and sys.stdout.isatty() else ("stderr",)
@@ -242,8 +243,8 @@ class Console:
         if self._fallback:
             self.on_message(self._fallback)
         self._writer.close()
-        if self._guard is not None:
-            self._guard.close()
+        for guard in self._guards:
+            guard.close()
 
 
 def run_observer(job: Job, console: Console) -> RunObserver:

@@ -13,7 +13,9 @@ from types import FrameType
 from typing import TextIO
 
 _SCRIPT = """trap '' HUP INT QUIT TERM TSTP TTIN TTOU
-read -r _ || printf '%s' "$0"
+read -r _ && exit
+printf '%s' "$0"
+[ -z "$1" ] || stty "$1" <&1
 """
 _WAIT_SECONDS = 1.0
 
@@ -47,29 +49,53 @@ def size_of(terminal: int) -> tuple[int, int] | None:
 
 
 class TerminalGuard:
-    """A shell that waits for the end of a pipe, and a handler of SIGTSTP.
+    """A shell that waits for the end of a pipe, which the kernel closes when this process dies.
 
-    The kernel closes the pipe when this process dies. The shell ignores the signals that a terminal sends to all
-    processes of a group.
+    The shell ignores the signals that a terminal sends to all processes of a group.
     """
 
-    def __init__(self, terminal: TextIO, data: str, *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """`data` is written to the terminal if this process dies.
+    def __init__(self, terminal: TextIO | int, *, data: str = "", settings: str = "") -> None:
+        """If this process dies before `close`, `data` is written to the terminal.
 
-        `pause` is called in the main thread before it is stopped, `resume` when it was continued.
+        `settings`: as `stty -g` prints them; the terminal gets them then.
         """
-        self._pause, self._resume = pause, resume
         self._shell: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):  # there is no shell, or no more processes: only a guard is missing
             self._shell = subprocess.Popen(  # noqa: S603
-                ["/bin/sh", "-c", _SCRIPT, data],
+                ["/bin/sh", "-c", _SCRIPT, data, settings],
                 stdin=subprocess.PIPE,
                 stdout=terminal,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
             )
-        self._before = signal.getsignal(signal.SIGTSTP)
-        if self._before is signal.SIG_DFL:  # else the program that this is in, or its caller, wants something else
+
+    def close(self) -> None:
+        """Leave the terminal as it is from now on."""
+        if self._shell is not None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self._shell.communicate(b"\n", timeout=_WAIT_SECONDS)
+
+
+def settings_of(terminal: int) -> str:
+    """Return the settings of a terminal as `stty -g` prints them; `""` if there is no such program."""
+    try:
+        found = subprocess.run(["stty", "-g"], stdin=terminal, capture_output=True, text=True, check=False)  # noqa: S607
+    except OSError:
+        return ""
+    return found.stdout.strip()
+
+
+class SuspendHandler:
+    """A handler of SIGTSTP, which Ctrl-Z sends: something is done before this process is stopped, and when it goes on.
+
+    `pause` and `resume` are called in the main thread, which must also call all methods.
+    """
+
+    def __init__(self, *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        self._pause, self._resume = pause, resume
+        #: Another handler is that of the program that this is in, or of its caller, who wants something else.
+        self._is_ours = signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
+        if self._is_ours:
             signal.signal(signal.SIGTSTP, self._stop)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -81,9 +107,6 @@ class TerminalGuard:
         self._resume()
 
     def close(self) -> None:
-        """Leave the terminal as it is from now on."""
-        if self._before is signal.SIG_DFL:
+        """Remove the handler."""
+        if self._is_ours:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        if self._shell is not None:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                self._shell.communicate(b"\n", timeout=_WAIT_SECONDS)

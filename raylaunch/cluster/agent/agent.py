@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from raylaunch.cluster.agent.acceptor import SecretAddress
@@ -16,13 +16,14 @@ from raylaunch.cluster.agent.log_reader import LogReader
 from raylaunch.cluster.agent.log_shipper import LogShipper
 from raylaunch.cluster.agent.outbox import Outbox
 from raylaunch.cluster.agent.peer_probe import PeerProbe
+from raylaunch.cluster.agent.worker_terminal import WorkerTerminal
 from raylaunch.core.job.job import NodeRule
 from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NO_NODE, HostId, NodeId, NodeTime
-from raylaunch.core.placement.environment import base_env, interface_env
-from raylaunch.core.record.run_layout import LAYOUTS
+from raylaunch.core.placement.environment import Assignment, base_env, interface_env
+from raylaunch.core.record.run_layout import LAYOUTS, STDOUT
 from raylaunch.node.linux import interfaces, limits, processes
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
@@ -38,6 +39,7 @@ from raylaunch.node.protocol.messages import (
 )
 from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTemplate
 from raylaunch.node.protocol.peer_messages import PeerOrder
+from raylaunch.node.protocol.terminal_messages import TerminalInput
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
 
@@ -162,6 +164,10 @@ class Agent:
         self._over = False
         self._peers = PeerProbe(address, self._report)
         self._log_reader = LogReader()
+        self._terminal: WorkerTerminal | None = None
+        if spec.template.terminal is not None:
+            self._terminal = WorkerTerminal(spec.template.terminal, self._outbox, self._wake_if_needed)
+            self._supervisor.spec = replace(self._supervisor.spec, terminal=self._terminal.path)
         self._logs = LogShipper(self._outbox, self._wake_if_needed)
         self._report_interval = report_interval(spec.node_timeout)
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end_this_process)
@@ -206,11 +212,28 @@ class Agent:
         if isinstance(order, PeerOrder):
             self._peers.handle(order)
             return
+        if isinstance(order, TerminalInput):
+            if self._terminal is not None:
+                self._terminal.handle(order)
+            return
         self._supervisor.handle(order)
         if isinstance(order, LaunchWorkers):
-            spec = self._supervisor.spec
-            layout = LAYOUTS[spec.template.layout]
-            self._logs.add(log_sources(self._view, order.assignment, layout, spec.run_dir, kept=spec.template.kept))
+            self._follow_logs(order.assignment)
+
+    def _follow_logs(self, assignment: Assignment) -> None:
+        spec = self._supervisor.spec
+        sources = log_sources(
+            self._view, assignment, LAYOUTS[spec.template.layout], spec.run_dir, kept=spec.template.kept
+        )
+        own = spec.template.terminal
+        if self._terminal is not None and own is not None:
+            has_it = self._terminal.launched(
+                assignment, lambda rank: str(spec.rank_dir(assignment.attempt, rank) / STDOUT)
+            )
+            sources = [
+                replace(source, prefix=None) if has_it and source.rank == own.rank else source for source in sources
+            ]  # it is shown already
+        self._logs.add(sources)
 
     async def logs(self, asked: LogQuery | LogRead) -> LogAnswer:
         """Return what the log files of workers on this node have. Raises OSError."""
@@ -249,6 +272,9 @@ class Agent:
 
     def _stop_polling(self) -> None:
         self._peers.close()
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None
         self._logs.close()
         if self._polls_supervisor:
             self._polls_supervisor = False
@@ -266,6 +292,8 @@ class Agent:
     def _poll_supervisor(self) -> None:
         try:
             events = self._supervisor.poll()
+            if self._terminal is not None:
+                self._terminal.read()  # before the end of the worker is reported
         except Exception as error:  # noqa: BLE001
             self.fail(error)
             return

@@ -54,6 +54,7 @@ from raylaunch.node.protocol.messages import (
     WorkersForked,
 )
 from raylaunch.node.protocol.peer_messages import PeerListening, PeersProbed
+from raylaunch.node.protocol.terminal_messages import TerminalInput
 
 Item = fleets.Item | LinkDown | Requested
 
@@ -96,6 +97,12 @@ class Driver:
         """Take a signal. Any thread and any signal handler may call this: the signal is only enqueued."""
         asked = ForwardRequested if signal in self.machine.job.signals_to_forward else StopRequested
         self.requests.event(lambda at: asked(at=at, signal=signal))
+
+    def typed(self, keys: TerminalInput) -> None:
+        """Pass on what a person has typed. Any thread may call this. The node of the rank with the terminal uses it."""
+        with contextlib.suppress(RuntimeError):  # the fleet is closed
+            for node in self.machine.roster:
+                self._fleet.send(node, keys)
 
     def run(self) -> Finish:
         """Run until the machine is done. The caller closes the fleet.

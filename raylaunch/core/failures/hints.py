@@ -70,6 +70,11 @@ _PATTERNS = (
         "memory is short on {host}: fewer workers or DataLoader workers, or a higher limit of the container",
     ),
     _pattern(
+        r"\bBdbQuit\b|EOF when reading a line",
+        "a worker has no terminal to read from: `--debug RANK` gives one rank the terminal of the command, for "
+        "`breakpoint()`, pdb and `input()`",
+    ),
+    _pattern(
         r"No space left on device",
         "a disk of {host} is full: `df -h` there, /tmp and /dev/shm included",
     ),

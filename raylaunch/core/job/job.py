@@ -157,6 +157,11 @@ class Job:
     progress: str = "auto"
     """How the progress is shown. `auto`: on a terminal as a live line below the output, else as a line each minute.
     `line`: as a line each minute. `off`: not at all."""
+    debug: int | None = None
+    """A rank that gets the terminal, for `breakpoint()` and pdb. The others' output is not shown, hangs are not looked
+    for, and collectives wait for days unless the script sets a timeout."""
+    pty: bool = False
+    """Whether stdout and stderr of rank 0 are a terminal, so that Rich and others draw as they do on one."""
     tee: int | str = 0
     """Streams whose lines are shown with a prefix: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, as in
     `0:3,1:2`."""

@@ -45,6 +45,7 @@ RANGES = {
     # A busy host may be silent for almost a second.
     "node_timeout": NumberRange(1, _DAY, is_time=True),
     "max_restarts": NumberRange(0, _MAX_COUNT),
+    "debug": NumberRange(0, _MAX_COUNT),
     "exclude_after": NumberRange(0, _MAX_COUNT),
     "spares": NumberRange(0, _MAX_NODES),
     "cpus_per_worker": NumberRange(0, _MAX_WORKERS),

@@ -19,6 +19,7 @@ from raylaunch.core.newtypes import SIGTERM, NodeId, NodeTime, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.peer_messages import PeerOrder, PeerReport
+from raylaunch.node.protocol.terminal_messages import TerminalInput
 
 # From the driver to a node.
 
@@ -91,7 +92,7 @@ WorkerOrder = (
     LaunchWorkers | StopWorkers | SignalWorkers | DumpStacks | OpenStore | ProposeCheckpoint | CommitCheckpoint
 )
 """What an agent passes on to its supervisor."""
-Order = WorkerOrder | PeerOrder
+Order = WorkerOrder | PeerOrder | TerminalInput
 
 
 # From a node to the driver.

@@ -12,6 +12,7 @@ from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.core.text import printable
 from raylaunch.node.protocol.forkserver_messages import StartStore
+from raylaunch.node.protocol.terminal_messages import LONG_TIMEOUT, TerminalSpec
 from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry
@@ -54,6 +55,8 @@ class WorkerTemplate:
     preload_auto: bool = field(default=False, metadata=PER_PROCESS)
     """`preload: auto`: also preload what the workers of an attempt import, for those of the next one."""
     start_method: StartMethod = field(metadata=PER_PROCESS)
+    terminal: TerminalSpec | None = field(default=None, metadata=PER_RUN)
+    """Which rank has a terminal; None: none has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,8 @@ class NodeSpec:
     cwd: str
     run_dir: str
     """The template's, or a temporary folder where logs are not kept."""
+    terminal: str = ""
+    """The path of the terminal for the rank that has one; `""`: there is none."""
     page: str
     """Path of the shared page on which workers show their progress."""
 
@@ -84,7 +89,7 @@ class NodeSpec:
 
     def worker(self, assignment: Assignment, local_rank: int, rendezvous: Rendezvous) -> WorkerSpec:
         """Return the specification of one worker of an attempt."""
-        template = self.template
+        template, terminal = self.template, self.template.terminal
         rank = assignment.ranks[local_rank]
         folder = self.rank_dir(assignment.attempt, rank)
         error_file = str(folder / ERROR) if template.kept else ""
@@ -108,6 +113,9 @@ class NodeSpec:
             backend=template.backend,
             numa_binding=template.numa_binding,
             title=self._title(rank, assignment.world_size),
+            terminal=self.terminal if terminal is not None and terminal.rank == rank else "",
+            takes_input=terminal is not None and terminal.is_debugged,
+            timeout=LONG_TIMEOUT if terminal is not None and terminal.is_debugged else 0.0,
         )
 
     def _title(self, rank: int, world_size: int) -> str:

@@ -20,12 +20,15 @@ import pickle
 import signal
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
 from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, capped_traceback
 from raylaunch.core.text import capped, printable
+from raylaunch.worker import torch_internals
 from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats.import_hook import when_imported
 from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
 from raylaunch.worker.runtime.process_setup import (
     SHORTAGES,
@@ -95,6 +98,16 @@ def _redirect(spec: WorkerSpec) -> None:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(opened, fd)
         os.close(opened)
+    if spec.terminal:
+        _use_terminal(spec)
+
+
+def _use_terminal(spec: WorkerSpec) -> None:
+    """Make the terminal this session's own, and use it instead of the log files, which the agent then writes."""
+    terminal = os.open(spec.terminal, os.O_RDWR)
+    for fd in (0, 1, 2) if spec.takes_input else (1, 2):
+        os.dup2(terminal, fd)
+    os.close(terminal)
 
 
 def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) -> int:
@@ -105,7 +118,7 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
     """
     faulthandler.enable()
     _reseed()
-    tcpstore_patch.remember(spec)
+    _prepare_torch(spec)
     try:
         numa.bind(spec)
     except numa.CannotBindError as error:
@@ -138,6 +151,16 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
     if report is not None:
         _write_report(report_fd, report)
     return 0
+
+
+def _prepare_torch(spec: WorkerSpec) -> None:
+    """Have torch use the store and the timeout of this attempt, as soon as it is imported."""
+    tcpstore_patch.remember(spec)
+    if spec.timeout:
+        timeout = timedelta(seconds=spec.timeout)
+        when_imported(
+            "torch.distributed.distributed_c10d", lambda module: torch_internals.set_default_timeout(module, timeout)
+        )
 
 
 def _reseed() -> None:

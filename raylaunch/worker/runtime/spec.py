@@ -31,6 +31,12 @@ class WorkerSpec:
     """For functions: the backend of the process group; `none` for no group; None for torch's choice by device."""
     numa_binding: str | None = None
     """Which CPUs near its GPU the worker is bound to, as a value of torchrun's `--numa-binding`."""
+    terminal: str = ""
+    """The path of the terminal that stdout and stderr are instead of the files; `""`: none."""
+    takes_input: bool = False
+    """Whether stdin is that terminal too."""
+    timeout: float = 0.0
+    """Seconds that process groups wait by default; 0: as torch has it."""
     title: str = ""
     """What people see of the process in `ps`: no argument of the script is in it."""
 

@@ -209,6 +209,7 @@ def test_a_script_alone():
         ("--event-log-handler null", {}),
         ("--event-log-handler console", {"event_log_handler": "console"}),
         ("--progress line", {"progress": "line"}),
+        ("--debug 3 --pty", {"debug": 3, "pty": True}),
         ("--rdzv-id none", {}),
         ("--rdzv-id 007", {"run_id": "007"}),
         ("--role '${x}'", {"role": "${x}"}),

@@ -30,6 +30,8 @@ def only_hint(unheard=(), **facts) -> str:
         (raised("RuntimeError", "CUDA error: invalid device ordinal"), "`nproc_per_node`"),
         (raised("DistBackendError", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device"), "LOCAL_RANK"),
         (raised("OSError", "[Errno 28] No space left on device"), "a disk of gpu-7 is full"),
+        (raised("BdbQuit", ""), "`--debug RANK`"),
+        (raised("EOFError", "EOF when reading a line"), "`--debug RANK`"),
         ({"exit_code": -7}, "/dev/shm"),
         ({"exit_code": 135, "tail": "Bus error"}, "/dev/shm"),
         ({"exit_code": -9}, "`dmesg` on gpu-7"),

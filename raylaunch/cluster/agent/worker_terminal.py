@@ -1,0 +1,108 @@
+"""The terminal of one of the agent's workers: a pty, of which the agent has the master end.
+
+What the worker writes goes to its log file, as always, and at once to the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import struct
+import termios
+from collections.abc import Callable
+from typing import Any
+
+from raylaunch.cluster.agent.outbox import Outbox
+from raylaunch.core.placement.environment import Assignment
+from raylaunch.node.logs.tail import LogOutput
+from raylaunch.node.protocol.terminal_messages import TerminalInput, TerminalSpec
+
+_CHUNK = 64 * 1024
+_OUTPUT_FLAGS = 1
+"""The index of the output flags in what `tcgetattr` returns."""
+
+
+class WorkerTerminal:
+    """One pty for all attempts. The slave end stays open here, so that the master end never reports a hang-up."""
+
+    def __init__(self, spec: TerminalSpec, outbox: Outbox[Any], tell: Callable[[], None]) -> None:
+        """`tell` is called whenever something was put into the outbox. Raises OSError if there is no pty."""
+        self._spec = spec
+        self._outbox = outbox
+        self._tell = tell
+        self._master, self._slave = pty.openpty()
+        os.set_blocking(self._master, False)
+        #: The path by which the worker opens it.
+        self.path = os.ttyname(self._slave)
+        modes = termios.tcgetattr(self._slave)
+        modes[_OUTPUT_FLAGS] &= ~termios.ONLCR  # the driver's terminal does that, and logs have plain newlines
+        termios.tcsetattr(self._slave, termios.TCSANOW, modes)
+        self._resize((spec.columns, spec.lines))
+        #: The worker's log file, from its first output on.
+        self._log = -1
+        self._log_path = ""
+        self._is_reading = False
+
+    def launched(self, assignment: Assignment, log_path: Callable[[int], str]) -> bool:
+        """Return whether the rank that has the terminal is among these. `log_path`: of the stdout of a rank."""
+        self._close_log()
+        self._log_path = log_path(self._spec.rank) if self._spec.rank in assignment.ranks else ""
+        if self._log_path and not self._is_reading:
+            self._is_reading = True
+            asyncio.get_running_loop().add_reader(self._master, self._readable)
+        return self._log_path != ""
+
+    def handle(self, order: TerminalInput) -> None:
+        """Pass on what was typed. What the worker does not read in time is lost, as with any terminal."""
+        if not self._log_path:
+            return
+        if order.size is not None:
+            self._resize(order.size)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._master, order.data)
+
+    def _resize(self, size: tuple[int, int]) -> None:
+        """Set the size; the kernel sends SIGWINCH to the worker."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+
+    def _readable(self) -> None:
+        self.read()
+        if self._outbox.full:  # the worker waits until the driver has caught up
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._master)
+            loop.call_later(0.1, self._continue)
+
+    def _continue(self) -> None:
+        if self._is_reading:
+            asyncio.get_running_loop().add_reader(self._master, self._readable)
+
+    def read(self) -> None:
+        """Put what the worker has written into the outbox and its log file."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._outbox.full and (data := os.read(self._master, _CHUNK)):
+                self._outbox.put_output([LogOutput(rank=self._spec.rank, stream="stdout", data=data)])
+                self._write_log(data)
+        self._tell()
+
+    def _write_log(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the terminal shows it all the same
+            if self._log < 0:
+                self._log = os.open(self._log_path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+            os.write(self._log, data)
+
+    def _close_log(self) -> None:
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+
+    def close(self) -> None:
+        """Close all files."""
+        if self._is_reading:
+            self._is_reading = False
+            asyncio.get_running_loop().remove_reader(self._master)
+        self._close_log()
+        os.close(self._master)
+        os.close(self._slave)

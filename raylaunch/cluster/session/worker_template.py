@@ -1,0 +1,37 @@
+"""What the workers of a job have in common, made of its settings."""
+
+from __future__ import annotations
+
+from raylaunch.core.job.job import Job, StartMethod
+from raylaunch.core.placement.plan import Plan
+from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.terminal_messages import TerminalSpec
+
+
+def worker_template(
+    job: Job, plan: Plan, run_dir: str, *, payload: bytes, terminal: TerminalSpec | None
+) -> WorkerTemplate:
+    """Return what workers of all nodes have in common."""
+    entry = job.entrypoint
+    return WorkerTemplate(
+        run_dir=run_dir,
+        layout=job.log_layout,
+        name=job.title,
+        kept=run_dir != "",
+        kind="pickle" if payload else entry.kind,
+        target=entry.target,
+        args=tuple(entry.args),
+        pass_local_rank=entry.pass_local_rank,
+        numa_binding=job.numa_binding,
+        kwargs=dict(entry.kwargs),
+        payload=payload,
+        env=dict(job.env),
+        master_addr=job.master_addr or "",
+        master_port=job.master_port,
+        several_nodes=plan.max_nodes > 1,
+        backend=job.backend,
+        preload=job.preloaded,
+        preload_auto=isinstance(job.preload, str),
+        start_method=StartMethod(job.start_method),
+        terminal=terminal,
+    )
