@@ -189,7 +189,7 @@ def _prepare(
     losses = future_losses(folder.where, _cwd(), job.entrypoint.args, unpacked=session.brings_files)
     for warning in (*session.notes, *plan.warnings, *losses):
         observer.on_message(warning)
-    template = _template(job, plan, folder.where, payload)
+    template = _template(job, plan, folder.where, payload, on_cluster=not session.in_process)
     links = session.links()
     if session.in_process:
         job = replace(job, node_timeout=math.inf)  # agents in this process cannot be lost without it
@@ -293,7 +293,7 @@ def _needs_cluster(job: Job, plan: Plan) -> str:
     return "with GPUs" if any(bundle.gpus for bundle in plan.bundles) else ""
 
 
-def _template(job: Job, plan: Plan, run_dir: str, payload: bytes) -> WorkerTemplate:
+def _template(job: Job, plan: Plan, run_dir: str, payload: bytes, *, on_cluster: bool) -> WorkerTemplate:
     """Return what workers of all nodes have in common."""
     entry = job.entrypoint
     return WorkerTemplate(
@@ -316,6 +316,8 @@ def _template(job: Job, plan: Plan, run_dir: str, payload: bytes) -> WorkerTempl
         preload=job.preloaded,
         preload_auto=isinstance(job.preload, str),
         start_method=StartMethod(job.start_method),
+        state_bytes=None if job.state_memory is None else int(job.state_memory * 2**30),
+        state_secret=os.urandom(16).hex() if on_cluster else "",  # else agents end with this process, and so the run
     )
 
 
