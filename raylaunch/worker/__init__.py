@@ -23,10 +23,13 @@ from __future__ import annotations
 import os
 from contextlib import ContextDecorator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import completed_steps
-from raylaunch.worker.state.elastic_state import State
+
+if TYPE_CHECKING:
+    from raylaunch.worker.state.elastic_state import State
 
 __all__ = ["Context", "Section", "State", "checkpointed", "context", "heartbeat", "section", "should_checkpoint"]
 
@@ -164,6 +167,16 @@ def context() -> Context:
         run_id=os.environ.get("TORCHELASTIC_RUN_ID", ""),
         run_dir=os.environ.get(RUN_DIR_VARIABLE, ""),
     )
+
+
+def __getattr__(name: str) -> Any:
+    """Import `State` when it is first used: most scripts do without, and it needs more of the standard library."""
+    if name == "State":
+        from raylaunch.worker.state.elastic_state import State  # noqa: PLC0415
+
+        return State
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
 
 
 def _int_from_env(variable: str, default: int) -> int:

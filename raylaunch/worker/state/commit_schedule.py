@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
 from typing import Literal
 
 COST_SHARE = 0.02
@@ -64,7 +63,7 @@ class CommitSchedule:
     @property
     def step_seconds(self) -> float:
         """The median time of the last steps, without commits; 0 before the second."""
-        return median(self._steps) if self._steps else 0.0
+        return sorted(self._steps)[len(self._steps) // 2] if self._steps else 0.0
 
     def proposed_interval(self, commits: int, cost: float) -> int:
         """Return the interval, in steps, for a commit that costs so many seconds. `commits`: those of this attempt."""
