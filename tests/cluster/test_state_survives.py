@@ -105,6 +105,8 @@ def train(keeps):
         if victim and step == when:
             arm(what)
         state.commit(step)
+        if step == when:
+            dist.barrier()  # all ranks have made the commit
         if victim and step == when:
             end(what)
     assert seen == (*range(STEPS),), seen
