@@ -210,7 +210,12 @@ def _prepare(
         msg = f"there is no rank {keyboard.spec.rank}: the job has {count(plan.workers, 'worker')}"
         raise ConfigError(msg)
     template = worker_template(
-        job, plan, folder.where, payload=payload, terminal=keyboard.spec if keyboard is not None else None
+        job,
+        plan,
+        folder.where,
+        payload=payload,
+        terminal=keyboard.spec if keyboard is not None else None,
+        on_cluster=not session.in_process,
     )
     links = session.links()
     if session.in_process:

@@ -11,21 +11,27 @@ A script that wants to lose no step when nodes come and go has three lines more:
 Outside a launch every function does nothing, and `should_checkpoint` returns False, so the same script runs under
 torchrun and plain Python. Importing this package imports nothing but the standard library.
 
-Inside, `runtime` runs the user's code in a worker process, `heartbeats` tells the node how the script gets on, and
-`selfcheck` is the program that `raylaunch check` runs in the script's place. Read `runtime.boot` first.
+With `State`, a script needs no disk to go on after a failure: the memory of its node keeps what it commits.
+
+Inside, `runtime` runs the user's code in a worker process, `heartbeats` tells the node how the script gets on, `state`
+is behind `State`, and `selfcheck` is the program that `raylaunch check` runs in the script's place. Read `runtime.boot`
+first.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 from contextlib import ContextDecorator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from raylaunch.worker.heartbeats import slot_owner
-from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
+from raylaunch.worker.heartbeats.heartbeat_writer import completed_steps
 
-__all__ = ["Context", "Section", "checkpointed", "context", "heartbeat", "section", "should_checkpoint"]
+if TYPE_CHECKING:
+    from raylaunch.worker.state.elastic_state import State
+
+__all__ = ["Context", "Section", "State", "checkpointed", "context", "heartbeat", "section", "should_checkpoint"]
 
 RUN_DIR_VARIABLE = "RAYLAUNCH_RUN_DIR"
 """In a worker's environment: the run folder. It is not there if no files are kept."""
@@ -82,7 +88,7 @@ def should_checkpoint(step: int) -> bool:
     A call takes about a microsecond. Raises TypeError where `step` is no integer, and ValueError where it is negative
     or not below 2**62.
     """
-    completed = _completed_steps(step)
+    completed = completed_steps(step)
     writer = slot_owner.current_writer()
     return writer is not None and writer.should_save(completed)
 
@@ -99,7 +105,7 @@ def checkpointed(step: int) -> None:
 
     Raises TypeError and ValueError as `should_checkpoint` does.
     """
-    completed = _completed_steps(step)
+    completed = completed_steps(step)
     writer = slot_owner.current_writer()
     if writer is not None:
         writer.record_saved(completed)
@@ -164,20 +170,14 @@ def context() -> Context:
     )
 
 
-def _completed_steps(step: int) -> int:
-    """Return how many steps are completed after the step of this number; numbers start at 0."""
-    if isinstance(step, bool):
-        msg = f"`step` is the number of the step that was just done; got {step!r}"
-        raise TypeError(msg)
-    try:
-        number = operator.index(step)
-    except TypeError:
-        msg = f"`step` is the number of the step that was just done, an int; got {type(step).__name__} {step!r}"
-        raise TypeError(msg) from None
-    if not 0 <= number < MAX_NUMBER:
-        msg = f"`step` is the number of the step that was just done, from 0 on; got {number}"
-        raise ValueError(msg)
-    return number + 1
+def __getattr__(name: str) -> Any:
+    """Import `State` when it is first used: most scripts do without, and it needs more of the standard library."""
+    if name == "State":
+        from raylaunch.worker.state.elastic_state import State  # noqa: PLC0415
+
+        return State
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
 
 
 def _int_from_env(variable: str, default: int) -> int:

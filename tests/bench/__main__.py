@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from tests.bench import (
     cold,
+    commit,
     detect,
     leaks,
     local,
@@ -50,6 +51,7 @@ BENCHES: dict[str, Bench] = {
     "restart-heavy": restart_heavy,
     "local": local,
     "cold": cold,
+    "commit": commit,
     "warm": warm,
     "memory": memory,
     "preload": preload,

@@ -11,7 +11,18 @@ from pathlib import Path
 from tests.docs import blocks
 
 PACKAGE = blocks.ROOT / "raylaunch"
-PROCESSES = ("driver", "daemon", "agent", "subreaper", "fork server", "hot standby", "zygote", "store", "worker")
+PROCESSES = (
+    "driver",
+    "daemon",
+    "agent",
+    "subreaper",
+    "fork server",
+    "hot standby",
+    "state keeper",
+    "zygote",
+    "store",
+    "worker",
+)
 
 
 @cache

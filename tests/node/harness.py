@@ -181,6 +181,10 @@ class Node:
     def run(self, target: str, *args: Any, nproc: int = 1, **changes: Any) -> Outcome:
         """Launch an attempt, and wait until all its workers have ended by themselves."""
         self.launch(target, *args, nproc=nproc, **changes)
+        return self.run_to_end(nproc)
+
+    def run_to_end(self, nproc: int) -> Outcome:
+        """Wait until all workers of the attempt have ended by themselves."""
         failures: dict[int, Failure] = {}
         while True:
             try:

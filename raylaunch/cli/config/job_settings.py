@@ -73,6 +73,7 @@ class SpawnSettings(TypedDict, total=False):
     last_call: float
     start_timeout: float
     shutdown_timeout: float
+    state_memory: float | None
     keep_warm: float
     ray: RayOptions | RaySettings
 

@@ -31,6 +31,7 @@ from raylaunch.core.machine.events_and_actions import (
     NodeLost,
     Progressed,
     ReportUnsaved,
+    RestoreCommit,
     StopRequested,
     Tick,
     WorkersStarted,
@@ -183,6 +184,9 @@ class Driver:
             self._observer.on_entry(entry, self.machine)
             if any(isinstance(action, ReportUnsaved) for action in actions) and (text := self._executor.unsaved()):
                 self._observer.on_message(text)
+            for action in actions:
+                if isinstance(action, RestoreCommit) and action.commit is None:
+                    self._observer.on_message(action.why)
 
     def _write_stacks(self, attempt: int, text: str) -> None:
         if where := self._journal.write_stacks(attempt, text):

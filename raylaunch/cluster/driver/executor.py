@@ -16,6 +16,7 @@ from raylaunch.core.machine.events_and_actions import (
     Release,
     ReportUnsaved,
     RequestCheckpoint,
+    RestoreCommit,
     Scale,
     SetTimer,
     Stop,
@@ -25,6 +26,7 @@ from raylaunch.core.machine.machine import Machine
 from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Rendezvous, assign
 from raylaunch.node.protocol.messages import (
+    AnnounceCommit,
     CommitCheckpoint,
     LaunchWorkers,
     OpenStore,
@@ -70,7 +72,7 @@ class Executor:
                 case Stop() if action.grace == 0:
                     # Nodes that get a Launch too kill the attempt before anyway: one message, not two.
                     self._to_workers(action, set(action.nodes) - launched, now)
-                case Stop() | RequestCheckpoint() | ForwardSignal():
+                case Stop() | RestoreCommit() | RequestCheckpoint() | ForwardSignal():
                     self._to_workers(action, action.nodes, now)
                 case Release() | Cordon() | Uncordon() | Scale():
                     self._to_hosts(action)
@@ -82,7 +84,7 @@ class Executor:
                     pass  # the driver says it, after what the observer says of this step
 
     def _to_workers(
-        self, action: Stop | RequestCheckpoint | ForwardSignal, nodes: Iterable[NodeId], now: RunTime
+        self, action: Stop | RestoreCommit | RequestCheckpoint | ForwardSignal, nodes: Iterable[NodeId], now: RunTime
     ) -> None:
         match action:
             case Stop():
@@ -90,6 +92,9 @@ class Executor:
                     self._fleet.send(
                         node, StopWorkers(attempt=action.attempt, grace=action.grace, signal=action.signal)
                     )
+            case RestoreCommit():
+                for node in nodes:
+                    self._fleet.send(node, AnnounceCommit(attempt=action.attempt, commit=action.commit))
             case RequestCheckpoint():
                 step, expected = self._watch.step_ahead(now), self._watch.calls_should_checkpoint
                 self._proposal = SyncPoint(self._fleet, action.attempt, nodes, step, expected=expected)

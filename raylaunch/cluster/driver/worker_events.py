@@ -37,7 +37,14 @@ def worker_event(
     """
     match event:
         case WorkersForked():
-            return WorkersStarted(at=now, attempt=event.attempt, node=node, pids=event.pids, timings=event.timings)
+            return WorkersStarted(
+                at=now,
+                attempt=event.attempt,
+                node=node,
+                pids=event.pids,
+                timings=event.timings,
+                held=event.held,
+            )
         case CheckpointAnswer():
             return WorkersCheckpointed(at=now, attempt=event.attempt, node=node, step=event.step)
         case ProcessesExited() | ProcessesStopped():

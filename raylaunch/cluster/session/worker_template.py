@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from raylaunch.core.job.job import Job, StartMethod
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.node_spec import WorkerTemplate
@@ -9,9 +11,9 @@ from raylaunch.node.protocol.terminal_messages import TerminalSpec
 
 
 def worker_template(
-    job: Job, plan: Plan, run_dir: str, *, payload: bytes, terminal: TerminalSpec | None
+    job: Job, plan: Plan, run_dir: str, *, payload: bytes, terminal: TerminalSpec | None, on_cluster: bool
 ) -> WorkerTemplate:
-    """Return what workers of all nodes have in common."""
+    """Return what workers of all nodes have in common. `on_cluster`: whether the agents are processes of their own."""
     entry = job.entrypoint
     return WorkerTemplate(
         run_dir=run_dir,
@@ -34,4 +36,6 @@ def worker_template(
         preload_auto=isinstance(job.preload, str),
         start_method=StartMethod(job.start_method),
         terminal=terminal,
+        state_bytes=None if job.state_memory is None else int(job.state_memory * 2**30),
+        state_secret=os.urandom(16).hex() if on_cluster else "",  # else agents end with this process, and so the run
     )

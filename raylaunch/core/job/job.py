@@ -217,6 +217,9 @@ class Job:
     """How long a node may take to start its workers. After that, it is given up."""
     shutdown_timeout: float = 30.0
     """The time between SIGTERM and SIGKILL for workers."""
+    state_memory: float | None = None
+    """Memory of each node, in GiB, that `raylaunch.worker.State` may use. Default: half of what is free there when it
+    is first needed."""
     keep_warm: float = 0.0
     """How long the agents, with everything they have imported, stay for the next run of the same Python process or,
     with the command, of the same user, whose driver stays too. 0: they end with the run. Has no effect if workers have

@@ -10,6 +10,7 @@ _YEAR = 365 * _DAY
 _MAX_NODES = 100_000
 _MAX_WORKERS = 1_000_000
 _MAX_COUNT = 1_000_000_000
+_MAX_GIB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ RANGES = {
     "hang_timeout": NumberRange(0, _YEAR, is_time=True, above=True, hint="`off` stands for never"),
     "last_call": _TIME,
     "shutdown_timeout": _TIME,
+    "state_memory": NumberRange(0, _MAX_GIB, above=True),
     "keep_warm": _TIME,
     # A busy host may be silent for almost a second.
     "node_timeout": NumberRange(1, _DAY, is_time=True),

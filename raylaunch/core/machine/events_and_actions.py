@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stacks import StackGroup
+from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.newtypes import NO_HOST, SIGTERM, HostId, NodeId, NodeTime, RunTime, SignalName
 
 
@@ -94,6 +95,8 @@ class WorkersStarted:
     node: NodeId
     pids: tuple[int, ...] = ()
     timings: RestartTimings | None = None
+    held: tuple[HeldCommit, ...] = ()
+    """The commits of earlier attempts that the node holds of its ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +256,16 @@ class RequestCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreCommit:
+    """Tell the attempt's workers on these nodes which commit their `State` restores; None: none. There is no answer."""
+
+    attempt: int
+    nodes: tuple[NodeId, ...]
+    commit: Commit | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportUnsaved:
     """Tell the user which workers of the attempt have not saved after `RequestCheckpoint`. There is no answer."""
 
@@ -318,6 +331,6 @@ class Finish:
     why: str
 
 
-WorkerAction = Launch | Stop | RequestCheckpoint | ReportUnsaved | ForwardSignal
+WorkerAction = Launch | Stop | RestoreCommit | RequestCheckpoint | ReportUnsaved | ForwardSignal
 NodeAction = Release | Cordon | Uncordon | Scale
 Action = WorkerAction | NodeAction | SetTimer | Finish

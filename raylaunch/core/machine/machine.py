@@ -112,6 +112,7 @@ class Machine(Requests):
         if not isinstance(self.state, Starting):
             return []
         self.state.awaited.discard(event.node)
+        self.world.held.extend(event.held)
         return self._run_if_all_started(self.state)
 
     def _workers_exited(self, event: WorkersExited) -> list[Action]:

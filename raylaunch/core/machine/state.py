@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Job
+from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.newtypes import HostId, NodeId, SignalName, StrEnum
 from raylaunch.core.placement.environment import Member, order
@@ -57,6 +58,8 @@ class World:
     """1, 2, 3, ...; 0 before the first launch."""
     roster: tuple[NodeId, ...] = ()
     """The nodes in rank order. All and only these run workers of the attempt."""
+    members: tuple[Member, ...] = ()
+    """The same nodes, as they were when the attempt was launched."""
     size: int = 0
     """The number of workers: WORLD_SIZE."""
     launched_at: float = 0.0
@@ -71,6 +74,8 @@ class World:
     """The earliest time at which a node of the world will be taken away."""
     held_signals: list[SignalName] = field(default_factory=list)
     """Signals to forward as soon as all workers are started. Those that were not forwarded pass to the next world."""
+    held: list[HeldCommit] = field(default_factory=list)
+    """The commits of earlier attempts that its nodes hold."""
     nodes: frozenset[NodeId] = field(init=False)
     """The roster as a set."""
 
@@ -232,6 +237,21 @@ class Membership:
     def on_host(self, host: HostId) -> list[NodeId]:
         """Return the names of all nodes of a host."""
         return [node for node, member in self.nodes.items() if member.host == host]
+
+    def successors(self, members: Sequence[Member]) -> tuple[NodeId, ...]:
+        """Return the names of nodes of a world; for one that is gone, that of a newcomer on its host, if there is one.
+
+        A newcomer with as many workers then has the ranks of the lost node, and what its host's memory holds of them.
+        """
+        known = {member.node for member in members}
+        newcomers = [member for member in self._usable.values() if member.node not in known and member.host]
+        found = []
+        for member in members:
+            place = (member.host, member.nproc)
+            heirs = [] if member.node in self.nodes else [new for new in newcomers if (new.host, new.nproc) == place]
+            found.append(heirs[0].node if heirs else member.node)
+            newcomers = [new for new in newcomers if new not in heirs[:1]]
+        return tuple(found)
 
     def choose(self, survivors: Sequence[NodeId], *, last: Collection[HostId] = ()) -> tuple[Member, ...]:
         """Return the largest possible world in rank order; empty if it would be too small.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 
 from raylaunch.core.job.job import Job
+from raylaunch.core.machine.commits import newest_complete, reason
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -19,6 +20,7 @@ from raylaunch.core.machine.events_and_actions import (
     ReportUnsaved,
     RequestCheckpoint,
     RestartRequested,
+    RestoreCommit,
     SetTimer,
     Stop,
     StopRequested,
@@ -166,10 +168,12 @@ class PhaseTransitions:
         return self._set_timer(state.status)
 
     def _launch(self, why: str) -> list[Action]:
-        chosen = self.members.choose(self.world.roster, last=self.health.doubtful)
+        survivors = self.members.successors(self.world.members)
+        chosen = self.members.choose(survivors, last=self.health.doubtful)
         self.world = World(
             attempt=self.world.attempt + 1,
             roster=tuple(member.node for member in chosen),
+            members=chosen,
             size=sum(member.nproc for member in chosen),
             launched_at=self.now,
             held_signals=self.world.held_signals,
@@ -209,7 +213,17 @@ class PhaseTransitions:
             return []
         self._enter(Running(status=self._workers_and_nodes, resize=state.resize))
         held, self.world.held_signals = self.world.held_signals, []
-        return [*map(self._forward, held), *self._set_timer("more nodes may come")]
+        return [*self._restore_commit(), *map(self._forward, held), *self._set_timer("more nodes may come")]
+
+    def _restore_commit(self) -> list[Action]:
+        """Choose the commit from which the world goes on. Nodes that hold none know that there is none to restore."""
+        held, self.world.held = self.world.held, []
+        if not held:
+            return []
+        chosen = newest_complete(held, self.world.size)
+        why = reason(held, self.world.size, chosen)
+        nodes = self.world.running_nodes
+        return [RestoreCommit(attempt=self.world.attempt, nodes=nodes, commit=chosen, why=why)]
 
     def _forward(self, signal: SignalName) -> Action:
         nodes = self.world.running_nodes

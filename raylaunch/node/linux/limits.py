@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import resource
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ def _memory_limits(proc: Path) -> Iterator[tuple[float, str]]:
         for limit, current in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             with contextlib.suppress(OSError, ValueError):
                 most = int((folder / limit).read_text())
-                left = most - int((folder / current).read_text())
+                left = most - int((folder / current).read_text()) + _reclaimable(folder)
                 yield left, f"the container may have {_mib(most)} of memory ({limit} in {folder})"
     with contextlib.suppress(OSError, ValueError, KeyError):
         fields = dict(line.split(":", 1) for line in processes.lines_of(proc / "meminfo"))
@@ -100,6 +101,20 @@ def _memory_limits(proc: Path) -> Iterator[tuple[float, str]]:
             most = known["CommitLimit"]
             left = most - known["Committed_AS"]
             yield left, f"all processes may reserve {_mib(most)} of memory (vm.overcommit_memory is 2)"
+
+
+def _reclaimable(group: Path) -> int:
+    """Return the bytes of a group's file cache that the kernel frees as soon as they are needed."""
+    try:
+        rows = dict(line.split() for line in processes.lines_of(group / "memory.stat"))
+        return int(rows.get("total_inactive_file") or rows["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def free_memory(proc: Path = Path("/proc")) -> tuple[float, str]:
+    """Return how many bytes this process may still use, and which limit that is, for a person."""
+    return min(_memory_limits(proc), default=(math.inf, ""))
 
 
 def _number(path: Path) -> str:

@@ -20,7 +20,13 @@ def has_expired(page: SharedPage) -> bool:
     return left is not None and left <= 0
 
 
-def is_shortened(page: SharedPage, until_ns: int) -> bool:
-    """Return whether this expiry is earlier than the present one, until which the fork server may be sleeping."""
+def renew(page: SharedPage, until_ns: int) -> bool:
+    """Let the lease expire at this time, 0: never. A lease that has expired stays so.
+
+    Return whether that is earlier than before: the fork server may be sleeping until then.
+    """
     present = page.numbers[LEASE_EXPIRES_AT]
+    if has_expired(page):
+        return False
+    page.numbers[LEASE_EXPIRES_AT] = until_ns
     return until_ns != 0 and (present == 0 or until_ns < present)

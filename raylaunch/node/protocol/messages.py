@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from raylaunch.core.failures.failure import FailureRecord
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import StartMethod
+from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import SIGTERM, NodeId, NodeTime, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
@@ -88,8 +89,23 @@ class CommitCheckpoint:
     step: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceCommit:
+    """Tell the attempt's workers which commit their `State` restores; None: none, since no commit is complete."""
+
+    attempt: int
+    commit: Commit | None
+
+
 WorkerOrder = (
-    LaunchWorkers | StopWorkers | SignalWorkers | DumpStacks | OpenStore | ProposeCheckpoint | CommitCheckpoint
+    LaunchWorkers
+    | StopWorkers
+    | SignalWorkers
+    | DumpStacks
+    | OpenStore
+    | ProposeCheckpoint
+    | CommitCheckpoint
+    | AnnounceCommit
 )
 """What an agent passes on to its supervisor."""
 Order = WorkerOrder | PeerOrder | TerminalInput
@@ -139,6 +155,8 @@ class WorkersForked:
     attempt: int
     pids: tuple[int, ...]
     timings: RestartTimings
+    held: tuple[HeldCommit, ...] = ()
+    """As in `WorkersStarted`. Then the workers wait for `AnnounceCommit` before they restore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry
 from raylaunch.worker.runtime.spec import WorkerSpec
+from raylaunch.worker.state import buffer_client
 
 PER_RUN = {"lasts": "run"}
 """Metadata of a field that each run sets anew, also for an agent that an earlier run left idle."""
@@ -57,6 +58,10 @@ class WorkerTemplate:
     start_method: StartMethod = field(metadata=PER_PROCESS)
     terminal: TerminalSpec | None = field(default=None, metadata=PER_RUN)
     """Which rank has a terminal; None: none has."""
+    state_bytes: int | None = field(default=None, metadata=PER_RUN)
+    """What `State` may use of each node's memory; None: a share of what is free."""
+    state_secret: str = field(default="", repr=False, metadata=PER_RUN)
+    """By it an agent finds the state keeper of the run on its host; `""`: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,8 @@ class NodeSpec:
     """The path of the terminal for the rank that has one; `""`: there is none."""
     page: str
     """Path of the shared page on which workers show their progress."""
+    state_address: str = ""
+    """Where workers ask for memory; see `worker/state/buffer_client.py`."""
 
     def rank_dir(self, attempt: int, rank: int) -> PurePath:
         """Return the folder for a worker's files."""
@@ -128,7 +135,8 @@ class NodeSpec:
         has_slot = local_rank < shared_page.MAX_WORKERS
         slot = {shared_page.PAGE_VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
         run_dir = {RUN_DIR_VARIABLE: self.run_dir} if self.template.kept else {}
-        return slot | run_dir | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
+        state = {buffer_client.ADDRESS_VARIABLE: self.state_address}
+        return slot | run_dir | state | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
 
     def store(self, attempt: int, port: int) -> StartStore:
         """Return the order for the store of an attempt. `port` counts where the job fixes none; 0: any."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+
 from raylaunch.node.protocol import forkserver_messages, messages
-from raylaunch.node.protocol.messages import StopWorkers
+from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
 from raylaunch.node.protocol.node_spec import NodeSpec
 
 
@@ -18,7 +20,13 @@ class PendingOrders:
         self._unsent: list[forkserver_messages.ForkServerOrder] = []
 
     def add(self, order: forkserver_messages.ForkServerOrder, *, sent: bool) -> None:
-        """Add an order. `sent` False: there is no fork server that could get it now."""
+        """Add an order. `sent` False: there is no fork server that could get it now.
+
+        Raises ValueError for a signal that does not exist.
+        """
+        if isinstance(order, StopWorkers | SignalWorkers) and order.signal not in signal.Signals.__members__:
+            msg = f"there is no signal {order.signal!r}"
+            raise ValueError(msg)
         if isinstance(order, forkserver_messages.StartStore):
             self.stores[order.attempt] = order.port
         if isinstance(order, StopWorkers):

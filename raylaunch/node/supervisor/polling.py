@@ -44,8 +44,11 @@ class PagePoller:
         """Make the file descriptor readable, so that `poll` is called soon."""
         self._timer.set(0)
 
-    def propose_checkpoint(self, order: ProposeCheckpoint, state: AttemptState | None) -> None:
-        """Propose a step to the present attempt's workers."""
+    def handle_checkpoint(self, order: ProposeCheckpoint | CommitCheckpoint, state: AttemptState | None) -> None:
+        """Propose a step to the present attempt's workers, or have them save at the one that was proposed."""
+        if isinstance(order, CommitCheckpoint):
+            self.checkpoint.commit(order)
+            return
         reached = self.checkpoint.propose(order, state)
         if reached is not None:
             event = StepProposed(node=self._node, attempt=order.attempt, step=order.step, reached=reached)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import select
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.messages import (
+    AnnounceCommit,
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
@@ -30,13 +30,13 @@ from raylaunch.node.protocol.messages import (
     WorkerOrder,
 )
 from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.heartbeat_reader import read_heartbeat
 from raylaunch.node.supervisor.pending_orders import PendingOrders
 from raylaunch.node.supervisor.polling import PagePoller
-from raylaunch.worker.heartbeats.shared_page import LEASE_EXPIRES_AT
 from raylaunch.worker.runtime.spec import Report
 
 _MOST_FALSE_STARTS = 3
@@ -66,7 +66,8 @@ class Supervisor:
         self.client = ForkServerClient(env, kept=template.kept) if client is None else client
         self._page = self.client.page
         own = self.client.complete(template, node=node, address=address, env=env, cwd=cwd)
-        self.spec = replace(own, interface_env=interface_env or {})
+        self._state = StateMemory(self._page, template.state_secret, template.state_bytes)
+        self.spec = replace(own, interface_env=interface_env or {}, state_address=self._state.address)
         #: Whether the fork server has imported everything and takes orders.
         self.ready = False
         #: The fork server's process id, 0 until it is ready.
@@ -75,6 +76,7 @@ class Supervisor:
         self._poller = PagePoller(self._page, node)
         self._epoll = select.epoll()
         self._epoll.register(self._poller, select.EPOLLIN)
+        self._epoll.register(self._state, select.EPOLLIN)
         self.pending = PendingOrders()
         self._preload = template.preload
         #: Why `_preload` is less than the template's.
@@ -127,10 +129,10 @@ class Supervisor:
                     self._send(order)
             case OpenStore():
                 self._send(self.spec.store(order.attempt, port=0))
-            case ProposeCheckpoint():
-                self._poller.propose_checkpoint(order, self.attempt_state)
-            case CommitCheckpoint():
-                self._poller.checkpoint.commit(order)
+            case ProposeCheckpoint() | CommitCheckpoint():
+                self._poller.handle_checkpoint(order, self.attempt_state)
+            case AnnounceCommit():
+                self._state.announce(order)
             case _:
                 assert_never(order)
 
@@ -139,13 +141,12 @@ class Supervisor:
         workers = tuple(self.spec.worker(assignment, rank, order.rendezvous) for rank in range(assignment.nproc))
         self._poller.checkpoint.drop()
         self.attempt_state = AttemptState(assignment=assignment)
+        self._state.begin(assignment)
         self._send(forkserver_messages.StartWorkers(attempt=assignment.attempt, workers=workers))
         self._oom_kills.reset()
 
     def _send(self, order: forkserver_messages.ForkServerOrder) -> None:
         """Send to the fork server; what it cannot get now, it gets when it is ready."""
-        if isinstance(order, StopWorkers | SignalWorkers):
-            _check_signal(order.signal)
         control = self.client.control if self.ready else None
         self.pending.add(order, sent=control is not None)
         if control is not None:
@@ -158,11 +159,7 @@ class Supervisor:
         After that time the fork server and the workers end by themselves, even if this process is stopped. A lease that
         has expired cannot be renewed.
         """
-        if self._closed or lease_page.has_expired(self._page):
-            return
-        shortened = self.ready and lease_page.is_shortened(self._page, until_ns)
-        self._page.numbers[LEASE_EXPIRES_AT] = until_ns
-        if shortened:
+        if not self._closed and lease_page.renew(self._page, until_ns) and self.ready:
             self._send(forkserver_messages.ReadPage())
 
     def heartbeat(self) -> Heartbeat | None:
@@ -201,6 +198,7 @@ class Supervisor:
         self._oom_kills.close()
         self._epoll.close()
         self._poller.close()
+        self._state.close()
 
     # Events.
 
@@ -232,6 +230,7 @@ class Supervisor:
                     pass  # it is the client's
         found.extend(self._exits(failures))
         found.extend(self._poller.poll(self.attempt_state))
+        self._state.poll()
         return found
 
     def _receive(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
@@ -286,9 +285,13 @@ class Supervisor:
                 yield ProcessesExited(attempt=state.attempt)
 
     def _started(self, event: messages.WorkersForked) -> messages.WorkersForked:
-        if self.attempt_state is not None and self.attempt_state.attempt == event.attempt:
-            self.attempt_state.pids = event.pids
-        return event
+        if self.attempt_state is None or self.attempt_state.attempt != event.attempt:
+            return event
+        self.attempt_state.pids = event.pids
+        held = self._state.held()
+        if not held:  # so no commit is complete
+            self._state.announce(AnnounceCommit(attempt=event.attempt, commit=None))
+        return replace(event, held=held)
 
     def _stopped(self, attempt: int) -> ProcessesStopped:
         late: tuple[ProcessFailure, ...] = ()
@@ -342,9 +345,3 @@ class Supervisor:
         except OSError as error:
             why = f"there is no fork server: {limits.explained(error, 'the agent')}"
         yield messages.Ready(start_method=StartMethod.SPAWN, why=(why,), torch=False, pid=0), None
-
-
-def _check_signal(name: str) -> None:
-    if name not in signal.Signals.__members__:
-        msg = f"there is no signal {name!r}"
-        raise ValueError(msg)

@@ -5,6 +5,7 @@ The script calls this on each step, so a method takes a microsecond or two.
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic_ns, sleep
 
+from raylaunch.core.machine.commits import Commit
 from raylaunch.worker.heartbeats import shared_page
 
 _POLL_SECONDS = 0.001
@@ -146,6 +148,26 @@ class HeartbeatWriter:
             finally:
                 self._write(shared_page.WAITING_FOR_STOP, 0)
 
+    def commit_to_restore(self) -> Commit | None:
+        """Return what `State` restores in this attempt: the commit that the driver has chosen; None: there is none.
+
+        Waits for the choice, which is made when all workers of the world are forked.
+        """
+        numbers = self._numbers
+        while numbers is not None and numbers[shared_page.RESTORE_DECIDED] != numbers[shared_page.ATTEMPT]:
+            self.record_alive()
+            sleep(_POLL_SECONDS)
+            numbers = self._numbers
+        if numbers is None or not numbers[shared_page.RESTORE_ATTEMPT]:
+            return None
+        return Commit(numbers[shared_page.RESTORE_ATTEMPT], numbers[shared_page.RESTORE_STEPS])
+
+    def record_committed(self, completed: int) -> None:
+        """Record that the script's `State` has committed so many steps."""
+        self.record_alive()
+        if not self.save_in_progress:
+            self._write(shared_page.SAVED_STEP, completed)
+
     def enter_section(self) -> None:
         """Record that a section was entered. Sections may nest."""
         self._change_open_sections(1)
@@ -173,6 +195,25 @@ class HeartbeatWriter:
         numbers = self._numbers
         if numbers is not None:
             numbers[self._slot + field] = value
+
+
+def completed_steps(step: int) -> int:
+    """Return how many steps are completed after the step of this number; numbers start at 0.
+
+    Raises TypeError where it is no integer, and ValueError where it is negative or too large.
+    """
+    if isinstance(step, bool):
+        msg = f"`step` is the number of the step that was just done; got {step!r}"
+        raise TypeError(msg)
+    try:
+        number = operator.index(step)
+    except TypeError:
+        msg = f"`step` is the number of the step that was just done, an int; got {type(step).__name__} {step!r}"
+        raise TypeError(msg) from None
+    if not 0 <= number < shared_page.MAX_NUMBER:
+        msg = f"`step` is the number of the step that was just done, from 0 on; got {number}"
+        raise ValueError(msg)
+    return number + 1
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import errno
 import mmap
 import os
 import time
-from typing import Final
+from typing import Any, Final
 
 PAGE_VARIABLE = "RAYLAUNCH_PAGE"
 """In a worker's environment: `PATH:LOCAL_RANK`. The path can be opened as long as the agent lives."""
@@ -31,6 +31,12 @@ PROPOSED_STEP: Final = 2
 """Header, written by the agent: the step after which all ranks are to save, plus one; 0: none."""
 COMMITTED_STEP: Final = 3
 """Header, written by the agent: PROPOSED_STEP, once it is known that no rank had passed that step."""
+RESTORE_DECIDED: Final = 4
+"""Header, written by the agent, after the two that follow: the attempt for which they say what `State` restores."""
+RESTORE_ATTEMPT: Final = 5
+"""Header, written by the agent: the attempt in which the commit to restore was written; 0: there is none to restore."""
+RESTORE_STEPS: Final = 6
+"""Header, written by the agent: how many steps were completed in that commit."""
 
 PROGRESS: Final = 0
 """Slot: the number of optimizer steps and heartbeats in the attempt."""
@@ -68,7 +74,7 @@ class SharedPage:
     """
 
     def __init__(self, fd: int) -> None:
-        self.numbers = _map(fd)
+        self.numbers = memoryview(map_file(fd, PAGE_BYTES)).cast("B").cast("q")
 
     @classmethod
     def create(cls) -> tuple[SharedPage, int]:
@@ -107,8 +113,10 @@ def slot_offset(local_rank: int) -> int:
     return _HEADER_FIELDS + _SLOT_FIELDS * local_rank
 
 
-def _map(fd: int) -> memoryview:
-    """Map the file with mmap(2).
+def map_file(fd: int, size: int) -> Any:
+    """Map the first `size` bytes of a file with mmap(2), for as long as this process lives; return a ctypes array.
+
+    Raises OSError.
 
     Python's `mmap` would keep a duplicate of the descriptor, which a script that closes all files breaks: the number
     may then belong to another file, which `mmap` would close in the end.
@@ -117,9 +125,9 @@ def _map(fd: int) -> memoryview:
 
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    arguments = (ctypes.c_size_t(PAGE_BYTES), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, ctypes.c_long(0))
+    arguments = (ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, ctypes.c_long(0))
     address = libc.mmap(None, *arguments)
     if address in (None, ctypes.c_void_p(-1).value):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return memoryview((ctypes.c_byte * PAGE_BYTES).from_address(address)).cast("B").cast("q")
+    return (ctypes.c_byte * size).from_address(address)

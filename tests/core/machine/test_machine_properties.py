@@ -7,6 +7,7 @@ simulated nodes, some of them silent, carry out the actions: every run comes to 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -272,10 +273,16 @@ def rosters_are_valid(a_job: Job, steps: Sequence[Step]) -> None:
 
 
 def remaining_nodes_keep_their_order(a_job: Job, steps: Sequence[Step]) -> None:
-    """Nodes of two consecutive attempts keep their order, and come before new nodes."""
+    """Nodes of two consecutive attempts keep their order, and come before new nodes, except for one that is in the
+    place of a lost node of its host."""
+    hosts = steps[-1].hosts if steps else {}
     for before, after in pairwise(actions_of(steps, Launch)):
         both = [node for node in before.roster if node in after.roster]
-        assert list(after.roster[: len(both)]) == both
+        assert [node for node in after.roster if node in both] == both
+        gone = Counter(hosts[node] for node in before.roster if node not in both)
+        last = max((after.roster.index(node) for node in both), default=0)
+        early = Counter(hosts[node] for node in after.roster[:last] if node not in both)
+        assert early <= gone
 
 
 def each_attempt_is_stopped_before_the_next(a_job: Job, steps: Sequence[Step]) -> None:

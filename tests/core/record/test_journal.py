@@ -19,6 +19,7 @@ from machine_helpers import failed, failure, finished, job, joined, raised, star
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
+from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -74,6 +75,8 @@ groups = st.builds(
     note=texts,
 )
 timings = st.builds(RestartTimings, ordered=times, ended=times, forked=times)
+commits = st.builds(Commit, st.integers(1, 9), st.integers(1, 99))
+held_commits = st.builds(HeldCommit, rank=st.integers(0, 9), world_size=st.integers(1, 9), commit=commits)
 jobs = st.builds(
     Job,
     entrypoint=st.builds(
@@ -109,6 +112,8 @@ def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
         "tuple[NodeId, ...]": st.lists(texts, max_size=3).map(tuple),
         "tuple[Failure, ...]": st.lists(failures, max_size=2).map(tuple),
         "RestartTimings | None": st.none() | timings,
+        "Commit | None": st.none() | commits,
+        "tuple[HeldCommit, ...]": st.lists(held_commits, max_size=2).map(tuple),
         "tuple[UnreachablePeer, ...]": st.lists(peers, max_size=2).map(tuple),
         "tuple[StackGroup, ...]": st.lists(groups, max_size=2).map(tuple),
     }

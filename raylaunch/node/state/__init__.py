@@ -1,0 +1,6 @@
+"""Memory that holds the commits of workers' `State`, and outlives the workers, the fork server and the agent.
+
+Start with `state_memory`: the agent's part, which hands out memory files to workers, and says which commits they hold.
+`fd_store` is a process that keeps duplicates of their descriptors for the case that the agent is killed; agents use it
+through `fd_store_client`. The layout of a file is in `raylaunch/worker/state/commit_buffer.py`.
+"""

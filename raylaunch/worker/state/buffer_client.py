@@ -1,0 +1,58 @@
+"""How a worker gets its buffers from the agent of its node: a request and an answer over a Unix socket, in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, fields
+
+ADDRESS_VARIABLE = "RAYLAUNCH_STATE"
+"""In a worker's environment: the abstract name of the agent's socket (unix(7)), without its first byte."""
+_MESSAGE_BYTES = 65536
+_SECONDS = 60.0
+"""How long the agent may take to answer. It only makes a file; but its machine may be busy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A worker asks for one of its buffers."""
+
+    attempt: int
+    rank: int
+    index: int
+    """0 or 1."""
+    bytes: int = 0
+    """How large it must be at least; 0: as it is, if it exists."""
+    node_bytes: int = 0
+    """What all buffers of the node will need, if all its workers need as much as this one."""
+
+
+def parse(data: bytes) -> Request | None:
+    """Return the request; None: it is none."""
+    try:
+        found = json.loads(data)
+        if all(type(found[field.name]) is int for field in fields(Request)):
+            return Request(**found)
+    except (ValueError, TypeError, KeyError):
+        pass
+    return None
+
+
+def ask(request: Request) -> tuple[int | None, str]:
+    """Return the descriptor of the buffer, None if it does not exist, and a note for a person, `""` for none.
+
+    Raises MemoryError where the node may not use so much, and OSError where the agent cannot be reached.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(_SECONDS)
+        sock.connect("\0" + os.environ.get(ADDRESS_VARIABLE, ""))
+        sock.send(json.dumps(asdict(request)).encode())
+        data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
+    if not data:
+        msg = "the agent does not know this worker"
+        raise ConnectionError(msg)
+    answer = json.loads(data)
+    if answer["error"]:
+        raise MemoryError(answer["error"])
+    return (fds[0] if fds else None), answer["note"]

@@ -1,0 +1,72 @@
+"""After which steps `State` commits: each, every so many, or as often as costs little."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Literal
+
+COST_SHARE = 0.02
+"""With `every="auto"`: what commits may cost, as a share of the time between them."""
+_WARM_AFTER = 3
+"""Commits of an attempt, the first to be measured included: the two before fill the pages of the two buffers."""
+_STEPS_MEASURED = 16
+
+Every = Literal["auto"] | int
+"""How often to commit."""
+
+
+class CommitSchedule:
+    """Decides whether a step is followed by a commit, in the same way on all ranks.
+
+    With `auto`, rank 0 measures and proposes an interval with each commit. All ranks use it from the next commit on,
+    before which they have all got it: see `CommitAgreement`.
+    """
+
+    def __init__(self, every: Every) -> None:
+        """Raise TypeError or ValueError where `every` is neither `auto` nor a number from 1 on."""
+        if every != "auto" and (isinstance(every, bool) or not isinstance(every, int)):
+            msg = f'`every` is "auto" or a number of steps; got {every!r}'
+            raise TypeError(msg)
+        if isinstance(every, int) and every < 1:
+            msg = f"`every` is a number of steps from 1 on; got {every}"
+            raise ValueError(msg)
+        self._every = every
+        self._next = 0
+        self._steps: deque[float] = deque(maxlen=_STEPS_MEASURED)
+        self._called_at: float | None = None
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the ranks have to agree on the interval."""
+        return self._every == "auto"
+
+    def is_due(self, completed: int) -> bool:
+        """Return whether to commit after so many steps."""
+        return completed >= self._next if isinstance(self._every, str) else completed % self._every == 0
+
+    def committed(self, completed: int, interval: int) -> None:
+        """Note a commit, and the interval that all ranks have agreed on before."""
+        self._next = completed + interval
+
+    # Measuring, on rank 0.
+
+    def step_ended(self, now: float) -> None:
+        """Note that the script has done a step: `State.commit` is called. Times are in seconds."""
+        if self._called_at is not None:
+            self._steps.append(now - self._called_at)
+
+    def step_begins(self, now: float) -> None:
+        """Note that `State.commit` returns."""
+        self._called_at = now
+
+    @property
+    def step_seconds(self) -> float:
+        """The median time of the last steps, without commits; 0 before the second."""
+        return sorted(self._steps)[len(self._steps) // 2] if self._steps else 0.0
+
+    def proposed_interval(self, commits: int, cost: float) -> int:
+        """Return the interval, in steps, for a commit that costs so many seconds. `commits`: those of this attempt."""
+        if commits < _WARM_AFTER or not self.step_seconds:
+            return 1
+        return max(1, math.ceil(cost / (COST_SHARE * self.step_seconds)))

@@ -1,0 +1,72 @@
+"""Copies of CUDA tensors into a buffer, on a stream of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from raylaunch.worker.state.commit_buffer import CommitBuffer
+
+
+class CudaCopies:
+    """Copies of one commit. The script's stream waits for them on the device, so that nothing is overwritten early.
+
+    The script itself goes on at once, if the buffer is pinned. Where it cannot be, the copies are made before it does.
+    """
+
+    def __init__(self, buffer: CommitBuffer, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """`pairs`: tensors in the buffer, and tensors on devices."""
+        self._ends: list[tuple[Any, Any]] = []
+        by_device = defaultdict(list)
+        for target, source in pairs:
+            by_device[source.device].append((target, source))
+        if not by_device:
+            return
+        torch = sys.modules["torch"]
+        pin(buffer)
+        for device, copies in by_device.items():
+            current, side = torch.cuda.current_stream(device), _side_stream(device)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                begin.record(side)
+                for target, source in copies:
+                    target.copy_(source, non_blocking=True)
+                end.record(side)
+            current.wait_event(end)
+            self._ends.append((begin, end))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is something to wait for."""
+        return bool(self._ends)
+
+    def finish(self) -> float:
+        """Wait until everything is copied, and return the seconds that it took."""
+        seconds = 0.0
+        for begin, end in self._ends:
+            end.synchronize()
+            seconds = max(seconds, begin.elapsed_time(end) / 1000)
+        return seconds
+
+
+_streams: dict[Any, Any] = {}
+_pinned: set[tuple[int, int]] = set()
+"""Address and size of each buffer that was pinned, or cannot be."""
+
+
+def _side_stream(device: Any) -> Any:
+    if device not in _streams:
+        _streams[device] = sys.modules["torch"].cuda.Stream(device)
+    return _streams[device]
+
+
+def pin(buffer: CommitBuffer) -> None:
+    """Pin the memory of a buffer (cudaHostRegister), once. Where that fails, copies into it are slower."""
+    memory = sys.modules["torch"].frombuffer(buffer.memory, dtype=sys.modules["torch"].uint8)
+    key = memory.data_ptr(), buffer.size
+    if key not in _pinned:
+        _pinned.add(key)
+        sys.modules["torch"].cuda.cudart().cudaHostRegister(*key, 0)

@@ -1,0 +1,243 @@
+"""The memory that a node holds for `State`: who gets it, how much there is, and what outlives the agent."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.core.placement.environment import Member, assign
+from raylaunch.node.linux import processes
+from raylaunch.node.protocol.messages import AnnounceCommit
+from raylaunch.node.state.fd_store_client import FdStoreClient
+from raylaunch.node.state.state_memory import StateMemory
+from raylaunch.worker.heartbeats import shared_page as fields
+from raylaunch.worker.heartbeats.shared_page import SharedPage
+from raylaunch.worker.state import buffer_client
+from raylaunch.worker.state.buffer_client import Request
+from raylaunch.worker.state.commit_buffer import CommitBuffer
+from tests.node.harness import until
+
+SIZE = 100_000
+
+
+def part(rank: int = 0, steps: int = 5) -> HeldCommit:
+    return HeldCommit(rank=rank, world_size=2, commit=Commit(1, steps))
+
+
+def own_name(monkeypatch, memory: StateMemory) -> None:
+    monkeypatch.setenv(buffer_client.ADDRESS_VARIABLE, memory.address)
+
+
+@contextmanager
+def memory_of(monkeypatch, secret: str = "", most: int | None = None, attempt: int = 1):
+    """A node with both workers of a world, whose memory is served by a thread, as the agent's event loop does."""
+    page, fd = SharedPage.create()
+    memory = StateMemory(page, secret, most)
+    memory.begin(assign(attempt, [Member(node="node-0", address="", nproc=2)])[0])
+    own_name(monkeypatch, memory)
+    wake, end = os.pipe()
+
+    def serve() -> None:
+        while wake not in select.select([memory.fileno(), wake], [], [])[0]:
+            memory.poll()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield memory, page
+    finally:
+        os.write(end, b"x")
+        thread.join()
+        memory.close()
+        for each in (wake, end, fd):
+            os.close(each)
+
+
+def buffer_of(
+    rank: int = 0, index: int = 0, size: int = SIZE, attempt: int = 1, node_bytes: int = 0
+) -> CommitBuffer | None:
+    request = Request(attempt=attempt, rank=rank, index=index, bytes=size, node_bytes=node_bytes)
+    fd, _ = buffer_client.ask(request)
+    return CommitBuffer(fd) if fd is not None else None
+
+
+def test_a_sealed_buffer_is_held_and_a_torn_one_is_not(monkeypatch):
+    with memory_of(monkeypatch) as (memory, _):
+        buffer = buffer_of(rank=1)
+        buffer.write_pickle(b"pickle", tensors=64)
+        assert memory.held() == ()
+        buffer.header.seal(part(1), tensors=64, pickled=6)
+        assert memory.held() == (part(1),)
+        again = buffer_of(rank=1, size=0)
+        assert again.read_pickle() == b"pickle"
+        again.header.unseal()
+        assert memory.held() == ()
+
+
+def test_a_damaged_header_is_noticed(monkeypatch):
+    with memory_of(monkeypatch):
+        buffer = buffer_of()
+        buffer.header.seal(part(), tensors=SIZE, pickled=SIZE)
+        with pytest.raises(ValueError, match="its header says more"):
+            buffer.read_pickle()
+
+
+def test_a_buffer_grows_and_keeps_what_it_has(monkeypatch):
+    with memory_of(monkeypatch) as (memory, _):
+        buffer_of().header.seal(part(), tensors=0, pickled=0)
+        assert buffer_of(size=5 * SIZE).size == 5 * SIZE
+        assert buffer_of(size=1).size == 5 * SIZE
+        assert memory.held() == (part(),)
+
+
+@pytest.mark.parametrize("request_of", [{"attempt": 2}, {"rank": 2}, {"index": 2}])
+def test_only_workers_of_the_attempt_get_memory(monkeypatch, request_of):
+    with memory_of(monkeypatch), pytest.raises(ConnectionError):
+        buffer_of(**request_of)
+
+
+def test_a_buffer_that_was_never_made_is_none(monkeypatch):
+    with memory_of(monkeypatch):
+        assert buffer_of(size=0) is None
+
+
+@pytest.mark.parametrize("most", [SIZE * 3, None])
+def test_too_little_memory_is_an_error_that_says_how_much_is_needed(monkeypatch, most):
+    """`node_bytes` counts what the other workers of the node will need."""
+    node_bytes = SIZE * 4 if most else 1 << 60
+    with memory_of(monkeypatch, most=most) as (memory, _):
+        with pytest.raises(MemoryError, match=r"need [\d.]+ GiB of this node's memory.*`state_memory` sets"):
+            buffer_of(node_bytes=node_bytes)
+        assert memory.held() == ()
+        assert buffer_of(size=0) is None
+
+
+def test_what_to_restore_is_on_the_page_for_the_attempt_alone(monkeypatch):
+    with memory_of(monkeypatch) as (memory, page):
+        assert page.numbers[fields.RESTORE_DECIDED] == 0
+        memory.announce(AnnounceCommit(attempt=2, commit=Commit(1, 8)))
+        assert page.numbers[fields.RESTORE_DECIDED] == 0
+        memory.announce(AnnounceCommit(attempt=1, commit=Commit(4, 8)))
+        found = [
+            page.numbers[field] for field in (fields.RESTORE_DECIDED, fields.RESTORE_ATTEMPT, fields.RESTORE_STEPS)
+        ]
+        assert found == [1, 4, 8]
+
+
+def test_ranks_of_another_node_are_dropped_when_memory_is_needed(monkeypatch):
+    with memory_of(monkeypatch) as (memory, _):
+        buffer_of(rank=0).header.seal(part(0), tensors=0, pickled=0)
+        world = [Member(node="node-9", address="", nproc=1), Member(node="node-0", address="", nproc=2)]
+        memory.begin(assign(2, world)[1])
+        buffer_of(rank=1, attempt=2)
+        memory.begin(assign(3, world[1:])[0])
+        assert memory.held() == ()
+
+
+# The state keeper.
+
+
+@pytest.fixture(autouse=True)
+def no_zombies(no_leaks):
+    """Reap state keepers that have ended, as the end of the agent would."""
+    before = children()
+    yield
+
+    def reaped() -> bool:
+        for pid in children() - before:
+            os.waitpid(pid, os.WNOHANG)
+        return children() <= before
+
+    until(reaped, "a state keeper is left")
+
+
+def there_is_one(secret: str) -> bool:
+    """Return whether a state keeper listens under a secret's name."""
+    client = FdStoreClient(secret)
+    found = client.connect()
+    client.leave()
+    return found
+
+
+def wait_for_its_end(secret: str) -> None:
+    until(lambda: not there_is_one(secret), "the state keeper does not end")
+
+
+def children() -> set[int]:
+    return processes.children()
+
+
+def killed(client: FdStoreClient) -> None:
+    """Let the connection end as it does when the agent is killed."""
+    client.disconnect()
+
+
+def test_the_next_agent_gets_the_files_of_one_that_was_killed():
+    secret = secrets.token_hex(8)
+    file = os.memfd_create("x")
+    os.write(file, b"state")
+    first, second = FdStoreClient(secret), FdStoreClient(secret)
+    assert not second.connect()
+    first.start()
+    first.keep(3, 1, file)
+    first.keep(4, 0, file)
+    os.close(file)
+    killed(first)
+    assert second.connect()
+    ((rank, index, fd),) = second.take([3, 5])
+    assert (rank, index, os.pread(fd, 9, 0)) == (3, 1, b"state")
+    os.close(fd)
+    second.leave()
+    wait_for_its_end(secret)
+
+
+def test_the_state_keeper_ends_when_no_agent_comes_for_too_long():
+    secret = secrets.token_hex(8)
+    client = FdStoreClient(secret, seconds=0.1)
+    client.start()
+    assert there_is_one(secret)
+    killed(client)
+    wait_for_its_end(secret)
+
+
+def test_a_second_agent_of_a_host_uses_the_same_state_keeper():
+    secret = secrets.token_hex(8)
+    clients = [FdStoreClient(secret), FdStoreClient(secret)]
+    file = os.memfd_create("x")
+    for client in clients:
+        client.start()
+        client.keep(0, 0, file)
+    os.close(file)
+    clients[0].leave()
+    assert there_is_one(secret)
+    clients[1].leave()
+    wait_for_its_end(secret)
+
+
+def test_without_a_secret_there_is_no_state_keeper():
+    client = FdStoreClient("")
+    client.start()
+    assert client.fileno() == -1
+    assert not client.connect()
+
+
+def test_an_agent_replaces_a_state_keeper_that_was_killed_and_the_next_agent_finds_all(monkeypatch):
+    secret = secrets.token_hex(8)
+    before = children()
+    with memory_of(monkeypatch, secret):
+        buffer_of().header.seal(part(), tensors=0, pickled=0)
+        (keeper,) = children() - before
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: children() - before - {keeper}, "there is no new state keeper")
+        time.sleep(0.05)
+        with memory_of(monkeypatch, secret, attempt=2) as (memory, _):
+            assert memory.held() == (part(),)
+    wait_for_its_end(secret)

@@ -1,0 +1,185 @@
+"""`State` in a script: what it restores, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from raylaunch.core.machine.events_and_actions import WorkersStarted
+from raylaunch.node.protocol.messages import AnnounceCommit
+from raylaunch.worker import State
+from tests.node.harness import Node, mark, no_leaks, own_node, pipe
+
+__all__ = ["mark", "no_leaks", "own_node", "pipe"]
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_outside_a_launch_nothing_happens(monkeypatch):
+    monkeypatch.delenv("RAYLAUNCH_PAGE", raising=False)
+    state = State(counter=Counter(), every=1)
+    state["epoch"] = 3
+    state.commit(0)
+    assert (state.restore(), state["epoch"], state.get("x"), "epoch" in state) == (0, 3, None, True)
+
+
+@pytest.mark.parametrize("step", [-1, 1 << 62])
+def test_steps_are_checked(step):
+    with pytest.raises(ValueError, match="`step` is the number"):
+        State().commit(step)
+
+
+def test_other_values_are_refused():
+    with pytest.raises(TypeError, match=r'`epoch` has no `state_dict`.*state\["epoch"\] = ...'):
+        State(epoch=3)
+
+
+COUNTS = """
+    import os, random, sys
+    from raylaunch.worker import State
+    class Counter:
+        count = 0
+        def state_dict(self):
+            return {"count": self.count}
+        def load_state_dict(self, state):
+            self.count = state["count"]
+    names = sys.argv[1].split(",")
+    things = {name: Counter() for name in names}
+    state = State(every=1, **things)
+    done = state.restore()
+    print(done, things[names[0]].count, state.get("epoch"), random.random() if done else "")
+    for step in range(done, done + 4):
+        things[names[0]].count += 10
+        state["epoch"] = step, Counter
+        random.seed(step)
+        state.commit(step)
+        random.seed(99)
+    random.seed(step)
+    print(random.random())
+    raise SystemExit(1)
+"""
+
+
+def attempt(node: Node, script: str, *args: str, **changes) -> list[str]:
+    """Run one attempt, as the driver does; return what rank 0 has printed."""
+    node.launch(script, *args, **changes)
+    (started,) = [node.wait(WorkersStarted)]
+    if started.held:
+        commit = max(part.commit for part in started.held)
+        node.supervisor.handle(AnnounceCommit(attempt=node.attempt, commit=commit))
+    outcome = node.run_to_end(1)
+    return (outcome.stdout() + outcome.stderr()).split("\n")
+
+
+def test_values_objects_and_random_states_come_back(own_node):
+    """Without torch. The second attempt restores the last commit of the first one, and the third that of the second."""
+    script = own_node.script(COUNTS)
+    first = attempt(own_node, script, "a,b")
+    assert first[0].split()[:3] == ["0", "0", "None"]
+    second = attempt(own_node, script, "a,b")
+    assert second[0].split()[:2] == ["4", "40"]
+    assert "Counter" in second[0]
+    assert second[0].split()[-1] == first[1]
+    third = attempt(own_node, script, "a,b")
+    assert third[0].split()[:2] == ["8", "80"]
+    wrong = attempt(own_node, script, "a,c")
+    assert "do not have the same objects: b, c" in "".join(wrong)
+
+
+TENSORS = '''
+    import sys
+    import torch
+    from torch import nn
+    from raylaunch.worker import State
+
+    class Keeps(nn.Module):
+        """A module that keeps the very tensors that it is given."""
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.arange(5.0))
+        def load_state_dict(self, state, *args, **kwargs):
+            self.kept = state["kept"]
+
+    class Holds:
+        """As an optimizer does, it keeps what it is given."""
+        tensors = {"step": torch.tensor(0.0), "average": torch.zeros(3)}
+        def state_dict(self):
+            return {"state": dict(self.tensors)}
+        def load_state_dict(self, state):
+            self.tensors = state["state"]
+
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    keeps = Keeps()
+    holds = Holds()
+    state = State(net=net, keeps=keeps, holds=holds, every=1)
+    done = state.restore()
+    special = [
+        torch.tensor(3.5, dtype=torch.bfloat16), torch.zeros(0, 4), torch.tensor([True, False]),
+        torch.arange(6).reshape(2, 3).t(), torch.tensor([1 + 2j]), torch.randn(2, 3).to_sparse(),
+        nn.Parameter(torch.ones(2)), torch.ones(1).expand(4), torch.randn(1, 3, 4, 4).to(memory_format=torch.channels_last),
+    ]
+    def digest():
+        parts = [*net.state_dict().values(), keeps.kept, *holds.tensors.values()]
+        return [float(part.double().sum()) for part in parts]
+    if done:
+        found = state["special"]
+        same = [torch.equal(a.to_dense() if a.is_sparse else a, b.to_dense() if b.is_sparse else b)
+                and a.dtype == b.dtype for a, b in zip(found, state["again"], strict=True)]
+        print(done, all(same), digest() == state["digest"], found[8].stride() == special[8].stride(), type(found[6]).__name__)
+        before = digest()
+        torch.manual_seed(5)
+    for step in range(done, done + 3):
+        net(torch.randn(2, 3, 8, 8)).sum().backward()
+        for one in holds.tensors.values():
+            one += 1
+        keeps.kept = keeps.kept + 1
+        state["special"], state["again"], state["digest"] = special, [one.clone() for one in special], digest()
+        state.commit(step)
+    if done:  # nothing that was restored is memory that these commits have overwritten
+        print(keeps.kept.tolist() == [float(n + 6) for n in range(5)], float(holds.tensors["step"]))
+    raise SystemExit(1)
+'''
+
+
+@pytest.mark.parametrize("own_node", [("torch",)], indirect=True)
+def test_tensors_of_all_kinds_come_back_and_are_the_scripts_own(own_node):
+    script = own_node.script(TENSORS)
+    first = attempt(own_node, script)
+    assert first == [""], first
+    second = attempt(own_node, script)
+    assert second[:2] == ["3 True True True Parameter", "True 6.0"], second
+
+
+GREEDY = """
+    from raylaunch.worker import State
+    state = State(every=1)
+    state["x"] = bytes(1000)
+    try:
+        state.commit(0)
+    except MemoryError as error:
+        print(error)
+    raise SystemExit(1)
+"""
+
+
+def test_too_little_memory_is_an_error_of_commit(own_node):
+    own_node.supervisor.close()
+    node = Node(env=own_node.supervisor.spec.env, state_bytes=10_000, preload=())
+    node.folder, node.mark = own_node.folder, own_node.mark
+    node.start()
+    node.set(run_dir=str(own_node.folder / "run"), cwd=str(own_node.folder))
+    try:
+        (line, *_) = attempt(node, node.script(GREEDY))
+        assert "the job allows no more; `state_memory` sets how much it may be" in line
+    finally:
+        node.supervisor.close()
