@@ -1,0 +1,73 @@
+"""A run on three Ray nodes that people restart, resize, drain and stop: no step is lost, and no restart is spent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.private_cluster import private_cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+PROGRAM = "from raylaunch.cli.main import main; exit(main())"
+TRAIN = """
+import os, time
+import torch
+from raylaunch import worker
+
+begin = int(open("step.txt").read()) if os.path.exists("step.txt") else 0
+for step in range(begin, 100_000):
+    with open(f"steps-{os.environ['RANK']}.txt", "a") as file:
+        file.write(f"{step}\\n")
+    worker.heartbeat()
+    time.sleep(0.02)
+    if worker.should_checkpoint(step):
+        if os.environ["RANK"] == "0":
+            with open("step.txt.new", "w") as file:
+                file.write(str(step + 1))
+            os.replace("step.txt.new", "step.txt")
+        worker.checkpointed(step)
+"""
+
+
+def test_what_people_request_loses_no_step(tmp_path: Path):
+    """Commands from another process. Rank 0 does each step once, over all attempts."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    with private_cluster(cpus=1, lean=True) as cluster:
+        cluster.add_node(cpus=1)
+        cluster.add_node(cpus=1)
+        env = cluster.env(XDG_STATE_HOME=str(tmp_path / "state"))
+        flags = ["--nnodes", "1:3", "--max-restarts", "0", "--set", "run_id=one", "--set", "preload=[]"]
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", PROGRAM, *arguments]
+            return subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stderr=subprocess.PIPE)
+
+        def do(*arguments: str) -> None:
+            process = start(*arguments)
+            assert (process.wait(60), process.communicate()[1]) is not None
+            assert process.returncode == 0, arguments
+
+        run = start(*flags, "train.py")
+        events = tmp_path / "runs" / "train" / "one" / "events.jsonl"
+        until = time.monotonic() + 120
+        while not (tmp_path / "steps-2.txt").exists():
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        do("restart", "one")
+        do("resize", "1:2", "one")
+        do("drain", "node-2", "one")
+        do("stop", "-y", "one")
+        assert run.wait(60) == 143
+        run.communicate()
+    result = json.loads(events.with_name("result.json").read_text())
+    assert [len(attempt["roster"]) for attempt in result["attempts"]][:3] == [3, 3, 2]
+    assert "node-2" not in result["attempts"][-1]["roster"]
+    assert all(failure["stopped"] for attempt in result["attempts"] for failure in attempt["failures"])
+    steps = [int(line) for line in (tmp_path / "steps-0.txt").read_text().split()]
+    assert steps == list(range(len(steps)))
