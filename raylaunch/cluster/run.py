@@ -39,7 +39,6 @@ from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan, settled
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import future_losses
-from raylaunch.core.text import count
 from raylaunch.errors import ClusterError, ConfigError, ExitCode
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 from raylaunch.node.protocol.terminal_messages import Keyboard
@@ -206,9 +205,6 @@ def _prepare(
     losses = future_losses(folder.where, _cwd(), job.entrypoint.args, unpacked=session.brings_files)
     for warning in (*session.notes, *plan.warnings, *losses):
         observer.on_message(warning)
-    if keyboard is not None and keyboard.spec.rank >= plan.workers:
-        msg = f"there is no rank {keyboard.spec.rank}: the job has {count(plan.workers, 'worker')}"
-        raise ConfigError(msg)
     template = worker_template(
         job,
         plan,

@@ -150,11 +150,9 @@ class Driver:
         All of them, since this process may have stood still: no deadline is enforced before what arrived in time is
         handled.
         """
-        times = [self._run_time(self.nodes.next_check), self._executor.wake_at, self._peers.next_check]
-        times.append(self.requests.next_check)
-        if self._is_training():
-            times.append(self._monitor.next_check)
-        nearest = min(times)
+        checks = (self._peers.next_check, self.requests.next_check, self._run_time(self.nodes.next_check))
+        training = (self._monitor.next_check,) if self._is_training() else ()
+        nearest = min(self._executor.wake_at, *checks, *training)
         with contextlib.suppress(queue.Empty):
             yield self._inbox.get(timeout=None if nearest == float("inf") else max(0.0, nearest - self._now()))
             for _ in range(self._inbox.qsize()):
@@ -340,9 +338,8 @@ class Driver:
 
 
 def _progress(job: Job) -> ProgressTracker:
-    auto = job.hang_timeout == "auto"
     seconds = None if isinstance(job.hang_timeout, str) else float(job.hang_timeout)
-    return ProgressTracker(seconds, auto)
+    return ProgressTracker(seconds, job.hang_timeout == "auto")
 
 
 def _port_in_use(node: NodeId, word: StoreOpened, port: int) -> ClusterError:

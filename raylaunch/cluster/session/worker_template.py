@@ -6,6 +6,8 @@ import os
 
 from raylaunch.core.job.job import Job, StartMethod
 from raylaunch.core.placement.plan import Plan
+from raylaunch.core.text import count
+from raylaunch.errors import ConfigError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 from raylaunch.node.protocol.terminal_messages import TerminalSpec
 
@@ -13,7 +15,13 @@ from raylaunch.node.protocol.terminal_messages import TerminalSpec
 def worker_template(
     job: Job, plan: Plan, run_dir: str, *, payload: bytes, terminal: TerminalSpec | None, on_cluster: bool
 ) -> WorkerTemplate:
-    """Return what workers of all nodes have in common. `on_cluster`: whether the agents are processes of their own."""
+    """Return what workers of all nodes have in common. `on_cluster`: whether the agents are processes of their own.
+
+    Raises ConfigError if there is no such rank as that which gets the terminal.
+    """
+    if terminal is not None and terminal.rank >= plan.workers:
+        msg = f"there is no rank {terminal.rank}: the job has {count(plan.workers, 'worker')}"
+        raise ConfigError(msg)
     entry = job.entrypoint
     return WorkerTemplate(
         run_dir=run_dir,
