@@ -27,6 +27,7 @@ WANTED: dict[str, str] = {
     "env RAYLAUNCH_ATTEMPT": "counts all starts, of which TORCHELASTIC_RESTART_COUNT counts some",
     "env RAYLAUNCH_PAGE": "where steps are marked, and checkpoints asked for",
     "env RAYLAUNCH_RUN_DIR": "where a script can write what belongs to the run, as for TensorBoard",
+    "env RAYLAUNCH_STATE": "where a script that commits its state asks for memory",
     "env RAY_ADDRESS": "`ray.init()` in a script finds the cluster that it runs on",
     "env RAY_AUTH_MODE": "and is let in",
     "env RAY_AUTH_TOKEN": "and is let in",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import StrEnum
 from raylaunch.core.record.result import RunResult
-from raylaunch.core.record.run_status import RunStatus
 from raylaunch.core.text import capped, count
 from raylaunch.errors import ExitCode, signal_exit_code
 

@@ -12,13 +12,13 @@ from raylaunch.core.failures.failure import Failure, alike, consequences
 from raylaunch.core.history.attempt_times import AttemptTimes
 from raylaunch.core.history.restart_cost import RestartCost, RestartPart
 from raylaunch.core.history.run_history import RunHistory
+from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.history.step_rates import StepRate
 from raylaunch.core.history.time_per_state import TimeState
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.journal import JournalHeader
 from raylaunch.core.record.result import RunResult
-from raylaunch.core.record.run_status import RunStatus
 from raylaunch.errors import ExitCode
 
 SCHEMA = 1

@@ -13,12 +13,12 @@ from raylaunch.cli.html_report.report_facts import ReportFacts, RunRecordRead, f
 from raylaunch.cluster.driver.observer import described
 from raylaunch.cluster.driver.run_folder import STALL_SECONDS, open_private
 from raylaunch.core.history.run_history import HistoryBuilder
+from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.result import RunResult
-from raylaunch.core.record.run_status import StatusBuilder
 from raylaunch.errors import ConfigError
 
 MOST_AT_THE_END = 8_000_000

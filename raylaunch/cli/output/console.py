@@ -125,7 +125,7 @@ class Console:
 
     def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """Print what changed, and why."""
-        self._live.on_machine(machine)
+        self._live.on_entry(entry, machine)
         self._print_event(entry, machine)
         whys = [action.why for action in entry.actions if isinstance(action, Launch)]
         for action in entry.actions:
@@ -231,7 +231,12 @@ class Console:
         return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self._colour and colour else text
 
     def report(self, text: str, *, ok: bool) -> None:
-        """Print the report: as lines of raylaunch if the run succeeded, else as a block."""
+        """Print the report: as lines of raylaunch if the run succeeded, else as a block.
+
+        After a run with a live line, the steps and the times of the run come first.
+        """
+        if self._guards and (ending := self._live.ending()):
+            self.say(ending)
         if ok:
             for line in text.splitlines():
                 self.say(line, colour="green")

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from raylaunch.cli.output.progress_line import rate_text
+from raylaunch.core.history.time_per_state import StatesBuilder, seconds_per_state
 from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.progress_report import ProgressSample
+from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.text import count
 
 _PREFIX = "raylaunch: "
@@ -114,9 +116,11 @@ class LiveLine:
     clock: Callable[[], float] = time.monotonic
     #: The status, and the time on the clock to which it belongs. Replaced as a whole.
     _latest: tuple[LiveStatus, float] | None = field(default=None, init=False)
+    _states: StatesBuilder = field(default_factory=StatesBuilder, init=False)
 
-    def on_machine(self, machine: Machine) -> None:
+    def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """Take over the state of the run after an event."""
+        self._states.add(entry)
         before = self.status
         low, high = machine.job.min_nodes, machine.job.max_nodes
         is_new = machine.phase is Phase.STARTING
@@ -137,8 +141,18 @@ class LiveLine:
 
     def on_progress(self, sample: ProgressSample) -> None:
         """Take over how far the attempt is."""
-        found = replace(self.status, seconds=sample.at, alive=sample.alive, behind=sample.behind)
+        goodput = self._states.goodput(sample.at)
+        found = replace(self.status, seconds=sample.at, alive=sample.alive, behind=sample.behind, goodput=goodput)
         self._note(found if sample.progress is None else replace(found, progress=sample.progress))
+
+    def ending(self) -> str:
+        """Return what to say at the end of the run: its steps, their mean rate, and how it spent its time."""
+        steps = sum(attempt.steps - (attempt.lost_steps or 0) for attempt in self._states.attempts)
+        rate = self._states.steps_per_second()
+        parts = [count(steps, "step"), *([rate_text(rate)] if rate is not None else [])] if steps else []
+        per_state = seconds_per_state(self._states.spans())
+        times = [f"{state} {duration(seconds)}" for state, seconds in per_state.items() if seconds >= 1]
+        return "; ".join(", ".join(part) for part in (parts, times) if part)
 
     def _note(self, status: LiveStatus) -> None:
         self._latest = status, self.clock()

@@ -16,8 +16,8 @@ from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_summary import RunSummary, summary
 from raylaunch.cli.runs.worker_logs import AttemptLogs, LogChoice
 from raylaunch.core.failures.failure import root_cause
+from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.record.run_layout import LAYOUTS
-from raylaunch.core.record.run_status import RunStatus
 from raylaunch.core.text import count
 from raylaunch.errors import ConfigError, ExitCode
 

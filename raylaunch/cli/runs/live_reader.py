@@ -10,7 +10,7 @@ from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control.control_client import ControlClient, ControlError, RefusedError
 from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs, RunState
-from raylaunch.core.record.run_status import RunStatus
+from raylaunch.core.history.run_status import RunStatus
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from raylaunch.cluster.control.control_messages import LogsListed
+from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.journal import JournalHeader
-from raylaunch.core.record.run_status import RunStatus, StatusBuilder
 from raylaunch.errors import ConfigError
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan

@@ -39,9 +39,9 @@ from raylaunch.cluster.control.control_messages import (
 )
 from raylaunch.cluster.driver.run_registry import DriverProcess
 from raylaunch.core.failures.stacks import NO_ANSWER
+from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.job.job import node_range
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.record.run_status import RunStatus
 from raylaunch.core.text import count, printable, spans
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 

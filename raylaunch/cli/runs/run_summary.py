@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.record.run_status import RunStatus, StatusBuilder
 
 LOST = "lost"
 UNKNOWN = "unknown"
@@ -45,6 +45,8 @@ class RunSummary:
     lost_steps: int
     training_seconds: float
     seconds: float
+    goodput: float | None
+    """The part of the time in which it trained, from 0 to 1; None if that is not known."""
     began: str
     host: str
     """Of the driver; "" if it is not known."""
@@ -79,6 +81,9 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
     seconds = max(last, seconds_since(began, now)) if is_current and state != Phase.DONE else last
     if is_current and state in (Phase.RUNNING, Phase.SAVING):
         trained += seconds - last
+    goodput = status.goodput
+    if goodput is not None and seconds > last:
+        goodput = (goodput * last + (seconds - last if state == Phase.RUNNING else 0.0)) / seconds
     return RunSummary(
         id=run.id,
         name=run.name,
@@ -99,6 +104,7 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
         lost_steps=status.result.lost_steps,
         training_seconds=trained,
         seconds=seconds,
+        goodput=goodput,
         began=began,
         host=run.driver.host if run.driver is not None else "",
         user=run.user,

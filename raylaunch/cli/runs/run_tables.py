@@ -7,16 +7,16 @@ from datetime import datetime
 
 from raylaunch.cli.output.progress_line import rate_text
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, seconds_since
+from raylaunch.core.history.run_status import NodeStatus, RunStatus
 from raylaunch.core.record.attempt import Attempt
 from raylaunch.core.record.run_layout import EVENTS
-from raylaunch.core.record.run_status import NodeStatus, RunStatus
 from raylaunch.core.text import capped, count, printable, spans
 
 _MOST_ATTEMPTS = 12
 _MOST_NODES = 64
 _MOST_WHY = 400
 _NOTHING = "-"
-_COLUMNS = ("NAME", "ID", "STATE", "NODES", "WORKERS", "STEP", "STEPS/S", "RESTARTS", "AGE", "WHERE")
+_COLUMNS = ("NAME", "ID", "STATE", "NODES", "WORKERS", "STEP", "STEPS/S", "RESTARTS", "GOODPUT", "AGE", "WHERE")
 
 
 def table(runs: Sequence[RunSummary], now: datetime, host: str, user: str = "") -> str:
@@ -39,6 +39,7 @@ def _row(run: RunSummary, now: datetime, host: str, user: str) -> tuple[str, ...
         if run.steps_per_second is None
         else f"{run.steps_per_second:.{1 if run.steps_per_second >= 1 else 3}f}",
         str(run.restarts),
+        _NOTHING if run.goodput is None else f"{run.goodput:.0%}",
         _age(seconds_since(run.began, now)) if run.began else _NOTHING,
         whose + (where if run.host in ("", host) else f"{run.host}:{where}"),
     )
@@ -92,7 +93,8 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
         yield "step", "".join(_step(run))
     lost = f", {count(run.lost_steps, 'step')} lost" if run.lost_steps else ""
     trained = f"{_span(run.training_seconds)} with all workers running, {count(run.restarts, 'restart')}{lost}"
-    yield "time", f"{_span(run.seconds)}, {trained}"
+    goodput = "" if run.goodput is None else f", goodput {run.goodput:.0%}"
+    yield "time", f"{_span(run.seconds)}, {trained}{goodput}"
     if run.pid is not None:
         yield "driver", f"process {run.pid} on {run.host}{', which is gone' if run.state == LOST else ''}"
     if run.cluster:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raylaunch.core.failures.stacks import Stack, StackGroup
+from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.record.run_status import RunStatus
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
 # What is asked.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs
+from raylaunch.core.history.run_status import NodeStatus, RunStatus
 from raylaunch.core.newtypes import NodeId
-from raylaunch.core.record.run_status import NodeStatus, RunStatus
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogBlock, LogQuery, LogRead, LogSpan
 

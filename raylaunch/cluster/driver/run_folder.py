@@ -23,6 +23,7 @@ from secrets import token_hex
 from typing import TextIO
 
 from raylaunch.cluster.driver.observer import described
+from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.placement.plan import Plan
@@ -30,7 +31,6 @@ from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.record.result import ResultBuilder, RunResult, facts
 from raylaunch.core.record.run_layout import LAYOUTS, RunLayout
-from raylaunch.core.record.run_status import RunStatus, StatusBuilder
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError
 from raylaunch.worker.runtime.process_setup import encodable, refuse_strangers

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raylaunch.core.history.attempt_times import AttemptTimes, TimesBuilder
+from raylaunch.core.history.attempt_times import AttemptTimes
 from raylaunch.core.history.node_lives import LivesBuilder, NodeLife
 from raylaunch.core.history.restart_cost import RestartCost, restart_costs
 from raylaunch.core.history.step_rates import RatesBuilder, SlowRank, StepRate
-from raylaunch.core.history.time_per_state import StateSpan, TimeState, goodput, seconds_per_state, state_spans
-from raylaunch.core.machine.events_and_actions import NodeGranted, Progressed, WorkersHung
+from raylaunch.core.history.time_per_state import StatesBuilder, StateSpan, TimeState, goodput, seconds_per_state
+from raylaunch.core.machine.events_and_actions import Progressed, WorkersHung
 from raylaunch.core.record.journal import JournalEntry
 
 MOST_HANGS = 20
@@ -42,25 +42,20 @@ class HistoryBuilder:
     """Computes the history from the entries of the journal, one after the other."""
 
     def __init__(self) -> None:
-        self._times = TimesBuilder()
+        self._states = StatesBuilder()
         self._lives = LivesBuilder()
         self._rates = RatesBuilder()
         self._hangs: list[WorkersHung] = []
         self._omitted_hangs = 0
-        self._granted_at = 0.0
-        self._now = 0.0
 
     def add(self, entry: JournalEntry) -> None:
         """Take the next entry of the journal."""
         event = entry.event
-        self._now = max(self._now, event.at if event is not None else 0.0)
-        self._times.add(entry)
+        self._states.add(entry)
         self._lives.add(entry)
         match event:
             case Progressed():
                 self._rates.add(event, self._lives.roster)
-            case NodeGranted() if not self._times.attempts:
-                self._granted_at = event.at
             case WorkersHung():
                 self._hangs.append(event)
                 if len(self._hangs) > MOST_HANGS:
@@ -71,9 +66,8 @@ class HistoryBuilder:
 
     def history(self, until: float = 0.0) -> RunHistory:
         """Return the history. `until`: for a run that goes on, the seconds since it began."""
-        until = max(self._now, until)
-        attempts = tuple(self._times.attempts)
-        spans = tuple(state_spans(attempts, granted_at=self._granted_at, until=until))
+        until = self._states.seconds(until)
+        attempts, spans = tuple(self._states.attempts), tuple(self._states.spans(until))
         per_state = seconds_per_state(spans)
         return RunHistory(
             seconds=until,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raylaunch.core.history.attempt_times import AttemptTimes, Interruption
+from raylaunch.core.history.attempt_times import AttemptTimes, Interruption, TimesBuilder
+from raylaunch.core.machine.events_and_actions import NodeGranted
 from raylaunch.core.newtypes import StrEnum
+from raylaunch.core.record.journal import JournalEntry
 
 
 class TimeState(StrEnum):
@@ -102,3 +104,47 @@ def goodput(seconds: dict[TimeState, float]) -> float | None:
     """Return the part of the time in which the run trained, from 0 to 1; None if no time has passed."""
     total = sum(seconds.values())
     return seconds[TimeState.TRAIN] / total if total > 0 else None
+
+
+class StatesBuilder:
+    """Computes the states of a run from the entries of the journal, one after the other."""
+
+    def __init__(self) -> None:
+        self._times = TimesBuilder()
+        self._granted_at = 0.0
+        #: The time of the latest event, in seconds since the run began.
+        self._now = 0.0
+
+    def add(self, entry: JournalEntry) -> None:
+        """Take the next entry of the journal."""
+        if entry.event is not None:
+            self._now = max(self._now, entry.event.at)
+        if isinstance(entry.event, NodeGranted) and not self.attempts:
+            self._granted_at = entry.event.at
+        self._times.add(entry)
+
+    @property
+    def attempts(self) -> Sequence[AttemptTimes]:
+        """The times of all attempts."""
+        return self._times.attempts
+
+    def seconds(self, until: float = 0.0) -> float:
+        """Return how far the journal goes. `until`: for a run that goes on, the seconds since it began."""
+        return max(self._now, until)
+
+    def spans(self, until: float = 0.0) -> list[StateSpan]:
+        """Return the states of the run, as `state_spans` does."""
+        return state_spans(self.attempts, granted_at=self._granted_at, until=self.seconds(until))
+
+    def goodput(self, until: float = 0.0) -> float | None:
+        """Return the part of the time in which the run trained; None if no time has passed."""
+        return goodput(seconds_per_state(self.spans(until)))
+
+    def steps_per_second(self) -> float | None:
+        """Return the mean rate of steps while attempts made some; None if there are no two steps."""
+        steps, seconds = 0, 0.0
+        for attempt in self.attempts:
+            if attempt.first_step_at is not None and attempt.last_step_at is not None:
+                steps += attempt.steps - 1
+                seconds += attempt.last_step_at - attempt.first_step_at
+        return steps / seconds if seconds > 0 else None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raylaunch.cli.output.live_line import LiveLine, LiveStatus, duration, line
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.events_and_actions import NodeJoined, Progressed, WorkersStarted
+from raylaunch.core.machine.events_and_actions import Event, NodeJoined, Progressed, WorkersStarted
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.progress_report import ProgressSample
+from raylaunch.core.record.journal import JournalEntry
 
 STEPS = Progressed(at=80.0, attempt=2, marks=900, low=1188, high=1200, marked=80.0, slowest=5, rate=12.4)
 UNNUMBERED = Progressed(at=80.0, attempt=2, marks=900, low=None, high=None, marked=80.0, slowest=0, rate=0.25)
@@ -90,23 +93,30 @@ def test_durations(seconds, text):
 
 
 def test_what_the_line_learns_of_a_run():
-    """From the machine after each event, and from samples of the progress; between them its time goes on."""
+    """From the entries of the journal, and from samples of the progress; between them its time goes on."""
     machine = Machine(Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:2", nproc_per_node=2, last_call=0.0))
     now = 100.0
     live = LiveLine(is_coloured=False, clock=lambda: now)
-    machine.start()
-    live.on_machine(machine)
+
+    def handle(event: Event) -> None:
+        live.on_entry(JournalEntry(event=event, actions=tuple(machine.handle(event))), machine)
+
+    live.on_entry(JournalEntry(event=None, actions=tuple(machine.start())), machine)
     assert live.text(80) == "raylaunch: gathering: 0 of 1 to 2 nodes ready | 0 s"
     for node in ("node-1", "node-2"):
-        machine.handle(NodeJoined(at=2.0, node=node, address="10.0.0.1", nproc=2))
-    live.on_machine(machine)
+        handle(NodeJoined(at=2.0, node=node, address="10.0.0.1", nproc=2))
     now += 1.5
     assert live.text(80) == "raylaunch: starting | 4 workers on 2 nodes | 3 s"
     for node in ("node-1", "node-2"):
-        machine.handle(WorkersStarted(at=4.0, attempt=1, node=node, pids=(1, 2)))
-    live.on_machine(machine)
+        handle(WorkersStarted(at=4.0, attempt=1, node=node, pids=(1, 2)))
     live.on_progress(ProgressSample(at=5.0, alive=3, progress=None, behind=0))
-    assert live.text(80) == "raylaunch: running | 3 of 4 workers alive on 2 nodes | 5 s"
-    live.on_progress(ProgressSample(at=6.0, alive=4, progress=STEPS, behind=12))
-    live.on_progress(ProgressSample(at=7.0, alive=4, progress=None, behind=0))
-    assert live.text(80) == "raylaunch: running | step 1200 | 12.4 steps/s | 4 workers on 2 nodes | 7 s"
+    assert live.text(80) == "raylaunch: running | 3 of 4 workers alive on 2 nodes | goodput 20 % | 5 s"
+    assert live.ending() == "start 4 s"
+    first, last = replace(STEPS, attempt=1, at=6.0, marked=5.0, marks=1), replace(STEPS, attempt=1, at=8.0, marked=8.0)
+    for event in (first, replace(last, marks=13)):
+        handle(event)
+        live.on_progress(ProgressSample(at=event.at, alive=4, progress=event, behind=12))
+    live.on_progress(ProgressSample(at=10.0, alive=4, progress=None, behind=0))
+    text = "raylaunch: running | step 1200 | 12.4 steps/s | 4 workers on 2 nodes | goodput 50 % | 10 s"
+    assert live.text(100) == text
+    assert live.ending() == "13 steps, 4.0 steps/s; train 3 s, start 5 s"

@@ -16,7 +16,7 @@ from raylaunch.cli import main
 from raylaunch.cli.args import subcommands
 from raylaunch.cli.daemon.daemon_messages import DaemonState
 from raylaunch.cli.runs.run_summary import RunSummary
-from raylaunch.core.record.run_status import NodeStatus
+from raylaunch.core.history.run_status import NodeStatus
 from raylaunch.errors import ExitCode
 from tests.cli.runs.made_runs import NOBODY, dead, make_folder
 

@@ -25,8 +25,8 @@ from raylaunch.cluster.control.control_messages import (
     StopRun,
 )
 from raylaunch.cluster.control.control_server import ControlServer
+from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.record import journal
-from raylaunch.core.record.run_status import RunStatus, StatusBuilder
 from raylaunch.errors import ExitCode
 from raylaunch.node.logs.log_files import LogBlock, LogSpan
 from tests.cli.runs.made_runs import NOBODY, REPLAYS
@@ -105,9 +105,12 @@ def test_it_is_listed_and_shown(driver, capsys):
 def test_it_is_stopped(driver, capsys, now):
     """And what came of it is told."""
     assert main.main(["stop", "-y", "far", *(["--now"] if now else [])]) == ExitCode.OK
-    assert driver.stops == [StopRun(at_once=now)]
+    (stop,) = driver.stops
+    assert (stop.at_once, stop.save_seconds) == (now, 600.0)
+    assert "@" in stop.by
+    how = "they are killed" if now else "they get SIGTERM"
     assert capsys.readouterr().err == (
-        "raylaunch: the driver of a far was told to stop (process 1234 on host-1)\n"
+        f"raylaunch: the workers of a far are to end: {how} (process 1234 on host-1)\n"
         "raylaunch: a far: done with exit code 143: stopped\n"
     )
 

@@ -22,10 +22,10 @@ from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.run_registry import DriverProcess
 from raylaunch.core.failures.stacks import Stack
+from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.result import result
-from raylaunch.core.record.run_status import StatusBuilder
 from raylaunch.errors import ExitCode
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.messages import ProposeCheckpoint

@@ -11,8 +11,8 @@ import pytest
 from raylaunch.cluster.control import log_relay
 from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs
 from raylaunch.cluster.control.log_relay import LogRelay
+from raylaunch.core.history.run_status import NodeState, NodeStatus, StatusBuilder
 from raylaunch.core.job.job import Job
-from raylaunch.core.record.run_status import NodeState, NodeStatus, StatusBuilder
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from raylaunch.core.history.time_per_state import StatesBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import (
     Action,
@@ -87,6 +88,8 @@ class RunStatus:
     """The latest report of steps, which may be of an earlier attempt."""
     steps_per_second: float | None
     """None: the workers are not running, or their rate is not known yet."""
+    goodput: float | None
+    """The part of the time until the latest event in which the run trained, from 0 to 1; None if no time has passed."""
     result: RunResult
 
 
@@ -108,6 +111,7 @@ class StatusBuilder:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.results = ResultBuilder()
+        self._states = StatesBuilder()
         self._nodes: dict[NodeId, _KnownNode] = {}
         self._phase = Phase.GATHERING
         self._why = ""
@@ -127,6 +131,7 @@ class StatusBuilder:
     def add(self, entry: JournalEntry) -> None:
         """Take the next entry of the journal."""
         self.results.add(entry)
+        self._states.add(entry)
         if entry.event is not None:
             self._note_node(entry.event)
             self._note_workers(entry.event)
@@ -219,6 +224,7 @@ class StatusBuilder:
             nodes=tuple(self._node_status(name) for name in sorted(self._nodes, key=self._order)),
             progress=self._progress,
             steps_per_second=self._rate(),
+            goodput=self._states.goodput(),
             result=self.results.result(run_dir=run_dir, began=began),
         )
 

@@ -26,13 +26,13 @@ from machine_helpers import (
 )
 from simulation import ClusterSimulation
 
+from raylaunch.core.history.run_status import MOST_NAMES, NodeState, NodeStatus, RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Event, Release, WorkersStarted
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record import journal
 from raylaunch.core.record.journal import JournalEntry
-from raylaunch.core.record.run_status import MOST_NAMES, NodeState, NodeStatus, RunStatus, StatusBuilder
 from tests.profiles import examples
 
 
