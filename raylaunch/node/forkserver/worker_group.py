@@ -280,4 +280,5 @@ def exec_boot(spec: WorkerSpec, report: int, stacks: int, _imports: int) -> int:
     fds = (wire.memory_file("raylaunch-spec", pickle.dumps(spec)), report, stacks)
     for fd in fds:
         os.set_inheritable(fd, True)
-    os.execve(sys.executable, [sys.executable, "-u", boot.__file__, *map(str, fds), encodable(spec.title)], spec.env)
+    command = [sys.orig_argv[0], "-u", boot.__file__, *map(str, fds), encodable(spec.title)]
+    os.execve(sys.executable, command, spec.env)

@@ -98,7 +98,8 @@ def run_module(name: str, args: Sequence[Any]) -> None:
 
 def _set_argv(first: str, args: Sequence[Any]) -> None:
     sys.argv = [first, *map(str, args)]
-    sys.orig_argv = [sys.executable, "-u", *sys.argv]
+    # not `sys.executable`, from which Python 3.13 removes any `..` that is in the path by which it was started
+    sys.orig_argv = [sys.orig_argv[0], "-u", *sys.argv]
 
 
 def _run_as_main(name: str, *, alter_argv: bool) -> None:

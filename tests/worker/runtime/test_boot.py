@@ -120,10 +120,14 @@ ENDS = {
     "error_file": "exited with code 1",
     "error_folder": "exited with code 1",
     "json_error_file": "raised error: caf\udce9",
-    "nested_error_file": "exited with code 1",
+    "nested_error_file": "raised error: x" if sys.version_info >= (3, 13) else "exited with code 1",
     "chain": "raised KeyError: ",
 }
-"""How failures begin that are not the exception of `collateral` or one like it."""
+"""How failures begin that are not the exception of `collateral` or one like it.
+
+The nested file has 2400 levels. `json` reads about 1000 of them in Python 3.10 and 3.11, fewer than 2400 in 3.12, and
+thousands in 3.13.
+"""
 
 
 def test_all_ways_to_end(node: Node) -> None:

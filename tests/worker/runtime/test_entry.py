@@ -23,7 +23,7 @@ import pytest
 
 from raylaunch.worker.runtime import boot, entry
 from raylaunch.worker.runtime.spec import WorkerSpec
-from tests.node.harness import MARK, Node, run_python
+from tests.node.harness import MARK, MessagePipe, Node, basic_env, run_python, running
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -337,8 +337,6 @@ def test_the_traceback_of_a_module_has_no_frame_of_raylaunch(either: Node) -> No
 
 def test_variables_that_a_preload_sets_are_in_the_worker(mark: str, tmp_path: Path) -> None:
     """It is as if the script had imported the module."""
-    from tests.node.harness import MessagePipe, basic_env, running
-
     (tmp_path / "sets_env.py").write_text("import os; os.environ['SET_BY_IMPORT'] = '1'; os.environ['HOME'] = '/no'")
     env = basic_env(mark) | {"PYTHONPATH": str(tmp_path)}
     pipe = MessagePipe(tmp_path / "pipe")
@@ -388,8 +386,6 @@ def test_a_command_gets_the_signals_of_a_shell(either: Node) -> None:
 
 def test_safe_path_is_honoured(mark: str, tmp_path: Path) -> None:
     """With PYTHONSAFEPATH the script's folder is not on sys.path, and Python's own folders are."""
-    from tests.node.harness import basic_env, running
-
     env = basic_env(mark) | {"PYTHONSAFEPATH": "1"}
     (tmp_path / "train.py").write_text("import sys; print(sys.path)")
     expected = run_python("train.py", env=env, cwd=tmp_path).stdout
@@ -399,9 +395,16 @@ def test_safe_path_is_honoured(mark: str, tmp_path: Path) -> None:
         assert str(with_root_last(json.loads(found.replace("'", '"')))) + "\n" == expected, method
 
 
-def test_python_is_the_same(node: Node) -> None:
-    """Workers run with the launcher's interpreter."""
-    assert node.run(node.script("import sys\nprint(sys.executable)")).stdout() == f"{sys.executable}\n"
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_python_is_the_same(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Workers run with the launcher's interpreter, under the same name, of which Python 3.13 removes any `..`."""
+    python = Path(sys.executable)
+    monkeypatch.setattr(sys, "executable", f"{python.parent}/../{python.parent.name}/{python.name}")
+    (tmp_path / "train.py").write_text("import sys; print(sys.executable, sys.orig_argv)")
+    env = basic_env(mark)
+    with running(method, env=env, preload=(), cwd=str(tmp_path), run_dir=str(tmp_path / "run")) as node:
+        found = node.run("train.py").stdout()
+    assert found == run_python("train.py", env=env, cwd=tmp_path).stdout
 
 
 def test_a_process_group_is_left_when_its_threads_rest(monkeypatch: pytest.MonkeyPatch) -> None:
