@@ -14,6 +14,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
+RUNPY_FILE = runpy.run_module.__code__.co_filename
+"""The file of runpy's frames: `<frozen runpy>`, and in Python 3.10 a path."""
+
 _MAX_FRAMES = 2
 """How many frames above a finder `importlib._bootstrap._find_and_load_unlocked` may be, where a module is imported."""
 

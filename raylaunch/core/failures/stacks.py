@@ -21,7 +21,8 @@ _MOST_LINE = 2_000
 _CUT = "..."
 """What faulthandler writes instead of the threads beyond the hundredth."""
 
-_OWN = re.compile(r"(^|/)raylaunch/(worker|node)/(?!selfcheck/)(\w+/)*\w+\.py$|^<frozen (runpy|importlib)")
+_RUNPY = r"^<frozen (runpy|importlib)|/python3\.10/runpy\.py$"
+_OWN = re.compile(rf"(^|/)raylaunch/(worker|node)/(?!selfcheck/)(\w+/)*\w+\.py$|{_RUNPY}")
 _LIBRARY = re.compile(r"/lib(64)?/python\d[\d.]*/|/(site|dist)-packages/|^<")
 _WRAPPER = re.compile(r"^_[^_]|^_$|^wrapper|^inner|^decorate|^<")
 """Functions between a line of the script and the function that it meant to call."""

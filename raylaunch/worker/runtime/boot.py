@@ -26,7 +26,7 @@ from typing import Any
 
 from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, capped_traceback
 from raylaunch.core.text import capped, printable
-from raylaunch.worker import torch_internals
+from raylaunch.worker import cpython_internals, torch_internals
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.import_hook import when_imported
 from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
@@ -42,7 +42,7 @@ from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of `raylaunch.worker`."""
-_OWN_FRAMES = (_OWN_FOLDER, "<frozen runpy>", "<frozen importlib")
+_OWN_FRAMES = (_OWN_FOLDER, cpython_internals.RUNPY_FILE, "<frozen importlib")
 
 
 def set_up_and_run(

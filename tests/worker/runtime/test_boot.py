@@ -421,7 +421,10 @@ def test_logs_are_appended_to(node: Node) -> None:
 PROGRAMS = ["worker/runtime/boot.py", *(f"node/forkserver/{name}.py" for name in ("subreaper", "store", "file_timer"))]
 
 
-@pytest.mark.parametrize("flags", [(), ("-P",)])
+HAS_SAFE_PATH = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
+
+
+@pytest.mark.parametrize("flags", [(), pytest.param(("-P",), marks=HAS_SAFE_PATH)])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_imports_the_package_that_it_belongs_to(program: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     """Started by path, it puts the folder that has `raylaunch` first on sys.path, and not its own folder."""
