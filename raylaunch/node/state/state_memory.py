@@ -136,21 +136,28 @@ class StateMemory:
         """Answer the requests that have come, and replace a state keeper that is gone."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
-                with contextlib.suppress(OSError):
-                    worker = self._listener.accept()[0]
-                    self._workers[worker.fileno()] = worker
-                    self._epoll.register(worker, select.EPOLLIN)
+                self._accept()
             elif fd == self._keeper.fileno():
                 self._lose_keeper()
                 self._keep_all()
             elif not self._answer(self._workers[fd]):
                 self._workers.pop(fd).close()
 
+    def _accept(self) -> None:
+        """Take the connection of a worker; close that of another user, whose connections would use up descriptors."""
+        with contextlib.suppress(OSError):
+            worker = self._listener.accept()[0]
+            if not fd_store.peer_is_same_user(worker):
+                worker.close()
+                return
+            self._workers[worker.fileno()] = worker
+            self._epoll.register(worker, select.EPOLLIN)
+
     def _answer(self, worker: socket.socket) -> bool:
         """Answer one request. Return False where the worker is gone, or is no worker of the attempt."""
         try:
             data = worker.recv(fd_store.MESSAGE_BYTES, socket.MSG_DONTWAIT)
-            request = buffer_client.parse(data) if data and fd_store.peer_is_same_user(worker) else None
+            request = buffer_client.parse(data) if data else None
             if request is None or self._assignment is None or request.attempt != self._assignment.attempt:
                 return False
             if request.rank not in self._assignment.ranks or request.index not in range(BUFFERS):

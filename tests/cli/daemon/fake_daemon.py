@@ -27,7 +27,7 @@ LONGEST_SECONDS = 30.0
 AGENTS = (("10.0.0.2", 8, 310_400_000), ("10.0.0.3", 1, 0))
 
 
-def run_job(job, job_text, watcher):
+def run_job(job, job_text, watcher, **_):
     """Replaces `raylaunch.cluster.run.run_job`."""
     assert job.keep_warm == 0.0 or "fake_daemon.py daemon" in " ".join(sys.orig_argv)
     what, *more = job.entrypoint.args

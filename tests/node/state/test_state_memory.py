@@ -6,6 +6,7 @@ import os
 import secrets
 import select
 import signal
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -102,6 +103,16 @@ def test_a_buffer_grows_and_keeps_what_it_has(monkeypatch):
 def test_only_workers_of_the_attempt_get_memory(monkeypatch, request_of):
     with memory_of(monkeypatch), pytest.raises(ConnectionError):
         buffer_of(**request_of)
+
+
+def test_another_user_gets_no_connection(monkeypatch):
+    """Which would use up a descriptor of the agent for as long as that user wants."""
+    with memory_of(monkeypatch) as (memory, _):
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.settimeout(60)
+            stranger.connect("\0" + memory.address)
+            assert stranger.recv(1) == b""
 
 
 def test_a_buffer_that_was_never_made_is_none(monkeypatch):
