@@ -83,8 +83,13 @@ class HeartbeatWriter:
             self.record_alive()
         self._progress_at_heartbeat = self._progress
 
-    def should_save(self, completed: int) -> bool:
-        """Record that the script has done so many steps, and return whether it is to save now."""
+    def record_step(self, completed: int) -> None:
+        """Record that the script has done so many steps, by its own count. It may say so several times in a step."""
+        numbers = self._numbers
+        is_known = numbers is not None and numbers[self._slot + shared_page.LAST_STEP] == completed
+        if self.script_reports_steps and is_known:
+            self.record_alive()
+            return
         if not self.script_reports_steps:
             self.script_reports_steps = True
             self._write(shared_page.FIRST_STEP, completed)
@@ -94,6 +99,10 @@ class HeartbeatWriter:
             self.record_alive()
         self._progress_at_poll = self._progress
         self._write(shared_page.LAST_STEP, completed)
+
+    def should_save(self, completed: int) -> bool:
+        """Record that the script has done so many steps, and return whether it is to save now."""
+        self.record_step(completed)
         self._write(shared_page.POLLED_STEP, completed)
         if not self.is_save_proposed(completed) or not self.await_commit(completed):
             return False

@@ -125,6 +125,7 @@ class State:
         writer = slot_owner.current_writer()
         if writer is None:
             return
+        writer.record_step(completed)
         self._schedule.step_ended(monotonic())
         self._finish(writer)
         if self._schedule.is_due(completed):

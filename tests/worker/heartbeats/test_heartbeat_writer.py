@@ -146,14 +146,34 @@ def test_a_state_that_is_a_new_object_each_time_is_read_a_few_times_only(shared,
     assert shared["PROGRESS"] == 50
 
 
-@pytest.mark.parametrize("calls", ["step beat ask", "beat step ask", "ask beat step", "beat ask", "step beat", "beat"])
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "step beat ask",
+        "beat step ask",
+        "ask beat step",
+        "beat ask",
+        "step beat",
+        "beat",
+        "step commit ask",
+        "ask commit",
+    ],
+)
 def test_a_loop_counts_each_step_once_whatever_it_calls(shared, calls):
     """A heartbeat is a step only where the optimizer makes none, which may stop in the middle."""
     writer = HeartbeatWriter(shared.numbers, shared_page.slot_offset(0))
     made = optimizer(counted=StepCounter(writer))
     for completed in range(1, 6):
         for call in calls.split():
-            {"step": made.step, "beat": writer.record_heartbeat, "ask": lambda: writer.should_save(completed)}[call]()  # noqa: B023
+            match call:
+                case "step":
+                    made.step()
+                case "beat":
+                    writer.record_heartbeat()
+                case "ask":
+                    writer.should_save(completed)
+                case "commit":
+                    writer.record_step(completed)
     assert shared["PROGRESS"] - ("beat step" in calls) == 5  # the heartbeat before the first step is one more
     writer.record_heartbeat()
     before = shared["PROGRESS"]
