@@ -91,4 +91,6 @@ def test_a_run_is_looked_at_followed_and_stopped_from_another_machine(launcher, 
     assert run.wait().code == 143
     _, err = followed.communicate(timeout=100)
     assert (followed.returncode, err.splitlines()[-1][:40]) == (143, "raylaunch: train one: done with exit cod")
-    wait_until(lambda: said("ps", "-a") == "there is no run yet\n", 100, "the entry to be gone")
+    wait_until(
+        lambda: "one" not in [each["id"] for each in json.loads(said("ps", "-a", "--json"))["runs"]], 100, "its end"
+    )
