@@ -18,16 +18,17 @@ from tests.private_cluster import Cluster
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.timeout(300)
+# Each line is written at once: a line of raylaunch may come between two writes.
 SCRIPT = """
 import os, signal, sys
 rank = int(os.environ["RANK"])
-print("rank", rank, "pid", os.getpid(), [os.isatty(fd) for fd in range(3)], flush=True)
+print(f"rank {rank} pid {os.getpid()} {[os.isatty(fd) for fd in range(3)]}\\n", end="", flush=True)
 if rank == int(sys.argv[1]):
     answer = 41
     breakpoint()
     next_line = True
-    print("answer", answer, flush=True)
-    print("size", *os.get_terminal_size(), flush=True)
+    print(f"answer {answer}\\n", end="", flush=True)
+    print("size {} {}\\n".format(*os.get_terminal_size()), end="", flush=True)
 """
 COMMAND = (sys.executable, "-m", "raylaunch", "--set", "preload=[]", "--log-dir")
 
