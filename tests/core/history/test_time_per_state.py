@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import replay_files
 from pytest import approx  # noqa: PT013
-from written_journal import attempt
+from written_journal import attempt, beginning, entry, steps
 
 from raylaunch.core.history.attempt_times import AttemptTimes, Interruption
 from raylaunch.core.history.run_history import HistoryBuilder
 from raylaunch.core.history.time_per_state import (
+    StatesBuilder,
     StateSpan,
     TimeState,
     goodput,
@@ -113,3 +114,12 @@ def test_recorded_runs(file):
         ends = [0.0, *(span.end for span in history.spans)]
         assert [span.begin for span in history.spans] == ends[:-1]
         assert all(min(restart.parts.values()) >= 0 for restart in history.restarts)
+
+
+def test_the_mean_rate_is_that_of_the_times_in_which_steps_were_made():
+    """The first step of an attempt begins the count; without two steps there is no rate."""
+    builder = StatesBuilder()
+    assert builder.steps_per_second() is None
+    for each in (*beginning("a"), entry(steps(4.0, 1)), entry(steps(14.0, 41))):
+        builder.add(each)
+    assert builder.steps_per_second() == 4.0
