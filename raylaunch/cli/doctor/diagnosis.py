@@ -12,7 +12,7 @@ from raylaunch.core.placement.plan import Plan
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """Whether a finding must be mended (`error`), may matter (`warning`), or says that all is well (`ok`)."""
 
     OK = "ok"
     WARNING = "warning"

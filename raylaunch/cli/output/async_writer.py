@@ -82,7 +82,7 @@ class AsyncWriter:
         hidden.wait(_HIDE_SECONDS)
 
     def unhide_row(self) -> None:
-        """Show the row again."""
+        """Show the row again, after `hide_row`."""
         self._hidden = None
         self._queue.put(_WAKE)
 

@@ -23,7 +23,7 @@ _COLOURS = {Phase.RUNNING: "32"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveStatus:
-    """What the line shows."""
+    """What the line shows: the state and the progress of a run at one moment."""
 
     phase: Phase = Phase.GATHERING
     seconds: float = 0.0

@@ -99,7 +99,7 @@ class WorkerTerminal:
             self._log = -1
 
     def close(self) -> None:
-        """Close all files."""
+        """Close the terminal and the log file; a worker that still writes gets an error."""
         if self._is_reading:
             self._is_reading = False
             asyncio.get_running_loop().remove_reader(self._master)

@@ -96,7 +96,7 @@ ControlRequest = GetState | RunChange | GetStacks | ListLogs | ReadLogs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where the run is."""
+    """Where the run is: the answer to `GetState`."""
 
     status: RunStatus
     """Without secrets."""

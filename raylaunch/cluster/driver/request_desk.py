@@ -169,7 +169,7 @@ class RequestDesk:
             self._probe.sample(now)
 
     def dumped(self, word: StacksDumped) -> None:
-        """Take a node's stacks."""
+        """Take a node's stacks, for those who have asked for them."""
         if self._probe is not None:
             self._probe.answered(word)
 

@@ -57,7 +57,7 @@ class CommitSchedule:
             self._steps.append(now - self._called_at)
 
     def step_begins(self, now: float) -> None:
-        """Note that `State.commit` returns."""
+        """Note that `State.commit` returns, so that the time of the next step begins."""
         self._called_at = now
 
     @property
