@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 _NVML = "libnvidia-ml.so.1"
 _CUDA = "CUDA_VISIBLE_DEVICES"
+_INDEX = re.compile(r"-?\d+")
+_DEVICE = re.compile(r"nvidia\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +37,23 @@ def share(gpus: Gpus, mine: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def _allowed(count: int, named: str | None) -> tuple[str, ...]:
+    """Return the ids that CUDA takes: it ignores what follows an index that no GPU has, such as -1."""
     if named is None:
         return tuple(map(str, range(count)))
-    names = [] if named in ("", "NoDevFiles") else named.split(",")
-    return tuple(names[:count])
+    names = [] if named in ("", "NoDevFiles") else [name.strip() for name in named.split(",")]
+    wrong = (at for at, name in enumerate(names) if _INDEX.fullmatch(name) and not 0 <= int(name) < count)
+    return tuple(names[: min(count, next(wrong, count))])
 
 
 def nvidia_gpus() -> int:
-    """Return the number of NVIDIA GPUs by NVML, which asks the driver and touches no GPU."""
+    """Return the number of NVIDIA GPUs by NVML, which asks the driver and touches no GPU.
+
+    Without NVML, count the files of the devices, of which a container has only its own.
+    """
     try:
         nvml = ctypes.CDLL(_NVML)
     except OSError:
-        return 0
+        return sum(_DEVICE.fullmatch(name) is not None for name in os.listdir("/dev"))
     count = ctypes.c_uint()
     if nvml.nvmlInit_v2() != 0:
         return 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from raylaunch.cluster.local import gpus
 from raylaunch.cluster.local.gpus import Gpus
 from raylaunch.core.placement.packing import Bundle
+
+_ROUNDING = 1e-6
 
 
 class LocalSlots:
@@ -15,8 +18,8 @@ class LocalSlots:
     def __init__(self, found: Gpus) -> None:
         self._gpus = found
         self._pending: dict[int, Bundle] = {}
-        #: By granted slot: the ids of its GPUs.
-        self._granted: dict[int, tuple[str, ...]] = {}
+        #: By granted slot: the ids of its GPUs, and which part of each it may use.
+        self._granted: dict[int, tuple[tuple[str, ...], float]] = {}
 
     def request(self, slot: int, bundle: Bundle) -> None:
         """Request a slot; `grant` grants it."""
@@ -26,13 +29,17 @@ class LocalSlots:
         """Grant what can be granted now; return those slots."""
         slots = []
         for slot, bundle in list(self._pending.items()):
-            taken = {gpu for gpus_of_slot in self._granted.values() for gpu in gpus_of_slot}
-            free = [gpu for gpu in self._gpus.ids if gpu not in taken]
-            if bundle.gpus <= len(free):
+            part, wanted = min(bundle.gpus, 1.0), math.ceil(bundle.gpus)
+            free = [gpu for gpu in self._gpus.ids if self._taken(gpu) + part <= 1 + _ROUNDING]
+            if wanted <= len(free):
+                free.sort(key=self._taken, reverse=True)  # parts go where others are, so that whole GPUs stay free
                 del self._pending[slot]
-                self._granted[slot] = tuple(free[: int(bundle.gpus)])
+                self._granted[slot] = tuple(free[:wanted]), part
                 slots.append(slot)
         return slots
+
+    def _taken(self, gpu: str) -> float:
+        return sum(part for gpus_of_slot, part in self._granted.values() if gpu in gpus_of_slot)
 
     def is_granted(self, slot: int) -> bool:
         """Return whether the slot is granted."""
@@ -45,4 +52,4 @@ class LocalSlots:
 
     def environ(self, slot: int) -> Mapping[str, str]:
         """Return the environment variables by which the slot's agent finds its GPUs."""
-        return gpus.share(self._gpus, self._granted[slot])
+        return gpus.share(self._gpus, self._granted[slot][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -218,9 +219,8 @@ def _most_frequent(counts: Sequence[int]) -> int:
 
 
 def _gpus_by_node(job: Job, nodes: Sequence[NodeFacts], counts: Mapping[HostId, int]) -> tuple[float, list[str]]:
-    given = str(job.gpus_per_worker)
-    if given.isdecimal():
-        return float(given), []
+    if job.gpus_per_worker != "auto":
+        return float(job.gpus_per_worker), []
     if job.nproc_per_node == "cpu":
         return 0.0, ["gpus_per_worker: 0 (one worker for each CPU)"]
     if any(node.gpus >= counts[node.node_id] > 0 for node in nodes):
@@ -234,10 +234,16 @@ def _gpus_by_node(job: Job, nodes: Sequence[NodeFacts], counts: Mapping[HostId, 
 def _bundle(
     job: Job, count: int, gpus: float, nodes: Sequence[NodeFacts] = (), counts: Mapping[HostId, int] | None = None
 ) -> Bundle:
-    bundle = Bundle(nproc=count, gpus=gpus * count, cpus=job.cpus_per_worker * count)
+    bundle = Bundle(nproc=count, gpus=_whole(gpus * count), cpus=job.cpus_per_worker * count)
     others = [node for node in nodes if counts is not None and counts[node.node_id] != count]
     avoid = sorted(node.node_id for node in others if _room(node.gpus, node.cpus, bundle))
     return replace(bundle, avoid=tuple(avoid))
+
+
+def _whole(gpus: float) -> float:
+    """Return what Ray can reserve of so many GPUs: more than one only if they are whole, less in steps of 0.0001."""
+    gpus = round(gpus, 4)
+    return gpus if gpus <= 1 else float(math.ceil(gpus))
 
 
 def _could_hold(node: NodeFacts, bundles: Mapping[HostId, Bundle]) -> bool:
@@ -245,11 +251,13 @@ def _could_hold(node: NodeFacts, bundles: Mapping[HostId, Bundle]) -> bool:
 
 
 _UNLIMITED = 1_000_000
+_ROUNDING = 1e-6
+"""Ten tenths of a GPU fit into one, which a division of floats does not always find."""
 
 
 def _room(gpus: float, cpus: float, bundle: Bundle) -> int:
     """Return how many such bundles fit."""
-    fits = [have // need for have, need in ((gpus, bundle.gpus), (cpus, bundle.cpus)) if need]
+    fits = [have / need + _ROUNDING for have, need in ((gpus, bundle.gpus), (cpus, bundle.cpus)) if need]
     return int(min(fits, default=_UNLIMITED))
 
 
@@ -280,9 +288,8 @@ def _gpus_in_all(
     job: Job, nodes: Sequence[NodeFacts], shares: Sequence[int], *, spread: bool
 ) -> tuple[float, list[str]]:
     """Return the GPUs of each worker, and what was assumed. A single share stands for all workers on any nodes."""
-    given = str(job.gpus_per_worker)
-    if given.isdecimal():
-        return float(given), []
+    if job.gpus_per_worker != "auto":
+        return float(job.gpus_per_worker), []
     if len(shares) == 1:
         enough = sum(int(node.gpus) for node in nodes) >= shares[0]
     else:

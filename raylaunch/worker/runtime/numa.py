@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Mapping
 
 from raylaunch.worker import torch_internals
 from raylaunch.worker.runtime.spec import WorkerSpec
 
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _MAX_ANSWER_BYTES = 4000
 """Less than a pipe takes, so that the child never waits for its reader."""
 
@@ -20,22 +22,26 @@ def bind(spec: WorkerSpec) -> None:
     """Bind this process, and all processes that it will start, if the job asks for it. Raises CannotBindError."""
     if spec.numa_binding is None:
         return
-    cpus, why_not = _query_in_child(spec.numa_binding, spec.local_rank)
+    cpus, why_not = _query_in_child(spec.numa_binding, spec.local_rank, spec.node_devices)
     if not cpus:
         msg = f"cannot bind local rank {spec.local_rank} to the CPUs near its GPU: {why_not or 'there are none'}"
         raise CannotBindError(msg)
     os.sched_setaffinity(0, cpus)
 
 
-def _query_in_child(mode: str, gpu: int) -> tuple[set[int], str]:
+def _query_in_child(mode: str, gpu: int, devices: Mapping[str, str]) -> tuple[set[int], str]:
     """Return the CPUs, or why there are none.
 
-    A child process asks torch, because that initializes CUDA, which must be left to the script.
+    A child process asks torch, because that initializes CUDA, which must be left to the script. It sees all GPUs of the
+    node, as torchrun does: the workers near the same CPUs divide them.
     """
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            for name in DEVICE_VARIABLES:
+                os.environ.pop(name, None)
+            os.environ.update(devices)
             answer = " ".join(map(str, sorted(torch_internals.cpus_near_gpu(mode, gpu))))
         except BaseException as error:  # noqa: BLE001
             answer = "!" + traceback.format_exception_only(error)[-1].strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ class CudaCopies:
         if not by_device:
             return
         torch = sys.modules["torch"]
-        pin(buffer)
+        pin(buffer, next(iter(by_device)))
         for device, copies in by_device.items():
             current, side = torch.cuda.current_stream(device), _side_stream(device)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -63,10 +64,17 @@ def _side_stream(device: Any) -> Any:
     return _streams[device]
 
 
-def pin(buffer: CommitBuffer) -> None:
-    """Pin the memory of a buffer (cudaHostRegister), once. Where that fails, copies into it are slower."""
-    memory = sys.modules["torch"].frombuffer(buffer.memory, dtype=sys.modules["torch"].uint8)
-    key = memory.data_ptr(), buffer.size
-    if key not in _pinned:
-        _pinned.add(key)
-        sys.modules["torch"].cuda.cudart().cudaHostRegister(*key, 0)
+def pin(buffer: CommitBuffer, device: Any) -> None:
+    """Pin the memory of a buffer (cudaHostRegister), once. Where that fails, copies into it are slower.
+
+    CUDA remembers the error, and torch would raise it at the script's next kernel, which has nothing to do with it. So
+    a kernel on the device has it raised here (C10_CUDA_KERNEL_LAUNCH_CHECK, c10/cuda/CUDAException.h).
+    """
+    torch = sys.modules["torch"]
+    key = torch.frombuffer(buffer.memory, dtype=torch.uint8).data_ptr(), buffer.size
+    if key in _pinned:
+        return
+    _pinned.add(key)
+    if int(torch.cuda.cudart().cudaHostRegister(*key, 0)) != 0:
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)

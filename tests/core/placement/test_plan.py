@@ -413,6 +413,9 @@ def test_nproc_per_node_gpu_without_gpus_is_an_error():
         ({"nproc_per_node": "cpu"}, 0, "gpus_per_worker: 0 (one worker for each CPU)"),
         ({"nproc_per_node": 2, "gpus_per_worker": 2}, 4, None),
         ({"nproc_per_node": 2, "gpus_per_worker": 0}, 0, None),
+        ({"nproc_per_node": 1, "gpus_per_worker": 0.5}, 0.5, None),
+        ({"nproc_per_node": 3, "gpus_per_worker": 0.1}, 0.3, None),
+        ({"nproc_per_node": 3, "gpus_per_worker": 0.5}, 2, None),  # Ray reserves whole ones above 1
     ],
 )
 def test_gpus_per_worker(settings, gpus, assumed):
@@ -426,3 +429,10 @@ def test_no_gpus_are_reserved_without_gpus():
     found = plan(node(1), local=True)
     assert found.bundles[0].gpus == 0
     assert "gpus_per_worker: 0 (the nodes have no GPUs)" in found.assumed
+
+
+@pytest.mark.parametrize(("part", "fit"), [(0.1, 10), (0.3, 3), (0.5, 2), (1, 1)])
+def test_as_many_parts_of_a_gpu_fit_as_there_are(part, fit):
+    """Ten tenths make a whole, which a division of floats does not find."""
+    found = plan(node(1, cpus=64, gpus=1), nnodes=20, nproc_per_node=1, gpus_per_worker=part, placement="pack")
+    assert len(found.seats) == fit
