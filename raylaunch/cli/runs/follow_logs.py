@@ -5,34 +5,38 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from raylaunch.cli.args import flag_values
+from raylaunch.cli.args.flag_values import is_whole
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs.known_runs import KnownRun
-from raylaunch.cli.runs.run_summary import RunSummary, summary
-from raylaunch.cli.runs.worker_logs import AttemptLogs, LogChoice
+from raylaunch.cli.runs.run_summary import RunSummary, seconds_since, summary
+from raylaunch.cli.runs.worker_logs import AttemptLogs, LineFormat, LogChoice
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.history.run_status import RunStatus
-from raylaunch.core.record.run_layout import LAYOUTS
+from raylaunch.core.record.run_layout import LAYOUTS, LOGS
 from raylaunch.core.text import count
 from raylaunch.errors import ConfigError, ExitCode
 
 _POLL_SECONDS = 0.25
 _NODES_PER_SECOND = 200
 """So many nodes are asked in a second, at most, by one who follows a run."""
-_MOST_DIGITS = 9
-_RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_TAIL = "100"
+"""The value of `--tail` by default, without `--since`."""
 
 
 def show(run: KnownRun, arguments: Namespace) -> int:
     """Print the chosen lines, and follow the run if that is asked for. Raises ConfigError."""
     choice = _choice(arguments)
     others = [name for name in ("attempt", "previous", "failed") if getattr(arguments, name)]
-    if arguments.sync_down and (others or arguments.follow or arguments.grep):
+    shaped = [name for name in ("follow", "grep", "since", "timestamps", "json") if getattr(arguments, name)]
+    if arguments.sync_down and (others or shaped):
         msg = "`--sync-down` copies the files of all attempts whole"
         raise ConfigError(msg, hint="it goes with `--rank`, `--node`, `--stdout` and `--stderr`")
     if len(others) > 1 or (others and arguments.follow) or (arguments.failed and arguments.rank):
@@ -46,7 +50,7 @@ def show(run: KnownRun, arguments: Namespace) -> int:
     if arguments.sync_down:
         return _copy(run, choice, Path(arguments.sync_down), status)
     if arguments.follow:
-        return _Follower(run, choice).follow()
+        return LogFollower(run, choice).follow()
     attempt = _attempt(arguments, status)
     if arguments.failed:
         failures = [failure for each in status.result.attempts if each.number == attempt for failure in each.failures]
@@ -85,9 +89,8 @@ def _copy(run: KnownRun, choice: LogChoice, folder: Path, status: RunStatus) -> 
 def _choice(arguments: Namespace) -> LogChoice:
     """Return what the flags choose. Raises ConfigError."""
     streams = [name for name in ("stdout", "stderr") if getattr(arguments, name)]
-    tail = arguments.tail
-    if tail != "all" and not (tail.isascii() and tail.isdigit() and len(tail) <= _MOST_DIGITS):
-        raise ConfigError(f"`--tail` must be a number or `all`, but is `{tail}`", hint="write `--tail 100`")
+    since = arguments.since and flag_values.time_since(arguments.since, "--since", time.time())
+    tail = arguments.tail or ("all" if since else _TAIL)
     try:
         pattern = re.compile(os.fsencode(arguments.grep)) if arguments.grep else None
     except (re.error, UnicodeEncodeError) as error:
@@ -96,20 +99,13 @@ def _choice(arguments: Namespace) -> LogChoice:
         ) from None
     return LogChoice(
         streams=streams or ["stdout", "stderr"],
-        ranks=ranks_of(arguments.rank) if arguments.rank else None,
-        lines=None if tail == "all" else int(tail),
+        ranks=flag_values.ranks(arguments.rank, "--rank") if arguments.rank else None,
+        lines=flag_values.number_or_all(tail, "--tail"),
         pattern=pattern,
-        is_prefixed=not arguments.no_prefix,
+        shape=LineFormat(is_prefixed=not arguments.no_prefix, has_times=arguments.timestamps, is_json=arguments.json),
         node=arguments.node or "",
+        since=since or None,
     )
-
-
-def ranks_of(text: str) -> tuple[range, ...]:
-    """Return the ranks that `--rank` names. Raises ConfigError."""
-    found = [_RANKS.fullmatch(part.strip()) for part in text.split(",")]
-    if not all(found):
-        raise ConfigError(f"`{text}` is not a list of ranks", hint="write `--rank 0,3-5`")
-    return tuple(range(int(part[1]), int(part[2] or part[1]) + 1) for part in found if part)
 
 
 def _attempt(arguments: Namespace, status: RunStatus) -> int:
@@ -119,7 +115,7 @@ def _attempt(arguments: Namespace, status: RunStatus) -> int:
             (each.number for each in status.result.attempts if root_cause(each.failures)), default=status.attempt
         )
     text = str(status.attempt - 1) if arguments.previous else arguments.attempt or str(status.attempt)
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and 1 <= int(text) <= status.attempt):
+    if not (is_whole(text) and 1 <= int(text) <= status.attempt):
         what = "there is no attempt before the last one" if arguments.previous else f"there is no attempt {text}"
         raise ConfigError(what, hint=f"the run has had {count(status.attempt, 'attempt')}")
     return int(text)
@@ -131,6 +127,24 @@ def attempt_logs(run: KnownRun, choice: LogChoice, attempt: int, status: RunStat
     return AttemptLogs(run.reader, choice, attempt, sizes.get(attempt) or status.world_size)
 
 
+def text(run: KnownRun, ranks: int | Iterable[int] | None, attempt: int | None, tail: int | None) -> str:
+    """Return what workers have written, stdout and stderr, by rank; `""` if nothing is kept. See `Handle.logs`."""
+    chosen = (ranks,) if isinstance(ranks, int) else ranks
+    choice = LogChoice(
+        streams=tuple(LOGS),
+        ranks=None if chosen is None else tuple(range(rank, rank + 1) for rank in chosen),
+        lines=tail,
+        pattern=None,
+        shape=LineFormat(),
+    )
+    run.reader.refresh()
+    status = run.reader.status()
+    if status is None or not run.folder:
+        return ""
+    found = attempt_logs(run, choice, attempt or status.attempt, status)
+    return b"".join(found.last(whole=True)).decode(errors="replace")
+
+
 def _write(lines: Iterable[bytes]) -> None:
     """Write lines to stdout, of which the last one may lack its end."""
     for line in lines:
@@ -138,12 +152,22 @@ def _write(lines: Iterable[bytes]) -> None:
     sys.stdout.buffer.flush()
 
 
-class _Follower:
+class LogFollower:
     """Prints the logs of a run while they grow, attempt by attempt."""
 
-    def __init__(self, run: KnownRun, choice: LogChoice) -> None:
+    def __init__(
+        self,
+        run: KnownRun,
+        choice: LogChoice,
+        write: Callable[[Iterable[bytes]], None] = _write,
+        say: Callable[[str], None] = say,
+    ) -> None:
+        """`write` takes lines of the workers, `say` one for a person."""
         self._run = run
         self._choice = choice
+        self._write = write
+        self._say = say
+        #: The attempt that is shown; 0: none is yet.
         self._attempt = 0
         #: Those of the present attempt; None: there is none yet.
         self._logs: AttemptLogs | None = None
@@ -151,34 +175,55 @@ class _Follower:
     def follow(self) -> int:
         """Follow the run until it ends, and return its exit code; 130 on Ctrl-C, which does not end the run."""
         try:
-            while not (shown := self._step()).is_over:
-                self._run.reader.wait(max(_POLL_SECONDS, shown.nodes / _NODES_PER_SECOND))
+            while not (shown := self.step()).is_over:
+                self.wait(shown)
         except KeyboardInterrupt:
-            say(f"{self._run.title} goes on; `raylaunch stop {self._run.id}` stops it")
+            self._say(f"{self._run.title} goes on; `raylaunch stop {self._run.id}` stops it")
             return ExitCode.INTERRUPTED
-        _write(self._logs.rest() if self._logs is not None else ())
+        return self.end(shown)
+
+    def wait(self, shown: RunSummary) -> None:
+        """Wait for news, for a moment."""
+        self._run.reader.wait(max(_POLL_SECONDS, shown.nodes / _NODES_PER_SECOND))
+
+    def end(self, shown: RunSummary) -> int:
+        """Print what is left of a run that is over, and how it ended. Return its exit code."""
+        self._write(self._logs.rest() if self._logs is not None else ())
         self._run.reader.close()
         code = ExitCode.INTERNAL if shown.exit_code is None else shown.exit_code
         ended = shown.state if shown.exit_code is None else f"{shown.state} with exit code {code}"
-        say(f"{self._run.title}: {ended}: {shown.why}")
+        self._say(f"{self._run.title}: {ended}: {shown.why}")
         return code
 
-    def _step(self) -> RunSummary:
+    def step(self) -> RunSummary:
         """Print what is new, after a look at the status: what was written before the end of the run is shown."""
         shown = summary(self._run, datetime.now(timezone.utc))
         status = self._run.reader.status()
         if status is not None and status.attempt:
             if self._logs is None:
-                self._logs, self._attempt = self._of(status.attempt, status), status.attempt
-                _write(self._logs.last(whole=False))
-            _write(self._logs.more())
+                self._attempt = self._first_attempt(status)
+                self._logs = self._of(self._attempt, status)
+                self._write(self._logs.last(whole=False))
+            self._write(self._logs.more())
+            if self._run.reader.awaits_logs:
+                return shown  # what follows is another attempt's
             while self._attempt < status.attempt:
-                _write(self._logs.rest())
+                self._write(self._logs.rest())
                 self._attempt += 1
                 self._logs = self._of(self._attempt, status)
-                say(f"attempt {self._attempt} begins")
-                _write(self._logs.more())
+                self._say(f"attempt {self._attempt} begins")
+                self._write(self._logs.more())
         return shown
+
+    def _first_attempt(self, status: RunStatus) -> int:
+        """Return the attempt with which to begin: that in which the time falls since which lines are shown."""
+        since = self._choice.since
+        if since is None:
+            return status.attempt
+        now = datetime.now(timezone.utc)
+        began = now.timestamp() - seconds_since(self._run.began, now)
+        later = (each.number for each in status.result.attempts if began + each.ended_at >= since)
+        return min(later, default=status.attempt)
 
     def _of(self, attempt: int, status: RunStatus) -> AttemptLogs:
         return attempt_logs(self._run, self._choice, attempt, status)

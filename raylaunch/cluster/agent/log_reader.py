@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from raylaunch.node.logs.log_files import LogAnswer
 
-MOST_READS = 4
+Result = TypeVar("Result")
+
+MOST_READS = 32
 """So many reads go on at a time; further ones fail. A file system that does not answer holds up these and no others."""
 
 
@@ -45,3 +48,12 @@ class LogReader:
         thread.start()
         self._going_on += 1
         return await future
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Do this in another thread, or in this one where no thread can be started."""
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError:  # "can't start new thread"
+        return work()
+    return await future

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from raylaunch.cluster.agent.outbox import Outbox
-from raylaunch.node.logs.tail import LogSource, LogTailer
+from raylaunch.cluster.agent.worker_terminal import WorkerTerminal
+from raylaunch.core.job.outputs import OutputView
+from raylaunch.core.placement.environment import Assignment
+from raylaunch.core.record.run_layout import LAYOUTS, STDOUT
+from raylaunch.node.logs.tail import LogSource, LogTailer, log_sources
+from raylaunch.node.protocol.messages import NodeEvent, ProcessesExited, ProcessesStopped, WorkersForked
+from raylaunch.node.protocol.node_spec import NodeSpec
 
 TAIL_SECONDS = 0.1
 MOST_PER_TURN = 4 * 1024 * 1024
@@ -27,6 +34,17 @@ class LogShipper:
         self._news = asyncio.Event()
         #: Set when the outbox has room again.
         self._room = asyncio.Event()
+
+    def follow(self, assignment: Assignment, spec: NodeSpec, view: OutputView, terminal: WorkerTerminal | None) -> None:
+        """Follow what is shown of the workers of an attempt, which begins."""
+        sources = log_sources(view, assignment, LAYOUTS[spec.template.layout], spec.run_dir, kept=spec.template.kept)
+        own = spec.template.terminal
+        if terminal is not None and own is not None:
+            has_it = terminal.launched(assignment, lambda rank: str(spec.rank_dir(assignment.attempt, rank) / STDOUT))
+            sources = [
+                replace(source, prefix=None) if has_it and source.rank == own.rank else source for source in sources
+            ]  # it is shown already
+        self.add(sources)
 
     def add(self, sources: Sequence[LogSource]) -> None:
         """Also follow the files of these workers."""
@@ -92,8 +110,19 @@ class LogShipper:
         self.read()
         if self.tailer.has_backlog or self.tailer.bytes_read >= MOST_PER_TURN:
             return 0
-        if not self.tailer.bytes_read and self.tailer.watch():
+        if not self.tailer.has_grown and self.tailer.watch():
             self.read()
-            if not self.tailer.bytes_read:
+            if not self.tailer.has_grown:
                 return self.tailer.poll_interval
         return TAIL_SECONDS
+
+
+def ended_attempt(event: NodeEvent) -> int | None:
+    """Return the attempt whose workers write nothing more after this event."""
+    match event:
+        case WorkersForked():
+            return event.attempt - 1  # its workers were gone before these were forked
+        case ProcessesStopped() | ProcessesExited(failures=()):
+            return event.attempt
+        case _:
+            return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from raylaunch.node.logs.log_files import LogAnswer, LogBlock, LogQuery, LogRead
 ANSWER_SECONDS = 10.0
 """How long a node may take to answer; then it is left out."""
 _MOST_AHEAD = 8
-"""So many nodes read at the same time for one client."""
+"""So many reads go on at the same time for one client: by one node, or by several."""
 _MOST_ATTEMPTS = 16
 """Of so many earlier attempts it is remembered which node has the files of which rank."""
 
@@ -88,7 +88,11 @@ class LogRelay:
         readers = self._readers.get(request.attempt, {})
         known = [span for span in request.spans if span.rank in readers]
         groups = itertools.groupby(known, key=lambda span: readers[span.rank])
-        parts = ((node, LogRead(attempt=request.attempt, spans=tuple(spans))) for node, spans in groups)
+        parts = (
+            (node, LogRead(attempt=request.attempt, spans=part, times=request.times))
+            for node, spans in groups
+            for part in _divided(spans)
+        )
         ahead: deque[_Part] = deque(self._part(node, asked) for node, asked in itertools.islice(parts, _MOST_AHEAD))
         while ahead:
             yield from self._blocks_of(ahead.popleft())
@@ -109,6 +113,24 @@ class LogRelay:
             yield from found.blocks
             if not left:
                 return
+
+
+def _divided(spans: Iterable[LogSpan]) -> Iterator[tuple[LogSpan, ...]]:
+    """Divide spans into parts, each of which one answer has room for."""
+    part: list[LogSpan] = []
+    room = log_files.BLOCK_BYTES
+    for span in spans:
+        start = span.start
+        while start < span.end:
+            end = min(span.end, start + room)
+            part.append(replace(span, start=start, end=end))
+            room -= end - start
+            start = end
+            if not room:
+                yield tuple(part)
+                part, room = [], log_files.BLOCK_BYTES
+    if part:
+        yield tuple(part)
 
 
 def _by_rank(key: tuple[int, str]) -> tuple[int, bool]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from raylaunch.core.record.run_layout import LAYOUTS, LOGS
+from raylaunch.core.record.run_layout import LAYOUTS, LOGS, TIMES
+from raylaunch.node.logs.log_times import LogTimes
 
 BLOCK_BYTES = 64 * 1024
 _RANK = re.compile(r"(\d{1,9})$")
@@ -30,6 +31,8 @@ class LogQuery:
     """First and last ranks; None: all."""
     lines: int | None = None
     """So many last lines of each file; None: all."""
+    since: float | None = None
+    """Only lines that were written at this time of day, in seconds since 1970, or later; None: all."""
 
     def names(self, rank: int) -> bool:
         """Whether it asks for this rank."""
@@ -54,6 +57,8 @@ class LogRead:
     spans: tuple[LogSpan, ...]
     most: int = BLOCK_BYTES
     """So many bytes at most. What is left is asked for again."""
+    times: bool = False
+    """Whether it also asks when they were written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,8 @@ class LogBlock:
     stream: str
     start: int
     data: bytes
+    times: tuple[tuple[int, float], ...] = ()
+    """Up to which byte of the file all had been written at which time of day, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +85,8 @@ def answer(folder: str, layout: str, asked: LogQuery | LogRead) -> LogAnswer:
     """Return what a run folder has."""
     if isinstance(asked, LogQuery):
         return LogAnswer(spans=tuple(spans(folder, layout, asked)))
-    return LogAnswer(blocks=tuple(blocks(folder, layout, asked.attempt, asked.spans, asked.most)))
+    found = blocks(folder, layout, asked.attempt, asked.spans, asked.most, times=asked.times)
+    return LogAnswer(blocks=tuple(found))
 
 
 def unread(asked: LogRead, found: LogAnswer) -> tuple[LogSpan, ...]:
@@ -105,22 +113,40 @@ def spans(folder: str, layout: str, query: LogQuery) -> list[LogSpan]:
         for stream in (stream for stream in LOGS if stream in query.streams):
             with contextlib.suppress(OSError):
                 start, end = _ends(directory / LOGS[stream], query.lines)
+                if query.since is not None:
+                    start = min(end, max(start, _start_since(directory, stream, query.since)))
                 found.append(LogSpan(rank=rank, stream=stream, start=start, end=end))
     return found
 
 
 def blocks(
-    folder: str, layout: str, attempt: int, wanted: Sequence[LogSpan], most: int | None = None
+    folder: str, layout: str, attempt: int, wanted: Sequence[LogSpan], most: int | None = None, *, times: bool = False
 ) -> Iterator[LogBlock]:
     """Yield what the files have in these spans, in order, `most` bytes at most. A file that is gone has nothing."""
     left = sum(max(0, span.end - span.start) for span in wanted) if most is None else most
     for span in wanted:
-        path = Path(LAYOUTS[layout].rank_dir(folder, attempt, span.rank)) / LOGS[span.stream]
-        with contextlib.suppress(OSError), path.open("rb") as file:
+        directory = Path(LAYOUTS[layout].rank_dir(folder, attempt, span.rank))
+        with contextlib.suppress(OSError), (directory / LOGS[span.stream]).open("rb") as file:
             position = file.seek(span.start)
             while left > 0 and (data := file.read(min(BLOCK_BYTES, left, max(0, span.end - position)))):
-                yield LogBlock(rank=span.rank, stream=span.stream, start=position, data=data)
-                position, left = position + len(data), left - len(data)
+                end = position + len(data)
+                found = _times(directory, span.stream, file, position, end) if times else ()
+                yield LogBlock(rank=span.rank, stream=span.stream, start=position, data=data, times=found)
+                position, left = end, left - len(data)
+
+
+def _times(directory: Path, stream: str, log: BinaryIO, start: int, end: int) -> tuple[tuple[int, float], ...]:
+    with contextlib.closing(LogTimes(str(directory / TIMES[stream]), log.fileno())) as found:
+        return tuple(found.between(start, end))
+
+
+def _start_since(directory: Path, stream: str, since: float) -> int:
+    """Return where the lines begin that were written since. Raises OSError."""
+    with (
+        (directory / LOGS[stream]).open("rb") as log,
+        contextlib.closing(LogTimes(str(directory / TIMES[stream]), log.fileno())) as found,
+    ):
+        return found.start_since(since)
 
 
 def _ends(path: Path, lines: int | None) -> tuple[int, int]:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from raylaunch.core.job.outputs import STREAMS, OutputView
 from raylaunch.core.placement.environment import Assignment
-from raylaunch.core.record.run_layout import FILTERED, LOGS, RunLayout
+from raylaunch.core.record.run_layout import FILTERED, LOGS, TIMES, RunLayout
 from raylaunch.core.text import printable
 from raylaunch.node.linux import scratch
 from raylaunch.node.linux.inotify import Inotify
+from raylaunch.node.logs.log_times import TimesWriter
 from raylaunch.node.logs.prefix import LineFilter, LinePrefixer
 
 CHUNK_BYTES = 256 * 1024
@@ -58,32 +59,39 @@ class LogSource:
     """Copies some of the lines to another file."""
     kept: bool = True
     """Whether the file is to stay. If not, the disk space of what was read is freed."""
+    times: str = ""
+    """The path of the file that gets the times at which this one grew; "": there is none."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the content is needed, and not only the times."""
+        return self.prefix is not None or self.line_filter is not None or not self.kept
 
 
 def log_sources(
     view: OutputView, assignment: Assignment, layout: RunLayout, run_dir: str, *, kept: bool
 ) -> list[LogSource]:
-    """Return the log files of a node's ranks in one attempt that must be read: shown, filtered, or not kept."""
+    """Return the log files of a node's ranks in one attempt, and what is done with them."""
     found, hostname = [], socket.gethostname()
     for local_rank, rank in enumerate(assignment.ranks):
         for stream in STREAMS:
             prefix = view.header(stream, rank, local_rank, assignment.world_size, hostname)
             needles = view.needles(stream, local_rank) if kept else ()
-            if prefix is None and not needles and kept:
-                continue
             path = layout.attempt_dir(run_dir, assignment.attempt) / FILTERED[stream]
             tee_prefix = _encoded(view.tee_header(rank, local_rank, hostname))
             line_filter = LineFilter(tuple(map(_encoded, needles)), tee_prefix, str(path)) if needles else None
+            folder = layout.rank_dir(run_dir, assignment.attempt, rank)
             found.append(
                 LogSource(
                     attempt=assignment.attempt,
                     rank=rank,
                     stream=stream,
-                    path=str(layout.rank_dir(run_dir, assignment.attempt, rank) / LOGS[stream]),
+                    path=str(folder / LOGS[stream]),
                     prefix=None if prefix is None else _encoded(prefix),
                     only_rank=view.shows_one(assignment.world_size),
                     line_filter=line_filter,
                     kept=kept,
+                    times=str(folder / TIMES[stream]) if kept else "",
                 )
             )
     return found
@@ -100,6 +108,8 @@ class _FileTail:
 
     source: LogSource
     lines: LinePrefixer
+    #: None: nobody wants to know when it grew.
+    times: TimesWriter | None
     fd: int = -1
     offset: int = 0
     #: Up to where the disk space was freed.
@@ -126,12 +136,21 @@ class LogTailer:
         self.inotify = Inotify()
         #: How many bytes the last `read` read, shown or not.
         self.bytes_read = 0
+        #: Whether a file had grown at the last `read`, also one that is not read.
+        self.has_grown = False
         #: Notices of what is not shown, for the next `read`.
         self._notices: list[LogOutput] = []
 
     def add(self, sources: Iterable[LogSource]) -> None:
         """Follow these files too. They need not exist yet."""
-        self._tails += [_FileTail(source, LinePrefixer(source.prefix, source.line_filter)) for source in sources]
+        self._tails += [
+            _FileTail(
+                source,
+                LinePrefixer(source.prefix, source.line_filter),
+                TimesWriter(source.times) if source.times else None,
+            )
+            for source in sources
+        ]
 
     def end_attempt(self, attempt: int) -> None:
         """Take the files of this attempt, and of those before, as complete. `read` until `has_backlog` is False."""
@@ -164,13 +183,18 @@ class LogTailer:
         An attempt is read only after the attempts before it.
         """
         found, self._notices = self._notices, []
-        self.bytes_read = 0
+        self.bytes_read, self.has_grown = 0, False
         for attempt in sorted({tail.source.attempt for tail in self._tails}):
             turn = [tail for tail in self._tails if tail.source.attempt == attempt]
             while turn and limit > 0:
                 grown = []
                 for tail in turn:
+                    before = tail.offset
                     data = _read_chunk(tail, self._chunk)
+                    if tail.offset != before:
+                        self.has_grown = True
+                        if tail.times is not None:
+                            tail.times.record(tail.fd)
                     limit -= len(data)
                     self.bytes_read += len(data)
                     found += _output_of(tail, data)
@@ -238,6 +262,9 @@ def _read_chunk(tail: _FileTail, size: int) -> bytes:
             return b""
     limit = size if tail.end is None else min(size, tail.end - tail.offset)
     try:
+        if not tail.source.is_read:
+            tail.offset = os.fstat(tail.fd).st_size if tail.end is None else tail.end
+            return b""
         data = os.pread(tail.fd, max(0, limit), tail.offset)
         if not data and tail.offset > os.fstat(tail.fd).st_size:
             tail.offset = tail.discarded = 0  # the script has truncated the file
@@ -270,5 +297,7 @@ def _close(tail: _FileTail) -> None:
     if tail.fd >= 0:
         with contextlib.suppress(OSError):
             os.close(tail.fd)
+    if tail.times is not None:
+        tail.times.close()
     if tail.source.line_filter is not None:
         tail.source.line_filter.close()

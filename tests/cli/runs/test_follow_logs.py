@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import struct
+from datetime import timedelta
+
 import pytest
 
 from raylaunch.cli import main
 from raylaunch.errors import ExitCode
-from tests.cli.runs.made_runs import NOBODY, REPLAYS, dead, make_folder
+from tests.cli.runs.made_runs import BEGAN, NOBODY, REPLAYS, dead, make_folder
 
 
 def write_logs(folder, attempts, ranks=4):
@@ -49,6 +54,45 @@ def test_lines_of_a_run(ended, capfd, arguments, expected):
     assert ("rank 3 on node-2 raised ValueError" in err) == ("--failed" in arguments)
 
 
+def note_times(folder, attempt, rank, *entries):
+    """Note up to which byte of stdout all had been written at which second of 2026."""
+    packed = b"".join(struct.pack("<Qd", size, BEGAN.timestamp() + at) for size, at in entries)
+    path = folder / f"attempt-{attempt}" / f"rank-{rank}" / "stdout.times"
+    path.write_bytes(packed)
+    os.utime(path.with_suffix(".log"), (BEGAN.timestamp() + entries[-1][1],) * 2)
+
+
+def test_times_of_lines(ended, tmp_path, capfd):
+    """In UTC, after the rank; `-` where they are not known. With `--json` each line is an object."""
+    folder = tmp_path / "runs" / "a" / "ended"
+    (folder / "attempt-3" / "rank-1" / "stdout.log").write_bytes(b"caf\xe9\r\nlast")
+    note_times(folder, 3, 0, (11, 1.0), (22, 61.25), (33, 3600.0))
+    note_times(folder, 3, 1, (6, 1.5), (10, 2.0))
+    os.utime(folder / "attempt-3" / "rank-0" / "stderr.log", (0, 0))
+
+    def shown(*arguments: str) -> list[str]:
+        assert main.main(["logs", "ended", "--rank", "0-1", *arguments]) == ExitCode.OK
+        return capfd.readouterr().out.splitlines()
+
+    assert shown("-t", "--stdout")[:3] == [
+        "[0] 2026-01-01T00:00:01.000Z 3.0 line 0",
+        "[0] 2026-01-01T00:01:01.250Z 3.0 line 1",
+        "[0] 2026-01-01T01:00:00.000Z 3.0 line 2",
+    ]
+    assert shown("-t", "--stderr")[0] == "[0] - 3.0 wrong"
+    assert shown("-t", "--stdout", "--since", "2026-01-01T00:00:02Z", "--grep", "[01ts]$", "--no-prefix") == [
+        "2026-01-01T00:01:01.250Z 3.0 line 1",
+        "2026-01-01T00:00:02.000Z last",
+    ]
+    assert shown("--stdout", "--since", "10m") == []
+    one, two = map(json.loads, shown("--json", "--stdout", "--since", "2026-01-01T00:00:01.5+00:00", "-n", "2")[2:])
+    facts = {"attempt": 3, "rank": 1, "stream": "stdout"}
+    assert one == {**facts, "time": "2026-01-01T00:00:01.500Z", "line": "caf\ufffd"}
+    assert two == {**facts, "time": "2026-01-01T00:00:02.000Z", "line": "last"}
+    unknown = [json.loads(line)["time"] for line in shown("--json", "--stderr")]
+    assert unknown[0] is None
+
+
 def test_all_logs_are_copied(ended, tmp_path, capfd):
     """Of all attempts, in folders like those of the run."""
     target = tmp_path / "new" / "copy"
@@ -79,6 +123,9 @@ def test_nobody_has_failed(registry, tmp_path, capfd):
         ("--attempt 0", "there is no attempt 0"),
         ("-f -p", "exclude each other"),
         ("--failed --rank 3", "exclude each other"),
+        ("--since x", "`x` is no time"),
+        ("--since 10", "`10` is no time"),
+        ("--sync-down x -t", "copies the files of all attempts whole"),
     ],
 )
 def test_wrong_arguments(ended, capfd, arguments, said):
@@ -128,6 +175,18 @@ def test_a_run_is_followed_over_its_restarts(registry, tmp_path, capfd, monkeypa
     assert out == f"[0] 1.0 line 2\n[0] more\n{both}[0] the last\n"
     assert err.splitlines()[:2] == ["raylaunch: attempt 2 begins", "raylaunch: attempt 3 begins"]
     assert "a b: done with exit code 1: rank 3 on node-2 raised ValueError" in err
+
+
+@pytest.mark.parametrize(("since", "attempts"), [(0.0, (1, 2, 3)), (1e6, (3,))])
+def test_a_run_is_followed_from_a_time_on(ended, tmp_path, capfd, since, attempts):
+    """From the attempt on in which the time falls."""
+    for path in tmp_path.rglob("stdout.log"):
+        os.utime(path, (BEGAN.timestamp() + 2e6,) * 2)
+    when = (BEGAN + timedelta(seconds=since)).isoformat()
+    assert main.main(["logs", "-f", "--since", when, "--rank", "0", "--stdout"]) == 1
+    assert [line for line in capfd.readouterr().out.splitlines() if line.endswith("2")] == [
+        f"{attempt}.0 line 2" for attempt in attempts
+    ]
 
 
 def test_a_run_that_is_lost_while_it_is_followed(registry, tmp_path, capfd, monkeypatch):

@@ -15,7 +15,7 @@ from raylaunch.cluster.agent.log_shipper import LogShipper
 from raylaunch.cluster.agent.outbox import Outbox
 from raylaunch.node.logs.tail import LogSource, LogTailer
 
-SECONDS = 20.0
+SECONDS = 100.0
 
 
 class ShippingAgent:

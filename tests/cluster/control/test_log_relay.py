@@ -80,6 +80,18 @@ def test_the_files_of_all_nodes(nodes, monkeypatch, attempt, most):
     assert read(relay, listed, attempt) == "".join(f"{attempt}.{rank};" * 3 for rank in range(4))
 
 
+def test_much_is_read_in_parts_that_do_not_wait_for_each_other(nodes, monkeypatch):
+    """Several reads of one node go on at a time, and what they read comes in order."""
+    monkeypatch.setattr(log_files, "BLOCK_BYTES", 5)
+    relay = LogRelay(nodes, nodes.status)
+    listed = relay.spans(ListLogs(query=LogQuery(attempt=2, streams=("stdout",))))
+    del nodes.asked[:]
+    blocks = relay.blocks(ReadLogs(attempt=2, spans=listed.spans))
+    first = next(blocks)
+    assert [sum(span.end - span.start for span in asked.spans) for _, asked in nodes.asked] == [5, 5, 5, 5, 4, 5, 5, 5]
+    assert (first.data + b"".join(block.data for block in blocks)).decode() == "".join(f"2.{n};" * 3 for n in range(4))
+
+
 def test_only_those_who_have_a_rank_are_asked(nodes):
     """In the present attempt."""
     relay = LogRelay(nodes, nodes.status)
@@ -92,7 +104,7 @@ def test_only_those_who_have_a_rank_are_asked(nodes):
 
 def test_a_node_that_does_not_answer(nodes, monkeypatch):
     """It is named, and the others are shown. What it was to read is left out."""
-    monkeypatch.setattr(log_relay, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(log_relay, "ANSWER_SECONDS", 1.0)
     relay = LogRelay(nodes, nodes.status)
     query = ListLogs(query=LogQuery(attempt=2, streams=("stdout",)))
     every = relay.spans(query)

@@ -20,6 +20,7 @@ from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.linux import scratch
 from raylaunch.node.linux.inotify import Inotify
 from raylaunch.node.logs import tail
+from raylaunch.node.logs.log_times import LogTimes
 from raylaunch.node.logs.prefix import LinePrefixer
 from raylaunch.node.logs.tail import LogOutput, LogTailer
 from raylaunch.node.supervisor import process_failure
@@ -270,7 +271,7 @@ def test_a_log_that_the_script_truncates(followed: Followed) -> None:
 
 
 def test_files_are_opened_once_and_closed_at_the_end(follow: Follow) -> None:
-    """So are the files of the filters, and those of a run that ends early."""
+    """So are the files of the filters and of the times, and those of a run that ends early."""
     outside = len(os.listdir("/proc/self/fd"))
     followed = follow(nproc=8, duplicate_stdout_filters=["x"])
     before = outside + 1  # with that of inotify
@@ -280,11 +281,11 @@ def test_files_are_opened_once_and_closed_at_the_end(follow: Follow) -> None:
             followed.write(b"y\n", rank=rank, attempt=attempt, stream="stderr")
     for _ in range(3):
         followed.read()
-    assert len(os.listdir("/proc/self/fd")) == before + 8 + 16
+    assert len(os.listdir("/proc/self/fd")) == before + 8 + 2 * 16
     followed.launch(2)
     followed.end(1)
     followed.read()
-    assert len(os.listdir("/proc/self/fd")) == before + 8 + 16
+    assert len(os.listdir("/proc/self/fd")) == before + 8 + 2 * 16
     followed.tails.close()
     assert len(os.listdir("/proc/self/fd")) == outside
 
@@ -309,6 +310,37 @@ def test_of_a_large_backlog_the_end_is_shown_with_a_notice(follow: Follow) -> No
         LogOutput(rank=0, stream="stdout", data=b"b" * 10),
     ]
     assert not followed.tails.has_backlog
+
+
+# Times.
+
+
+def test_when_logs_grew_is_noted(tmp_path: Path, follow: Follow) -> None:
+    """Also of ranks that are not shown, whose files are not read; and once for each look, however much was written."""
+    followed = follow(nproc=2, show="0")
+    followed.read()
+    grown = []
+    for rank in (0, 1, 1):
+        path = followed.write(b"one\ntwo\n", rank=rank)
+        grown.append((followed.read(), followed.tails.has_grown))
+    assert grown == [(b"one\ntwo\n", True), (b"", True), (b"", True)]
+    assert (followed.read(), followed.tails.has_grown, followed.tails.bytes_read) == (b"", False, 0)
+    with path.open("rb") as log:
+        times = LogTimes(str(path.with_suffix(".times")), log.fileno())
+        noted = list(times.between(0, 16))
+        times.close()
+        assert noted == [(8, noted[0][1]), (16, os.fstat(log.fileno()).st_mtime)]
+    assert followed.end() == b""
+    assert sorted(path.name for path in tmp_path.rglob("*.times")) == ["stdout.times"] * 2
+
+
+def test_logs_that_are_not_kept_have_no_times(tmp_path: Path, follow: Follow) -> None:
+    """Nothing is to stay."""
+    followed = follow(nproc=2, kept=False)
+    for rank in (0, 1):
+        followed.write(b"one\n", rank=rank)
+    followed.end()
+    assert list(tmp_path.rglob("*.times")) == []
 
 
 # inotify.
@@ -520,3 +552,35 @@ def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     assert lines[0] == "99981"
     assert lines[-2:] == ["99999", "\ufffd"]
     assert len(lines) == 20
+
+
+def test_the_tail_of_an_aborted_process_has_the_error(tmp_path: Path) -> None:
+    """NCCL's watchdog prints its error, frames, what it throws, and more frames; faulthandler all threads."""
+    frames = "".join(
+        f"frame #{number}: c10d::ProcessGroupNCCL::run() + 0x{number}e (0x7f in libtorch_cuda.so)\n"
+        for number in range(20)
+    )
+    error = "Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered\n"
+    threads = "".join(
+        f'Thread 0x7f{number} (most recent call first):\n  File "train.py", line 3 in step\n' for number in range(40)
+    )
+    text = (
+        f"epoch 3\n[rank0]:[E117 11:40:54 ProcessGroupNCCL.cpp:1595] {error}For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        f"{frames}\nterminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {error}{frames}"
+        f"Fatal Python error: Aborted\n\n{threads}Extension modules: numpy, torch._C (total: 2)\n"
+    )
+    file = tmp_path / "stderr.log"
+    file.write_text(text)
+    lines = process_failure.tail(file).splitlines()
+    assert lines[0] == "epoch 3"
+    assert lines[-1] == f"  what():  {error}".rstrip()
+    assert not any(line.startswith("frame") for line in lines)
+
+
+def test_the_tail_of_a_killed_process_has_its_stack(tmp_path: Path) -> None:
+    """After a signal that nothing has thrown for, the stack of Python is all there is."""
+    file = tmp_path / "stderr.log"
+    file.write_text(
+        "epoch 3\nFatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n"
+    )
+    assert process_failure.tail(file).splitlines()[1] == "Fatal Python error: Segmentation fault"
