@@ -12,41 +12,44 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster import planning
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.control import cluster_registry, run_control
 from raylaunch.cluster.control.run_control import RunControl
-from raylaunch.cluster.driver import run_registry, signals
+from raylaunch.cluster.control.run_port import RunPort
+from raylaunch.cluster.driver import signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
-from raylaunch.cluster.driver.signals import SentSignals, Signals
+from raylaunch.cluster.driver.signals import Signals
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.cluster.session.worker_template import worker_template
-from raylaunch.core.job import outputs
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.job.redaction import Redactor, redacted_errors
 from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.placement.environment import submitted
-from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import Plan, make_plan, settled
+from raylaunch.core.placement.plan import Plan, settled
 from raylaunch.core.record.result import RunResult
-from raylaunch.core.record.run_layout import future_losses
-from raylaunch.errors import ClusterError, ConfigError, ExitCode
-from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.core.record.run_layout import LAYOUTS, future_losses
+from raylaunch.errors import ClusterError, ExitCode
+from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.terminal_messages import Keyboard
+
+if TYPE_CHECKING:
+    from raylaunch.cluster.takeover.detached_driver import DriverState, RunFacts
+    from raylaunch.cluster.takeover.succession import Succession
 
 WANTED = "ray>=2.44"
 """The versions of Ray that can be used, as in the project's metadata: these are missing if raylaunch was copied."""
-_NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
-_CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +82,9 @@ def plan_job(job: Job) -> Plan:
         found = find_cluster(job.ray)
         if found in (local_machine.LOCAL, local_machine.NONE):
             alone = found == local_machine.NONE and job.ray.address == "auto"
-            return _plan(job, (local_machine.facts(job),), local=True, alone=alone)
+            return planning.plan_of(job, (local_machine.facts(job),), local=True, alone=alone)
         with _connected(job) as session:
-            return _plan_now(job, session)
+            return planning.plan_in(session, job)
 
 
 def run_job(
@@ -90,14 +93,15 @@ def run_job(
     observer: RunObserver,
     *,
     payload: bytes = b"",
-    sent: SentSignals | None = None,
+    port: RunPort | None = None,
     keyboard: Keyboard | None = None,
+    succession: Succession | None = None,
 ) -> RunOutcome:
     """Run a job and return its outcome, whatever happened to its workers. Several threads may each run a job.
 
     `job_text`: the job as it is written to the run folder. `payload`: (function, args, kwargs), pickled with
-    cloudpickle, to run instead of the job's entry point. `sent`: signals that this process sends to the run.
-    `keyboard`: the terminal that one rank gets.
+    cloudpickle, to run instead of the job's entry point. `port`: by which this process asks the run.
+    `keyboard`: the terminal that one rank gets. `succession`: which driver of a detached run on a cluster it is.
 
     Raises ConfigError if the run folder cannot be made or there is no working folder, ClusterError if the cluster
     cannot be reached, cannot hold the job at all or cannot go on with it, and InterruptedByUserError if a signal
@@ -105,15 +109,24 @@ def run_job(
     """
     submitter_env = submitted(os.environ)  # before Ray adds to it
     secrets = Redactor.of(job, os.environ)
-    _cwd()
-    with redacted_errors(secrets), signals.handled(job, sent) as handler, _connected(job) as session:
-        run = _prepare(job, job_text, GuardedObserver(observer), session, submitter_env, payload, keyboard)
+    planning.working_folder()
+    with redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:
+        seen = GuardedObserver(observer)
+        if succession is not None and succession.taken is not None:
+            run = _resume(succession, succession.taken, seen, session)
+        else:
+            run = _prepare(job, job_text, seen, session, submitter_env, payload, keyboard, succession)
         handler.go_to(run.driver.signalled)
         control = RunControl(run.driver.requests, run.folder, job.log_layout, run.fleet)
         with (
             run_control.served(control, session, run.warn),
+            contextlib.nullcontext() if port is None else port.opened(control),
             contextlib.nullcontext() if keyboard is None else keyboard.connected(run.driver.typed),
-            cluster_registry.entered(_entry(run, session, secrets, handler, control), os.environ, run.warn) as entry,
+            cluster_registry.entered(
+                replace(_entry(run, session, secrets, handler, control), token=succession.token if succession else ""),
+                os.environ,
+                run.warn,
+            ) as entry,
         ):
             values, error = _execute(run, handler, control, want_values=bool(payload))
             result = _report(run, session, secrets, error)
@@ -138,7 +151,7 @@ def _entry(
         cluster=secrets.hide(session.address),
         signals=tuple(name for name in run.job.signals_to_handle if handler.is_main and name not in forwarded),
         control=control.address,
-        user=run_registry.user_name(),
+        user=procfs.user_name(),
     )
 
 
@@ -186,23 +199,19 @@ def _prepare(
     submitter_env: dict[str, str],
     payload: bytes,
     keyboard: Keyboard | None,
+    succession: Succession | None,
 ) -> _PreparedRun:
     """Plan the run, make its folder and tell the observer. Raises ClusterError if this machine cannot hold the job."""
-    plan = _plan_now(job, session)
-    if session.local and not plan.feasible:
-        msg = "this machine cannot hold the job"
-        raise ClusterError(msg, hint=plan.shortage)
-    if plan.lacks_gpus and not session.may_grow():
-        msg = "the job needs GPUs, no node of the cluster has any, and there is no autoscaler that could add one"
-        raise ClusterError(msg, hint=f"{plan.shortage}\nwith `gpus_per_worker: 0` it runs on CPUs")
+    plan = planning.plan_in(session, job)
+    planning.refuse_hopeless(plan, session)
     began, began_at = datetime.now(timezone.utc), time.monotonic()
     run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
     folder = RunFolder.create(job, run_id, observer.on_message)
     folder.open(settled(job, plan), job_text, plan, began.isoformat(), began_at)
     observer.on_plan(job, plan, folder.where)
-    if _NO_CLUSTER in plan.assumed and not plan.fallback:
+    if planning.NO_CLUSTER in plan.assumed and not plan.fallback:
         observer.on_message("no Ray cluster is running: this machine does it alone, without Ray")
-    losses = future_losses(folder.where, _cwd(), job.entrypoint.args, unpacked=session.brings_files)
+    losses = future_losses(folder.where, planning.working_folder(), job.entrypoint.args, unpacked=session.brings_files)
     for warning in (*session.notes, *plan.warnings, *losses):
         observer.on_message(warning)
     template = worker_template(
@@ -219,7 +228,11 @@ def _prepare(
     if why := agent_pool.why_unusable(job, plan, in_process=session.in_process):
         observer.on_message(f"keep_warm has no effect: {why}")
         job = replace(job, keep_warm=0.0)
-    fleet = session.fleet(plan, _agent_spec(job, session, template, submitter_env, links), observer.on_message)
+    spec = planning.agent_spec(job, session, template, submitter_env, links)
+    if succession is not None:
+        facts = succession.facts(job, settled(job, plan), plan, run_id, began.isoformat(), spec)
+        return _detached(succession, facts, folder, observer, began_at, links)
+    fleet = session.fleet(plan, spec, observer.on_message)
     driver = Driver(settled(job, plan), run_id, fleet, folder, observer, began_at, links)
     return _PreparedRun(
         job=job,
@@ -229,6 +242,41 @@ def _prepare(
         links=links,
         run_id=run_id,
         began=began.isoformat(),
+        warn=observer.on_message,
+    )
+
+
+def _resume(succession: Succession, taken: DriverState, observer: RunObserver, session: Session) -> _PreparedRun:
+    """Go on with a run after another driver."""
+    facts = taken.facts
+    path = Path(taken.folder.path) if taken.folder.path else None
+    folder = RunFolder(path, LAYOUTS[facts.job.log_layout], Redactor.of(facts.job, os.environ), observer.on_message)
+    folder.resume(taken.folder, facts.job)
+    observer.on_takeover(facts.job, folder.where)
+    observer.on_message(succession.describe())
+    links = session.links()
+    facts = replace(facts, spec=replace(facts.spec, link_address=links.address if links else None))
+    return _detached(succession, facts, folder, observer, succession.began_at(), links)
+
+
+def _detached(
+    succession: Succession,
+    facts: RunFacts,
+    folder: RunFolder,
+    observer: RunObserver,
+    began_at: float,
+    links: LinkServer | None,
+) -> _PreparedRun:
+    """Return a run whose driver may be followed by another. `began_at`: the time.monotonic() of its beginning."""
+    fleet = succession.fleet(facts.plan, facts.spec, observer.on_message)
+    return _PreparedRun(
+        job=facts.asked,
+        folder=folder,
+        fleet=fleet,
+        driver=succession.driver(facts, fleet, folder, observer, began_at, links),
+        links=links,
+        run_id=facts.run_id,
+        began=facts.began,
         warn=observer.on_message,
     )
 
@@ -277,69 +325,7 @@ def _report(run: _PreparedRun, session: Session, secrets: Redactor, error: Clust
 
 
 def _shortage(job: Job, session: Session, result: RunResult) -> str:
-    text = _plan_now(job, session).shortage
+    text = planning.plan_in(session, job).shortage
     if any(attempt.lost for attempt in result.attempts):
         text += "\nRay may take a minute to notice that a node is gone: it may be counted here"
     return text
-
-
-def _plan_now(job: Job, session: Session) -> Plan:
-    alone = session.in_process and job.ray.address == "auto"
-    plan = _plan(job, session.nodes(job), local=session.local, alone=alone)
-    return replace(plan, cluster="" if session.local else session.address)
-
-
-def _plan(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool, alone: bool) -> Plan:
-    """Return the plan. `alone`: this machine stands in for a cluster that was not found.
-
-    Raises ClusterError if the job cannot be planned, or needs a cluster.
-    """
-    try:
-        plan = make_plan(job, nodes, local=local)
-    except ValueError as error:
-        raise ClusterError(str(error)) from None
-    if not alone:
-        return plan
-    plan = replace(plan, assumed=(_NO_CLUSTER, *plan.assumed))
-    if plan.max_nodes == 1:
-        return plan
-    if why := _needs_cluster(job, plan):
-        msg = f"no Ray cluster was found, and the job is for a cluster: {plan.max_nodes} nodes {why}"
-        raise ClusterError(msg, hint=f"{_CLUSTER_HINT}\n{discovery.NO_CLUSTER_HINT}")
-    return replace(plan, fallback=f"no Ray cluster was found: all {plan.max_nodes} nodes run on this machine")
-
-
-def _needs_cluster(job: Job, plan: Plan) -> str:
-    """Return why several nodes must not share this machine unless the person says so; `""`: they may."""
-    if job.placement == "spread":
-        return "with `placement: spread`"
-    return "with GPUs" if any(bundle.gpus for bundle in plan.bundles) else ""
-
-
-def _cwd() -> str:
-    """Return the folder in which workers run. Raises ConfigError if it was removed."""
-    try:
-        return os.getcwd()
-    except OSError as error:
-        msg = f"the working folder cannot be used: {error.strerror}"
-        raise ConfigError(msg, hint="it may have been removed or moved: `cd` to a folder that exists") from None
-
-
-def _agent_spec(
-    job: Job, session: Session, template: WorkerTemplate, submitter_env: dict[str, str], links: LinkServer | None
-) -> AgentSpec:
-    """Return what all agents are told; the fleet adds the rest for each."""
-    return AgentSpec(
-        template=template,
-        address=local_machine.LOOPBACK if session.local else None,
-        nproc=0,
-        rules=job.nodes,
-        submitter_env=submitter_env,
-        niceness=os.getpriority(os.PRIO_PROCESS, 0),
-        cwd=None if session.brings_files else _cwd(),
-        ray_address=session.address,
-        view=outputs.view(job),
-        node_timeout=job.node_timeout,
-        link_address=links.address if links else None,
-        keep_warm=job.keep_warm,
-    )

@@ -48,7 +48,7 @@ class PooledAgent:
 def key_of(spec: AgentSpec) -> Key:
     """Return the key of an agent: all fields that its fork server was started with, which no later run can change."""
     environ = {"submitter_env": without_terminal(spec.submitter_env)}
-    return {**_lasting_fields(spec.template), **_lasting_fields(spec), **environ}
+    return {**_kept_fields(spec.template), **_kept_fields(spec), **environ}
 
 
 def without_terminal(environ: Mapping[str, str]) -> dict[str, str]:
@@ -56,7 +56,7 @@ def without_terminal(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not is_of_a_terminal(name)}
 
 
-def _lasting_fields(spec: AgentSpec | WorkerTemplate) -> Key:
+def _kept_fields(spec: AgentSpec | WorkerTemplate) -> Key:
     return {one.name: getattr(spec, one.name) for one in fields(spec) if one.metadata != PER_RUN}
 
 

@@ -12,8 +12,7 @@ elsewhere, and the first agent to come up is used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from raylaunch.cluster.fleet.backoff import Backoff
@@ -27,6 +26,7 @@ from raylaunch.cluster.fleet.slot_table import (
     SlotTable,
     StartAgent,
     StopAgent,
+    UnwantedHosts,
 )
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.core.placement.packing import Bundle
@@ -37,21 +37,6 @@ _OCCUPIED = "its host has an agent already"
 
 _CUT_OFF_SECONDS = 70.0
 """How long Ray may think that a host which was cut off is alive, and place agents there that nobody can reach."""
-
-
-@dataclass(slots=True)
-class _Hosts:
-    """Hosts on which nothing new is wanted."""
-
-    draining: frozenset[HostId] = frozenset()
-    cordoned: frozenset[HostId] = frozenset()
-    cut_off: dict[HostId, float] = field(default_factory=dict)
-    """Hosts of silent nodes, with the time until which Ray may not know of it."""
-
-    @property
-    def unusable(self) -> frozenset[HostId]:
-        """Hosts whose nodes are to be replaced."""
-        return self.draining | self.cordoned
 
 
 class Allocator:
@@ -77,7 +62,7 @@ class Allocator:
             self._slots.add(kind, in_gang=True)
         #: Until the gang is granted nothing else is requested: a single slot might take a host that the gang needs.
         self._is_gang_granted = False
-        self._hosts = _Hosts()
+        self._hosts = UnwantedHosts()
         #: Shared by all slots that were requested with an equal set: a thousand sets of a thousand hosts are too big.
         self._latest_avoid: frozenset[HostId] = frozenset()
         self._backoff = Backoff()
@@ -218,6 +203,35 @@ class Allocator:
         """Return the host of a node; `NO_HOST`: not known."""
         slot = self._slots.of(node)
         return NO_HOST if slot is None else slot.host
+
+    # After a driver that had this allocator.
+
+    def up_nodes(self) -> list[NodeId]:
+        """Return the nodes whose agents have come up and are not lost."""
+        return [slot.node for slot in self._slots if slot.is_up]
+
+    def unfinished(self, reserved: Collection[int], started: Collection[NodeId]) -> list[Request]:
+        """Return the requests that were made and not carried out. `reserved`: slots; `started`: nodes with agents."""
+        removed = [ReleaseSlot(number) for number in reserved if self._slots.get(number) is None]
+        gang = {slot.number: self._bundles[slot.kind] for slot in self._slots if slot.in_gang}
+        found: list[Request] = [*removed, *([ReserveGang(gang)] if gang and not gang.keys() <= {*reserved} else [])]
+        for slot in self._slots:
+            bundle = self._bundles[slot.kind]
+            if not slot.in_gang and slot.number not in reserved:
+                found.append(ReserveSlot(slot.number, bundle, slot.avoid))
+            if slot.node and not slot.is_up and slot.node not in started:
+                found.append(StartAgent(slot.number, slot.node, bundle))
+        return found
+
+    def start_of(self, node: NodeId) -> StartAgent | None:
+        """Return the request by which the agent of a node is started; None: there is no such node."""
+        slot = self._slots.of(node)
+        return StartAgent(slot.number, node, self._bundles[slot.kind]) if slot is not None else None
+
+    def shift(self, seconds: float) -> None:
+        """Have all times that were noted be so much later: the clock of this process is another one."""
+        self._slots.shift(seconds)
+        self._hosts.cut_off = {host: until + seconds for host, until in self._hosts.cut_off.items()}
 
     def may_gang_have_moved(self) -> bool:
         """Whether slots of the gang may be on other hosts than they were, so that `moved` should be called."""

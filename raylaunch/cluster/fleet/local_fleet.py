@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home, in_thread
+from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home
+from raylaunch.cluster.agent.log_reader import in_thread
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, Key, PooledAgent
 from raylaunch.cluster.fleet.fleet_base import FleetBase
@@ -33,6 +34,7 @@ from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, 
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.local.gpus import Gpus
 from raylaunch.cluster.local.slots import LocalSlots
+from raylaunch.core.environ import snapshot
 from raylaunch.core.newtypes import NO_NODE, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
@@ -209,7 +211,7 @@ class LocalFleet(FleetBase):
             return
         request = self._waiting.pop(slot)
         spec = self._spec_for(request)
-        environ = {**os.environ, **self._room.environ(slot)}
+        environ = {**snapshot(os.environ), **self._room.environ(slot)}
         home = Home(host=local_machine.HOST_ID, address=local_machine.LOOPBACK, environ=environ)
         key = {**agent_pool.key_of(spec), "environ": agent_pool.without_terminal(environ)}
         client = await self._pooled_client(key)

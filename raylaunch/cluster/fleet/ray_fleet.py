@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, kill
+from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, kill, title_of
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
@@ -87,9 +87,8 @@ class RayFleet(FleetBase):
         self._tell = tell
         self._here = HostId(ray.get_runtime_context().get_node_id())
         if self._pool is not None:
-            self._pool.retain(
-                agent_pool.key_of(replace(self._spec, nproc=bundle.nproc)) for bundle in self._plan.bundles
-            )
+            specs = (replace(self._spec, nproc=bundle.nproc) for bundle in self._plan.bundles)
+            self._pool.retain(map(agent_pool.key_of, specs))
         self._decide(self._allocator.start)
         try:
             for _ in range(self._to_do.qsize()):
@@ -111,8 +110,7 @@ class RayFleet(FleetBase):
     # What is heard.
 
     def _listen(self, node: NodeId) -> None:
-        actor = self._actors.get(node)
-        if actor is None:
+        if (actor := self._actors.get(node)) is None:
             return
 
         def heard(future: Any) -> None:
@@ -125,7 +123,10 @@ class RayFleet(FleetBase):
             self._listen(node)
 
         # The name of the pending call is what Ray shows in the title of the agent's process.
-        actor.next_report.options(name=TITLE).remote().future().add_done_callback(heard)
+        actor.next_report.options(name=TITLE).remote(*self._told_with(node)).future().add_done_callback(heard)
+
+    def _told_with(self, _: NodeId) -> tuple[object, ...]:
+        return ()
 
     def _gone(self, node: NodeId, error: BaseException) -> None:
         if node in self._actors:
@@ -252,7 +253,7 @@ class RayFleet(FleetBase):
 
     def _start(self, request: StartAgent, spec: AgentSpec, options: Mapping[str, Any]) -> None:
         try:
-            actor = self.actor_class.options(**options).remote()
+            actor = self.actor_class.options(**options).remote(title_of(spec))
             actor.begin.remote(serialization.dump_spec(spec))
         except (RayError, RuntimeError) as error:
             self._tell(AgentLost(node=request.node, why=actor_errors.summary(error), error=error))

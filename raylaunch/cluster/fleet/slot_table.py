@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from raylaunch.core.newtypes import NO_HOST, NO_NODE, HostId, NodeId
@@ -105,6 +105,28 @@ class SlotTable:
             self.up_on[slot.host] -= 1
             self.up_of[slot.kind] -= 1
         slot.node, slot.granted_at, slot.up_since, slot.failed = NO_NODE, inf, None, True
+
+    def shift(self, seconds: float) -> None:
+        """Have all times be so much later."""
+        for slot in self._slots.values():
+            slot.granted_at += seconds
+            slot.retry_at += seconds
+            slot.up_since = None if slot.up_since is None else slot.up_since + seconds
+
+
+@dataclass(slots=True)
+class UnwantedHosts:
+    """Hosts on which nothing new is wanted."""
+
+    draining: frozenset[HostId] = frozenset()
+    cordoned: frozenset[HostId] = frozenset()
+    cut_off: dict[HostId, float] = field(default_factory=dict)
+    """Hosts of silent nodes, with the time until which Ray may not know of it."""
+
+    @property
+    def unusable(self) -> frozenset[HostId]:
+        """Hosts whose nodes are to be replaced."""
+        return self.draining | self.cordoned
 
 
 @dataclass(frozen=True, slots=True)

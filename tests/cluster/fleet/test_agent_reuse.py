@@ -142,10 +142,10 @@ def test_the_next_run_uses_the_same_fork_servers(program, launcher):
                 raise KeyError(text)
             return os.environ["RAYLAUNCH_ATTEMPT"], os.getppid()
 
-        first = launch(parent, node_timeout=2)
+        first = launch(parent, node_timeout=5)
         free()
         print(json.dumps([sorted(first), servers()]))
-        time.sleep(2.1)  # longer than a node may be silent in a run
+        time.sleep(5.1)  # longer than a node may be silent in a run
         try:
             launch(fails, "one", 9, max_restarts=1, name="one")
         except raylaunch.JobFailedError as error:
@@ -204,7 +204,7 @@ def test_an_idle_agent_that_does_not_answer_is_replaced(program):
         def above(pid):
             return int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
 
-        warmth._WAKE_SECONDS = 1.0
+        warmth._WAKE_SECONDS = 5.0
         before = launch(parent)
         for name, number, steps in (("server", 9, 0), ("agent", 9, 2), ("hangs", signal.SIGSTOP, 0)):
             pid = harmed = servers()[0]

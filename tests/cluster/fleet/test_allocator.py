@@ -719,3 +719,21 @@ def test_whatever_happens(kinds, gang, spread, steps):
     for step, index, host in steps:
         getattr(cluster, step)(index, host)
         cluster.check()
+
+
+def test_another_process_goes_on_where_the_last_one_was_interrupted():
+    """What it had not come to is requested again, what it had not released is released, and times are of its clock."""
+    allocator = Allocator([ONE] * 3, 2, spread=True)
+    allocator.start(0.0)
+    assert allocator.unfinished((), ()) == allocator.take_requests()
+    allocator.granted({1: "host-1", 2: "host-2"}, 1.0)
+    (wanted, start, *_) = [each for each in allocator.take_requests() if not isinstance(each, AnnounceNode)]
+    assert allocator.start_of(start.node) == start
+    assert allocator.unfinished({1, 2}, {"node-1", "node-2"}) == [wanted, start]
+    assert allocator.unfinished({1, 2, 3, 9}, {"node-1", "node-2", "node-3"}) == [ReleaseSlot(9)]
+    allocator.lost("node-1", 2.0)
+    allocator.lost(allocator.start_of("node-2").node, 3.0)
+    before = allocator.next_tick(3.0)
+    allocator.shift(1000.0)
+    assert allocator.next_tick(1003.0) == (before and before + 1000.0)
+    assert allocator.start_of("node-1") is None

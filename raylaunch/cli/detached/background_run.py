@@ -1,0 +1,152 @@
+"""The driver of a detached run: runs the job as a command would, but what it says goes to a file, and to who asked."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raylaunch.cli import run_once
+from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews, Tell
+from raylaunch.cluster.driver.observer import RunObserver
+from raylaunch.core.job.job import Job
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.placement.plan import Plan
+from raylaunch.core.record import run_layout
+from raylaunch.core.record.journal import JournalEntry
+
+if TYPE_CHECKING:
+    from raylaunch.cluster.takeover.succession import Succession
+
+_MOST_EARLY = 1_000_000
+"""Characters that are kept for the file until the run has a folder."""
+
+_LAST_WORDS = " runs: "
+"""In what a `Console` says when all workers were started."""
+
+
+def drive(run: DetachedRun, tell: Tell, succession: Succession | None = None) -> int:
+    """Run the job in this process, which was made as that which requested it, and return the exit code.
+
+    `succession`: see `run_job`.
+    """
+    log = DriverLog(tell)
+    job = replace(run.job, detach=False, keep_warm=0.0, show="none", tee=0, progress=_progress(run.job))
+
+    def observe(observer: RunObserver) -> RunObserver:
+        taken = succession.taken if succession is not None else None
+        runs = taken is not None and taken.folder.status.status().phase in (Phase.RUNNING, Phase.SAVING)
+        return _StartObserver(observer, log, tell, runs=runs)
+
+    def run_it() -> int:
+        return run_once.run(job, run.job_text, payload=run.payload, observe=observe, succession=succession)
+
+    with contextlib.closing(log), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        return run_once.exit_code_of(run_it)
+
+
+def _progress(job: Job) -> str:
+    return "off" if job.progress == "off" else "line"
+
+
+class DriverLog(io.TextIOBase):
+    """A stream whose lines go to `driver.log` in the run folder, once there is one, and to the command."""
+
+    def __init__(self, tell: Tell) -> None:
+        """`tell` takes the news with these lines."""
+        self._tell = tell
+        self._early: list[str] = []
+        self._early_size = 0
+        self._fd = -1
+        self._is_told = True
+        self._is_last_awaited = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding in which lines go to `driver.log`: UTF-8, whatever the locale is."""
+        return "utf-8"
+
+    def writable(self) -> bool:
+        """Return True, as for every stream that is written to (io.IOBase)."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write to the file, as far as that is possible, and tell the command."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._fd, text.encode(errors="backslashreplace"))
+        elif self._early_size < _MOST_EARLY:
+            self._early.append(text)
+            self._early_size += len(text)
+        if self._is_told:
+            self._tell(DriverNews(text=text))
+        if self._is_last_awaited and _LAST_WORDS in text:
+            self._is_told = self._is_last_awaited = False
+            self._tell(DriverNews(runs=True))
+        return len(text)
+
+    def go_to(self, run_dir: str) -> None:
+        """Write to this folder from now on; `""`: nothing is kept."""
+        early, self._early, self._early_size = self._early, [], _MOST_EARLY
+        if run_dir:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            with contextlib.suppress(OSError, ValueError):
+                os.makedirs(run_dir, 0o700, exist_ok=True)  # it may have been on the host of an earlier driver
+                self._fd = os.open(Path(run_dir) / run_layout.DRIVER_LOG, flags, 0o600)
+                os.write(self._fd, "".join(early).encode(errors="backslashreplace"))
+
+    def workers_run(self) -> None:
+        """Tell the command that the workers run, as soon as the line that says so is written, and nothing more."""
+        self._is_last_awaited = True
+
+    def run_already(self) -> None:
+        """Tell the command that the workers run, which an earlier driver has said, and nothing more."""
+        self._is_told = False
+        self._tell(DriverNews(runs=True))
+
+    def close(self) -> None:
+        """Close `driver.log`, as the run has ended."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        super().close()
+
+
+class _StartObserver:
+    """Passes everything on to another observer; tells the command of the plan, and of the start of the workers."""
+
+    def __init__(self, observer: RunObserver, log: DriverLog, tell: Tell, *, runs: bool) -> None:
+        """`runs`: whether the workers run already, since an earlier driver has started them."""
+        self._observer = observer
+        self._log = log
+        self._tell = tell
+        self._has_run = runs
+        self.on_output = observer.on_output
+        self.on_progress = observer.on_progress
+        self.on_message = observer.on_message
+
+    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
+        """The run has a folder."""
+        self._log.go_to(run_dir)
+        run_id = os.path.basename(run_dir) or job.run_id or ""
+        self._observer.on_plan(job, plan, run_dir)
+        self._tell(DriverNews(run_id=run_id, name=job.title, run_dir=run_dir))
+
+    def on_takeover(self, job: Job, run_dir: str) -> None:
+        """The run has a folder, of which the command may not have heard."""
+        self._log.go_to(run_dir)
+        self._observer.on_takeover(job, run_dir)
+        self._tell(DriverNews(run_id=os.path.basename(run_dir) or job.run_id or "", name=job.title, run_dir=run_dir))
+        if self._has_run:
+            self._log.run_already()
+
+    def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
+        """The machine has handled an event."""
+        if machine.phase is Phase.RUNNING and not self._has_run:
+            self._has_run = True
+            self._log.workers_run()  # first: what the observer says is written in another thread
+        self._observer.on_entry(entry, machine)

@@ -1,0 +1,232 @@
+"""The driver of a detached run as a Ray actor: a process of the cluster, which outlives the command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews, Tell
+from raylaunch.cluster.ray_api import actor_errors
+from raylaunch.cluster.session import ray_session
+from raylaunch.cluster.succession import interim_keeper, named_resources
+from raylaunch.cluster.succession.interim_keeper import InterimState
+from raylaunch.cluster.succession.registry_key import NAMESPACE
+from raylaunch.cluster.takeover import succession
+from raylaunch.cluster.takeover.state_key import StateKey
+from raylaunch.cluster.takeover.succession import Succession
+from raylaunch.core.job.job import RayOptions
+from raylaunch.errors import ClusterError, ExitCode
+from raylaunch.node.linux import processes
+
+TITLE = "raylaunch: driver"
+"""What `ps` shows of it, after `ray::`."""
+_ASK_SECONDS = 2.0
+"""How long a call waits for news."""
+_LINGER_SECONDS = 5.0
+"""How long the driver waits, after the end, for the command to hear of it."""
+_MOST_NEWS = 2000
+_RETRY_SECONDS = 0.2
+
+_KEEP_SECONDS = 10.0
+"""How long the command waits, at most, until an interim keeper has what was requested."""
+_BEGIN_SECONDS = 60.0
+"""How long a driver waits for the command to tell what to run."""
+_FIND_SECONDS = 30.0
+"""How long a driver that was started again looks for agents that keep the state of the last one."""
+
+Drive = Callable[[DetachedRun, Tell, Succession], int]
+"""Runs it, and returns the exit code. A function of a module, which the actor's process can import too."""
+
+
+class DriverActor:
+    """One for each detached run. `begin` is its first call; the constructor's arguments would be kept by Ray's head.
+
+    If its process dies, Ray starts it anew. Then it goes on with the state that agents keep, or an interim keeper.
+    """
+
+    def __init__(self, *, takes_over: bool = False) -> None:
+        """`takes_over`: another driver has begun the run, though Ray has not started this one in its place."""
+        type(self).__name__ = TITLE
+        context = ray.get_runtime_context()
+        self._me = context.current_actor
+        self._token = named_resources.token_of(str(context.get_actor_name()))
+        self._is_another = takes_over or context.was_current_actor_reconstructed
+        self._loop = asyncio.get_event_loop()
+        self._changed = asyncio.Event()
+        #: Identifies this process, whose news are counted from 0.
+        self._life = secrets.token_hex(4)
+        self._news: list[DriverNews] = []
+        #: How many of the news the command has got.
+        self._told = 0
+        #: Ray's reference to the answer of the interim keeper.
+        self._interim: Any = None
+        self._request: bytes | None = None
+        self._requested = threading.Event()
+        threading.Thread(target=self._drive, daemon=True, name="raylaunch-driver").start()
+
+    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
+    async def begin(self, message: bytes) -> None:
+        """Begin the run, unless it has begun. `message`: a `DetachedRun`, and what runs it."""
+        if self._request is None:
+            self._request = message
+            self._requested.set()
+
+    async def is_there(self) -> bool:
+        """Return True: this process is there."""
+        return True
+
+    async def news(self, after: int) -> tuple[str, list[DriverNews]]:
+        """Return what is new after so many news, or nothing when two seconds have passed; and which process this is.
+
+        The command may leave when it has the run's id. So that is not told before somebody keeps what was requested.
+        """
+        self._told = max(self._told, after)
+        if len(self._news) <= after:
+            self._changed.clear()
+            timer = self._loop.call_later(_ASK_SECONDS, self._changed.set)
+            await self._changed.wait()
+            timer.cancel()
+        if self._interim is not None:
+            await asyncio.wait([asyncio.wrap_future(self._interim.future())], timeout=_KEEP_SECONDS)
+        return self._life, self._news[after:]
+
+    def _drive(self) -> None:
+        self._me.is_there.options(name=TITLE).remote()  # Ray sets the title of a process after a call
+        try:
+            place = self._found() if self._is_another else self._first()
+        except Exception as error:  # noqa: BLE001
+            self._tell(DriverNews(text=f"the driver cannot begin: {type(error).__name__}: {error}\n"))
+            self._leave(int(ExitCode.UNAVAILABLE))
+        else:
+            if place is None:
+                self._end()
+            else:
+                self._run(place)
+
+    def _first(self) -> Succession | None:
+        """Return the place of the first driver; None: the command died before it had told what to run."""
+        self._requested.wait(_BEGIN_SECONDS)
+        if self._request is None:
+            return None
+        key = StateKey.make(self._token)
+        with contextlib.suppress(RayError):
+            timeout = _load(self._request)[0].job.driver_timeout
+            self._interim = interim_keeper.keep(self._token, timeout, InterimState(request=key.seal(self._request)))
+        return Succession(token=self._token, request=self._request, key=key)
+
+    def _found(self) -> Succession | None:
+        """Return the place of a driver after another, or of one that begins; None: nobody knows what to run."""
+        since = time.monotonic()
+        while time.monotonic() < since + _FIND_SECONDS:
+            with contextlib.suppress(RayError):  # the head does not answer, or an agent
+                found = succession.find(self._token, since)
+                if found is None and self._request is not None:
+                    found = self._first()
+                if found is not None:
+                    if found.taken is None:
+                        named_resources.remove_nodes(self._token)  # the last driver may have started some
+                    return found
+            self._requested.wait(_RETRY_SECONDS)
+        return None
+
+    def _run(self, place: Succession) -> None:
+        code = int(ExitCode.INTERNAL)
+        try:
+            run, drive = _load(place.request)
+            _take_place_of(run, needs_folder=place.taken is None)
+            code = drive(replace(run, job=replace(run.job, ray=RayOptions())), self._tell, place)
+        except Exception as error:  # noqa: BLE001
+            self._tell(DriverNews(text=f"the driver cannot begin: {type(error).__name__}: {error}\n"))
+        finally:
+            named_resources.remove_nodes(self._token)
+            self._leave(code)
+
+    def _leave(self, code: int) -> None:
+        """Tell the command that the run has ended, and end what is left of it."""
+        self._tell(DriverNews(exit_code=code))
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while self._told < len(self._news) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._end()
+
+    def _end(self) -> None:
+        """End all that is left of the run, and this process."""
+        named_resources.remove(self._token)
+        ray.kill(self._me)
+
+    def _tell(self, news: DriverNews) -> None:
+        if len(self._news) < _MOST_NEWS or not news.text:
+            self._news.append(news)
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+
+def _load(message: bytes) -> tuple[DetachedRun, Drive]:
+    found: tuple[DetachedRun, Drive] = pickle.loads(message)  # noqa: S301
+    return found
+
+
+def _take_place_of(run: DetachedRun, *, needs_folder: bool) -> None:
+    """Make this process one as that which requested the run, but connected to Ray as it is. See `DetachedRun.enter`."""
+    run.enter(needs_folder=needs_folder)
+    processes.set_niceness(run.niceness)
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+
+
+def start(run: DetachedRun, drive: Drive, address: str) -> Iterator[DriverNews]:
+    """Start the driver on this machine's node of the cluster, and yield its news; it goes on when nobody asks for more.
+
+    Raises ClusterError.
+    """
+    with ray_session.connected(run.job, address):
+        try:
+            yield from _news(_started(), pickle.dumps((run, drive)))
+        except RayError as error:
+            raise ClusterError(f"the driver of the run is lost: {actor_errors.summary(error)}") from error
+
+
+def _started() -> Any:
+    here = ray.get_runtime_context().get_node_id()
+    return (
+        ray.remote(max_restarts=-1, max_task_retries=0, enable_task_events=False)(DriverActor)
+        .options(
+            name=named_resources.driver_name(secrets.token_hex(8)),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+        )
+        .remote()
+    )
+
+
+def _news(actor: Any, request: bytes) -> Iterator[DriverNews]:
+    actor.begin.remote(request)
+    life, seen = "", 0
+    while True:
+        try:
+            now, found = ray.get(actor.news.options(name=TITLE).remote(seen))
+        except ActorUnavailableError:  # Ray starts it again, perhaps before any agent knows the run
+            time.sleep(_RETRY_SECONDS)
+            actor.begin.remote(request)
+            continue
+        if now != life:
+            life, seen, found = now, 0, found if not seen else []
+        for news in found:
+            seen += 1
+            if news.exit_code is not None or news.runs:
+                actor.news.options(name=TITLE).remote(seen)  # it need not wait for this process
+            yield news
+            if news.exit_code is not None:
+                return

@@ -1,0 +1,321 @@
+"""The fleet of a detached run: agents that outlive their driver, and that the next driver adopts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import NodeDiedError
+from ray.util.placement_group import PlacementGroup
+
+from raylaunch.cluster.agent import serialization
+from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
+from raylaunch.cluster.agent.lease import end_this_process
+from raylaunch.cluster.agent.ray_actor import close
+from raylaunch.cluster.fleet.allocator import Allocator
+from raylaunch.cluster.fleet.ray_fleet import RayFleet
+from raylaunch.cluster.fleet.slot_table import StartAgent, StopAgent
+from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, Tell
+from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
+from raylaunch.cluster.succession import interim_keeper, named_resources
+from raylaunch.cluster.succession.agent_session import SUPERSEDED, Adoption
+from raylaunch.cluster.succession.interim_keeper import InterimState
+from raylaunch.cluster.succession.registry_key import NAMESPACE
+from raylaunch.core.newtypes import HostId, NodeId
+from raylaunch.core.placement.plan import Plan
+from raylaunch.node.protocol.messages import Order
+
+_MOST_KEEPERS = 3
+"""So many agents keep a copy of the driver's state: the first that are up, each on another host if possible."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FleetState:
+    """What the fleet of the next driver needs. Times are time.monotonic() of the last one."""
+
+    allocator: Allocator
+    groups: Mapping[int, tuple[PlacementGroup, int]]
+    first_of_gang: int
+    placed: set[int]
+    orders: dict[NodeId, deque[tuple[int, bytes]]]
+    """Orders with their numbers that a node has not said to have carried out."""
+    numbers: dict[NodeId, int]
+    """The number of the last order to each node."""
+    seen: dict[NodeId, int]
+    """The number of each node's last report that was dealt with."""
+
+
+@dataclass(slots=True)
+class _Acknowledgements:
+    """Which reports the agents need not keep any more: those whose consequences are in a state that some agent has."""
+
+    sure: dict[NodeId, int] = field(default_factory=dict)
+    #: By the number of a state that no agent has confirmed: the last report of each node that is in it.
+    unsure: dict[int, dict[NodeId, int]] = field(default_factory=dict)
+
+    def kept(self, serial: int) -> None:
+        """An agent has this state."""
+        for each in [each for each in self.unsure if each <= serial]:
+            self.sure.update(self.unsure.pop(each))
+
+
+class DetachedFleet(RayFleet):
+    """Orders wait until `flush` sends them, with the state of the driver that follows from what it has decided."""
+
+    def __init__(
+        self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], *, epoch: int, state: FleetState | None = None
+    ) -> None:
+        """`epoch`: that of this driver. `state`: of the driver before it."""
+        super().__init__(plan, spec, say)
+        assert spec.detached is not None
+        self._token = spec.detached.token
+        self._epoch = epoch
+        self._serial = 0
+        self._restored = state
+        self._placement_groups = PlacementGroups(spread=plan.spread, token=self._token)
+        self._orders: dict[NodeId, deque[tuple[int, bytes]]] = defaultdict(deque)
+        self._numbers: dict[NodeId, int] = defaultdict(int)
+        self._seen: dict[NodeId, int] = {}
+        self._acknowledgements = _Acknowledgements()
+        #: The number of the last report that each node had made when it was adopted: what is later is of now.
+        self._reported: dict[NodeId, int] = {}
+        #: Nodes that were adopted, and have told since what is true there.
+        self.heard: set[NodeId] = set()
+        #: Nodes that are up, were asked to obey this driver, and have not answered.
+        self._unadopted: set[NodeId] = set()
+        #: The number of the last state that the interim keeper has; None: it has ended.
+        self._interim: int | None = 0
+        self._has_other_hosts = False
+        #: Orders by node that `flush` will send.
+        self._unsent: dict[NodeId, list[tuple[int, bytes]]] = {}
+        if state is not None:
+            self._allocator = state.allocator
+            self._placed = state.placed
+            self._orders.update(state.orders)
+            self._numbers.update(state.numbers)
+            self._seen.update(state.seen)
+
+    # Orders, and the state.
+
+    def send(self, node: NodeId, order: Order) -> None:
+        """Have the next `flush` send this order."""
+        if node in self._actors:
+            self._numbers[node] += 1
+            numbered = self._numbers[node], serialization.dump_order(order)
+            self._orders[node].append(numbered)
+            self._unsent.setdefault(node, []).append(numbered)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether orders wait for `flush`."""
+        return bool(self._unsent)
+
+    def flush(self, state: bytes) -> None:
+        """Send the orders that wait. First those to the agents that also get the driver's state, which has them."""
+        self._serial += 1
+        self._acknowledgements.unsure[self._serial] = dict(self._seen)
+        unsent, self._unsent = self._unsent, {}
+        keepers = self._keepers()
+        if self._needs_interim(keepers):
+            self._interim = self._serial
+            self._to_do.put(partial(self._keep_for_the_time_being, self._serial, state))
+        for node in (*keepers, *(node for node in unsent if node not in keepers)):
+            actor = self._actors.get(node)
+            if actor is not None:
+                copy = state if node in keepers else b""
+                actor.obey.remote(self._epoch, unsent.get(node, []), self._serial, copy)
+
+    def _keepers(self) -> list[NodeId]:
+        with self._lock:
+            hosts = {node: self._allocator.host_of(node) for node in self._actors if self._allocator.is_up(node)}
+        by_host = {host: node for node, host in reversed(hosts.items())}
+        first = [node for host, node in by_host.items() if host != self._here]
+        others = [node for node in hosts if node not in first]
+        return [*first, *others][:_MOST_KEEPERS]
+
+    def _needs_interim(self, keepers: Sequence[NodeId]) -> bool:
+        """Return whether no agent keeps the state, or none that would outlive the host of this process."""
+        with self._lock:
+            return not any(not self._has_other_hosts or self._allocator.host_of(node) != self._here for node in keepers)
+
+    def _keep_for_the_time_being(self, serial: int, state: bytes) -> None:
+        assert self._spec.detached is not None
+        found = InterimState(kept=(self._epoch, serial), state=state)
+        interim_keeper.keep(self._token, self._spec.detached.driver_timeout, found)
+
+    def state(self) -> FleetState:
+        """Return what the next driver needs. Its parts may change later: it is to be pickled at once, under `lock`."""
+        groups, first = self._placement_groups.state
+        return FleetState(
+            allocator=self._allocator,
+            groups=groups,
+            first_of_gang=first,
+            placed=set(self._placed),
+            orders={node: orders for node, orders in self._orders.items() if node in self._actors},
+            numbers={node: number for node, number in self._numbers.items() if node in self._actors},
+            seen={node: number for node, number in self._seen.items() if node in self._actors},
+        )
+
+    @contextlib.contextmanager
+    def locked(self) -> Any:
+        """While the block lasts, nothing of the allocator changes."""
+        with self._lock:
+            yield
+
+    # What is heard.
+
+    def is_new(self, node: NodeId, report: AgentReport) -> bool:
+        """Take note of a report that the driver is about to deal with. False: an earlier driver has."""
+        if not 0 < report.number <= self._reported.get(node, 0):  # else it tells what the driver before has sent
+            self.heard.add(node)
+            self._kept(node, report.kept)
+        orders = self._orders[node]
+        while orders and orders[0][0] <= report.handled:
+            orders.popleft()
+        if report.number and report.number <= self._seen.get(node, 0):
+            return False
+        self._seen[node] = max(report.number, self._seen.get(node, 0))
+        return True
+
+    def _kept(self, node: NodeId, serial: int) -> None:
+        """An agent has this state, and all before it. 0: none of this driver."""
+        self._acknowledgements.kept(serial)
+        if self._interim is not None and serial > self._interim and not self._needs_interim([node]):
+            self._interim = None
+            self._to_do.put(partial(interim_keeper.end, self._token))
+
+    def _told_with(self, node: NodeId) -> tuple[object, ...]:
+        return self._epoch, self._acknowledgements.sure.get(node, 0)
+
+    def _gone(self, node: NodeId, error: BaseException) -> None:
+        if SUPERSEDED in str(error):
+            end_this_process()  # without another word: what this driver decides is not the run's any more
+        super()._gone(node, error)
+
+    # Agents.
+
+    def _start(self, request: StartAgent, spec: AgentSpec, options: Mapping[str, Any]) -> None:
+        named = {"name": named_resources.agent_name(self._token, self._epoch, request.node), "namespace": NAMESPACE}
+        super()._start(request, spec, {**options, **named, "lifetime": "detached"})
+
+    def _end(self, request: StopAgent) -> None:
+        """Have the agent end itself, if this driver is in command: Ray would kill it whoever asks."""
+        actor = self._actors.pop(request.node, None)
+        if actor is not None:
+            actor.leave.remote(self._epoch)
+        if request.why:
+            self._tell(AgentLost(node=request.node, why=request.why))
+
+    def start(self, tell: Tell) -> None:
+        """Reserve the gang; or, after another driver, adopt its agents and go on with its reservations."""
+        self._has_other_hosts = sum(node["Alive"] for node in ray.nodes()) > 1
+        if self._restored is None:
+            super().start(tell)
+            return
+        self._tell = tell
+        self._here = HostId(ray.get_runtime_context().get_node_id())
+        state, self._restored = self._restored, None
+        self._placement_groups.restore(state.groups, state.first_of_gang)
+        self._adopt_agents()
+        self._to_do.put(partial(self._resume_requests, state))
+        self._thread.start()
+        self._drains.start()
+        self._head.start()
+
+    def _adopt_agents(self) -> None:
+        """Take command of all agents that a slot still has, and end the others."""
+        for name, node in named_resources.agents(self._token).items():
+            actor = named_resources.actor(name)
+            if actor is None:
+                continue  # it has just died
+            if NodeId(node) in self._actors or self._allocator.start_of(NodeId(node)) is None:
+                ray.kill(actor)
+            else:
+                self._actors[NodeId(node)] = actor
+        self._unadopted = {node for node in self._actors if self._allocator.is_up(node)}
+        if not self._unadopted:
+            self._tell(AgentsAdopted())
+        for found in [*self._actors]:
+            self._adopt(found)
+
+    def _adopt(self, node: NodeId) -> None:
+        if (actor := self._actors.get(node)) is not None:
+            asked = actor.adopt.remote(self._epoch, self._spec.link_address)
+            asked.future().add_done_callback(partial(self._answered, node))
+
+    def _answered(self, node: NodeId, future: Any) -> None:
+        self._adopted(node, future)
+        with self._lock:
+            is_last = self._unadopted == {node}
+            self._unadopted.discard(node)
+        if is_last:
+            self._tell(AgentsAdopted())
+
+    def _adopted(self, node: NodeId, future: Any) -> None:
+        try:
+            found: Adoption = future.result()
+        except Exception as error:  # noqa: BLE001
+            if SUPERSEDED in str(error):
+                end_this_process()
+            self._gone(node, error)
+            return
+        if not found.has_begun:
+            self._to_do.put(partial(self._begin_again, node))
+            return
+        self._reported[node] = found.reported
+        if found.is_over or found.handled > self._numbers[node]:
+            what = "nothing was heard of the driver for too long"
+            unknown = "it has carried out an order that no other agent knows of"
+            self._tell(AgentLost(node=node, why=what if found.is_over else unknown))
+            return
+        again = [order for order in self._orders[node] if order[0] > found.handled]
+        if again:
+            self._actors[node].obey.remote(self._epoch, again, 0, b"")
+        self._listen(node)
+
+    def _begin_again(self, node: NodeId) -> None:
+        """Have an agent begin whose driver died before it had told it to, and adopt it then. In the thread."""
+        with self._lock:
+            request = self._allocator.start_of(node)
+        actor = self._actors.get(node)
+        if request is not None and actor is not None:
+            actor.begin.remote(serialization.dump_spec(self._spec_for(request)))
+            self._adopt(node)
+
+    def _resume_requests(self, state: FleetState) -> None:
+        """Have Ray do what the last driver had not come to. In the thread."""
+        with self._lock:
+            for request in self._allocator.unfinished({*self._placement_groups.state[0]}, {*self._actors}):
+                self._put(request)
+        lost = [node for node in self._allocator.up_nodes() if node not in self._actors]
+        alive = {str(each["NodeID"]) for each in ray.nodes() if each["Alive"]}
+        for node in lost:
+            error = None if self._allocator.host_of(node) in alive else NodeDiedError("Ray counts its host as dead")
+            self._tell(AgentLost(node=node, why="its host died" if error else "its agent died", error=error))
+        for slot in {min(group) for group in self._grouped(state)}:
+            if slot in self._placement_groups.state[0]:
+                self._watch(slot)
+
+    def close(self) -> None:
+        """Have each agent end its processes, for seconds at most.
+
+        Their own processes, and what was reserved, stay until the driver has written the result, since they keep its
+        state: see `named_resources.remove_nodes`.
+        """
+        self._stop_thread()
+        with self._lock:
+            up = [actor for node, actor in self._actors.items() if self._allocator.is_up(node)]
+        close(up)
+        self._actors = {}
+
+    @staticmethod
+    def _grouped(state: FleetState) -> list[list[int]]:
+        found: dict[Any, list[int]] = defaultdict(list)
+        for slot, (group, _) in state.groups.items():
+            found[group.id].append(slot)
+        return [*found.values()]

@@ -1,0 +1,94 @@
+"""Plans a job for the nodes of a session, or for this machine where no cluster was found; and what agents are told."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster.agent.link import LinkServer
+from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.session import discovery
+from raylaunch.cluster.session.session_base import Session
+from raylaunch.core.job import outputs
+from raylaunch.core.job.job import Job
+from raylaunch.core.placement.packing import NodeFacts
+from raylaunch.core.placement.plan import Plan, make_plan
+from raylaunch.errors import ClusterError, ConfigError
+from raylaunch.node.protocol.node_spec import WorkerTemplate
+
+NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
+_CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"
+
+
+def plan_in(session: Session, job: Job) -> Plan:
+    """Return the plan of a job for the nodes that a session has now. Raises ClusterError."""
+    alone = session.in_process and job.ray.address == "auto"
+    plan = plan_of(job, session.nodes(job), local=session.local, alone=alone)
+    return replace(plan, cluster="" if session.local else session.address)
+
+
+def plan_of(job: Job, nodes: tuple[NodeFacts, ...], *, local: bool, alone: bool) -> Plan:
+    """Return the plan. `alone`: this machine stands in for a cluster that was not found.
+
+    Raises ClusterError if the job cannot be planned, or needs a cluster.
+    """
+    try:
+        plan = make_plan(job, nodes, local=local)
+    except ValueError as error:
+        raise ClusterError(str(error)) from None
+    if not alone:
+        return plan
+    plan = replace(plan, assumed=(NO_CLUSTER, *plan.assumed))
+    if plan.max_nodes == 1:
+        return plan
+    if why := _needs_cluster(job, plan):
+        msg = f"no Ray cluster was found, and the job is for a cluster: {plan.max_nodes} nodes {why}"
+        raise ClusterError(msg, hint=f"{_CLUSTER_HINT}\n{discovery.NO_CLUSTER_HINT}")
+    return replace(plan, fallback=f"no Ray cluster was found: all {plan.max_nodes} nodes run on this machine")
+
+
+def _needs_cluster(job: Job, plan: Plan) -> str:
+    """Return why several nodes must not share this machine unless the person says so; `""`: they may."""
+    if job.placement == "spread":
+        return "with `placement: spread`"
+    return "with GPUs" if any(bundle.gpus for bundle in plan.bundles) else ""
+
+
+def refuse_hopeless(plan: Plan, session: Session) -> None:
+    """Raise ClusterError for a plan that nothing could make possible."""
+    if session.local and not plan.feasible:
+        msg = "this machine cannot hold the job"
+        raise ClusterError(msg, hint=plan.shortage)
+    if plan.lacks_gpus and not session.may_grow():
+        msg = "the job needs GPUs, no node of the cluster has any, and there is no autoscaler that could add one"
+        raise ClusterError(msg, hint=f"{plan.shortage}\nwith `gpus_per_worker: 0` it runs on CPUs")
+
+
+def working_folder() -> str:
+    """Return the folder in which workers run. Raises ConfigError if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        msg = f"the working folder cannot be used: {error.strerror}"
+        raise ConfigError(msg, hint="it may have been removed or moved: `cd` to a folder that exists") from None
+
+
+def agent_spec(
+    job: Job, session: Session, template: WorkerTemplate, submitter_env: dict[str, str], links: LinkServer | None
+) -> AgentSpec:
+    """Return what all agents are told; the fleet adds the rest for each."""
+    return AgentSpec(
+        template=template,
+        address=local_machine.LOOPBACK if session.local else None,
+        nproc=0,
+        rules=job.nodes,
+        submitter_env=submitter_env,
+        niceness=os.getpriority(os.PRIO_PROCESS, 0),
+        cwd=None if session.brings_files else working_folder(),
+        ray_address=session.address,
+        view=outputs.view(job),
+        node_timeout=job.node_timeout,
+        link_address=links.address if links else None,
+        keep_warm=job.keep_warm,
+    )

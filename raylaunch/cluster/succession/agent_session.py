@@ -1,0 +1,171 @@
+"""What an agent records for the drivers of its run: the epoch, orders, reports, and a copy of the driver's state.
+
+Each driver that takes over has a higher epoch than all drivers before it. An agent obeys only the highest epoch that it
+has seen, so a driver that was wrongly thought dead can do nothing more (a fencing token). Orders are numbered. The next
+driver sends the orders of the last one again, and an agent carries out each order once. Reports are numbered, too. An
+agent keeps a report until a driver acknowledges it, which it does when some agent has a state with its consequences.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+SUCCESSION_SECONDS = 60.0
+"""How long a node goes on by itself when its driver's process is gone, and not longer: the next one counts on that."""
+SUPERSEDED = "another driver has taken over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetachedSettings:
+    """What is different for the agents of a detached run, which outlive a driver."""
+
+    token: str
+    """Is part of the names of all that the run has in the cluster."""
+    driver_timeout: float
+    """Seconds without any driver after which nothing of the run is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """What an agent tells a driver that takes over."""
+
+    epoch: int
+    """The highest that it has seen."""
+    kept: tuple[int, int] = (0, 0)
+    state: bytes = field(default=b"", repr=False)
+    """The copy of a driver's state that it keeps, and the epoch and the number of that; zeros: none."""
+    handled: int = 0
+    """The number of the last order that it has carried out."""
+    reported: int = 0
+    """The number of the last report that it has made."""
+    has_begun: bool = True
+    """False: it waits for its `AgentSpec`; the driver that started it died before it had sent that."""
+    saw_end: bool = False
+    """Whether the link to its driver has ended: that driver's process is gone."""
+    is_over: bool = False
+    """Whether its lease has expired: all workers of the node have ended."""
+    alone: float = 0.0
+    """For how many seconds its driver has been gone, as far as it knows."""
+
+
+class SupersededError(Exception):
+    """A driver with a higher epoch is in command."""
+
+
+class AgentSession:
+    """Only the event loop of the agent calls it, but for `driver_gone` and `node_ended`."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        """`keeps`: whether there may be another driver after the first one."""
+        self._keeps = keeps
+        self.epoch = 0
+        self._handled = 0
+        self._reported = 0
+        #: Reports with events that no state has yet, with their numbers.
+        self._unacknowledged: deque[tuple[int, bytes]] = deque()
+        #: Those of them that the present driver has not got.
+        self._again: deque[bytes] = deque()
+        #: Epoch and number of the state.
+        self._kept = (0, 0)
+        self._state = b""
+        self._alone_since: float | None = None
+        self._saw_end = False
+        self._is_over = False
+
+    def driver_gone(self) -> None:
+        """Take note that the link to the driver has ended."""
+        self._alone_since, self._saw_end = time.monotonic(), True
+
+    def node_ended(self) -> None:
+        """Take note that the lease has expired."""
+        self._is_over = True
+        self._alone_since = self._alone_since or time.monotonic()
+
+    @property
+    def alone(self) -> float:
+        """For how many seconds the driver has been gone, as far as this agent knows."""
+        since = self._alone_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    # What drivers say.
+
+    def look(self) -> Adoption:
+        """Return what a driver that is about to take over needs."""
+        return Adoption(
+            epoch=self.epoch,
+            kept=self._kept,
+            state=self._state,
+            handled=self._handled,
+            reported=self._reported,
+            saw_end=self._saw_end,
+            is_over=self._is_over,
+            alone=self.alone,
+        )
+
+    def adopt(self, epoch: int) -> None:
+        """Obey the driver of this epoch from now on. Raises SupersededError if another one has it, or a higher one."""
+        if epoch <= self.epoch:
+            raise SupersededError(SUPERSEDED)
+        self.epoch = epoch
+        self._alone_since, self._saw_end = None, False
+        self._again = deque(report for _, report in self._unacknowledged)
+
+    def check(self, epoch: int) -> None:
+        """Raise SupersededError unless this is the epoch of the driver in command."""
+        if epoch < self.epoch:
+            raise SupersededError(SUPERSEDED)
+        self.epoch = epoch
+
+    def new_orders(self, epoch: int, orders: Sequence[tuple[int, bytes]]) -> Iterator[bytes]:
+        """Yield the orders that were not carried out yet, as bytes; `orders`: with their numbers. Raises as `check`."""
+        self.check(epoch)
+        for number, order in orders:
+            if number > self._handled:
+                self._handled = number
+                yield order
+
+    def keep(self, epoch: int, serial: int, state: bytes) -> None:
+        """Keep the state of a driver, unless a newer one is kept."""
+        if (epoch, serial) > self._kept:
+            self._kept, self._state = (epoch, serial), state
+
+    def acknowledge(self, number: int) -> None:
+        """Forget the reports up to this number."""
+        while self._unacknowledged and self._unacknowledged[0][0] <= number:
+            self._unacknowledged.popleft()
+
+    # What drivers are told.
+
+    @property
+    def handled(self) -> int:
+        """The number of the last order that was carried out."""
+        return self._handled
+
+    @property
+    def kept(self) -> int:
+        """The number of the state that is kept, if it is of the driver in command; else 0."""
+        epoch, serial = self._kept
+        return serial if epoch == self.epoch else 0
+
+    def next_number(self) -> int:
+        """Return the number of the next report that has events."""
+        self._reported += 1
+        return self._reported
+
+    def add(self, number: int, report: bytes, epoch: int) -> None:
+        """Keep a report until it is acknowledged. `epoch`: that of the driver whose call it answers.
+
+        Raises SupersededError if that driver is not in command any more; then the next one gets the report.
+        """
+        if number and self._keeps:
+            self._unacknowledged.append((number, report))
+            if epoch < self.epoch:
+                self._again.append(report)
+        self.check(epoch)
+
+    def again(self) -> bytes | None:
+        """Return the next report that the present driver has not got, though it was made; None: there is none."""
+        return self._again.popleft() if self._again else None

@@ -1,0 +1,126 @@
+"""What a detached run has in the cluster beside its processes, by names that begin with its token."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import (
+    get_current_placement_group,
+    get_placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from raylaunch.cluster import ray_internals
+from raylaunch.cluster.succession.registry_key import NAMESPACE, registry_key
+
+KEYS = b"raylaunch-keys"
+"""The namespace of `key_name` in the key-value store of the head."""
+_DRIVER, _AGENT, _GROUP = "raylaunch-driver", "raylaunch-agent", "raylaunch-slots"
+_INTERIM = "raylaunch-interim-keeper"
+_ANSWER_SECONDS = 5.0
+"""How long a driver may take to say that it is there."""
+
+
+def driver_name(token: str) -> str:
+    """Return the name of the run's driver."""
+    return f"{_DRIVER}-{token}"
+
+
+def token_of(driver: str) -> str:
+    """Return the token in the name of a driver."""
+    return driver.removeprefix(f"{_DRIVER}-")
+
+
+def interim_keeper_name(token: str) -> str:
+    """Return the name of what keeps the driver's state while no agent does."""
+    return f"{_INTERIM}-{token}"
+
+
+def agent_name(token: str, epoch: int, node: str) -> str:
+    """Return the name of the agent of a node that the driver of this epoch has started."""
+    return f"{_AGENT}-{token}-{epoch}-{node}"
+
+
+def agents(token: str) -> dict[str, str]:
+    """Return the nodes of the run's agents, by their names, those of the latest epoch first.
+
+    A driver may not know of an agent that the one before it has started last, and give another the name of that node.
+    """
+    prefix = f"{_AGENT}-{token}-"
+    named = ray.util.list_named_actors(all_namespaces=True)
+    ours = [each["name"] for each in named if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
+    parts = [(*name.removeprefix(prefix).split("-", 1), name) for name in ours]
+    return {name: node for epoch, node, name in sorted(parts, key=lambda part: -int(part[0]))}
+
+
+def group_name(token: str, slot: int) -> str:
+    """Return the name of the placement group whose first slot this is."""
+    return f"{_GROUP}-{token}-{slot}"
+
+
+def key_name(token: str) -> bytes:
+    """Return the name by which the head keeps the key to the states of the run's drivers."""
+    return token.encode()
+
+
+def groups(token: str) -> list[str]:
+    """Return the names of the run's placement groups."""
+    prefix = f"{_GROUP}-{token}-"
+    found = placement_group_table().values()
+    return [each["name"] for each in found if each["name"].startswith(prefix) and each["state"] != "REMOVED"]
+
+
+def remove_group(name: str) -> None:
+    """Remove a placement group, if it is there."""
+    with contextlib.suppress(Exception):
+        remove_placement_group(get_placement_group(name))
+
+
+def actor(name: str) -> Any:
+    """Return the actor of this name; None: it is not there, or has ended. Raises RayError."""
+    with contextlib.suppress(ValueError):
+        return ray.get_actor(name, namespace=NAMESPACE)
+    return None
+
+
+def has_driver(token: str) -> bool:
+    """Return whether the run has a driver that answers. Waits for seconds."""
+    with contextlib.suppress(RayError):
+        driver = actor(driver_name(token))
+        return driver is not None and bool(ray.get(driver.is_there.remote(), timeout=_ANSWER_SECONDS))
+    return False
+
+
+def kill(name: str) -> None:
+    """Kill the actor of this name, if it is there."""
+    with contextlib.suppress(Exception):
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+
+
+def remove_nodes(token: str) -> None:
+    """Remove the agents of a run and its placement groups; what has the calling process in it comes last."""
+    me, mine = ray.get_runtime_context().get_actor_name(), get_current_placement_group()
+    with contextlib.suppress(Exception):
+        for name in agents(token).keys() - {me}:
+            kill(name)
+    with contextlib.suppress(Exception):
+        own = [group_of for group_of in groups(token) if mine is not None and get_placement_group(group_of) == mine]
+        for name in (*({*groups(token)} - {*own}), *own):
+            remove_group(name)
+
+
+def remove(token: str) -> None:
+    """Remove all that a run has in the cluster; the calling process comes last, if it is part of the run."""
+    me = ray.get_runtime_context().get_actor_name()
+    for key, namespace in ((registry_key(token), NAMESPACE.encode()), (key_name(token), KEYS)):
+        with contextlib.suppress(Exception):  # the head does not answer
+            ray_internals.keep_in_head(key, None, namespace, _ANSWER_SECONDS)
+    for name in {driver_name(token), interim_keeper_name(token)} - {me}:
+        kill(name)
+    remove_nodes(token)
+    if me:
+        kill(me)

@@ -1,0 +1,10 @@
+"""Under which keys the store of the cluster's head has the entries of runs. This module needs no Ray."""
+
+NAMESPACE = "raylaunch"
+"""That of the entries in the store, and of the names of detached actors."""
+PREFIX = "run:"
+
+
+def registry_key(mark: str) -> bytes:
+    """Return the key of a run's entry. `mark`: the token of a detached run, or anything that no other run has."""
+    return f"{PREFIX}{mark}".encode()

@@ -1,0 +1,172 @@
+"""Which driver of a detached run this one is, and with which state it begins."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError
+
+from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster.agent.link import LinkServer
+from raylaunch.cluster.driver.observer import Observer
+from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
+from raylaunch.cluster.succession import interim_keeper, named_resources
+from raylaunch.cluster.succession.agent_session import Adoption, DetachedSettings
+from raylaunch.cluster.succession.interim_keeper import InterimState
+from raylaunch.cluster.takeover.detached_driver import DetachedDriver, DriverState, RunFacts, TakeoverFacts, load
+from raylaunch.cluster.takeover.state_key import StateKey
+from raylaunch.core.job.job import Job
+from raylaunch.core.newtypes import NodeId
+from raylaunch.core.placement.plan import Plan
+
+_LOOK_SECONDS = 2.0
+"""How long agents may take to say what they keep."""
+_WAIT_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succession:
+    """The place of a driver among the drivers of its run."""
+
+    token: str
+    request: bytes
+    """See `RunFacts`."""
+    key: StateKey
+    """By which agents get the states of the run's drivers."""
+    epoch: int = 1
+    taken: DriverState | None = None
+    """The state of the driver before; None: this is the first one."""
+    takeover: TakeoverFacts | None = None
+    """None: as `taken`."""
+
+    def facts(self, asked: Job, job: Job, plan: Plan, run_id: str, began: str, spec: AgentSpec) -> RunFacts:
+        """Return what the drivers of the run need. The arguments are its fields."""
+        detached = DetachedSettings(token=self.token, driver_timeout=job.driver_timeout)
+        spec = replace(spec, detached=detached)
+        return RunFacts(request=self.request, asked=asked, job=job, plan=plan, run_id=run_id, began=began, spec=spec)
+
+    def began_at(self) -> float:
+        """Return the time.monotonic() of this process at which a run began that had another driver."""
+        assert self.taken is not None
+        return time.monotonic() - self.taken.now - max(0.0, time.time() - self.taken.wall)
+
+    def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> DetachedFleet:
+        """Return the agents: those that there are, or none yet."""
+        state = None
+        if self.taken is not None:
+            state = self.taken.fleet
+            state.allocator.shift(time.monotonic() - self.taken.clock - (time.time() - self.taken.wall))
+        return DetachedFleet(plan, spec, say, epoch=self.epoch, state=state)
+
+    def driver(
+        self,
+        facts: RunFacts,
+        fleet: DetachedFleet,
+        folder: RunFolder,
+        observer: Observer,
+        began: float,
+        links: LinkServer | None,
+    ) -> DetachedDriver:
+        """Return the driver. `began`: the time.monotonic() of the run's beginning."""
+        return DetachedDriver(facts, fleet, folder, observer, began, links, self.taken, self.takeover, self.key.seal)
+
+    def describe(self) -> str:
+        """Return what to say of the takeover."""
+        takeover = self.takeover
+        gone = takeover.process_seconds + takeover.state_seconds if takeover is not None else 0.0
+        return f"driver {self.epoch} has taken over, {gone:.1f} s after the last one was gone"
+
+
+def find(token: str, since: float) -> Succession | None:
+    """Ask agents and the interim keeper of a run for the newest state. None: nobody keeps any, or the key to it.
+
+    `since`: the time.monotonic() at which this process began to look for it. Raises RayError if the head, or an agent
+    that may have the state, does not answer.
+    """
+    interim = interim_keeper.look(token, _LOOK_SECONDS)
+    key = StateKey.find(token)
+    if key is None:
+        return None
+    if interim is not None and not interim.state:  # its driver died before it had any agent
+        return Succession(token=token, request=key.open(interim.request), key=key, epoch=interim.epoch)
+    newest = _Newest(key, interim)
+    newest.ask(token)
+    if newest.state is None:
+        return None
+    now = time.monotonic()
+    takeover = TakeoverFacts(
+        driver=newest.epoch,
+        process_seconds=max(0.0, newest.alone - (now - since)),
+        state_seconds=now - since,
+        found_at=now,
+    )
+    return Succession(
+        token=token,
+        request=newest.state.facts.request,
+        key=key,
+        epoch=newest.epoch,
+        taken=replace(newest.state, is_driver_gone=newest.saw_end),
+        takeover=takeover,
+    )
+
+
+class _Newest:
+    """The newest state that is found."""
+
+    def __init__(self, key: StateKey, interim: InterimState | None) -> None:
+        self._key = key
+        self._kept = interim.kept if interim is not None else (0, 0)
+        self.state = load(key.open(interim.state)) if interim is not None else None
+        #: Higher than any that anybody has seen.
+        self.epoch = interim.epoch if interim is not None else 1
+        self.alone = 0.0
+        self.saw_end = False
+
+    def ask(self, token: str) -> None:
+        """Ask the agents. Those that were not up yet by the newest state need not answer: some may wait for a host.
+
+        Raises RayError if one that may have the only state does not answer.
+        """
+        names = {
+            actor: NodeId(node)
+            for name, node in named_resources.agents(token).items()
+            if (actor := named_resources.actor(name))
+        }
+        asked = {actor.look.remote(): node for actor, node in names.items()}
+        deadline = time.monotonic() + _LOOK_SECONDS
+        awaits = True
+        while asked and awaits and time.monotonic() < deadline:
+            ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=_WAIT_SECONDS)
+            for found in _answers(ready):
+                self._take(found)
+            asked = {reference: node for reference, node in asked.items() if reference not in ready}
+            awaits = self._awaits(asked.values())
+        if asked and self.state is None:
+            raise GetTimeoutError("no agent has told the state of the run, and some do not answer")
+
+    def _awaits(self, nodes: Iterable[NodeId]) -> bool:
+        return self.state is None or not {*self.state.fleet.allocator.up_nodes()}.isdisjoint(nodes)
+
+    def _take(self, found: Adoption) -> None:
+        self.epoch, self.alone = max(self.epoch, found.epoch + 1), max(self.alone, found.alone)
+        self.saw_end |= found.saw_end
+        if found.state and found.kept > self._kept:
+            self._kept, self.state = found.kept, load(self._key.open(found.state))
+
+
+def _answers(ready: list[Any]) -> list[Adoption]:
+    """Return what agents have answered; one that died has not. All at once, which is faster where there are many."""
+    try:
+        return [*ray.get(ready)]
+    except ActorDiedError:
+        found = []
+        for reference in ready:
+            with contextlib.suppress(ActorDiedError):
+                found.append(ray.get(reference))
+        return found

@@ -1,0 +1,40 @@
+"""The event of a takeover: another driver goes on with the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raylaunch.core.newtypes import RunTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverReplaced:
+    """Another driver has taken over, and all agents that are left obey it. The seconds of its phases follow each other.
+
+    It changes no decision. A driver that was replaced itself before all agents obeyed it has none.
+    """
+
+    at: RunTime
+    driver: int
+    """The number of this driver; the first one has 1. It is the epoch that agents compare."""
+    process_seconds: float
+    """Until its process ran, from the end of that of the driver before; 0: agents have not noticed such an end."""
+    state_seconds: float
+    """Until it had the newest state from the agents."""
+    prepare_seconds: float
+    """Until it was connected, had read the run folder, and served the commands on runs."""
+    agents_seconds: float
+    """Until all agents that are left obeyed it."""
+
+    @property
+    def seconds(self) -> float:
+        """How long nobody was in command."""
+        return self.process_seconds + self.state_seconds + self.prepare_seconds + self.agents_seconds
+
+    @property
+    def phases(self) -> str:
+        """The seconds of each phase, for a person."""
+        return (
+            f"{self.process_seconds:.2f} s until its process ran, {self.state_seconds:.2f} s for the state, "
+            f"{self.prepare_seconds:.2f} s to prepare, {self.agents_seconds:.2f} s until all agents obeyed"
+        )

@@ -1,0 +1,69 @@
+"""What agents keep for the drivers of their run: each order is carried out once, and of one driver at a time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylaunch.cluster.succession.agent_session import AgentSession, SupersededError
+
+
+def numbered(*numbers):
+    return [(number, str(number).encode()) for number in numbers]
+
+
+def done(session, epoch, *numbers):
+    return [int(order) for order in session.new_orders(epoch, numbered(*numbers))]
+
+
+def test_a_driver_that_was_replaced_commands_nothing():
+    """It was stopped (SIGSTOP), another one took over, and it goes on: its orders, state and questions are refused."""
+    session = AgentSession(keeps=True)
+    assert done(session, 1, 1, 2) == [1, 2]
+    session.adopt(2)
+    for refused in (lambda: done(session, 1, 3), lambda: session.check(1), lambda: session.adopt(2)):
+        with pytest.raises(SupersededError):
+            refused()
+    assert done(session, 2, 2, 3) == [3]
+    session.keep(2, 1, b"new")
+    session.keep(1, 9, b"old")
+    assert (session.look().state, session.look().epoch, session.look().handled) == (b"new", 2, 3)
+
+
+def test_reports_are_kept_until_their_consequences_are():
+    """The next driver gets those that the last one may not have dealt with, in order, and once."""
+    session = AgentSession(keeps=True)
+    for number in (1, 2, 3):
+        session.add(session.next_number(), b"report %d" % number, 1)
+    session.acknowledge(1)
+    assert session.again() is None
+    session.adopt(2)
+    with pytest.raises(SupersededError):  # the call of the last driver, which was waiting
+        session.add(session.next_number(), b"report 4", 1)
+    assert [session.again() for _ in range(4)] == [b"report 2", b"report 3", b"report 4", None]
+    session.acknowledge(4)
+    session.adopt(3)
+    assert session.again() is None
+
+
+def test_an_attached_run_keeps_nothing():
+    """Its agents end with their driver."""
+    session = AgentSession(keeps=False)
+    session.add(session.next_number(), b"report", 0)
+    session.adopt(1)
+    assert session.again() is None
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=30))
+def test_each_order_is_carried_out_once(turns):
+    """Whenever drivers are replaced, and however many of its last orders each sends again: all, in order, once."""
+    session, epoch, sent, carried_out = AgentSession(keeps=True), 1, 0, []
+    for is_replaced, again in turns:
+        if is_replaced:
+            epoch += 1
+            session.adopt(epoch)
+            carried_out += done(session, epoch, *range(max(1, sent - again), sent + 1))
+        sent += 1
+        carried_out += done(session, epoch, sent)
+    assert carried_out == [*range(1, sent + 1)]

@@ -1,0 +1,286 @@
+"""Drivers of a detached run that are killed, or stopped and replaced: training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from raylaunch.core.driver_replaced import DriverReplaced
+from raylaunch.core.record import journal
+from raylaunch.node.linux import procfs
+from tests.cluster.conftest import wait_until
+from tests.private_cluster import marked
+from tests.warm_command import WarmCommand
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import itertools, os, signal, time
+from pathlib import Path
+import raylaunch.worker as launch
+rank, attempt, saved = os.environ["RANK"], os.environ["RAYLAUNCH_ATTEMPT"], Path("saved")
+
+def held(name):
+    while Path(f"hold-{name}").exists():
+        time.sleep(0.01)
+
+def leave(*_):
+    held("stopping")
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, leave)
+for step in itertools.count(int(saved.read_text()) + 1 if saved.exists() else 0):
+    print(attempt, rank, step, os.getpid(), flush=True)
+    if os.path.exists("end"):
+        break
+    time.sleep(0.02)
+    if launch.should_checkpoint(step):
+        held("saving")
+        if rank == "0":
+            saved.write_text(str(step))
+        launch.checkpointed(step)
+"""
+SECOND = """
+import ray
+from raylaunch.cluster.detached.driver_actor import DriverActor
+from raylaunch.cluster.succession import named_resources
+ray.init(log_to_driver=False, logging_level="ERROR")
+(name,) = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if "driver" in one["name"]]
+
+class SecondDriver(DriverActor):
+    def __init__(self):
+        super().__init__(takes_over=True)
+
+actor = ray.remote(SecondDriver).options(name=name, namespace="second", lifetime="detached", num_cpus=0).remote()
+ray.get(actor.news.remote(0))
+"""
+
+END = """
+import ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+for one in ray.util.list_named_actors(all_namespaces=True):
+    if "raylaunch-driver" in one["name"]:
+        ray.kill(ray.get_actor(**one))
+"""
+"""Ends drivers for good: Ray starts none in their place."""
+
+
+class Detached:
+    """A run with `-d` on two nodes, and its driver's process."""
+
+    def __init__(self, launcher, *flags, **job):
+        script = launcher.script(SCRIPT)
+        job = {"entrypoint": {"script": script}, "nnodes": 2, "placement": "pack", "preload": []} | job
+        (launcher.folder / "job.yaml").write_text(json.dumps(job | {"node_timeout": 60}))
+        self.launcher = launcher
+        self.env = {"XDG_STATE_HOME": str(launcher.folder / "state")}
+        started = launcher.python("raylaunch", "-d", *flags, "job.yaml", env=self.env)
+        assert started.returncode == 0, started.stderr
+        self.id = started.stdout.splitlines()[0]
+        self.folder = launcher.folder / "runs" / "train" / self.id
+        self.kills = 0
+        self._killed = -1
+
+    @property
+    def driver(self) -> int:
+        """The process of the present driver, which may not be there yet, and is not the one that was killed last."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            for pid in marked(self.launcher.cluster.mark):
+                with contextlib.suppress(OSError):
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    if (b"ray::raylaunch: driver" in line or b"ray::DriverActor" in line) and pid != self._killed:
+                        found.append(pid)
+            return bool(found)
+
+        wait_until(is_there, 100, "a driver")
+        return found[0]
+
+    def kill(self) -> None:
+        """Kill the driver that there is, or will be, and no other than the last time."""
+        self._killed = self.driver
+        os.kill(self._killed, signal.SIGKILL)
+        self.kills += 1
+
+    def kill_in(self, phase: str) -> None:
+        """Kill the driver when the run is in this phase, in which its workers hold it; then let them go."""
+        wait_until(lambda: self.is_in(phase), 100, phase)
+        self.kill()
+        self.until_taken_over()
+        (self.launcher.folder / f"hold-{phase}").unlink()
+
+    def is_in(self, phase: str) -> bool:
+        """Whether the last entry of the journal that tells of a phase is of this one."""
+        begins = {"saving": "RequestCheckpoint", "stopping": "Stop", "starting": "Launch", "done": "Finish"}
+        actions = [each["is"] for line in self.journal() for each in line["actions"]]
+        return [each for each in actions if each in begins.values()][-1:] == [begins[phase]]
+
+    def journal(self) -> list[dict]:
+        text = (self.folder / "events.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines(keepends=True)[1:] if line.endswith("\n")]
+
+    def until_taken_over(self) -> None:
+        """Wait until the driver that follows has said so."""
+        known = len(self.takeovers)
+        wait_until(lambda: len(self.takeovers) > known, 100, "another driver")
+
+    def command(self, *arguments):
+        return self.launcher.python("raylaunch", *arguments, env=self.env)
+
+    def begin(self, *arguments) -> WarmCommand:
+        """Start a command on the run, which goes on while other things happen."""
+        cluster, folder = self.launcher.cluster, self.launcher.folder
+        return WarmCommand(cluster.warm, "raylaunch", *arguments, env=cluster.env(**self.env), cwd=folder)
+
+    def hold(self, *phases: str) -> None:
+        for phase in phases:
+            (self.launcher.folder / f"hold-{phase}").touch()
+
+    @property
+    def takeovers(self) -> list[str]:
+        log = self.folder / "driver.log"
+        return re.findall(r"driver (\d+) has taken over", log.read_text()) if log.exists() else []
+
+    def lines(self, attempt: int, rank: int) -> list[list[str]]:
+        """Return the words of each line that is complete."""
+        path = self.folder / f"attempt-{attempt}" / f"rank-{rank}" / "stdout.log"
+        *lines, _ = path.read_text().split("\n") if path.exists() else [""]
+        return [line.split() for line in lines]
+
+    @property
+    def result(self) -> dict:
+        wait_until((self.folder / "result.json").exists, 100, "the result")
+        return json.loads((self.folder / "result.json").read_text())
+
+    def ends(self) -> None:
+        """Have the script end."""
+        (self.launcher.folder / "end").touch()
+        assert self.result["exit_code"] == 0
+
+
+def kill(pid: int) -> None:
+    """Kill a process, and wait until it is gone."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), 100, "the process to end")
+
+
+def is_alive(pid: int | None) -> bool:
+    return bool(pid) and procfs.process_state(pid) not in ("Z", procfs.GONE)
+
+
+def test_a_driver_that_is_killed_ten_times(launcher):
+    """At any moment of the run: no worker is restarted but one that was killed too, and no step is lost.
+
+    Commands that wait for the run go on with the next driver, and one who is attached sees each line once. The journal
+    is that of one driver: played again, its events give the same actions.
+    """
+    run = Detached(launcher, "--no-wait", max_restarts=1, shutdown_timeout=100, last_call=0.1)
+    run.kill()  # before any agent is up
+    run.kill()  # before the next one has done anything
+    run.until_taken_over()
+    attached = run.begin("attach", "--since", "1d", run.id)
+    wait_until(lambda: len(run.lines(1, 1)) > 1, 100, "steps")
+    run.kill()
+    run.until_taken_over()
+
+    kill(int(run.lines(1, 1)[-1][-1]))
+    run.kill()  # together with a worker
+    run.until_taken_over()
+    wait_until(lambda: len(run.lines(2, 1)) > 1, 100, "the second attempt")
+
+    run.hold("saving", "stopping")
+    restarting = run.begin("restart", run.id)
+    run.kill_in("saving")
+    run.kill_in("stopping")
+    wait_until(lambda: run.is_in("starting"), 100, "the third attempt")
+    run.kill()
+    assert "attempt 3 runs with 2 workers" in (told := restarting.communicate(100)[1]), told
+    wait_until(lambda: len(run.lines(3, 1)) > 1, 100, "the third attempt")
+
+    run.hold("saving")
+    resizing = run.begin("resize", "1", run.id)
+    run.kill_in("saving")
+    assert "attempt 4 runs with 1 worker" in (told := resizing.communicate(100)[1]), told
+    wait_until(lambda: len(run.lines(4, 0)) > 1, 100, "the fourth attempt")
+
+    run.hold("saving", "stopping")
+    stopping = run.begin("stop", "-y", run.id)
+    run.kill_in("saving")
+    run.kill_in("stopping")
+    wait_until(lambda: run.is_in("done"), 100, "the end")
+    run.kill()
+    assert run.kills >= 10
+    code = run.result["exit_code"]
+    assert stopping.wait() == 0
+    seen, said = attached.communicate(100)
+    assert attached.returncode == code, said
+    reasons = [each["why_launched"] for each in run.result["attempts"]]
+    assert [reason.split()[-1] for reason in reasons] == ["joined", "1", "restart", "node"]  # "restart 1 of 1"
+    first = []
+    for attempt in range(1, 5):  # the same process made all steps of the attempt
+        lines = run.lines(attempt, 0)
+        first.append(int(lines[0][2]))
+        assert [int(line[2]) for line in lines] == [*range(first[-1], first[-1] + len(lines))]
+        assert len({line[3] for line in lines}) == 1
+        assert [line for each in seen.splitlines() if (line := each.split()[-4:])[0] == str(attempt)] == lines
+    assert first[2:] == [int(run.lines(attempt, 0)[-1][2]) + 1 for attempt in (2, 3)]
+    check_journal(run)
+
+
+def check_journal(run: Detached) -> None:
+    """The journal is that of one driver, and has the takeovers."""
+    job, entries = journal.read((run.folder / "events.jsonl").read_text().splitlines())
+    events = [entry.event for entry in entries if entry.event is not None]
+    assert journal.replay(job, events) == entries
+    replaced = [event for event in events if isinstance(event, DriverReplaced)]  # none, if killed before it commanded
+    assert run.result["takeovers"] == len(replaced) > 0
+    assert all(0 < each.process_seconds < each.seconds for each in replaced)
+
+
+def test_a_driver_that_was_stopped_and_replaced_commands_nothing_more(launcher, tmp_path):
+    """It is stopped (SIGSTOP), another one takes over, and it goes on: it ends by itself, and training goes on."""
+    run = Detached(launcher)
+    first = run.driver
+    os.kill(first, signal.SIGSTOP)
+    (tmp_path / "second.py").write_text(SECOND)
+    assert launcher.python("second.py").returncode == 0
+    wait_until(lambda: run.takeovers == ["2"], 100, "the second driver")
+    os.kill(first, signal.SIGCONT)
+    wait_until(lambda: not Path(f"/proc/{first}").exists(), 100, "the first driver to end")
+    run.ends()
+    assert len(run.result["attempts"]) == 1
+    assert marked(launcher.cluster.mark)
+
+
+def test_nothing_is_left_when_no_driver_can_be_started(launcher, tmp_path):
+    """Agents and the interim keeper, if there is no agent yet, end after `driver_timeout`, and all that is registered."""
+    run = Detached(launcher, driver_timeout=2)
+    waiting = Detached(launcher, "--no-wait", nnodes=3, driver_timeout=2)
+    wait_until(lambda: run.lines(1, 1), 60, "steps")
+    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "elsewhere")}
+    listed = launcher.python("raylaunch", "ps", "--json", env=elsewhere)
+    assert {row["id"] for row in json.loads(listed.stdout)["runs"]} == {run.id, waiting.id}
+    (tmp_path / "end.py").write_text(END)
+    assert launcher.python("end.py").returncode == 0
+    wait_until(lambda: not titles(launcher.cluster), 60, "all processes to end")
+    listed = launcher.python("raylaunch", "ps", "--json", env=elsewhere)
+    assert json.loads(listed.stdout)["runs"] == []
+    rows = json.loads(run.command("ps", "--json", "-a").stdout)["runs"]
+    assert {(row["id"], row["state"]) for row in rows} == {(run.id, "lost"), (waiting.id, "lost")}
+
+
+def titles(cluster) -> list[str]:
+    """Return the titles of the processes of runs that there are: drivers, agents and what these have started."""
+    found = []
+    for pid in marked(cluster.mark):
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [title] if "raylaunch: " in title else []
+    return found
