@@ -10,7 +10,7 @@ from tests.private_cluster import marked
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 TRAINS = '''
-import hashlib, os, random, signal, sys
+import hashlib, os, random, signal, sys, time
 import numpy, torch
 import torch.distributed as dist
 from pathlib import Path
@@ -68,6 +68,7 @@ def end(what):
         os.kill(int(os.environ["RAYLAUNCH_PAGE"].split("/")[2]), signal.SIGKILL)
     if what in ("fork server", "subreaper"):
         os.kill(ancestor(f"raylaunch: {what}"), signal.SIGKILL)
+    time.sleep(60)  # it is the end of this process too, which may take a moment
 
 
 def train(keeps):
@@ -129,7 +130,7 @@ def test_no_committed_step_is_lost_whatever_is_killed(launcher):
         nproc_per_node=1,
         max_restarts=9,
         exclude_after=0,
-        preload="auto",
+        preload=["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "numpy"],
         cpus_per_worker=0.1,
     )
     run.wait()

@@ -7,28 +7,30 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from raylaunch.cluster.agent.acceptor import SecretAddress
+from raylaunch.cluster.agent.copies.state_copies import StateCopies
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
 from raylaunch.cluster.agent.link import Link
-from raylaunch.cluster.agent.log_reader import LogReader
-from raylaunch.cluster.agent.log_shipper import LogShipper
+from raylaunch.cluster.agent.log_reader import LogReader, in_thread
+from raylaunch.cluster.agent.log_shipper import LogShipper, ended_attempt
 from raylaunch.cluster.agent.outbox import Outbox
 from raylaunch.cluster.agent.peer_probe import PeerProbe
 from raylaunch.cluster.agent.worker_terminal import WorkerTerminal
+from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession, DetachedSettings
 from raylaunch.core.job.job import NodeRule
 from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NO_NODE, HostId, NodeId, NodeTime
-from raylaunch.core.placement.environment import Assignment, base_env, interface_env
-from raylaunch.core.record.run_layout import LAYOUTS, STDOUT
+from raylaunch.core.placement.environment import base_env, interface_env
 from raylaunch.node.linux import interfaces, limits, processes
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
-from raylaunch.node.logs.tail import LogOutput, log_sources
+from raylaunch.node.logs.tail import LogOutput
+from raylaunch.node.protocol.copy_messages import CopyTo
 from raylaunch.node.protocol.messages import (
+    AnnounceCommit,
     LaunchWorkers,
     NodeEvent,
     Order,
@@ -42,8 +44,6 @@ from raylaunch.node.protocol.peer_messages import PeerOrder
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,8 @@ class AgentSpec:
     """Where the agent opens its link to the driver; None: nowhere."""
     keep_warm: float = field(default=0.0, metadata=PER_RUN)
     """Seconds that the agent stays idle after the run, for the next one; 0: it ends with the run."""
+    detached: DetachedSettings | None = field(default=None, metadata=PER_RUN)
+    """Set if the agent outlives its driver, and serves the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +115,27 @@ class AgentReport:
     output: list[LogOutput] = field(default_factory=list)
     heartbeat: Heartbeat | None = None
     """The progress of the node's workers."""
+    number: int = 0
+    """That of a report with events, by which a driver knows what it has got; see `AgentSession`."""
+    handled: int = 0
+    kept: int = 0
+    """The number of the last order that was carried out, and of the driver's state that is kept here."""
 
 
 class Agent:
     """One node of a run. All methods must be called in one event loop, and return at once but `next_report`."""
 
-    def __init__(self, spec: AgentSpec, home: Home, client: ForkServerClient | None = None) -> None:
+    def __init__(
+        self,
+        spec: AgentSpec,
+        home: Home,
+        client: ForkServerClient | None = None,
+        end: Callable[[], None] = end_this_process,
+    ) -> None:
         """Start the supervisor. Raises FileNotFoundError where the working folder does not exist on the node.
 
         `client`: what the agent of an earlier run left, whose specification was equal in all `PER_PROCESS` fields.
+        `end` is called in a thread when the lease has expired.
         """
         self._host = home.host
         address = spec.address or home.address
@@ -136,33 +150,17 @@ class Agent:
         )
         #: For worlds of several hosts.
         self._interface_env = interface_env(place, home.host_addresses, interfaces.bridges(), env)
-        cwd = spec.cwd or os.getcwd()
-        if not os.path.isdir(cwd):
-            msg = f"the folder {cwd} does not exist on the node {address}"
-            raise FileNotFoundError(msg)
-        self._view = spec.view
-        self._nproc = spec.nproc
-        self._address = address
-        try:
-            self._supervisor = Supervisor(
-                spec.template,
-                node=spec.node,
-                address=address,
-                env=env,
-                interface_env=self._interface_env,
-                cwd=cwd,
-                client=client,
-            )
-            self._supervisor.start()
-        except OSError as error:
-            raise OSError(error.errno, limits.explained(error, "the agent")) from error
+        self._view, self._nproc, self._address = spec.view, spec.nproc, address
+        self._supervisor = self._started_supervisor(spec, env, client)
         self._outbox: Outbox[AgentReady | NodeEvent] = Outbox()
         #: Set when there is something to report.
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._polls_supervisor = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._over = False
         self._peers = PeerProbe(address, self._report)
+        self._copies = StateCopies(self._supervisor.state, address, self._report, self._in_loop)
         self._log_reader = LogReader()
         self._terminal: WorkerTerminal | None = None
         if spec.template.terminal is not None:
@@ -170,9 +168,26 @@ class Agent:
             self._supervisor.spec = replace(self._supervisor.spec, terminal=self._terminal.path)
         self._logs = LogShipper(self._outbox, self._wake_if_needed)
         self._report_interval = report_interval(spec.node_timeout)
-        self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end_this_process)
+        self.session = AgentSession(keeps=spec.detached is not None)
+        self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end)
         self._lease.start()
-        self._link = Link(spec.link_address, spec.node, end_this_process) if spec.link_address is not None else None
+        self._detached = spec.detached
+        gone = self._driver_gone if spec.detached is not None else None
+        self._link = Link(spec.link_address, spec.node, end_this_process, gone) if spec.link_address else None
+
+    def _started_supervisor(self, spec: AgentSpec, env: dict[str, str], client: ForkServerClient | None) -> Supervisor:
+        address, cwd, more = self._address, spec.cwd or os.getcwd(), self._interface_env
+        if not os.path.isdir(cwd):
+            msg = f"the folder {cwd} does not exist on the node {address}"
+            raise FileNotFoundError(msg)
+        try:
+            found = Supervisor(
+                spec.template, node=spec.node, address=address, env=env, interface_env=more, cwd=cwd, client=client
+            )
+            found.start()
+        except OSError as error:
+            raise OSError(error.errno, limits.explained(error, "the agent")) from error
+        return found
 
     async def next_report(self) -> AgentReport:
         """Wait until there is something to report, for the report interval at most.
@@ -185,7 +200,7 @@ class Agent:
         if not self._polls_supervisor:
             self._polls_supervisor = True
             asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._poll_supervisor)
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         timer = loop.call_later(self._report_interval, self._wake.set)
         try:
             await self._wake.wait()
@@ -207,6 +222,17 @@ class Agent:
         self._lease.report_sent()
         return AgentReport(sent_at=NodeTime(time.monotonic()), events=events, output=output, heartbeat=heartbeat)
 
+    def _driver_gone(self) -> None:
+        assert self._detached is not None
+        self.session.driver_gone()
+        self._lease.agent_idle(min(SUCCESSION_SECONDS, self._detached.driver_timeout))  # it lasts for the next driver
+
+    def adopted(self, link_address: SecretAddress | None) -> None:
+        """Take note that another driver has taken over, to which this agent is to open a link."""
+        self._link = self._link.moved_to(link_address) if self._link is not None else None
+        self._lease.report_sent()
+        self._wake.set()  # for the call of the last driver, whose report the next one gets
+
     def handle(self, order: Order) -> None:
         """Carry out one order of the driver's. Must be called in the event loop's thread."""
         if isinstance(order, PeerOrder):
@@ -216,24 +242,16 @@ class Agent:
             if self._terminal is not None:
                 self._terminal.handle(order)
             return
+        if isinstance(order, CopyTo):
+            self._copies.copy_to(order)
+            return
+        if isinstance(order, AnnounceCommit):
+            self._copies.announce(order, lambda: self._supervisor.handle(order))
+            return
         self._supervisor.handle(order)
         if isinstance(order, LaunchWorkers):
-            self._follow_logs(order.assignment)
-
-    def _follow_logs(self, assignment: Assignment) -> None:
-        spec = self._supervisor.spec
-        sources = log_sources(
-            self._view, assignment, LAYOUTS[spec.template.layout], spec.run_dir, kept=spec.template.kept
-        )
-        own = spec.template.terminal
-        if self._terminal is not None and own is not None:
-            has_it = self._terminal.launched(
-                assignment, lambda rank: str(spec.rank_dir(assignment.attempt, rank) / STDOUT)
-            )
-            sources = [
-                replace(source, prefix=None) if has_it and source.rank == own.rank else source for source in sources
-            ]  # it is shown already
-        self._logs.add(sources)
+            self._copies.begin()
+            self._logs.follow(order.assignment, self._supervisor.spec, self._view, self._terminal)
 
     async def logs(self, asked: LogQuery | LogRead) -> LogAnswer:
         """Return what the log files of workers on this node have. Raises OSError."""
@@ -247,10 +265,7 @@ class Agent:
         return self._supervisor.values()
 
     async def become_idle(self, seconds: float) -> ForkServerClient | None:
-        """End all of the run but what the next one can use. None: nothing is left.
-
-        This process ends after so many seconds, unless `retire` is called before.
-        """
+        """End all of the run but what the next one can use; unless `retire` is called, all ends after these seconds."""
         self._over = True
         self._wake.set()
         self._lease.agent_idle(seconds)
@@ -270,8 +285,14 @@ class Agent:
         self._stop_polling()
         await in_thread(self._supervisor.close)
 
+    def end_node(self) -> None:
+        """End every process of the run on this node, from any thread."""
+        self._over = True
+        self._supervisor.close()
+
     def _stop_polling(self) -> None:
         self._peers.close()
+        self._copies.close()
         if self._terminal is not None:
             self._terminal.close()
             self._terminal = None
@@ -285,6 +306,10 @@ class Agent:
         self._error = error
         self._wake.set()
 
+    def _in_loop(self, work: Callable[[], None]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(work)
+
     def _report(self, event: NodeEvent) -> None:
         self._outbox.put(event, last=False)
         self._wake_if_needed()
@@ -292,6 +317,7 @@ class Agent:
     def _poll_supervisor(self) -> None:
         try:
             events = self._supervisor.poll()
+            self._copies.serve()
             if self._terminal is not None:
                 self._terminal.read()  # before the end of the worker is reported
         except Exception as error:  # noqa: BLE001
@@ -301,7 +327,7 @@ class Agent:
             if isinstance(event, Ready):
                 self._outbox.put(self._agent_ready(event), last=False)
                 continue
-            ended = _ended(event)
+            ended = ended_attempt(event)
             if ended is not None:
                 self._logs.end(ended)
             self._outbox.put(event, last=ended is not None and not isinstance(event, WorkersForked))
@@ -322,23 +348,3 @@ class Agent:
     def _wake_if_needed(self) -> None:
         if self._outbox.has_some(more_output=self._logs.behind):
             self._wake.set()
-
-
-async def in_thread(work: Callable[[], Result]) -> Result:
-    """Do this in another thread, or in this one where no thread can be started."""
-    try:
-        future = asyncio.get_running_loop().run_in_executor(None, work)
-    except RuntimeError:  # "can't start new thread"
-        return work()
-    return await future
-
-
-def _ended(event: NodeEvent) -> int | None:
-    """Return the attempt whose workers write nothing more after this event."""
-    match event:
-        case WorkersForked():
-            return event.attempt - 1  # its workers were gone before these were forked
-        case ProcessesStopped() | ProcessesExited(failures=()):
-            return event.attempt
-        case _:
-            return None

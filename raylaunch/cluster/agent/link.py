@@ -4,8 +4,9 @@ The kernel closes the connections of a process however it ends, and the other si
 of an actor on a host that died after seconds. A cut network closes nothing. An agent that cannot connect has no link:
 then the lease and Ray's own report must do.
 
-By its link the driver also ends a node that Ray has given up but that may still be alive: it shuts its end down, the
-agent ends its node, and the end of the connection proves that it did.
+By its link the driver also ends a node that Ray has given up but that may still be alive: it says so and shuts its end
+down, the agent ends its node, and the end of the connection proves that it did. In a detached run an agent tells a
+driver that was replaced so before it closes the link: such an end proves nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ _RETRY_SECONDS = (0.1, 0.3, 1.0, 3.0, 0.0)
 _MOST_BYTES = 256
 _ADMITTED = b"+"
 _KEEPALIVE = b"."
+_END = b"!"
+"""The driver tells the agent to end its node."""
+_REPLACED = b"~"
+"""The agent tells the driver that another one has taken over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,8 @@ class LinkDown:
     """The link of a node is closed: the process of its agent is gone."""
 
     node: NodeId
+    is_replaced: bool = False
+    """The agent has closed it, since another driver has taken over."""
 
 
 class LinkServer(Acceptor):
@@ -46,6 +53,7 @@ class LinkServer(Acceptor):
         """Listen at this address of the driver's machine only. Raises OSError."""
         super().__init__(address, thread="raylaunch-link-server")
         self._lines: dict[NodeId, socket.socket] = {}
+        self._is_replaced = False
         self._tell: Callable[[LinkDown], None] = lambda _: None
 
     def start(self, tell: Callable[[LinkDown], None]) -> None:
@@ -62,6 +70,7 @@ class LinkServer(Acceptor):
         line = self._lines.get(node)
         if line is not None:
             with contextlib.suppress(OSError):
+                line.send(_END)
                 line.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
@@ -87,30 +96,48 @@ class LinkServer(Acceptor):
         except OSError:
             data = b""
         if data:
-            return True  # a keepalive byte
+            self._is_replaced |= _REPLACED in data  # else keepalive bytes
+            return True
         node = NodeId(name)
         del self._lines[node]
-        self._tell(LinkDown(node=node))
+        self._tell(LinkDown(node=node, is_replaced=self._is_replaced))
         return False
 
 
 class Link:
     """The agent's end of its link."""
 
-    def __init__(self, address: SecretAddress, node: NodeId, ended: Callable[[], None]) -> None:
-        """Connect, in a thread, which calls `ended` when the driver has shut the link down or is gone.
+    def __init__(
+        self,
+        address: SecretAddress,
+        node: NodeId,
+        ended: Callable[[], None],
+        gone: Callable[[], None] | None = None,
+    ) -> None:
+        """Connect, in a thread, which calls `ended` when the driver has shut the link down, and `gone` when it is gone.
 
-        It is not called where the driver cannot be reached, or never admits the connection: then there is no link.
+        `gone` None: `ended` too. Neither is called where the driver cannot be reached, or never admits the connection:
+        then there is no link.
         """
         self._address = address
         self._node = node
         self._ended = ended
+        self._gone = gone or ended
+        self._is_told = False
         self._released = False
         self._line: socket.socket | None = None
         threading.Thread(target=self._hold, daemon=True, name="raylaunch-link").start()
 
+    def moved_to(self, address: SecretAddress | None) -> Link | None:
+        """Close the link, and return one to another driver; None: it has no address."""
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.send(_REPLACED)
+        self.release()
+        return Link(address, self._node, self._ended, self._gone) if address is not None else None
+
     def release(self) -> None:
-        """Close the link without calling `ended`."""
+        """Close the link without a call."""
         self._released = True
         if self._line is not None:
             with contextlib.suppress(OSError):
@@ -125,7 +152,7 @@ class Link:
             if self._released:
                 return
             if admitted:
-                self._ended()
+                (self._ended if self._is_told else self._gone)()
                 return
             time.sleep(pause)
 
@@ -141,9 +168,11 @@ class Link:
             line.settimeout(KEEPALIVE_SECONDS)
             while not self._released:
                 try:
-                    if not line.recv(1):
+                    word = line.recv(1)
+                    if not word:
                         break
                     admitted = True
+                    self._is_told |= word == _END
                 except TimeoutError:
                     line.send(_KEEPALIVE)
         return admitted

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -21,6 +22,8 @@ from raylaunch.cluster.agent.agent import AgentSpec, Home
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
+from raylaunch.cluster.succession import named_resources
+from raylaunch.cluster.succession.agent_session import Adoption, DetachedSettings, SupersededError
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
@@ -44,6 +47,12 @@ class IdleAgent:
     """Bytes (PSS: shared pages are divided among their users); 0: not known."""
 
 
+def title_of(spec: AgentSpec) -> str:
+    """Return what Ray's dashboard shows of an agent. One that `keep_warm` keeps serves other runs and nodes later."""
+    whose = "kept by keep_warm" if spec.keep_warm else f"{spec.node} ({spec.template.name})"
+    return printable(f"{TITLE} {whose}")
+
+
 class AgentError(Exception):
     """An error of an agent, as the driver gets it: its text is `type: message`, and can be encoded.
 
@@ -62,11 +71,13 @@ class AgentVersionError(AgentStartError):
 class AgentActor:
     """One for each node of the run. `begin` is its first call.
 
-    The constructor has no arguments, because Ray's head keeps those of every actor, also of dead ones: the submitter's
-    environment has secrets. The arguments of calls go from process to process.
+    Ray's head keeps the arguments of the constructor of every actor, also of dead ones, so there must be no secrets in
+    them, as the submitter's environment has. The arguments of calls go from process to process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = TITLE) -> None:
+        """`title`: what Ray's dashboard shows of it."""
+        self._title = title
         type(self).__name__ = TITLE  # Ray shows it in the title of this process between two calls
         self._home = _home()
         #: Until `begin`, and where that failed.
@@ -80,13 +91,22 @@ class AgentActor:
         #: To the process that pools the agent, while it is idle.
         self._link: Link | None = None
 
+    def __repr__(self) -> str:
+        """Return the title. Ray asks for it once, after the constructor."""
+        return self._title
+
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
     async def begin(self, message: bytes) -> None:
-        """Start the agent by the driver's first message. `next_report` raises what goes wrong."""
+        """Start the agent by the driver's first message. `next_report` raises what goes wrong.
+
+        Of a detached run, another driver may send it once more, since the last one may have died before it had.
+        """
+        if self._begun.is_set():
+            return
         try:
             spec = serialization.load_spec(message)
             processes.set_niceness(spec.niceness)
-            self._agent = agent.Agent(spec, self._home)
+            self._agent = agent.Agent(spec, self._home, end=functools.partial(self._lease_expired, spec.detached))
         except VersionMismatchError as error:
             self._error = AgentVersionError(f"its host {self._home.address} {error}")
         except Exception as error:  # noqa: BLE001
@@ -94,16 +114,29 @@ class AgentActor:
         finally:
             self._begun.set()
 
-    async def next_report(self) -> bytes:
-        """Return the next `AgentReport`, as bytes. Raises AgentError."""
+    async def next_report(self, epoch: int = 0, acknowledged: int = 0) -> bytes:
+        """Return the next `AgentReport`, as bytes. Raises AgentError.
+
+        `epoch`: that of the driver that asks. `acknowledged`: the number of the last report that needs not be kept.
+        """
         await self._begun.wait()
         if self._agent is None:
             raise self._error or AgentStartError("it was not begun")
+        session = self._agent.session
         try:
+            session.check(epoch)
+            session.acknowledge(acknowledged)
+            if (again := session.again()) is not None:
+                return again
             report = await self._agent.next_report()
+            number = session.next_number() if report.events else 0
+            found = serialization.dump_report(
+                replace(report, number=number, handled=session.handled, kept=session.kept)
+            )
+            session.add(number, found, epoch)
         except Exception as error:  # noqa: BLE001
             raise AgentError(_described(error)) from None
-        return serialization.dump_report(report)
+        return found
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
     async def handle(self, message: bytes) -> None:
@@ -114,6 +147,76 @@ class AgentActor:
             self._agent.handle(serialization.load_order(message))
         except Exception as error:  # noqa: BLE001
             self._agent.fail(error)
+
+    # Of a detached run, whose driver may be followed by another.
+
+    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
+    async def obey(self, epoch: int, orders: Sequence[tuple[int, bytes]], serial: int, state: bytes) -> None:
+        """Carry out numbered orders, and keep a driver's state, unless that driver is not in command any more.
+
+        `state`: empty if this agent is not to keep it. `next_report` raises the errors of orders.
+        """
+        await self._begun.wait()
+        if self._agent is None:
+            return
+        session = self._agent.session
+        try:
+            session.check(epoch)
+            if state:
+                session.keep(epoch, serial, state)
+            for order in session.new_orders(epoch, orders):
+                self._agent.handle(serialization.load_order(order))
+        except SupersededError:
+            pass
+        except Exception as error:  # noqa: BLE001
+            self._agent.fail(error)
+
+    async def look(self) -> Adoption:
+        """Return what a driver needs that is about to take over."""
+        return self._agent.session.look() if self._agent is not None else self._without_agent()
+
+    async def adopt(self, epoch: int, link_address: SecretAddress | None) -> Adoption:
+        """Obey the driver of this epoch from now on. Raises AgentError if a later one is in command."""
+        if self._agent is None:
+            return self._without_agent()
+        found = self._agent.session.look()
+        try:
+            self._agent.session.adopt(epoch)
+        except SupersededError as error:
+            raise AgentError(_described(error)) from None
+        self._agent.adopted(link_address)
+        return found
+
+    def _without_agent(self) -> Adoption:
+        return Adoption(epoch=0, has_begun=self._begun.is_set())
+
+    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
+    async def leave(self, epoch: int) -> None:
+        """End this process and all of the node, unless that driver is not in command any more."""
+        if self._agent is not None:
+            try:
+                self._agent.session.check(epoch)
+            except SupersededError:
+                return
+            await self._agent.close()
+        end_this_process()
+
+    def _lease_expired(self, detached: DetachedSettings | None) -> None:
+        """End this process or, in a detached run, only the node: the state is kept until no driver can come any more.
+
+        In the thread of the lease.
+        """
+        if detached is None or self._agent is None:
+            end_this_process()
+            return
+        session = self._agent.session
+        session.node_ended()
+        self._agent.end_node()
+        while (left := detached.driver_timeout - session.alone) > 0:
+            time.sleep(left)
+        if not named_resources.has_driver(detached.token):  # else only this node had none
+            named_resources.remove(detached.token)
+        end_this_process()
 
     async def logs(self, message: bytes) -> bytes:
         """Return the `LogAnswer` to a `LogQuery` or `LogRead`, all as bytes. Raises AgentError."""

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Iterator
 from raylaunch.cluster import fleet_api as fleets
 from raylaunch.cluster.agent.agent import AgentReady
 from raylaunch.cluster.agent.link import LinkDown
-from raylaunch.cluster.driver.executor import Executor
+from raylaunch.cluster.driver.executor import Executor, port_in_use
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.observer import Observer, RunRecord
-from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
+from raylaunch.cluster.driver.progress_monitor import ProgressMonitor, tracker_of
 from raylaunch.cluster.driver.request_desk import PersonRequest, RequestDesk, Requested, StacksRequest
-from raylaunch.cluster.driver.worker_events import worker_event
+from raylaunch.cluster.driver.worker_events import WorkersReport, worker_event
 from raylaunch.cluster.fleet_api import AgentLost, Fleet, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.probes.peer_check import PeerCheck
 from raylaunch.core.job.job import Job
+from raylaunch.core.machine.commits import RestoreCommit
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -31,28 +32,23 @@ from raylaunch.core.machine.events_and_actions import (
     NodeLost,
     Progressed,
     ReportUnsaved,
-    RestoreCommit,
     StopRequested,
     Tick,
     WorkersStarted,
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.monitoring.progress import ProgressTracker
 from raylaunch.core.newtypes import HostId, NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
+from raylaunch.node.protocol.copy_messages import CopiesServed, CopyFailed
 from raylaunch.node.protocol.messages import (
-    CheckpointAnswer,
     ManifestChanged,
     NodeEvent,
-    ProcessesExited,
-    ProcessesStopped,
     StacksDumped,
     StepProposed,
     StoreOpened,
-    WorkersForked,
 )
 from raylaunch.node.protocol.peer_messages import PeerListening, PeersProbed
 from raylaunch.node.protocol.terminal_messages import TerminalInput
@@ -84,15 +80,15 @@ class Driver:
         self._began = began
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.nodes = NodeRegistry(job.node_timeout, links)
-        self._monitor = ProgressMonitor(_progress(job), fleet, self._write_stacks, observer.on_message)
+        self._monitor = ProgressMonitor(tracker_of(job), fleet, self._write_stacks, observer.on_message)
         self._peers = PeerCheck(self.machine, fleet.send)
         self._executor = Executor(self.machine, run_id, fleet, self._monitor, self.nodes.give_up)
         self.requests = RequestDesk(self.machine, self._monitor, fleet.send, self._inbox.put)
         self._draining: dict[HostId, HostDraining] = {}
         #: What was shown to the user once and need not be shown again for other nodes or attempts.
         self._shown_warnings: set[str] = set()
-        #: What to say of nodes as soon as there are several hosts.
-        self._interface_warnings: set[str] = set()
+        self._interface_warnings: set[str] = set()  # what to say of nodes as soon as there are several hosts
+        self._wake_at = float("inf")  # when `_stepped` is to be called at the latest
 
     def signalled(self, signal: SignalName) -> None:
         """Take a signal. Any thread and any signal handler may call this: the signal is only enqueued."""
@@ -110,9 +106,7 @@ class Driver:
 
         Raises ClusterError if the run cannot go on: no torch on a node, `master_port` in use, the head lost.
         """
-        self._record([(None, self._perform(self.machine.start()))])
-        self.nodes.start(self._inbox.put)
-        self._fleet.start(self._tell)
+        self._begin()
         processes.release_memory()  # the agents take seconds to start, and afterwards this process mostly waits
         try:
             while self.machine.phase is not Phase.DONE:
@@ -121,10 +115,19 @@ class Driver:
                         self._step(event)
                 for event in self._due_events():
                     self._step(event)
+                self._stepped()
         finally:
             self._refuse_requests()
         assert self._executor.finish is not None, "a machine that is done has said Finish"
         return self._executor.finish
+
+    def _begin(self) -> None:
+        self._record([(None, self._perform(self.machine.start()))])
+        self.nodes.start(self._inbox.put)
+        self._fleet.start(self._tell)
+
+    def _stepped(self) -> None:
+        """Take note that all that was known is dealt with."""
 
     def _refuse_requests(self) -> None:
         """Refuse what was requested too late."""
@@ -152,7 +155,7 @@ class Driver:
         """
         checks = (self._peers.next_check, self.requests.next_check, self._run_time(self.nodes.next_check))
         training = (self._monitor.next_check,) if self._is_training() else ()
-        nearest = min(self._executor.wake_at, *checks, *training)
+        nearest = min(self._executor.wake_at, self._wake_at, *checks, *training)
         with contextlib.suppress(queue.Empty):
             yield self._inbox.get(timeout=None if nearest == float("inf") else max(0.0, nearest - self._now()))
             for _ in range(self._inbox.qsize()):
@@ -183,7 +186,7 @@ class Driver:
             if any(isinstance(action, ReportUnsaved) for action in actions) and (text := self._executor.unsaved()):
                 self._observer.on_message(text)
             for action in actions:
-                if isinstance(action, RestoreCommit) and action.commit is None:
+                if isinstance(action, RestoreCommit) and (action.commit is None or action.lost_steps):
                     self._observer.on_message(action.why)
 
     def _write_stacks(self, attempt: int, text: str) -> None:
@@ -220,8 +223,15 @@ class Driver:
                 yield from self._host_draining(item)
             case FleetFailed():
                 raise item.error
+            case fleets.AgentsAdopted():
+                return  # after a takeover, which `DetachedDriver` knows of
             case _ if self.nodes.is_lost(item.node):
                 return  # a report that was on its way when the node was given up
+            case _:
+                yield from self._of_node(item)
+
+    def _of_node(self, item: SlotGranted | AgentLost | LinkDown | ReportReceived) -> Iterator[Event]:
+        match item:
             case SlotGranted():
                 yield NodeGranted(at=self._now(), node=item.node, address=item.address)
             case AgentLost():
@@ -233,8 +243,10 @@ class Driver:
                 yield from self._report(item)
 
     def _node_lost(self, gone: AgentLost) -> Iterator[Event]:
+        if self._executor.copies.asks_keeper(gone, self._inbox.put):
+            return  # it is told again
         self.nodes.give_up(gone.node)
-        yield NodeLost(at=self._now(), node=gone.node, why=gone.why)
+        yield NodeLost(at=self._now(), node=gone.node, why=gone.why, held=gone.held or ())
         if self.machine.phase is not Phase.DONE:
             self._fleet.replace(gone)
 
@@ -264,7 +276,7 @@ class Driver:
                 yield from self._came_up(item, event)
             case StoreOpened():
                 yield from self._store_opened(item.node, event)
-            case WorkersForked() | ProcessesExited() | ProcessesStopped() | CheckpointAnswer():
+            case _ if isinstance(event, WorkersReport):
                 core_event = worker_event(item.node, event, self._now(), item.report.sent_at)
                 if isinstance(core_event, WorkersStarted):
                     self._monitor.started(core_event)
@@ -277,9 +289,9 @@ class Driver:
                 self._peers.listening(item.node, event)
             case PeersProbed():
                 self._peers.probed(item.node, event)
-            case StepProposed():
-                self._executor.proposed(event)
-            case ManifestChanged():
+            case StepProposed() | CopiesServed():
+                self._executor.answered(item.node, event)
+            case ManifestChanged() | CopyFailed():
                 self._warn_once(event.why)
 
     def _warn_once(self, text: str) -> None:
@@ -330,20 +342,8 @@ class Driver:
             if not self._executor.store_failed(node, word):
                 return
             if self.machine.job.master_port:
-                raise _port_in_use(node, word, self.machine.job.master_port)
+                raise port_in_use(node, word, self.machine.job.master_port)
             yield from self._reject(node, f"cannot open a store: {word.why}")
             return
         self._warn_once(word.why)
         self._executor.store_open(node, word)
-
-
-def _progress(job: Job) -> ProgressTracker:
-    seconds = None if isinstance(job.hang_timeout, str) else float(job.hang_timeout)
-    return ProgressTracker(seconds, job.hang_timeout == "auto")
-
-
-def _port_in_use(node: NodeId, word: StoreOpened, port: int) -> ClusterError:
-    return ClusterError(
-        f"port {port} of {node} ({word.address}) cannot be used as `master_port`: {word.why}",
-        hint="set another port, or none: then a free one is found",
-    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
 
+from raylaunch.cluster.driver.orphan_inquiry import OrphanInquiry
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
-from raylaunch.cluster.fleet_api import Fleet
+from raylaunch.cluster.fleet_api import AgentLost, Fleet
+from raylaunch.core.machine.commits import RestoreCommit
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
@@ -16,15 +19,16 @@ from raylaunch.core.machine.events_and_actions import (
     Release,
     ReportUnsaved,
     RequestCheckpoint,
-    RestoreCommit,
     Scale,
     SetTimer,
     Stop,
     Uncordon,
 )
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.newtypes import NodeId, RunTime
-from raylaunch.core.placement.environment import Rendezvous, assign
+from raylaunch.core.newtypes import HostId, NodeId, RunTime
+from raylaunch.core.placement.environment import Member, Rendezvous, assign
+from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyTo
 from raylaunch.node.protocol.messages import (
     AnnounceCommit,
     CommitCheckpoint,
@@ -61,6 +65,7 @@ class Executor:
         #: A launch that waits for its store.
         self._unsent: Launch | None = None
         self._proposal: SyncPoint | None = None
+        self.copies = CopyRing(machine, fleet)
 
     def perform(self, actions: list[Action], now: RunTime) -> None:
         """Carry out these actions in order."""
@@ -94,10 +99,14 @@ class Executor:
                     )
             case RestoreCommit():
                 for node in nodes:
-                    self._fleet.send(node, AnnounceCommit(attempt=action.attempt, commit=action.commit))
+                    self._fleet.send(node, self.copies.announcement(node, action))
             case RequestCheckpoint():
+                self.copies.renew()
                 step, expected = self._watch.step_ahead(now), self._watch.calls_should_checkpoint
-                self._proposal = SyncPoint(self._fleet, action.attempt, nodes, step, expected=expected)
+                is_copied = bool(self._machine.leaving)
+                self._proposal = SyncPoint(
+                    self._fleet, action.attempt, nodes, step, expected=expected, is_copied=is_copied
+                )
             case ForwardSignal():
                 for node in nodes:
                     self._fleet.send(node, SignalWorkers(attempt=action.attempt, signal=action.signal))
@@ -118,9 +127,11 @@ class Executor:
         """Return which ranks had not saved when the time for a checkpoint was over, for a person; `""`: none."""
         return self._watch.unsaved(self._proposal.step) if self._proposal is not None else ""
 
-    def proposed(self, word: StepProposed) -> None:
-        """Take note that a node's workers know of the step that was proposed to them."""
-        if self._proposal is not None:
+    def answered(self, node: NodeId, word: StepProposed | CopiesServed) -> None:
+        """Take note that a node's workers know of the step that was proposed to them, or that it serves its copies."""
+        if isinstance(word, CopiesServed):
+            self.copies.served(node, word)
+        elif self._proposal is not None:
             self._proposal.answered(word)
 
     def store_open(self, node: NodeId, word: StoreOpened) -> None:
@@ -177,11 +188,108 @@ class Executor:
         )
         parts = assign(launch.attempt, members)
         for part in parts:
-            self._fleet.send(part.node, LaunchWorkers(assignment=part, rendezvous=meeting))
+            order = LaunchWorkers(
+                assignment=part,
+                rendezvous=meeting,
+                staying=part.node in launch.staying,
+                has_survivors=bool(launch.staying),
+                awaits_commit=self.copies.are_used,
+            )
+            self._fleet.send(part.node, order)
+        self.copies.launched()
         self._watch.begin(parts)
         self._stores = {key: other for key, other in self._stores.items() if key[1] > launch.attempt}
         if not self._machine.job.master_port:
             self._order_store(launch.roster[0], launch.attempt + 1)
+
+
+class CopyRing:
+    """Tells each agent to which one it copies its ranks' commits: one on the next host of the world, in rank order."""
+
+    def __init__(self, machine: Machine, fleet: Fleet) -> None:
+        self._machine = machine
+        self._fleet = fleet
+        #: Where agents serve what they hold. Those that are missing know of no `State` yet.
+        self._served: dict[NodeId, CopyAddress] = {}
+        self._inquiry = OrphanInquiry()
+        #: What each node was told last.
+        self._told: dict[NodeId, CopyTo] = {}
+
+    @property
+    def are_used(self) -> bool:
+        """Whether the script is known to use `State`."""
+        return bool(self._served)
+
+    def served(self, node: NodeId, where: CopiesServed) -> None:
+        """Take note that an agent serves what it holds."""
+        self._served[node] = CopyAddress(node=node, host=where.host, port=where.port, secret=where.secret)
+        self.renew()
+
+    def asks_keeper(self, gone: AgentLost, tell: Callable[[AgentLost], None]) -> bool:
+        """Return whether the state keeper of an agent is being asked what it holds. `tell` gets the loss again then."""
+        return self._inquiry.is_open(gone, self._served.get(gone.node), tell)
+
+    def launched(self) -> None:
+        """Take note that an attempt is launched."""
+        self._told.clear()
+        self.renew()
+
+    def announcement(self, node: NodeId, action: RestoreCommit) -> AnnounceCommit:
+        """Return what a node is told of the commit to restore."""
+        return AnnounceCommit(
+            attempt=action.attempt,
+            commit=action.commit,
+            world_size=action.world_size,
+            kept=action.kept,
+            fetches=tuple(
+                (fetch.part, replace(where, orphaned=fetch.source not in self._machine.nodes))
+                for fetch in action.fetches
+                if fetch.node == node and (where := self._served.get(fetch.source)) is not None
+            ),
+        )
+
+    def renew(self) -> None:
+        """Tell the nodes whose copies are to go to another node than before: nodes may have come, or be drained."""
+        avoided = self._machine.leaving
+        for node, target in targets(self._machine.world.members, avoided).items():
+            if target not in self._served:
+                continue
+            order = CopyTo(attempt=self._machine.attempt, target=self._served[target])
+            if self._told.get(node) != order:
+                self._told[node] = order
+                self._fleet.send(node, order)
+
+
+def targets(members: Sequence[Member], avoided: Container[NodeId] = ()) -> dict[NodeId, NodeId]:
+    """Return to which node each one copies: one of the next host that has nodes which are not `avoided`.
+
+    Several nodes of a host share those of the next one. Where there is no other host, there are copies only if nodes
+    are `avoided`, since these are about to go: each node copies to another one that stays, if there is one.
+    """
+    hosts: dict[HostId, list[NodeId]] = {}
+    for member in members:
+        hosts.setdefault(member.host, []).append(member.node)
+    groups = [*hosts.values()]
+    if len(groups) == 1:
+        return _targets_on_host(groups[0], avoided)
+    found: dict[NodeId, NodeId] = {}
+    for place, group in enumerate(groups):
+        others = [*groups[place + 1 :], *groups[:place]]
+        staying = [after for other in others if (after := [node for node in other if node not in avoided])]
+        for after in (staying or others)[:1]:
+            found |= {node: after[index % len(after)] for index, node in enumerate(group)}
+    return found
+
+
+def _targets_on_host(nodes: Sequence[NodeId], avoided: Container[NodeId]) -> dict[NodeId, NodeId]:
+    staying = [node for node in nodes if node not in avoided]
+    if len(staying) == len(nodes):
+        return {}
+    found: dict[NodeId, NodeId] = {}
+    for place, node in enumerate(nodes):
+        later = [other for other in (*nodes[place + 1 :], *nodes[:place]) if other in staying]
+        found |= dict.fromkeys([node] if later else [], *later[:1])
+    return found
 
 
 class SyncPoint:
@@ -194,13 +302,19 @@ class SyncPoint:
     """
 
     def __init__(
-        self, fleet: Fleet, attempt: int, nodes: Iterable[NodeId], step: int, *, expected: bool = False
+        self,
+        fleet: Fleet,
+        attempt: int,
+        nodes: Iterable[NodeId],
+        step: int,
+        *,
+        expected: bool = False,
+        is_copied: bool = False,
     ) -> None:
-        """`expected`: workers that have not asked to save yet are expected to do so."""
+        """`expected`: workers that have not asked to save yet are expected to do so. `is_copied`: see the order."""
         self._fleet = fleet
-        self._expected = expected
-        self._attempt = attempt
-        self._nodes = tuple(nodes)
+        self._attempt, self._nodes = attempt, tuple(nodes)
+        self._expected, self._is_copied = expected, is_copied
         self._propose(step)
 
     def _propose(self, step: int) -> None:
@@ -208,7 +322,7 @@ class SyncPoint:
         self.step = step
         self._missing = set(self._nodes)
         self._reached = -1
-        order = ProposeCheckpoint(attempt=self._attempt, step=step, expected=self._expected)
+        order = ProposeCheckpoint(attempt=self._attempt, step=step, expected=self._expected, is_copied=self._is_copied)
         for node in self._nodes:
             self._fleet.send(node, order)
 
@@ -225,3 +339,11 @@ class SyncPoint:
             return
         for node in self._nodes:
             self._fleet.send(node, CommitCheckpoint(attempt=self._attempt, step=self.step))
+
+
+def port_in_use(node: NodeId, word: StoreOpened, port: int) -> ClusterError:
+    """Return the error that a node's store cannot listen at the `master_port` of the job."""
+    return ClusterError(
+        f"port {port} of {node} ({word.address}) cannot be used as `master_port`: {word.why}",
+        hint="set another port, or none: then a free one is found",
+    )

@@ -138,5 +138,13 @@ class NodeRegistry:
         if self._links is not None:
             self._links.shut_down(node)
 
+    def hosts(self) -> dict[NodeId, HostId]:
+        """Return the hosts of the nodes that are up."""
+        return {name: node.host for name, node in self._up()}
+
+    def lost(self) -> tuple[NodeId, ...]:
+        """Return the nodes that were lost last."""
+        return tuple(self._lost)
+
     def _up(self) -> Iterator[tuple[NodeId, _Node]]:
         return ((name, node) for name, node in [*self._nodes.items()] if node.is_up)

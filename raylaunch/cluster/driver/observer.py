@@ -39,6 +39,9 @@ class RunObserver(Observer, Protocol):
     def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
         """The run begins. `run_dir`: the path of the run folder, `""` if nothing is kept."""
 
+    def on_takeover(self, job: Job, run_dir: str) -> None:
+        """The run, which another driver has begun, goes on with this one. Called instead of `on_plan`."""
+
 
 class RunRecord(Protocol):
     """Keeps the run: see `RunFolder`."""
@@ -64,6 +67,11 @@ class GuardedObserver:
         """Pass on that the run begins; see `RunObserver`."""
         with self._guarded("the plan"):
             self._observer.on_plan(job, plan, run_dir)
+
+    def on_takeover(self, job: Job, run_dir: str) -> None:
+        """Pass on that this driver goes on with the run."""
+        with self._guarded("a takeover"):
+            self._observer.on_takeover(job, run_dir)
 
     def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """Pass on an event that the machine handled."""

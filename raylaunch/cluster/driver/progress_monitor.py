@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.probes.hang_probe import HangProbe, StackProbe
 from raylaunch.core.failures.stacks import grouped
+from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Event, Progressed, WorkersHung, WorkersStarted
 from raylaunch.core.monitoring.checkpoint_step import checkpoints, propose_step, unsaved
 from raylaunch.core.monitoring.hang_cause import describe_absent
@@ -217,3 +218,9 @@ class ProgressMonitor:
 
 def _news(found: Progressed, reported: Progressed) -> bool:
     return (found.marks, found.saved) != (reported.marks, reported.saved)
+
+
+def tracker_of(job: Job) -> ProgressTracker:
+    """Return what follows the progress of a job's workers."""
+    seconds = None if isinstance(job.hang_timeout, str) else float(job.hang_timeout)
+    return ProgressTracker(seconds, job.hang_timeout == "auto")

@@ -16,8 +16,9 @@ import os
 import platform
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import TextIO
@@ -40,8 +41,22 @@ _FILE_MODE = 0o600
 _PACKAGES = ("raylaunch", "torch", "ray", "omegaconf")
 STALL_SECONDS = 5.0
 """The end of a run waits this long for a file system that does not answer."""
+_MOST_LAST = 64
 MOST_WAITING = 20_000
 """If so many entries of the journal wait for the file system, it ends there: the others would fill the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderState:
+    """A run folder as one driver leaves it to the next."""
+
+    path: str
+    began: str
+    status: StatusBuilder
+    count: int
+    """How many entries the journal has got."""
+    last: list[JournalEntry]
+    """The last of them, which may not be on the disk."""
 
 
 class RunFolder:
@@ -52,8 +67,7 @@ class RunFolder:
         self.path = path
         self._status = StatusBuilder(Job())
         self._status_lock = threading.Lock()
-        #: The status without secrets, until the next entry.
-        self._shown_status: RunStatus | None = None
+        self._shown_status: RunStatus | None = None  # without secrets, until the next entry
         self._began = ""
         self._layout = layout
         self._secrets = secrets
@@ -62,6 +76,8 @@ class RunFolder:
         #: The journal. Only the writer's thread uses it.
         self._events: TextIO | None = None
         self._has_given_up = False
+        self._count = 0  # see `FolderState`
+        self._last: deque[JournalEntry] = deque(maxlen=_MOST_LAST)
 
     @classmethod
     def create(cls, job: Job, run_id: str, warn: Callable[[str], None]) -> RunFolder:
@@ -106,6 +122,38 @@ class RunFolder:
                 self._shown_status = self._secrets.shown(status)
             return self._shown_status
 
+    def state(self) -> FolderState:
+        """Return what the driver needs that goes on with this folder."""
+        return FolderState(
+            path=self.where, began=self._began, status=self._status, count=self._count, last=[*self._last]
+        )
+
+    def resume(self, state: FolderState, job: Job) -> None:
+        """Go on with the folder of another driver. The journal has exactly the entries of the state then."""
+        self._status, self._began, self._count = state.status, state.began, state.count
+        self._last.extend(state.last)
+        if self._writer is not None:
+            header = journal.header(self._secrets.shown(job), state.began, 0.0, _versions())
+            self._writer.put(lambda: self._resume_journal(state, header))
+
+    def _resume_journal(self, state: FolderState, header: str) -> None:
+        """Who follows the journal has its file open, so it is changed in place, and only where it differs."""
+        assert self.path is not None
+        ends = [journal.line(self._secrets.shown(entry)) for entry in state.last]
+        try:
+            self.path.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+            fd = os.open(self.path / run_layout.EVENTS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+            self._events = os.fdopen(fd, "r+", encoding="utf-8", errors="backslashreplace")
+            lines = self._events.read().split("\n")[:-1] or [header]
+            if (missing := state.count - len(ends) - len(lines) + 1) > 0:
+                self._warn(f"{self.where} is not that of the last driver: {missing} entries of the journal are missing")
+            self._events.seek(0)
+            self._events.writelines(f"{line}\n" for line in (*lines[: 1 + state.count - len(ends)], *ends))
+            self._events.truncate()
+            self._events.flush()
+        except (OSError, ValueError) as error:
+            self._close_journal(error)
+
     def open(self, job: Job, job_text: str, plan: Plan, began: str, clock: float) -> None:
         """Write what is known before the first event. `job_text` has no secrets. `clock`: see `journal.header`."""
         self._status, self._began = StatusBuilder(job), began
@@ -140,6 +188,8 @@ class RunFolder:
 
     def append(self, entry: JournalEntry) -> None:
         """Append a step of the machine to the journal, without waiting for the disk."""
+        self._count += 1
+        self._last.append(entry)
         with self._status_lock:
             self._status.add(entry)
             self._shown_status = None

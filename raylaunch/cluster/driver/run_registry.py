@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -88,14 +87,20 @@ class RegisteredRun:
     """Where the driver answers what is asked of the run; None: nowhere, or not any more."""
     user: str = ""
     """The name of the user whose run it is."""
+    renewed: float = 0.0
+    """In the registry of the cluster: when the driver wrote it last, in seconds since 1970; 0: not known."""
+    token: str = ""
+    """Of a detached run on a cluster, in which another driver may follow this one: it then replaces the entry."""
 
+    @property
+    def is_detached(self) -> bool:
+        """Whether another driver may follow this one."""
+        return self.token != ""
 
-def user_name() -> str:
-    """Return the name of the user of this process, or the number if there is no name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What its entries have in common, whichever driver made them."""
+        return self.id, self.began
 
 
 def folder(environ: Mapping[str, str]) -> Path:
@@ -142,10 +147,19 @@ class RegistryEntry:
             path = directory / f"{began}-{token_hex(4)}{_SUFFIX}"
             _write(path, self._run)
             self._path = path
+            if self._run.is_detached:
+                self._remove_earlier(directory)
             if len(_files(directory)) > MOST_ENDED:
                 prune(directory)
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there is no home
             self._warn(f"`raylaunch ps` will not list this run: {error}")
+
+    def _remove_earlier(self, directory: Path) -> None:
+        """Remove the entries that earlier drivers of the run have made."""
+        for path in _files(directory):
+            found = _read(path) if path != self._path else None
+            if found is not None and found.identity == self._run.identity:
+                path.unlink(missing_ok=True)
 
     def end(self) -> None:
         """Write that the run has ended. The entry of a run without a folder is removed."""

@@ -25,36 +25,10 @@ _SIGNALS_TO_END = 3
 """The state machine ends the run with grace at the first signal, and without at the second."""
 
 
-class SentSignals:
-    """Signals that code sends to one run of this process, whose other runs do not get them. Any thread may send."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tell: Callable[[SignalName], None] | None = None
-        #: Those that were sent before the run could take them.
-        self._early: list[SignalName] = []
-
-    def send(self, name: SignalName) -> None:
-        """Send a signal, as `kill` would to a process that has only this run."""
-        with self._lock:
-            if self._tell is None:
-                self._early.append(name)
-            else:
-                self._tell(name)
-
-    def go_to(self, tell: Callable[[SignalName], None]) -> None:
-        """Call `tell` with the name of each signal, first of those that were sent before."""
-        with self._lock:
-            self._tell = tell
-            for name in self._early:
-                tell(name)
-
-
 class Signals:
     """The handlers of the signals that a job names. They do nothing if the run is not in the main thread."""
 
-    def __init__(self, job: Job, sent: SentSignals | None = None) -> None:
-        self._sent = sent
+    def __init__(self, job: Job) -> None:
         self._forwarded = {signal.Signals[name] for name in job.signals_to_forward}
         # Like torchrun, ignore names that this system does not know.
         stops = {signal.Signals[name] for name in job.signals_to_handle if name in signal.Signals.__members__}
@@ -76,8 +50,6 @@ class Signals:
         Installs the handlers again, in case a library replaced them. `tell` is called in a thread, but here for signals
         to forward that came before. `ends_process`: whether the third signal to end the run ends this process.
         """
-        if self._sent is not None:
-            self._sent.go_to(tell)
         if not self.is_main:
             return
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._forwarded)  # handlers of those that came run in here
@@ -182,9 +154,9 @@ class _SignalListener:
 
 
 @contextlib.contextmanager
-def handled(job: Job, sent: SentSignals | None = None) -> Iterator[Signals]:
-    """Handle the job's signals for the time of a run, and those that are sent to it."""
-    signals = Signals(job, sent)
+def handled(job: Job) -> Iterator[Signals]:
+    """Handle the job's signals for the time of a run."""
+    signals = Signals(job)
     signals.install()
     try:
         yield signals

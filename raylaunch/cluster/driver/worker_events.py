@@ -11,6 +11,7 @@ from raylaunch.core.failures.failure import Failure, FailureRecord
 from raylaunch.core.machine.events_and_actions import (
     WorkerEvent,
     WorkersCheckpointed,
+    WorkersElastic,
     WorkersExited,
     WorkersStarted,
     WorkersStopped,
@@ -21,13 +22,17 @@ from raylaunch.node.protocol.messages import (
     ProcessesExited,
     ProcessesStopped,
     ProcessFailure,
+    SurvivorsReady,
     WorkersForked,
 )
+
+WorkersReport = WorkersForked | SurvivorsReady | ProcessesExited | ProcessesStopped | CheckpointAnswer
+"""What a node reports of its workers that the machine is told."""
 
 
 def worker_event(
     node: NodeId,
-    event: WorkersForked | ProcessesExited | ProcessesStopped | CheckpointAnswer,
+    event: WorkersReport,
     now: RunTime,
     sent_at: NodeTime,
 ) -> WorkerEvent:
@@ -44,7 +49,11 @@ def worker_event(
                 pids=event.pids,
                 timings=event.timings,
                 held=event.held,
+                stayed=event.stayed,
+                awaits_commit=event.awaits_commit,
             )
+        case SurvivorsReady():
+            return WorkersElastic(at=now, attempt=event.attempt, node=node)
         case CheckpointAnswer():
             return WorkersCheckpointed(at=now, attempt=event.attempt, node=node, step=event.step)
         case ProcessesExited() | ProcessesStopped():

@@ -34,6 +34,8 @@ class Initialize:
     page: str
     preload_auto: bool = False
     """`preload: auto`: also import what DDP needs of this torch and, for the next attempt, what workers import."""
+    script: str = ""
+    """The script whose text says whether it may need the former; `""`: workers run something else."""
     manifest: ImportManifest | None = None
     """What the fork server before this one could import ahead."""
 
@@ -44,6 +46,16 @@ class StartWorkers:
 
     attempt: int
     workers: tuple[WorkerSpec, ...]
+    survivors: tuple[int, ...] = ()
+    """Process ids of workers of the attempt before that may stay: those that have returned within a second do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorReturned:
+    """A survivor has left everything of the attempt before, and waits until this one begins on its node."""
+
+    attempt: int
+    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +91,16 @@ class Activate:
 
 
 ForkServerOrder = (
-    Initialize | StartWorkers | StopWorkers | SignalWorkers | DumpStacks | ReadPage | StartStore | Reset | Activate
+    Initialize
+    | StartWorkers
+    | SurvivorReturned
+    | StopWorkers
+    | SignalWorkers
+    | DumpStacks
+    | ReadPage
+    | StartStore
+    | Reset
+    | Activate
 )
 
 

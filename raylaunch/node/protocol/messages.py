@@ -18,6 +18,7 @@ from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import SIGTERM, NodeId, NodeTime, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
+from raylaunch.node.protocol.copy_messages import CopyAddress, CopyOrder, CopyReport
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.peer_messages import PeerOrder, PeerReport
 from raylaunch.node.protocol.terminal_messages import TerminalInput
@@ -34,6 +35,17 @@ class LaunchWorkers:
 
     assignment: Assignment
     rendezvous: Rendezvous
+    staying: bool = False
+    """Workers of the attempt before that can stay are not killed. They take part in the next one as they are."""
+    has_survivors: bool = False
+    """The same on any node of the attempt."""
+    awaits_commit: bool = False
+    """The script is known to use `State`: the workers wait for `AnnounceCommit`, even if this node holds nothing."""
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt."""
+        return self.assignment.attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +91,8 @@ class ProposeCheckpoint:
     step: int
     expected: bool = False
     """All workers of an earlier attempt have asked: one that has not yet is waited for."""
+    is_copied: bool = False
+    """A node leaves after that step: what workers commit by `State` is copied first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +109,12 @@ class AnnounceCommit:
 
     attempt: int
     commit: Commit | None
+    world_size: int = 0
+    """Of the world in which it was written; 0: there is none."""
+    kept: Commit | None = None
+    """What must not be freed until a newer commit is on two hosts; None: only what is restored must not."""
+    fetches: tuple[tuple[int, CopyAddress], ...] = ()
+    """The parts that the node lacks, and where it gets them, before it tells its workers."""
 
 
 WorkerOrder = (
@@ -108,7 +128,7 @@ WorkerOrder = (
     | AnnounceCommit
 )
 """What an agent passes on to its supervisor."""
-Order = WorkerOrder | PeerOrder | TerminalInput
+Order = WorkerOrder | PeerOrder | CopyOrder | TerminalInput
 
 
 # From a node to the driver.
@@ -157,6 +177,17 @@ class WorkersForked:
     timings: RestartTimings
     held: tuple[HeldCommit, ...] = ()
     """As in `WorkersStarted`. Then the workers wait for `AnnounceCommit` before they restore."""
+    stayed: int = 0
+    """How many of them were not forked, but are processes of the attempt before."""
+    awaits_commit: bool = False
+    """Whether they wait for it even if no node holds anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorsReady:
+    """A worker of the attempt can stay when the next one begins."""
+
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,11 +242,11 @@ class StacksDumped:
     stacks: tuple[Stack, ...]
 
 
-ProcessEvent = StoreOpened | ManifestChanged | WorkersForked | ProcessesExited | ProcessesStopped
+ProcessEvent = StoreOpened | ManifestChanged | WorkersForked | SurvivorsReady | ProcessesExited | ProcessesStopped
 WorkersEvent = ProcessEvent | StepProposed | CheckpointAnswer | StacksDumped
 """What an agent passes on from its supervisor to the driver."""
 
-NodeEvent = WorkersEvent | PeerReport
+NodeEvent = WorkersEvent | PeerReport | CopyReport
 """What an agent reports to the driver."""
 
 SupervisorEvent = Ready | WorkersEvent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -12,12 +12,14 @@ from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.core.text import printable
 from raylaunch.node.protocol.forkserver_messages import StartStore
+from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.protocol.terminal_messages import LONG_TIMEOUT, TerminalSpec
 from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
-from raylaunch.worker.runtime import entry
+from raylaunch.worker.runtime import entry, numa
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.state import buffer_client
+from raylaunch.worker.survivors import survivor_link
 
 PER_RUN = {"lasts": "run"}
 """Metadata of a field that each run sets anew, also for an agent that an earlier run left idle."""
@@ -85,6 +87,8 @@ class NodeSpec:
     """Path of the shared page on which workers show their progress."""
     state_address: str = ""
     """Where workers ask for memory; see `worker/state/buffer_client.py`."""
+    survivors_address: str = ""
+    """Where workers say that they can stay; see `worker/survivors/survivor_link.py`."""
 
     def rank_dir(self, attempt: int, rank: int) -> PurePath:
         """Return the folder for a worker's files."""
@@ -93,6 +97,12 @@ class NodeSpec:
     def temporary_folders(self) -> list[str]:
         """Return the folders that are removed at the end of the run."""
         return [] if self.template.kept else [self.run_dir]
+
+    def workers(self, order: LaunchWorkers) -> tuple[WorkerSpec, ...]:
+        """Return the specifications of the workers of an attempt, by local rank."""
+        shared = {slot_owner.WITH_SURVIVORS_VARIABLE: "1"} if order.has_survivors else {}
+        found = (self.worker(order.assignment, rank, order.rendezvous) for rank in range(order.assignment.nproc))
+        return tuple(replace(spec, env=spec.env | shared) for spec in found)
 
     def worker(self, assignment: Assignment, local_rank: int, rendezvous: Rendezvous) -> WorkerSpec:
         """Return the specification of one worker of an attempt."""
@@ -119,6 +129,7 @@ class NodeSpec:
             stderr=str(folder / STDERR),
             backend=template.backend,
             numa_binding=template.numa_binding,
+            node_devices={name: self.env[name] for name in numa.DEVICE_VARIABLES if name in self.env},
             title=self._title(rank, assignment.world_size),
             terminal=self.terminal if terminal is not None and terminal.rank == rank else "",
             takes_input=terminal is not None and terminal.is_debugged,
@@ -136,6 +147,8 @@ class NodeSpec:
         slot = {shared_page.PAGE_VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
         run_dir = {RUN_DIR_VARIABLE: self.run_dir} if self.template.kept else {}
         state = {buffer_client.ADDRESS_VARIABLE: self.state_address}
+        if has_slot and self.template.kind != "command":
+            state[survivor_link.ADDRESS_VARIABLE] = self.survivors_address
         return slot | run_dir | state | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
 
     def store(self, attempt: int, port: int) -> StartStore:

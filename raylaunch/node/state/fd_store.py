@@ -2,7 +2,8 @@
 
 As systemd's descriptor store does for a service (`sd_pid_notify_with_fds`), it gives them back to an agent that takes
 the place of one that was killed. There is one for each run on each host. It ends when its last agent has taken its
-leave, or was gone for so many seconds. It only holds the files and never reads them, so it stays small.
+leave, or was gone for so many seconds. As long as its agents live, it only holds the files and never reads them. When
+one was killed, it gives them to other agents at that agent's port: see `orphaned_parts`.
 
 Messages are packets of JSON, with one descriptor at most; what an agent sends is in `fd_store_client`.
 """
@@ -21,19 +22,32 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
+from typing import TYPE_CHECKING
 
 from raylaunch.node.linux import command_line
+
+if TYPE_CHECKING:
+    from raylaunch.node.state.orphaned_parts import OrphanedParts
 
 MESSAGE_BYTES = 65536
 _SEND_SECONDS = 2.0
 """How long an agent may take to receive what it has asked for."""
+_CREDENTIALS = "iII"
+"""`struct ucred` of SO_PEERCRED (unix(7)): process, user and group."""
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return the process id and the user of the process at the other end of a Unix socket. Raises OSError."""
+    size = struct.calcsize(_CREDENTIALS)
+    pid, user, _ = struct.unpack(_CREDENTIALS, sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, user
 
 
 def peer_is_same_user(sock: socket.socket) -> bool:
     """Return whether the process at the other end of a Unix socket runs as this process's user."""
-    _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return bool(user == os.geteuid())
+    return peer_of(sock)[1] == os.geteuid()
 
 
 class FdStore:
@@ -45,6 +59,9 @@ class FdStore:
         #: By rank and index of the buffer.
         self._files: dict[tuple[int, int], int] = {}
         self._agents: dict[int, socket.socket] = {}
+        #: By descriptor of an agent's connection: what serves its files when it was killed.
+        self._heirs: dict[int, OrphanedParts] = {}
+        self._lock = threading.Lock()
         #: When to end, if no agent comes before; None: an agent was never lost.
         self._deadline: float | None = None
 
@@ -88,30 +105,47 @@ class FdStore:
         except OSError:
             pass
         self._deadline = time.monotonic() + self._seconds
+        if (heir := self._heirs.pop(agent.fileno(), None)) is not None:
+            with contextlib.suppress(RuntimeError):  # "can't start new thread"
+                heir.start()
         return False
 
     def _handle(self, agent: socket.socket, message: dict[str, object], fds: list[int]) -> bool:
         match message:
             case {"do": "keep", "rank": int(rank), "index": int(index)} if fds:
-                self._drop((rank, index))
-                self._files[rank, index] = fds.pop()
+                with self._lock:
+                    self._drop((rank, index))
+                    self._files[rank, index] = fds.pop()
             case {"do": "drop", "rank": int(rank), "index": int(index)}:
-                self._drop((rank, index))
-            case {"do": "take", "ranks": list(ranks)}:
+                with self._lock:
+                    self._drop((rank, index))
+            case {"do": "answer", "secret": str(secret)} if fds:
+                self._close_port(agent)
+                self._heirs[agent.fileno()] = self._heir(socket.socket(fileno=fds.pop()), secret)
+            case {"do": "take"}:
                 agent.settimeout(_SEND_SECONDS)
                 for (rank, index), fd in sorted(self._files.items()):
-                    if rank in ranks:
-                        self._deadline = None  # it has taken the place of the agent that was lost
-                        socket.send_fds(agent, [json.dumps({"rank": rank, "index": index}).encode()], [fd])
+                    self._deadline = None  # it has taken the place of the agent that was lost
+                    socket.send_fds(agent, [json.dumps({"rank": rank, "index": index}).encode()], [fd])
                 agent.send(b"{}")
                 agent.setblocking(False)
             case {"do": "leave"}:
+                self._close_port(agent)
                 return False
             case _:
                 pass  # of another version
         for unexpected in fds:
             os.close(unexpected)
         return True
+
+    def _heir(self, server: socket.socket, secret: str) -> OrphanedParts:
+        from raylaunch.node.state.orphaned_parts import OrphanedParts  # noqa: PLC0415  # it would delay the start
+
+        return OrphanedParts(server, secret, self._files, self._lock)
+
+    def _close_port(self, agent: socket.socket) -> None:
+        if (heir := self._heirs.pop(agent.fileno(), None)) is not None:
+            heir.close()
 
     def _drop(self, key: tuple[int, int]) -> None:
         fd = self._files.pop(key, None)

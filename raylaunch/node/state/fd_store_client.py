@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from raylaunch.node.state import fd_store
 
@@ -92,9 +92,13 @@ class FdStoreClient:
         """Have the state keeper close a file. Raises OSError where it is gone."""
         self._send({"do": "drop", "rank": rank, "index": index})
 
-    def take(self, ranks: Collection[int]) -> Iterator[tuple[int, int, int]]:
-        """Yield rank, index and descriptor of each file of these ranks. Raises OSError, also for no answer in time."""
-        self._send({"do": "take", "ranks": [*ranks]})
+    def answer(self, fd: int, secret: str) -> None:
+        """Have the keeper answer at this listening socket if the agent is killed. Raises OSError where it is gone."""
+        self._send({"do": "answer", "secret": secret}, fd)
+
+    def take(self) -> Iterator[tuple[int, int, int]]:
+        """Yield rank, index and descriptor of each file. Raises OSError, also for no answer in time."""
+        self._send({"do": "take"})
         while self._sock is not None:
             data, fds, _, _ = socket.recv_fds(self._sock, fd_store.MESSAGE_BYTES, 1)
             answer = json.loads(data) if data else None

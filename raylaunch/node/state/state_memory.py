@@ -9,53 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
-import os
 import select
 import socket
-from dataclasses import dataclass
+from dataclasses import replace
 
-from raylaunch.core.machine.commits import HeldCommit
+from raylaunch.core.machine.commits import Commit, HeldCommit, NodeMemory
+from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment
-from raylaunch.node.linux import limits
-from raylaunch.node.protocol.messages import AnnounceCommit
+from raylaunch.node.protocol.messages import AnnounceCommit, WorkersForked
 from raylaunch.node.state import fd_store
-from raylaunch.node.state.fd_store_client import FdStoreClient
+from raylaunch.node.state.checkpoint_writes import CheckpointWrites
+from raylaunch.node.state.memory_file import MemoryFile
+from raylaunch.node.state.state_files import FIRST_COPY, Key, StateFiles
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
-from raylaunch.worker.state.commit_buffer import BUFFERS, HEADER_BYTES, CommitHeader
+from raylaunch.worker.state.commit_buffer import BUFFERS_WITH_COPIES, DURABLE_BUFFER, WriteState
 
-_SHARE = 0.5
-"""The part of the free memory that `State` may use, if the job does not say how much."""
 _BACKLOG = 1024
-_MOST_KEEPERS = 10
-"""State keepers that are started: what kills one after the other would kill the next one too."""
-
-
-@dataclass(slots=True)
-class _File:
-    """One buffer. `header` is mapped once the file has a size."""
-
-    fd: int
-    memory: mmap.mmap | None = None
-    header: CommitHeader | None = None
-
-    @property
-    def size(self) -> int:
-        return os.fstat(self.fd).st_size
-
-    def held(self) -> HeldCommit | None:
-        if self.header is None and self.size >= HEADER_BYTES:
-            self.memory = mmap.mmap(self.fd, HEADER_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
-            self.header = CommitHeader(memoryview(self.memory))
-        return self.header.held() if self.header is not None else None
-
-    def close(self) -> None:
-        if self.header is not None and self.memory is not None:
-            self.header.close()
-            self.memory.close()
-        os.close(self.fd)
 
 
 class StateMemory:
@@ -67,14 +38,11 @@ class StateMemory:
         Raises OSError.
         """
         self._page = page
-        self._most_bytes = most_bytes
-        #: By rank and index.
-        self._files: dict[tuple[int, int], _File] = {}
+        self._epoll = select.epoll()
+        self.files = StateFiles(secret, most_bytes, self._epoll)
         self._assignment: Assignment | None = None
-        self._keeper = FdStoreClient(secret)
-        self._keepers_left = _MOST_KEEPERS
-        #: Why there is no state keeper, for a person; "": there is one, or there need not be.
-        self._why = ""
+        #: What was chosen for the attempt; None: not yet.
+        self._chosen: AnnounceCommit | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind("")  # the kernel chooses an abstract name (unix(7), autobind)
         self._listener.listen(_BACKLOG)
@@ -82,8 +50,8 @@ class StateMemory:
         self.address: str = self._listener.getsockname()[1:].decode()
         self._workers: dict[int, socket.socket] = {}
         self._page.numbers[fields.RESTORE_DECIDED] = 0  # an earlier run on the same page has numbered attempts, too
-        self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
+        self._writes = CheckpointWrites(self._epoll)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` has something to do."""
@@ -92,43 +60,109 @@ class StateMemory:
     # An attempt begins.
 
     def begin(self, assignment: Assignment) -> None:
-        """Take note of the ranks of an attempt, and look for what an agent before this one has left of them."""
+        """Take note of the ranks of an attempt. A new agent looks for what one before it has left."""
+        if self._assignment is None:
+            self.files.adopt()
         self._assignment = assignment
-        self._page.numbers[fields.RESTORE_DECIDED] = 0
-        lacking = [
-            rank for rank in assignment.ranks if not any((rank, index) in self._files for index in range(BUFFERS))
-        ]
-        if lacking:
-            with contextlib.suppress(OSError):
-                self._adopt(lacking)
-
-    def _adopt(self, ranks: list[int]) -> None:
-        if self._keeper.fileno() < 0 and self._keeper.connect():
-            self._epoll.register(self._keeper, select.EPOLLIN)
-        try:
-            for rank, index, fd in self._keeper.take(ranks):
-                self._files[rank, index] = _File(fd)
-        except OSError:
-            self._lose_keeper()
-            raise
+        self._chosen = None
+        for field in (fields.RESTORE_DECIDED, fields.COPYING, fields.COPIED_STEPS):
+            self._page.numbers[field] = 0
+        self._writes.begin(self._for_disk())
 
     def held(self) -> tuple[HeldCommit, ...]:
-        """Return the commits of the attempt's ranks. Before it begins they are what they stay until `announce`.
+        """Return the parts of commits that the node has. When an attempt begins, they stay so until `announce`.
 
         Then no worker of an earlier attempt is alive, and none of this one writes before it knows what to restore.
         """
-        ranks = self._assignment.ranks if self._assignment is not None else range(0)
-        found = [file.held() for (rank, _), file in sorted(self._files.items()) if rank in ranks]
-        return tuple(one for one in found if one is not None)
+        return self.files.held()
+
+    def forked(self, event: WorkersForked, *, awaits_commit: bool) -> WorkersForked:
+        """Add what the node holds to the word that the workers of the attempt are forked: now that is final.
+
+        `awaits_commit`: the script is known to use `State`. If it is not, there is nothing to wait for.
+        """
+        held = self.held()
+        if not held and not awaits_commit:
+            self.announce(AnnounceCommit(attempt=event.attempt, commit=None))
+        return replace(event, held=held, awaits_commit=awaits_commit)
+
+    def usage(self, node: NodeId) -> NodeMemory:
+        """Return what this node holds."""
+        own, copies = self.files.usage()
+        return NodeMemory(node=node, own=own, copies=copies)
 
     def announce(self, order: AnnounceCommit) -> None:
-        """Tell the workers of the attempt what to restore."""
+        """Tell the workers of the attempt what to restore. The node has what they need."""
         if self._assignment is None or order.attempt != self._assignment.attempt:
             return
-        commit = order.commit
-        self._page.numbers[fields.RESTORE_ATTEMPT] = commit.attempt if commit is not None else 0
-        self._page.numbers[fields.RESTORE_STEPS] = commit.steps if commit is not None else 0
-        self._page.numbers[fields.RESTORE_DECIDED] = order.attempt
+        numbers = self._page.numbers
+        for commit, first in ((order.commit, fields.RESTORE_ATTEMPT), (order.kept, fields.KEPT_ATTEMPT)):
+            numbers[first] = commit.attempt if commit is not None else 0
+            numbers[first + 1] = commit.steps if commit is not None else 0
+        numbers[fields.RESTORE_WORLD_SIZE] = order.world_size
+        self._chosen = order
+        numbers[fields.RESTORE_DECIDED] = order.attempt
+
+    # Copies on other hosts.
+
+    @property
+    def spared(self) -> tuple[Commit | None, Commit | None]:
+        """The commits that must not be freed before newer ones are safe."""
+        return (self._chosen.commit, self._chosen.kept) if self._chosen is not None else (None, None)
+
+    def begin_copies(self, attempt: int) -> None:
+        """Let the workers of an attempt mark commits that are to be copied to another host."""
+        if self._assignment is not None and self._assignment.attempt == attempt:
+            self._page.numbers[fields.COPYING] = attempt
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether the workers are about to be stopped, and wait for their last commit to be copied."""
+        return bool(self._page.numbers[fields.COMMITTED_STEP])
+
+    def to_copy(self, attempt: int) -> tuple[HeldCommit, ...]:
+        """Return the parts of the newest commit of the attempt that is to be copied, if all ranks of the node have it.
+
+        Any thread may call this. A commit that is copied is returned again.
+        """
+        assignment = self._assignment
+        if assignment is None or assignment.attempt != attempt:
+            return ()
+        own = [one for one in self.files.kept() if one.rank in assignment.ranks and one.commit.attempt == attempt]
+        newest = max((one.commit for one in own), default=None)
+        parts = tuple(one for one in own if one.commit == newest)
+        return parts if len(parts) == assignment.nproc else ()
+
+    def copied(self, commit: Commit) -> None:
+        """Tell the workers that a commit of theirs is copied, and free what only older ones need."""
+        assignment = self._assignment
+        if assignment is not None and assignment.attempt == commit.attempt:
+            self._page.numbers[fields.COPIED_STEPS] = commit.steps
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """Free the files of ranks that this node does not have, and copies of commits that are not needed any more."""
+        assignment = self._assignment
+        if assignment is None:
+            return
+        made = {
+            one.commit
+            for _, file in self._own()
+            if (one := file.kept() if assignment.nhosts > 1 else file.held()) is not None
+            and one.commit.attempt == assignment.attempt
+        }
+        is_safe = len(made) > 1  # the second is made when all nodes have the first
+        spared = set() if is_safe else {*self.spared}
+
+        def is_stale(key: Key, file: MemoryFile) -> bool:
+            held = file.held()
+            if key[1] < FIRST_COPY and key[0] in assignment.ranks:
+                return False
+            if held is None or held.commit in spared:
+                return held is None
+            return key[1] < FIRST_COPY or held.commit.attempt != assignment.attempt
+
+        self.files.drop(is_stale)
 
     # Requests of workers.
 
@@ -137,9 +171,11 @@ class StateMemory:
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
-            elif fd == self._keeper.fileno():
-                self._lose_keeper()
-                self._keep_all()
+            elif fd == self.files.keeper_fd:
+                self.files.renew_keeper()
+            elif fd == self._writes.fileno():
+                self._writes.poll(self._for_disk())
+                self._write()  # what came meanwhile
             elif not self._answer(self._workers[fd]):
                 self._workers.pop(fd).close()
 
@@ -160,97 +196,55 @@ class StateMemory:
             request = buffer_client.parse(data) if data else None
             if request is None or self._assignment is None or request.attempt != self._assignment.attempt:
                 return False
-            if request.rank not in self._assignment.ranks or request.index not in range(BUFFERS):
+            if request.rank not in self._assignment.ranks or request.index not in range(BUFFERS_WITH_COPIES):
                 return False
-            refused = self._reserve(request) if request.bytes else ""
-            file = self._files.get((request.rank, request.index))
-            answer = json.dumps({"error": refused, "note": self._why}).encode()
+            wants_part = request.part != buffer_client.NO_PART
+            refused = self._reserve(request) if request.bytes and not wants_part else ""
+            file = self._part(request.part) if wants_part else self.files.get((request.rank, request.index))
+            self._writes.note_folder(request)
+            if request.write:
+                self._write()
+            answer = json.dumps({"error": refused, "note": self.files.why}).encode()
             socket.send_fds(worker, [answer], [file.fd] if file is not None and not refused else [])
         except OSError:
             return False
         return True
 
+    def _write(self) -> None:
+        if self._assignment is not None:
+            self._writes.write(self._for_disk(), self._assignment.nproc)
+
+    def _for_disk(self) -> dict[int, tuple[Commit, WriteState]]:
+        """Return the commits for the disk of this node's ranks, by descriptor of the file."""
+        found = {}
+        for index, file in self._own():
+            held, header = file.held(), file.header()
+            if index == DURABLE_BUFFER and held is not None and header is not None:
+                found[file.fd] = held.commit, header.write_state
+        return found
+
+    def _own(self) -> list[tuple[int, MemoryFile]]:
+        """Return the buffers of the attempt's ranks, each with its index."""
+        ranks = self._assignment.ranks if self._assignment is not None else range(0)
+        return [(index, file) for (rank, index), file in self.files if rank in ranks and index < FIRST_COPY]
+
+    def _part(self, rank: int) -> MemoryFile | None:
+        """Return the part of the commit to restore that this rank of its world has written."""
+        chosen = self._chosen
+        return self.files.find(rank, chosen.commit, chosen.world_size) if chosen is not None else None
+
     def _reserve(self, request: buffer_client.Request) -> str:
         """Make the buffer as large as the worker needs it. Return why that cannot be, for a person; "": it is done."""
         key = request.rank, request.index
-        size = self._files[key].size if key in self._files else 0
-        if request.bytes <= size:
-            return ""
-        if key not in self._files:
-            self._drop_others()
-        used = sum(file.size for file in self._files.values())
-        needed = max(used - size + request.bytes, request.node_bytes)
-        most, what = self._limit(used)
-        if needed > most:
-            return (
-                f"the buffers of `State` need {_gib(needed)} of this node's memory, and may use {_gib(most)}: {what}; "
-                "`state_memory` sets how much it may be"
-            )
-        try:
-            if key not in self._files:
-                self._files[key] = _File(os.memfd_create(f"raylaunch-state-{request.rank}", os.MFD_CLOEXEC))
-            os.ftruncate(self._files[key].fd, request.bytes)
-        except OSError as error:
-            return limits.explained(error, "the agent")
-        self._keep(key)
-        return ""
-
-    def _limit(self, used: int) -> tuple[float, str]:
-        """Return what all buffers may use, given what they use, and the reason for it."""
-        free, what = limits.free_memory()
-        if self._most_bytes is None:
-            return used + free * _SHARE, f"half of what is free; {what}"
-        if self._most_bytes > used + free:
-            return used + free, what
-        return self._most_bytes, "the job allows no more"
-
-    def _drop_others(self) -> None:
-        """Free the buffers of ranks that this node does not have any more."""
-        ranks = self._assignment.ranks if self._assignment is not None else range(0)
-        for key in [key for key in self._files if key[0] not in ranks]:
-            self._files.pop(key).close()
-            with contextlib.suppress(OSError):
-                self._keeper.drop(*key)
-
-    # The state keeper.
-
-    def _keep(self, key: tuple[int, int]) -> None:
-        """Have the state keeper hold a file too. Without one, training goes on; what is lost then is said."""
-        try:
-            if self._keeper.fileno() < 0:
-                if not self._keepers_left:
-                    return
-                self._keepers_left -= 1
-                self._keeper.start()
-                if self._keeper.fileno() < 0:
-                    return
-                self._epoll.register(self._keeper, select.EPOLLIN)
-            self._keeper.keep(*key, self._files[key].fd)
-            self._why = ""
-        except OSError as error:
-            self._lose_keeper()
-            self._why = f"what `State` holds will not survive the agent: {limits.explained(error, 'the agent')}"
-
-    def _keep_all(self) -> None:
-        for key in self._files:
-            self._keep(key)
-
-    def _lose_keeper(self) -> None:
-        if self._keeper.fileno() >= 0:
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(self._keeper)
-        self._keeper.disconnect()
+        if self.files.get(key) is None:
+            self._drop_stale()
+        return self.files.reserve(key, request.bytes, node_bytes=request.node_bytes)
 
     def close(self) -> None:
-        """Free all buffers: the run ends on this node."""
-        self._keeper.leave()
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        """Free all buffers: the run ends on this node. What is not on disk yet is written, if it is to be."""
+        own = {file.fd: file.held() for _, file in self._own()}
+        self._writes.close({fd: held.commit for fd, held in own.items() if held is not None})
+        self.files.close()
         for sock in (self._listener, *self._workers.values()):
             sock.close()
         self._epoll.close()
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"

@@ -10,29 +10,39 @@ from dataclasses import asdict, dataclass, fields
 ADDRESS_VARIABLE = "RAYLAUNCH_STATE"
 """In a worker's environment: the abstract name of the agent's socket (unix(7)), without its first byte."""
 _MESSAGE_BYTES = 65536
+NO_PART = -1
+"""In a request: that for a buffer."""
 _SECONDS = 60.0
 """How long the agent may take to answer. It only makes a file; but its machine may be busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A worker asks for one of its buffers."""
+    """A worker asks for one of its buffers, or for a part of the commit to restore."""
 
     attempt: int
     rank: int
     index: int
-    """0 or 1."""
+    """0 or 1, and 2 for the one that is written to disk."""
     bytes: int = 0
     """How large it must be at least; 0: as it is, if it exists."""
     node_bytes: int = 0
     """What all buffers of the node will need, if all its workers need as much as this one."""
+    part: int = NO_PART
+    """The rank that has written the part to read, in the world of the commit to restore; then `index` is not used."""
+    folder: str = ""
+    """Where the node is to write checkpoints; "": nowhere."""
+    keep: int = 0
+    """How many checkpoints stay in that folder."""
+    write: int = 0
+    """1: the buffer is sealed, and to be written to disk as soon as those of all ranks of the node are."""
 
 
 def parse(data: bytes) -> Request | None:
     """Return the request; None: it is none."""
     try:
         found = json.loads(data)
-        if all(type(found[field.name]) is int for field in fields(Request)):
+        if all(type(found[field.name]) is (str if field.name == "folder" else int) for field in fields(Request)):
             return Request(**found)
     except (ValueError, TypeError, KeyError):
         pass
@@ -41,6 +51,9 @@ def parse(data: bytes) -> Request | None:
 
 def ask(request: Request) -> tuple[int | None, str]:
     """Return the descriptor of the buffer, None if it does not exist, and a note for a person, `""` for none.
+
+    For a part, it is the descriptor of the buffer that has it, or of a copy, and None if the node does not have it.
+    It is only to be read: it may be another rank's.
 
     Raises MemoryError where the node may not use so much, and OSError where the agent cannot be reached.
     """

@@ -10,12 +10,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from time import monotonic, sleep
 from typing import Any
 
+from raylaunch.core.machine.commits import Commit
+from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
+
 _PREFIX = "raylaunch/state"
+_RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+"""In a worker's environment, with torchrun too, whose store lives longer than an attempt."""
 _POLL_SECONDS = (0.0002, 0.01)
 """Between two looks, from the first to the longest."""
 _PATIENCE = 30.0
@@ -24,6 +30,18 @@ _STORE_SECONDS = 300.0
 _SLOTS = 2
 """Keys are used again for every second commit. When rank 0 writes those of commit N, all ranks have read those of N-2,
 since all have completed N-1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What rank 0 says of the next commit, with the one before it."""
+
+    interval: int = 1
+    """After how many steps."""
+    to_disk: bool = False
+    """Whether it is also to be written to disk."""
+    is_kept: bool = False
+    """Whether it is to be copied to other hosts, and kept until a newer one is."""
 
 
 class CommitAgreement:
@@ -35,26 +53,43 @@ class CommitAgreement:
         self._world_size = world_size
         self._alive = alive
         self._store: Any = None
-        self._proposed = {0: 1}
+        self._proposed = {0: Proposal()}
+        self._prefix = f"{_PREFIX}/{os.environ.get(_RESTARTS_VARIABLE, '')}"
 
-    def announce(self, number: int, interval: int) -> None:
-        """Say that this rank has this commit whole. `interval`: the one that rank 0 proposes; not used of others."""
+    def announce(self, number: int, proposal: Proposal) -> None:
+        """Say that this rank has this commit whole. `proposal`: that of rank 0; not used of others."""
         if self._world_size == 1:
-            self._proposed = {number: interval}
+            self._proposed = {number: proposal}
             return
         store = self._connected()
         if self._rank == 0:
-            store.set(f"{_PREFIX}/interval/{number % _SLOTS}", str(interval))
-        store.add(f"{_PREFIX}/count/{number % _SLOTS}", 1)
+            store.set(
+                f"{self._prefix}/proposal/{number % _SLOTS}",
+                f"{proposal.interval} {proposal.to_disk:d} {proposal.is_kept:d}",
+            )
+        store.add(f"{self._prefix}/count/{number % _SLOTS}", 1)
 
-    def wait(self, number: int) -> int:
-        """Wait until all ranks have this commit, and return the interval that rank 0 proposed with it."""
+    def agree(self, name: str, value: Callable[[], str]) -> str:
+        """Return the same on all ranks: what `value` returns on rank 0. All ranks must ask, once for each name."""
+        if self._world_size == 1:
+            return value()
+        key = f"{self._prefix}/agreed/{name}"
+        if self._rank == 0:
+            self._connected().set(key, value())
+        return str(self._connected().get(key).decode())
+
+    def has_all(self) -> bool:
+        """Return whether all ranks have the first commit, which this rank has made."""
+        return self._world_size == 1 or self._connected().add(f"{self._prefix}/count/1", 0) >= self._world_size
+
+    def wait(self, number: int) -> Proposal:
+        """Wait until all ranks have this commit, and return what rank 0 proposed with it."""
         if number == 0 or self._world_size == 1:
-            return self._proposed.get(number, 1)
+            return self._proposed.get(number, Proposal())
         store = self._connected()
         wanted = self._world_size * ((number + 1) // _SLOTS)
         began, pause, told = monotonic(), _POLL_SECONDS[0], False
-        while (having := store.add(f"{_PREFIX}/count/{number % _SLOTS}", 0)) < wanted:
+        while (having := store.add(f"{self._prefix}/count/{number % _SLOTS}", 0)) < wanted:
             self._alive()
             sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS[1])
@@ -67,7 +102,12 @@ class CommitAgreement:
                     file=sys.stderr,
                     flush=True,
                 )
-        return int(store.get(f"{_PREFIX}/interval/{number % _SLOTS}"))
+        interval, to_disk, is_kept = map(int, store.get(f"{self._prefix}/proposal/{number % _SLOTS}").split())
+        return Proposal(interval, bool(to_disk), bool(is_kept))
+
+    def count_copied(self, nodes: int) -> int:
+        """Add so many nodes to those that have copied a commit to another host; return how many there are by now."""
+        return int(self._connected().add(f"{self._prefix}/copied", nodes))
 
     def _connected(self) -> Any:
         if self._store is None:
@@ -79,3 +119,54 @@ class CommitAgreement:
                 timeout=timedelta(seconds=_STORE_SECONDS),
             )
         return self._store
+
+
+class CopyRounds:
+    """The rounds of an attempt. In each, all ranks mark one commit, and their nodes copy it.
+
+    Rank 0 proposes the next round when all nodes are done with the last one. So when a rank learns of a round, the
+    commit of the one before is on two hosts everywhere, and need no longer be kept when this one is, too.
+    """
+
+    def __init__(self, kept: Commit | None, local_rank: int, nodes: int) -> None:
+        """`kept`: what the ranks keep from earlier attempts."""
+        self._local_rank = local_rank
+        self._nodes = nodes
+        self._rounds = 0
+        self._is_counted = True
+        #: The commit that is copied everywhere, and the one that is being copied.
+        self.kept: Commit | None = kept
+        self.copying: Commit | None = None
+
+    def begin(self, commit: Commit) -> None:
+        """Take note of the commit of the next round."""
+        if self._rounds:
+            self.kept = self.copying
+        self.copying = commit
+        self._rounds += 1
+        self._is_counted = False
+
+    def begin_last(self, commit: Commit, agreement: CommitAgreement) -> None:
+        """Take note of a commit after which the workers are stopped. It is copied instead of that of the round."""
+        if self._local_rank == 0 and not self._is_counted:
+            agreement.count_copied(1)
+        self.copying = commit
+        self._rounds += 1
+        self._is_counted = False
+
+    def give_up(self) -> None:
+        """Keep nothing any more, since the node has no memory for it."""
+        self.kept = self.copying = None
+
+    def count(self, writer: HeartbeatWriter, agreement: CommitAgreement) -> None:
+        """Have this node counted, once, when it has copied the commit of the round."""
+        is_copied = self.copying is not None and writer.copied_steps() == self.copying.steps
+        if self._local_rank == 0 and is_copied and not self._is_counted:
+            self._is_counted = True
+            agreement.count_copied(1)
+
+    def is_next_due(self, writer: HeartbeatWriter, agreement: CommitAgreement) -> bool:
+        """Return, on rank 0, whether another round can begin: all nodes are done with the last one."""
+        if writer.copied_steps() is None or not self._is_counted:
+            return False
+        return agreement.count_copied(0) >= self._nodes * self._rounds

@@ -2,24 +2,31 @@
 
 The file begins with a header of 64-bit numbers. Behind it are the tensors, each aligned, and then the pickle of
 everything else. SEALED is set last, and cleared before anything is overwritten: a buffer whose writer died in the
-middle does not count. Each rank has two buffers, so the commit before stays until the next one is sealed.
+middle does not count. Each rank has two buffers, so the commit before stays until the next one is sealed. With a
+durable folder it has a third one, whose commit stays until it is written to disk.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from typing import Final
+import sys
+from enum import IntEnum
+from typing import Any, Final
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import shared_page
 
-BUFFERS: Final = 2
-"""Per rank."""
+BUFFERS: Final = 3
+"""Per rank, the one for the disk included."""
+DURABLE_BUFFER: Final = 2
+"""The index of the one for the disk. The others are overwritten by turns."""
+BUFFERS_WITH_COPIES: Final = 5
+"""The same in a world of several hosts: two more hold the commits of which copies are made, or were made last."""
 HEADER_BYTES: Final = 4096
 ALIGNMENT: Final = 64
 """Of each tensor, in bytes: that of torch's own allocations."""
-_VERSION: Final = 0x524C_5354_0001
+_VERSION: Final = 0x524C_5354_0003
 """In the field FORMAT: "RLST", and the version of the layout."""
 
 _FORMAT: Final = 0
@@ -31,7 +38,28 @@ _WORLD_SIZE: Final = 4
 _RANK: Final = 5
 _TENSOR_BYTES: Final = 6
 _PICKLE_BYTES: Final = 7
-_FIELDS: Final = 8
+_REPLICATED: Final = 8
+"""1 if the parts of all ranks have the same tensors: there is no DTensor in them that is sharded."""
+_TOKEN: Final = 9
+"""A random number, the same for all parts of a commit, and for no commit of another attempt."""
+_WRITE: Final = 10
+"""Of the buffer for the disk: a `WriteState`. The worker sets TO_WRITE; what follows is the agent's."""
+_KEPT: Final = 11
+"""1 if the commit is to be copied to another host. It is not overwritten before a newer one is copied."""
+_INTERVAL: Final = 12
+"""After how many steps all ranks make the next commit, as they had agreed when this one was made."""
+_FIELDS: Final = 13
+_OUTCOME: Final = 2048
+"""Offset in the header: what became of writing, for a person, in UTF-8, up to a zero byte."""
+
+
+class WriteState(IntEnum):
+    """What became of the buffer for the disk."""
+
+    NONE = 0
+    TO_WRITE = 1
+    WRITTEN = 2
+    FAILED = 3
 
 
 def bytes_needed(tensors: int, pickled: int) -> int:
@@ -51,18 +79,60 @@ class CommitHeader:
         if not numbers[_SEALED] or numbers[_FORMAT] != _VERSION:
             return None
         commit = Commit(numbers[_ATTEMPT], numbers[_STEPS])
-        return HeldCommit(rank=numbers[_RANK], world_size=numbers[_WORLD_SIZE], commit=commit)
+        return HeldCommit(
+            rank=numbers[_RANK],
+            world_size=numbers[_WORLD_SIZE],
+            commit=commit,
+            replicated=bool(numbers[_REPLICATED]),
+        )
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the commit is to be copied to another host."""
+        return bool(self._numbers[_KEPT])
 
     def unseal(self) -> None:
         """Invalidate what the buffer has."""
         self._numbers[_SEALED] = 0
 
-    def seal(self, held: HeldCommit, *, tensors: int, pickled: int) -> None:
+    def seal(
+        self,
+        held: HeldCommit,
+        *,
+        tensors: int,
+        pickled: int,
+        token: int = 0,
+        write: WriteState = WriteState.NONE,
+        kept: bool = False,
+        interval: int = 1,
+    ) -> None:
         """Declare that the buffer has this commit, whole. `tensors` and `pickled` are numbers of bytes."""
-        values = (_VERSION, 0, held.commit.attempt, held.commit.steps, held.world_size, held.rank, tensors, pickled)
+        commit = held.commit
+        what = (held.world_size, held.rank, tensors, pickled, held.replicated, token, write, kept, interval)
+        values = (_VERSION, 0, commit.attempt, commit.steps, *what)
         for field, value in zip(range(_FIELDS), values, strict=True):
             self._numbers[field] = value
         self._numbers[_SEALED] = 1
+
+    @property
+    def token(self) -> int:
+        """The random number of the attempt that has written it."""
+        return self._numbers[_TOKEN]
+
+    @property
+    def interval(self) -> int:
+        """After how many steps the next commit was to follow."""
+        return max(1, self._numbers[_INTERVAL])
+
+    @property
+    def write_state(self) -> WriteState:
+        """What became of writing it to disk."""
+        return WriteState(self._numbers[_WRITE])
+
+    @property
+    def outcome(self) -> str:
+        """The same in words, `""` if there is nothing to say."""
+        return bytes(self._numbers.cast("B")[_OUTCOME:]).partition(b"\0")[0].decode(errors="replace")
 
     def close(self) -> None:
         """Give the memory free, which can be unmapped then."""
@@ -73,6 +143,13 @@ class CommitHeader:
         return self._numbers[_TENSOR_BYTES], self._numbers[_PICKLE_BYTES]
 
 
+def set_outcome(fd: int, state: WriteState, outcome: str) -> None:
+    """Say in the header of a file what became of writing it. Raises OSError."""
+    text = outcome.encode()[: HEADER_BYTES - _OUTCOME - 1] + b"\0"
+    os.pwrite(fd, text, _OUTCOME)
+    os.pwrite(fd, int(state).to_bytes(8, sys.byteorder), 8 * _WRITE)
+
+
 class CommitBuffer:
     """A buffer in the worker: the header and all that is behind it."""
 
@@ -80,12 +157,20 @@ class CommitBuffer:
         """Map the file, and close the descriptor. Raises OSError."""
         try:
             self.size = os.fstat(fd).st_size
-            #: As ctypes has it, from which torch makes a tensor.
-            self.memory = shared_page.map_file(fd, self.size)
+            self._memory = shared_page.map_file(fd, self.size)
         finally:
             os.close(fd)
-        self._view = memoryview(self.memory).cast("B")
+        self._is_filled = False
+        self._view = memoryview(self._memory).cast("B")
         self.header = CommitHeader(self._view)
+
+    @property
+    def memory(self) -> Any:
+        """The whole buffer as ctypes has it, from which torch makes a tensor. All its pages are mapped."""
+        if not self._is_filled:
+            self._is_filled = True
+            shared_page.fill_page_table(self._memory)
+        return self._memory
 
     def write_pickle(self, pickled: bytes, *, tensors: int) -> None:
         """Write the pickle behind so many bytes of tensors."""

@@ -8,9 +8,18 @@ from typing import Literal
 
 COST_SHARE = 0.02
 """With `every="auto"`: what commits may cost, as a share of the time between them."""
+_AIMED_SHARE = 0.9 * COST_SHARE
+"""What `auto` aims at."""
+_MOST_DEBT = 8
+"""Commits: what was spent beyond the share is made good by longer intervals, up to the time of so many commits."""
 _WARM_AFTER = 3
 """Commits of an attempt, the first to be measured included: the two before fill the pages of the two buffers."""
 _STEPS_MEASURED = 16
+_SOONER = 8
+"""The first commit after a restore follows after this part of the interval, so that a script that fails again and again
+gets further, and yet its first step is done without a commit."""
+_COSTS_AVERAGED = 8
+"""Commits: on a busy machine one may take several times as long as the next, and the interval must be that of all."""
 
 Every = Literal["auto"] | int
 """How often to commit."""
@@ -33,8 +42,14 @@ class CommitSchedule:
             raise ValueError(msg)
         self._every = every
         self._next = 0
+        self._interval = 1
         self._steps: deque[float] = deque(maxlen=_STEPS_MEASURED)
+        self._costs: deque[float] = deque(maxlen=_COSTS_AVERAGED)
+        #: When the last call of `State.commit` has returned, and when the present one has begun.
         self._called_at: float | None = None
+        self._entered_at = 0.0
+        #: Seconds of all calls beyond the share that they may have, since costs are measured; None: not yet.
+        self._debt: float | None = None
 
     @property
     def is_automatic(self) -> bool:
@@ -45,8 +60,14 @@ class CommitSchedule:
         """Return whether to commit after so many steps."""
         return completed >= self._next if isinstance(self._every, str) else completed % self._every == 0
 
+    def restored(self, completed: int, interval: int) -> None:
+        """Note what was restored, and the interval that all ranks had agreed on then: it need not be found again."""
+        self._interval = interval
+        self._next = completed + math.ceil(interval / _SOONER)
+
     def committed(self, completed: int, interval: int) -> None:
         """Note a commit, and the interval that all ranks have agreed on before."""
+        self._interval = interval
         self._next = completed + interval
 
     # Measuring, on rank 0.
@@ -55,9 +76,12 @@ class CommitSchedule:
         """Note that the script has done a step: `State.commit` is called. Times are in seconds."""
         if self._called_at is not None:
             self._steps.append(now - self._called_at)
+        self._entered_at = now
 
     def step_begins(self, now: float) -> None:
         """Note that `State.commit` returns, so that the time of the next step begins."""
+        if self._debt is not None and self._called_at is not None:
+            self._debt += now - self._entered_at - _AIMED_SHARE * (now - self._called_at)
         self._called_at = now
 
     @property
@@ -66,7 +90,14 @@ class CommitSchedule:
         return sorted(self._steps)[len(self._steps) // 2] if self._steps else 0.0
 
     def proposed_interval(self, commits: int, cost: float) -> int:
-        """Return the interval, in steps, for a commit that costs so many seconds. `commits`: those of this attempt."""
+        """Return the interval, in steps, for a commit that costs so many seconds. `commits`: those of this attempt.
+
+        It follows the next commit: the interval until that one is known to all ranks already.
+        """
         if commits < _WARM_AFTER or not self.step_seconds:
-            return 1
-        return max(1, math.ceil(cost / (COST_SHARE * self.step_seconds)))
+            return self._interval
+        self._costs.append(cost)
+        mean, earned = sum(self._costs) / len(self._costs), _AIMED_SHARE * self.step_seconds
+        left = 0.0 if self._debt is None else max(0.0, self._debt) + cost - earned * self._interval
+        self._debt = max(0.0, self._debt or 0.0)
+        return max(1, math.ceil((mean + min(max(0.0, left), _MOST_DEBT * mean)) / earned))

@@ -7,20 +7,25 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic, perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raylaunch.core.machine.commits import Commit, HeldCommit
-from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.core.machine.commits import HeldCommit
+from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter, completed_steps
-from raylaunch.worker.state import random_states, snapshot
-from raylaunch.worker.state.commit_agreement import CommitAgreement
+from raylaunch.worker.state import random_states, rank_commits
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.commit_schedule import COST_SHARE, CommitSchedule, Every
 from raylaunch.worker.state.cuda_copies import CudaCopies
-from raylaunch.worker.state.rank_buffers import RankBuffers
-from raylaunch.worker.state.snapshot import Restored, Snapshot
+from raylaunch.worker.state.rank_commits import RankCommits
+from raylaunch.worker.state.snapshot import OBJECT, Restored, Snapshot
 
-_OBJECT, _VALUES, _RANDOM = "object:", "values", "random states"
-"""Names of the items of a commit: each object's own behind the first."""
+if TYPE_CHECKING:
+    from raylaunch.worker.state.checkpoints.resharded import Resharded
+
+_VALUES, _RANDOM = "values", "random states"
+"""Names of the items of a commit, besides those of the objects."""
+_MUCH = 4
+"""The interval of `auto` is told again after a change by this factor: on a busy machine it often changes a little."""
 
 
 @dataclass(slots=True)
@@ -31,6 +36,8 @@ class _Unsealed:
     held: HeldCommit
     found: Snapshot
     copies: CudaCopies
+    interval: int
+    """After how many steps the next one follows."""
     seconds: float
     """What it has cost so far."""
 
@@ -52,8 +59,18 @@ class State:
     part of the state, unless `random_state` is False.
     """
 
-    def __init__(self, *, every: Every = "auto", random_state: bool = True, **objects: Any) -> None:
+    def __init__(
+        self,
+        *,
+        every: Every = "auto",
+        random_state: bool = True,
+        durable: str | os.PathLike[str] | None = None,
+        **objects: Any,
+    ) -> None:
         """`every`: commit after each so many steps; `auto`: as often as costs 2 % of the time at most.
+
+        `durable`: a folder for checkpoints on disk. None: that of the job's setting `durable`, or of the variable
+        RAYLAUNCH_DURABLE.
 
         Raises TypeError where an object has no `state_dict` or `load_state_dict`, and ValueError for a wrong `every`.
         """
@@ -65,8 +82,11 @@ class State:
         self._objects = objects
         self._values: dict[str, Any] = {}
         self._random_state = random_state
+        self._every = every
         self._schedule = CommitSchedule(every)
-        self._rank = _RankCommits()
+        self._folder = DurableFolder.of(durable, os.environ)
+        self._alone: HeartbeatWriter | None = None
+        self._rank = RankCommits(self._folder)
         self._told_interval = 0
         self._unsealed: _Unsealed | None = None
 
@@ -89,28 +109,44 @@ class State:
     def restore(self) -> int:
         """Set everything to the newest commit that all ranks have, and return how many steps were completed in it.
 
-        0: there is none, and nothing is changed. Call this once, on every rank, after the objects are made and before
+        Without one in memory, it is the newest complete checkpoint in the durable folder. 0: there is none, and nothing
+        is changed. Call this once, on every rank, after the objects are made and before
         the first step. Random states are set last. Raises ValueError where the commit is of other objects.
         """
-        writer = slot_owner.current_writer()
+        writer = self._writer()
         if writer is None:
             return 0
-        restored = self._rank.begin(writer)
-        buffer = self._rank.buffers.holding(restored) if restored is not None else None
-        if restored is None or buffer is None:
+        self._begin_attempt()
+        self._rank.begin(writer)
+        found = self._rank.read([*self._tensors()])
+        if found is None:
+            rank_commits.refuse_survivors()
             return 0
-        found = Restored(buffer, snapshot.meshes_of(self._tensors()))
-        names = {_OBJECT + name for name in self._objects}
-        if missing := names ^ {name for name in found.names if name.startswith(_OBJECT)}:
-            listed = ", ".join(sorted(name.removeprefix(_OBJECT) for name in missing))
+        names = {OBJECT + name for name in self._objects}
+        if missing := names ^ {name for name in found.names if name.startswith(OBJECT)}:
+            listed = ", ".join(sorted(name.removeprefix(OBJECT) for name in missing))
             msg = f"the commit to restore and this `State` do not have the same objects: {listed}"
             raise ValueError(msg)
         for name, target in self._objects.items():
-            _load(target, found, _OBJECT + name)
+            _load(target, found, OBJECT + name)
         self._values = found.item(_VALUES)
         if self._random_state and _RANDOM in found.names:
-            random_states.restore(found.item(_RANDOM))
-        return restored.steps
+            self._rank.restore_random(found.item(_RANDOM))
+        self._rank.tell_common()
+        self._schedule.restored(self._rank.restored_steps, self._rank.restored_interval)
+        return self._rank.restored_steps
+
+    def _writer(self) -> HeartbeatWriter | None:
+        """Return the writer of heartbeats; None where nothing is to be done.
+
+        Without a launch, there is something to be done only if there is a durable folder.
+        """
+        found = slot_owner.current_writer()
+        if found is None and self._folder is not None and shared_page.PAGE_VARIABLE not in os.environ:
+            if self._alone is None:
+                self._alone = rank_commits.without_agent().heartbeats()
+            return self._alone
+        return found
 
     def commit(self, step: int) -> None:
         """Commit the state after a step, if it is its turn: see `every`. `step`: the number of the step just done.
@@ -118,29 +154,53 @@ class State:
         Call this on every rank after each step. Steps count through all epochs and attempts, from 0 on. When this
         returns, the commit is whole, except for CUDA tensors, which are copied until the next call at the latest.
 
+        When nodes join, are drained, or a person requests a restart, all ranks commit after the same step, and the call
+        does not return: it waits for the SIGTERM that ends the worker. If the script calls `should_checkpoint`, too,
+        that function decides where it ends.
+
         Raises TypeError and ValueError as `should_checkpoint` does, MemoryError before the first copy where the node
         does not have so much memory, and what `state_dict` and `pickle` raise.
         """
         completed = completed_steps(step)
-        writer = slot_owner.current_writer()
+        writer = self._writer()
         if writer is None:
             return
+        self._begin_attempt()
         writer.record_step(completed)
         self._schedule.step_ended(monotonic())
         self._finish(writer)
-        if self._schedule.is_due(completed):
-            self._commit(writer, completed)
+        is_last = writer.should_end(completed)
+        if is_last or self._schedule.is_due(completed):
+            self._commit(writer, completed, is_last=is_last)
+        if is_last:
+            self._finish(writer)
+            self._rank.wait_for_copy(writer, completed)
+            writer.record_saved(completed)
+            writer.wait_for_stop(completed)
+        self._rank.find_common()
         self._schedule.step_begins(monotonic())
 
-    def _commit(self, writer: HeartbeatWriter, completed: int) -> None:
+    def _begin_attempt(self) -> None:
+        """In a survivor: begin anew with what belongs to an attempt."""
+        if not self._rank.is_over:
+            return
+        unsealed, self._unsealed = self._unsealed, None
+        if unsealed is not None:
+            unsealed.copies.finish()  # into a buffer that is about to be written again
+        self._rank, self._schedule = RankCommits(self._folder, self._rank.buffers), CommitSchedule(self._every)
+        for tensor in self._tensors():
+            tensor.grad = None  # of a step that was broken off
+
+    def _commit(self, writer: HeartbeatWriter, completed: int, *, is_last: bool) -> None:
         self._rank.begin(writer)
-        interval = self._rank.wait_for_all()
+        proposal = self._rank.wait_for_all(completed, is_last=is_last, is_copied=writer.copied_steps() is not None)
         began = perf_counter()
-        found = Snapshot(self._collect())
-        copies = self._rank.write(found)
-        held = self._rank.identify(completed)
-        self._schedule.committed(completed, interval)
-        self._unsealed = _Unsealed(self._rank.number, held, found, copies, perf_counter() - began)
+        found = Snapshot(self._collect(), [OBJECT + name for name, one in self._objects.items() if _is_of_world(one)])
+        copies = self._rank.buffers.write(found, to_disk=proposal.to_disk)
+        held = self._rank.identify(completed, found)
+        self._schedule.committed(completed, proposal.interval)
+        seconds = perf_counter() - began
+        self._unsealed = _Unsealed(self._rank.number, held, found, copies, proposal.interval, seconds)
         if not copies.is_running:
             self._finish(writer)
 
@@ -151,18 +211,21 @@ class State:
             return
         began = perf_counter()
         seconds = unsealed.copies.finish()
-        self._rank.seal(unsealed.held, unsealed.found)
+        self._rank.buffers.seal(unsealed.held, unsealed.found, self._rank.token, unsealed.interval)
         cost = unsealed.seconds + seconds + perf_counter() - began
         proposed = self._schedule.proposed_interval(unsealed.number, cost)
-        self._rank.agreement.announce(unsealed.number, proposed)
+        self._rank.announce(unsealed.number, writer, proposed)
         writer.record_committed(unsealed.held.commit.steps)
-        self._tell(unsealed, proposed, cost)
+        self._tell(unsealed, proposed, cost, writer)
 
-    def _tell(self, unsealed: _Unsealed, interval: int, cost: float) -> None:
-        """Say on rank 0 how often `auto` commits, and why; again only where that changes much."""
+    def _tell(self, unsealed: _Unsealed, interval: int, cost: float, writer: HeartbeatWriter) -> None:
+        """Say on rank 0 how often `auto` commits, and why; on stderr again only where that changes much."""
         known = self._told_interval
         is_measured = self._schedule.is_automatic and unsealed.number > 2 and self._schedule.step_seconds  # noqa: PLR2004
-        if not is_measured or unsealed.held.rank or known / 2 < interval < 2 * known:
+        if not is_measured or unsealed.held.rank:
+            return
+        writer.record_commit_rate(interval, cost, self._schedule.step_seconds)
+        if known / _MUCH < interval < _MUCH * known:
             return
         self._told_interval = interval
         often = "each step" if interval == 1 else f"every {interval} steps"
@@ -174,7 +237,7 @@ class State:
         )
 
     def _collect(self) -> dict[str, Any]:
-        items = {_OBJECT + name: found.state_dict() for name, found in self._objects.items()}
+        items = {OBJECT + name: found.state_dict() for name, found in self._objects.items()}
         items[_VALUES] = self._values
         if self._random_state:
             items[_RANDOM] = random_states.collect()
@@ -189,46 +252,7 @@ class State:
                 yield from group["params"]
 
 
-class _RankCommits:
-    """The commits of this rank in this attempt."""
-
-    def __init__(self) -> None:
-        #: The number of the commit that is being made, or was made last; 0: there is none.
-        self.number = 0
-        self._is_begun = False
-        self._chosen: Commit | None = None
-
-    def begin(self, writer: HeartbeatWriter) -> Commit | None:
-        """Return what to restore, once the driver has chosen; called again, the same."""
-        if not self._is_begun:
-            rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-            self._attempt = _number(slot_owner.ATTEMPT_VARIABLE, 1)
-            self._chosen = writer.commit_to_restore()
-            self.buffers = RankBuffers(self._attempt, rank, _number("LOCAL_WORLD_SIZE", 1), spared=self._chosen)
-            self.agreement = CommitAgreement(rank, self._world_size, writer.record_alive)
-            self._rank, self._is_begun = rank, True
-        return self._chosen
-
-    def wait_for_all(self) -> int:
-        """Wait until all ranks have the last commit: then the one before it may be overwritten. Return the interval."""
-        interval = self.agreement.wait(self.number)
-        self.number += 1
-        return interval
-
-    def identify(self, completed: int) -> HeldCommit:
-        """Return the name of the commit after so many steps."""
-        return HeldCommit(rank=self._rank, world_size=self._world_size, commit=Commit(self._attempt, completed))
-
-    def write(self, found: Snapshot) -> CudaCopies:
-        """Write a snapshot into the older buffer, without CUDA tensors, which are being copied."""
-        return self.buffers.write(found)
-
-    def seal(self, held: HeldCommit, found: Snapshot) -> None:
-        """Make what was written count."""
-        self.buffers.seal(held, found)
-
-
-def _load(target: Any, found: Restored, name: str) -> None:
+def _load(target: Any, found: Restored | Resharded, name: str) -> None:
     """Load an object's state. The tensors of a module are copied into its own, those of others become their own."""
     module = getattr(sys.modules.get("torch.nn"), "Module", ())
     if not isinstance(target, module) or any(key.endswith("_extra_state") for key in target.state_dict()):
@@ -239,13 +263,13 @@ def _load(target: Any, found: Restored, name: str) -> None:
         target.load_state_dict(found.item(name))
 
 
+def _is_of_world(found: Any) -> bool:
+    """Return whether all ranks have the state of an object together: that of a module or an optimizer."""
+    return isinstance(found, getattr(sys.modules.get("torch.nn"), "Module", ())) or hasattr(found, "param_groups")
+
+
 def _refuse_fsdp1(name: str, found: Any) -> None:
     module = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if module is not None and hasattr(found, "modules") and any(isinstance(one, module) for one in found.modules()):
         msg = f"`{name}` is wrapped in FullyShardedDataParallel, which `State` does not know; it knows `fully_shard`"
         raise TypeError(msg)
-
-
-def _number(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from typing import Any
@@ -29,6 +30,25 @@ def restore(states: dict[str, Any]) -> None:
         torch.set_rng_state(states["torch"])
         if "cuda" in states and torch.cuda.is_available():
             torch.cuda.set_rng_state(states["cuda"])
+
+
+def seed_from(states: dict[str, Any], rank: int) -> None:
+    """Seed the generators for a rank that has no states yet: each from what `collect` returned on another rank.
+
+    The same states and the same rank give the same seeds. A library that is not imported is left alone.
+    """
+    random.seed(_seed(repr(states["python"]).encode(), rank))
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy is not None and "numpy" in states:
+        numpy.seed(_seed(repr((states["numpy"][0], states["numpy"][1].tolist())).encode(), rank) % 2**32)
+    if torch is not None and "torch" in states:
+        torch.default_generator.manual_seed(_seed(bytes(states["torch"].tolist()), rank))
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.manual_seed(_seed(bytes(states["cuda"].tolist()), rank))
+
+
+def _seed(state: bytes, rank: int) -> int:
+    return int.from_bytes(hashlib.sha256(b"%d " % rank + state).digest()[:7], "big")
 
 
 def _uses_cuda(torch: Any) -> bool:

@@ -1,64 +1,131 @@
-"""The two buffers of this rank: which one holds what, and which one the next commit is written to."""
+"""The buffers of this rank: which one holds what, and which one the next commit is written to."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
-from raylaunch.worker.state import buffer_client, commit_buffer, snapshot
+from raylaunch.worker.state import commit_buffer, snapshot
 from raylaunch.worker.state.buffer_client import Request
-from raylaunch.worker.state.commit_buffer import BUFFERS, CommitBuffer
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+from raylaunch.worker.state.commit_agreement import CopyRounds
+from raylaunch.worker.state.commit_buffer import (
+    BUFFERS,
+    BUFFERS_WITH_COPIES,
+    DURABLE_BUFFER,
+    CommitBuffer,
+    WriteState,
+)
 from raylaunch.worker.state.cuda_copies import CudaCopies
 from raylaunch.worker.state.snapshot import Snapshot
 
+_FILES_FOR_COPIES = 4
+"""Files of a node for each of its ranks, if there are copies: two more buffers, and two copies of another rank."""
+
 
 class RankBuffers:
-    """Both buffers, which the node holds. Those that it does not have yet are made for the first commit."""
+    """The buffers, which the node holds. Those that it does not have yet are made when they are needed.
 
-    def __init__(self, attempt: int, rank: int, workers: int, *, spared: Commit | None) -> None:
+    Two of them take turns. The commits of `copies` stay where they are, and then there are two more that do.
+    """
+
+    def __init__(
+        self,
+        attempt: int,
+        rank: int,
+        workers: int,
+        *,
+        spared: Commit | None,
+        folder: DurableFolder | None,
+        copies: CopyRounds,
+        ask: Callable[[Request], tuple[int | None, str]],
+        known: RankBuffers | None = None,
+    ) -> None:
         """`workers`: those of this node. `spared`: the commit to restore, whose buffer is not the first overwritten.
 
-        Raises OSError where the agent cannot be reached.
+        `folder`: where commits are also written; None: nowhere. `ask`: what `buffer_client.ask` does. `known`: those
+        of an attempt before in this process, which need not be mapped again. Raises OSError where the agent cannot be
+        reached.
         """
+        self._folder = folder
+        self._ask = ask
         self._attempt = attempt
         self._rank = rank
         self._workers = workers
         self._notes: set[str] = set()
-        self._buffers = [self._get(index) for index in range(BUFFERS)]
-        found = [buffer.header.held() if buffer is not None else None for buffer in self._buffers]
-        commits = [held.commit if held is not None else None for held in found]
-        #: Index of the buffer that the next commit overwrites.
-        self._next = commits.index(spared) ^ 1 if spared in commits and spared is not None else 0
+        #: Buffers by inode and size of their files.
+        self.mapped: dict[tuple[int, int], CommitBuffer] = known.mapped if known is not None else {}
+        self._copies = copies
+        self._required = range(BUFFERS if folder is not None else DURABLE_BUFFER)
+        self._buffers = [self._get(index) for index in range(BUFFERS_WITH_COPIES)]
+        #: The last commit that all ranks have when the next one is begun.
+        self._newest = spared
+        #: Index of the buffer of the commit that is being made.
+        self._target = 0
 
-    def _get(self, index: int, size: int = 0) -> CommitBuffer | None:
-        fd, note = buffer_client.ask(
+    def _get(self, index: int, size: int = 0, *, write: bool = False) -> CommitBuffer | None:
+        copies = 0 if index in self._required else _FILES_FOR_COPIES
+        fd, note = self._ask(
             Request(
                 attempt=self._attempt,
                 rank=self._rank,
                 index=index,
                 bytes=size,
-                node_bytes=BUFFERS * self._workers * size,
+                node_bytes=(len(self._required) + copies) * self._workers * size,
+                folder=self._folder.path if self._folder is not None else "",
+                keep=self._folder.keep if self._folder is not None else 0,
+                write=int(write),
             )
         )
+        self._say(note)
+        return self._map(fd) if fd is not None else None
+
+    def _say(self, note: str) -> None:
         if note and note not in self._notes:
             self._notes.add(note)
             print(f"raylaunch: {note}", file=sys.stderr, flush=True)
-        return CommitBuffer(fd) if fd is not None else None
 
-    def holding(self, commit: Commit) -> CommitBuffer | None:
-        """Return the buffer that has this commit."""
-        for buffer in self._buffers:
-            held = buffer.header.held() if buffer is not None else None
-            if held is not None and held.commit == commit:
-                return buffer
-        return None
+    def _map(self, fd: int) -> CommitBuffer:
+        found = os.fstat(fd)
+        key = found.st_ino, found.st_size
+        if key in self.mapped:
+            os.close(fd)
+        else:
+            self.mapped[key] = CommitBuffer(fd)
+        return self.mapped[key]
 
-    def write(self, found: Snapshot) -> CudaCopies:
+    def part_to_restore(self, part: int | None = None) -> CommitBuffer | None:
+        """Return the part of the commit to restore that a rank has written; None: the node does not have it.
+
+        `part`: that rank; None: this one. Nothing may be written into it, since it may be memory of another rank.
+        """
+        wanted = self._rank if part is None else part
+        fd, _ = self._ask(Request(attempt=self._attempt, rank=self._rank, index=0, part=wanted))
+        return self._map(fd) if fd is not None else None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether nothing is to be written to disk any more, so that the buffer for that can be used again."""
+        return self._write_state is not WriteState.TO_WRITE
+
+    @property
+    def _write_state(self) -> WriteState:
+        buffer = self._buffers[DURABLE_BUFFER] if self._folder is not None else None
+        return buffer.header.write_state if buffer is not None else WriteState.NONE
+
+    def failed_write(self) -> str:
+        """Return why the last commit for the disk could not be written, for a person; "": it could, or is not yet."""
+        buffer = self._buffers[DURABLE_BUFFER] if self._folder is not None else None
+        return buffer.header.outcome if buffer is not None and self._write_state is WriteState.FAILED else ""
+
+    def write(self, found: Snapshot, *, to_disk: bool) -> CudaCopies:
         """Write a snapshot into the next buffer; CUDA tensors are still being copied when this returns.
 
         Raises MemoryError, before anything is overwritten, where the node does not have so much memory.
         """
-        buffer = self._large_enough(commit_buffer.bytes_needed(found.tensor_bytes, len(found.pickled)), found)
+        buffer = self._large_enough(found, to_disk=to_disk)
         buffer.header.unseal()
         buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
         on_device = []
@@ -72,20 +139,58 @@ class RankBuffers:
                 return CudaCopies(buffer, on_device)
         return CudaCopies(buffer, ())
 
-    def _large_enough(self, size: int, found: Snapshot) -> CommitBuffer:
-        """Return the next buffer. Both are made at once, so that too little memory is noticed at the first commit."""
+    def _large_enough(self, found: Snapshot, *, to_disk: bool) -> CommitBuffer:
+        """Choose the next buffer. Those that are required are made at once, to notice too little memory at first."""
+        for index in self._required:
+            if self._buffers[index] is None:
+                self._make(index, found)
+        self._target = DURABLE_BUFFER if to_disk else self._choose()
+        if self._target not in self._required:
+            try:
+                return self._make(self._target, found)
+            except MemoryError as error:
+                self._copies.give_up()
+                self._say(f"there is no copy of the state on another host: {error}")
+                self._target = self._choose()
+        return self._make(self._target, found)
+
+    def _choose(self) -> int:
+        """Return the index of a buffer that has no commit that is still needed, of one that exists if possible."""
+        needed = {self._newest, self._copies.kept, self._copies.copying} - {None}
+        free = []
+        for index, buffer in enumerate(self._buffers):
+            held = buffer.header.held() if buffer is not None else None
+            if index != DURABLE_BUFFER and (held is None or held.commit not in needed):
+                free.append((buffer is None, index))
+        return min(free)[1]
+
+    def _make(self, index: int, found: Snapshot) -> CommitBuffer:
+        """Return a buffer that is large enough."""
+        buffer = self._buffers[index]
         needed = commit_buffer.HEADER_BYTES + found.tensor_bytes + len(found.pickled)
-        for index in (self._next, self._next ^ 1):
-            there = self._buffers[index]
-            if there is None or (index == self._next and there.size < needed):
-                self._buffers[index] = self._get(index, commit_buffer.page_aligned(size))
-        buffer = self._buffers[self._next]
+        if buffer is None or buffer.size < needed:
+            size = commit_buffer.bytes_needed(found.tensor_bytes, len(found.pickled))
+            buffer = self._buffers[index] = self._get(index, commit_buffer.page_aligned(size))
         assert buffer is not None
         return buffer
 
-    def seal(self, held: HeldCommit, found: Snapshot) -> None:
-        """Make what was written last count as this commit, and let the next one go into the other buffer."""
-        buffer = self._buffers[self._next]
+    def seal(self, held: HeldCommit, found: Snapshot, token: int, interval: int) -> None:
+        """Make what was written last count as this commit. If it is for the disk, the node writes it from now on.
+
+        `interval`: after how many steps the next commit follows.
+        """
+        buffer = self._buffers[self._target]
         assert buffer is not None
-        buffer.header.seal(held, tensors=found.tensor_bytes, pickled=len(found.pickled))
-        self._next ^= 1
+        to_disk = self._target == DURABLE_BUFFER
+        buffer.header.seal(
+            held,
+            tensors=found.tensor_bytes,
+            pickled=len(found.pickled),
+            token=token,
+            write=WriteState.TO_WRITE if to_disk else WriteState.NONE,
+            kept=self._copies.copying == held.commit,
+            interval=interval,
+        )
+        self._newest = held.commit
+        if to_disk:
+            self._get(DURABLE_BUFFER, write=True)

@@ -1,21 +1,31 @@
 """Objects of the script as tensors in a buffer and a pickle without them, and back.
 
-Tensors are copied as they are. Of a DTensor, the local part is copied; its placements and the name of its mesh are
-pickled. Everything else, such as the counters of a scheduler, is pickled.
+Tensors are copied as they are. Of a DTensor, the local part is copied; its placements, the name of its mesh and the
+place of its local part are pickled. Everything else, such as the counters of a scheduler, is pickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import mmap
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer, round_up
 
+OBJECT = "object:"
+"""Before the name of an object, in that of its item."""
 _RAW_DEVICES = ("cpu", "cuda")
+_LEAST_OWN_BYTES = 2**16
+"""Smaller tensors are in memory of torch's allocator, as any others."""
+_HUGE_PAGE = 2**21
+_CHUNK_BYTES = 2**25
+"""Tensors share memory of this size, which is free when none of them is left. Larger ones have their own."""
 _CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 """Memory formats by number of dimensions."""
 
@@ -23,25 +33,49 @@ MeshKey = tuple[tuple[str, ...] | None, tuple[int, ...], tuple[int, ...]]
 """The names and the sizes of the dimensions of a DeviceMesh, and its ranks."""
 
 
+Offsets = tuple[int, ...]
+"""Where the local part of a DTensor begins in the whole tensor, in elements, by dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitItem:
+    """An item of a commit: its pickle, and the part of the buffer that has its tensors."""
+
+    pickled: bytes
+    begin: int
+    end: int
+    of_world: bool
+    """Whether all ranks have it together, as a model and an optimizer; otherwise it is the rank's own."""
+    has_dtensors: bool
+
+
 class Snapshot:
     """What a commit writes: tensors, each with its place, and one pickle of everything else."""
 
-    def __init__(self, items: dict[str, Any]) -> None:
-        """Take the items by name. The tensors are not copied yet. Raises what pickling raises, naming the item."""
+    def __init__(self, items: dict[str, Any], of_world: Collection[str] = ()) -> None:
+        """Take the items by name. The tensors are not copied yet. Raises what pickling raises, naming the item.
+
+        `of_world`: names of items that all ranks have together. So are those in which there is a DTensor.
+        """
         #: Tensors with their offsets in the buffer.
         self.tensors: list[tuple[int, Any]] = []
         self.tensor_bytes = 0
-        parts = [(name, self._pickled(name, item)) for name, item in items.items()]
-        self.pickled = pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL)
+        #: Whether there is no sharded DTensor in it.
+        self.is_replicated = True
+        found = {name: self._item(name, item, name in of_world) for name, item in items.items()}
+        self.pickled = pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL)
 
-    def _pickled(self, name: str, item: Any) -> bytes:
-        file = io.BytesIO()
+    def _item(self, name: str, item: Any, of_world: bool) -> CommitItem:
+        file, begin = io.BytesIO(), HEADER_BYTES + self.tensor_bytes
+        pickler = _Pickler(file, self._add)
         try:
-            _Pickler(file, self._add).dump(item)
+            pickler.dump(item)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             msg = f"`State` cannot pickle {name}: {error}"
             raise pickle.PicklingError(msg) from error
-        return file.getvalue()
+        self.is_replicated = self.is_replicated and not pickler.found_shards
+        end, has_dtensors = HEADER_BYTES + self.tensor_bytes, pickler.found_dtensors
+        return CommitItem(file.getvalue(), begin, end, of_world or has_dtensors, has_dtensors)
 
     def _add(self, tensor: Any) -> int:
         """Give a tensor a place, and return its offset."""
@@ -56,7 +90,7 @@ def views(buffer: CommitBuffer, tensors: Iterable[tuple[int, Any]]) -> Iterator[
     memory = whole(buffer)
     for offset, tensor in tensors:
         if tensor.numel():
-            yield _view(memory, offset, tensor.dtype, tensor.shape), tensor
+            yield view_at(memory, offset, tensor.dtype, tensor.shape), tensor
 
 
 def whole(buffer: CommitBuffer) -> Any:
@@ -65,7 +99,8 @@ def whole(buffer: CommitBuffer) -> Any:
     return torch.frombuffer(buffer.memory, dtype=torch.uint8)
 
 
-def _view(memory: Any, offset: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+def view_at(memory: Any, offset: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor whose elements begin at an offset of a tensor of bytes."""
     size = math.prod(shape) * dtype.itemsize
     return memory[offset : offset + size].view(dtype).view(shape)
 
@@ -76,6 +111,7 @@ class _Pickler(pickle.Pickler):
         self._add = add
         self._torch = sys.modules.get("torch")
         self._dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+        self.found_dtensors = self.found_shards = False
 
     def reducer_override(self, found: Any) -> Any:
         if self._torch is None:
@@ -85,9 +121,29 @@ class _Pickler(pickle.Pickler):
             return tensor_at, (*place, str(found.device))
         if self._dtensor is not None and isinstance(found, self._dtensor):
             local = found.to_local().detach()
-            mesh = found.device_mesh
-            return dtensor_of, (local, mesh_key(mesh), tuple(found.placements), tuple(found.shape), found.stride())
+            placements, shape = tuple(found.placements), tuple(found.shape)
+            self.found_dtensors = True
+            self.found_shards = self.found_shards or not all(one.is_replicate() for one in placements)
+            mesh, offsets = _place(found, placements, shape)
+            return dtensor_of, (local, mesh, placements, shape, found.stride(), offsets)
         return NotImplemented
+
+
+_places: dict[Any, tuple[MeshKey, Offsets | None]] = {}
+"""What is known of DTensors, by mesh, place in it, placements and shape: all commits are of the same ones."""
+
+
+def _place(found: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[MeshKey, Offsets | None]:
+    """Return the key of a DTensor's mesh, and the offsets of its local part; None where that is no part of it."""
+    mesh = found.device_mesh
+    key = mesh, tuple(mesh.get_coordinate() or ()), placements, shape  # a process may become another rank
+    if key not in _places:
+        offsets = None
+        if not any(one.is_partial() for one in placements):
+            chunks = found.__create_chunk_list__()  # what `torch.distributed.checkpoint` calls
+            offsets = tuple(chunks[0].offsets)
+        _places[key] = mesh_key(mesh), offsets
+    return _places[key]
 
 
 def _is_raw(torch: Any, tensor: Any) -> bool:
@@ -115,9 +171,61 @@ def tensor_at(offset: int, dtype: Any, shape: tuple[int, ...], memory_format: st
     raise NotImplementedError(offset, dtype, shape, memory_format, device)
 
 
-def dtensor_of(local: Any, mesh: MeshKey, placements: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
+def dtensor_of(
+    local: Any,
+    mesh: MeshKey,
+    placements: Any,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offsets: Offsets | None,
+) -> Any:
     """Stand in a pickle for a DTensor with this local part. `_Unpickler` puts the DTensor in its place."""
-    raise NotImplementedError(local, mesh, placements, shape, stride)
+    raise NotImplementedError(local, mesh, placements, shape, stride, offsets)
+
+
+def load_item(item: CommitItem, tensor: Callable[..., Any], dtensor: Callable[..., Any]) -> Any:
+    """Unpickle an item. `tensor` and `dtensor` have the parameters of `tensor_at` and `dtensor_of`."""
+    unpickler = _Unpickler(io.BytesIO(item.pickled))
+    unpickler.replaced = {(__name__, tensor_at.__name__): tensor, (__name__, dtensor_of.__name__): dtensor}
+    return unpickler.load()
+
+
+def items_of(buffer: CommitBuffer) -> dict[str, CommitItem]:
+    """Return the items of a commit by name. Raises ValueError where the buffer is damaged."""
+    return dict(pickle.loads(buffer.read_pickle()))  # noqa: S301
+
+
+class OwnMemory:
+    """Memory of this process for tensors that are restored, in huge pages where the kernel allows that.
+
+    Most of the time of copying into new memory is that of its page faults. As those that `torch.load` returns, the
+    tensors cannot be made larger in place.
+    """
+
+    def __init__(self) -> None:
+        self._chunk: mmap.mmap | None = None
+        self._used = 0
+
+    def empty(self, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
+        """Return a tensor that is not initialized. The arguments are those of `tensor_at`."""
+        torch = sys.modules["torch"]
+        like = {"dtype": dtype, "memory_format": getattr(torch, memory_format)}
+        size = math.prod(shape) * dtype.itemsize
+        if device != "cpu" or size < _LEAST_OWN_BYTES:
+            return torch.empty(shape, device=device, **like)
+        if self._chunk is None or self._used + size > len(self._chunk):
+            self._chunk, self._used = _huge_pages(round_up(max(size, _CHUNK_BYTES), _HUGE_PAGE)), 0
+        memory = torch.frombuffer(self._chunk, dtype=torch.uint8, count=size, offset=self._used)
+        self._used += round_up(size)
+        stride = torch.empty(shape, device="meta", **like).stride()
+        return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), 0, shape, stride)
+
+
+def _huge_pages(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 class Restored:
@@ -125,23 +233,26 @@ class Restored:
 
     def __init__(self, buffer: CommitBuffer, meshes: Iterable[Any]) -> None:
         """`meshes`: the DeviceMeshes of the script's objects. Raises ValueError where the buffer is damaged."""
-        self._memory = whole(buffer) if "torch" in sys.modules else None
+        self._buffer = buffer
+        #: A tensor of the buffer's bytes; None: no tensor was asked for yet. To unpickle the first one imports torch.
+        self._memory: Any = None
         self._meshes = {mesh_key(mesh): mesh for mesh in meshes}
-        self._parts = dict(pickle.loads(buffer.read_pickle()))  # noqa: S301
+        self._items = items_of(buffer)
+        self._own = OwnMemory()
 
     @property
     def names(self) -> list[str]:
         """The names of the items."""
-        return [*self._parts]
+        return [*self._items]
+
+    @property
+    def has_dtensors(self) -> bool:
+        """Whether one of its items has."""
+        return any(item.has_dtensors for item in self._items.values())
 
     def item(self, name: str, *, copied: bool = True) -> Any:
         """Return an item. `copied` False: its tensors are memory of the buffer, which a later commit overwrites."""
-        unpickler = _Unpickler(io.BytesIO(self._parts[name]))
-        unpickler.replaced = {
-            (__name__, tensor_at.__name__): self._copied_tensor if copied else self._tensor,
-            (__name__, dtensor_of.__name__): self._dtensor,
-        }
-        return unpickler.load()
+        return load_item(self._items[name], self._copied_tensor if copied else self._tensor, self._dtensor)
 
     def is_aliased(self, tensors: Iterable[Any]) -> bool:
         """Return whether one of the tensors is memory of the buffer."""
@@ -156,19 +267,23 @@ class Restored:
     def _tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
         del memory_format, device
         if self._memory is None:
-            msg = "`State` has tensors, and the script has not imported torch"
-            raise ValueError(msg)
-        return _view(self._memory, offset, dtype, shape)
+            self._memory = whole(self._buffer)
+        return view_at(self._memory, offset, dtype, shape)
 
     def _copied_tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
-        torch = sys.modules["torch"]
         view = self._tensor(offset, dtype, shape, memory_format, device)
-        found = torch.empty(shape, dtype=dtype, device=device, memory_format=getattr(torch, memory_format))
-        return found.copy_(view)
+        return self._own.empty(dtype, shape, memory_format, device).copy_(view)
 
     def _dtensor(
-        self, local: Any, mesh: MeshKey, placements: Any, shape: tuple[int, ...], stride: tuple[int, ...]
+        self,
+        local: Any,
+        mesh: MeshKey,
+        placements: Any,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offsets: Offsets | None,
     ) -> Any:
+        del offsets
         if mesh not in self._meshes:
             msg = (
                 f"`State` has a DTensor of a mesh {mesh[1]} over ranks {mesh[2]}, which no parameter of the script has"

@@ -121,7 +121,7 @@ def test_an_agent_that_cannot_connect_runs_on(link_server):
     link.Link(address, "node-1", ended.set)
     threads = [thread for thread in threading.enumerate() if thread.name == "raylaunch-link"]
     for thread in threads:
-        thread.join(10)
+        thread.join(100)
     assert not ended.is_set()
 
 
@@ -273,3 +273,34 @@ def test_the_listener_comes_back(monkeypatch):
         assert agent.recv(1) == b"+"
     assert listening.failures == 0
     server.close()
+
+
+def test_an_agent_of_a_detached_run_tells_the_end_of_its_driver_from_its_own(link_server, until):
+    """A driver that shuts the link down gives up the node; one that is gone is followed by another."""
+    start_recording(link_server)
+    ended, gone = threading.Event(), threading.Event()
+    link.Link(link_server.address, "node-1", ended.set, gone.set)
+    until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
+    link_server.shut_down("node-1")
+    assert ended.wait(100)
+    link.Link(link_server.address, "node-2", ended.clear, gone.set)
+    until(lambda: link_server.is_up("node-2"), 100, "the link to be known")
+    link_server.close()
+    assert gone.wait(100)
+    assert ended.is_set()
+
+
+def test_a_driver_that_was_replaced_is_told_so(link_server, until):
+    """Then the end of a link does not mean that the agent is gone."""
+    events, some = start_recording(link_server)
+    called = threading.Event()
+    last = link.Link(link_server.address, "node-1", called.set, called.set)
+    until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
+    other = LinkServer("127.0.0.1")
+    with contextlib.closing(other):
+        other.start(lambda _: None)
+        last.moved_to(other.address)
+        until(lambda: other.is_up("node-1"), 100, "the link to the other driver")
+        assert some.wait(100)
+        assert events == [LinkDown(node="node-1", is_replaced=True)]
+        assert not called.is_set()

@@ -58,7 +58,7 @@ def test_nodes_that_reach_each_other():
 
 def test_nodes_that_do_not(monkeypatch):
     """One refuses, one does not answer, at the address of one another program answers, or hangs up."""
-    monkeypatch.setattr(peer_probe, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(peer_probe, "CONNECT_SECONDS", 2.5)
 
     def answer(listening: socket.socket, *data: bytes) -> None:
         for part in data:
@@ -93,7 +93,7 @@ def test_nodes_that_do_not(monkeypatch):
             )
         assert found == {
             "closed": "127.0.0.2: Connection refused",
-            "silent": "no answer from 127.0.0.2 within 0.2 s",
+            "silent": "no answer from 127.0.0.2 within 2.5 s",
             "stranger": "another program answers at 127.0.0.2",
             "rude": "the connection to 127.0.0.2 was closed",
         }

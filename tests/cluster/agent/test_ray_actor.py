@@ -6,12 +6,14 @@ import asyncio
 import pickle
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster.succession.agent_session import AgentSession
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.outputs import view
 from raylaunch.node.protocol.messages import StopWorkers
@@ -57,7 +59,7 @@ def test_the_error_of_an_order_is_kept_for_the_next_report(monkeypatch, actor):
     def fail(order: StopWorkers) -> None:
         raise ValueError(order.signal)
 
-    begun(monkeypatch, actor, lambda *_: SimpleNamespace(handle=fail, fail=errors.append))
+    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(handle=fail, fail=errors.append))
     asyncio.run(actor.handle(pickle.dumps(StopWorkers(attempt=1, grace=0.0, signal="SIGTERM"))))
     assert [str(error) for error in errors] == ["SIGTERM"]
 
@@ -66,14 +68,14 @@ def test_the_niceness_of_the_command(monkeypatch, actor):
     """`nice` counts for the workers too, as with torchrun, and not what Ray gives its own."""
     found: list[int] = []
     monkeypatch.setattr(ray_actor.processes, "set_niceness", found.append)
-    begun(monkeypatch, actor, lambda *_: None)
+    begun(monkeypatch, actor, lambda *_, **__: None)
     assert found == [7]
 
 
 def test_an_agent_that_cannot_begin(monkeypatch, actor):
     """The next report says why, in text that Ray can send: the name of a folder may not be UTF-8."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise FileNotFoundError("no caf\udce9")
 
     begun(monkeypatch, actor, fail)
@@ -91,7 +93,7 @@ def test_an_error_of_the_agent_can_be_sent(monkeypatch, actor):
     async def fail() -> None:
         raise OSError("no caf\udce9")
 
-    begun(monkeypatch, actor, lambda *_: SimpleNamespace(next_report=fail))
+    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(next_report=fail, session=AgentSession(keeps=False)))
     with pytest.raises(ray_actor.AgentError) as raised:
         asyncio.run(actor.next_report())
     "".join(traceback.format_exception(raised.value)).encode()
@@ -116,7 +118,7 @@ def test_a_driver_of_another_version(monkeypatch, actor):
 
 def test_an_order_that_cannot_be_read(monkeypatch, actor):
     errors: list[Exception] = []
-    begun(monkeypatch, actor, lambda *_: SimpleNamespace(handle=None, fail=errors.append))
+    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(handle=None, fail=errors.append))
     asyncio.run(actor.handle(b"!garbage"))
     asyncio.run(actor.handle(pickle.dumps("stop")))
     assert [type(error) for error in errors] == [serialization.UnreadableError] * 2
@@ -126,3 +128,11 @@ def test_an_order_that_cannot_be_read(monkeypatch, actor):
 def test_all_runs_of_a_process_use_one_actor_class():
     """A daemon has many runs, and Ray keeps each class that it was given until it disconnects."""
     assert ray_actor.actor_class() is ray_actor.actor_class()
+
+
+def test_what_the_dashboard_shows(actor):
+    """Node and run. An agent that may serve other runs later has neither, since Ray asks once."""
+    assert repr(actor) == "raylaunch: agent"
+    spec = replace(SPEC, node="node-2", template=replace(SPEC.template, name="char\nlm"))
+    assert ray_actor.title_of(spec) == r"raylaunch: agent node-2 (char\nlm)"
+    assert ray_actor.title_of(replace(spec, keep_warm=9.0)) == "raylaunch: agent kept by keep_warm"

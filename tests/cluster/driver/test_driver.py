@@ -108,7 +108,7 @@ def test_a_store_that_cannot_be_opened_before_it_is_needed_costs_nothing():
 
     fleet.overrides[OpenStore] = open_store
     fleet.on_launched = {1: lambda: None, 2: lambda: None}  # their workers fail only when the next store has failed
-    _, finish, _ = run_driver(fleet, max_restarts=2, join_timeout=5.0)
+    _, finish, _ = run_driver(fleet, max_restarts=2, join_timeout=500.0)
     assert finish.exit_code == 0
     assert asked == [1, 2, 2, 3, 3, 4]
     assert [order[-1] for order in orders(fleet, "launch")] == [5001, 5002, 5003]
@@ -224,7 +224,7 @@ def test_the_journal_determines_actions_and_result():
     fleet = FakeFleet(2)
     fleet.on_launched[1] = lambda: fleet.fail(3)
     fleet.on_launched[2] = lambda: fleet.fail(1)
-    driver, _, recorder = run_driver(fleet, max_restarts=2, join_timeout=5.0)
+    driver, _, recorder = run_driver(fleet, max_restarts=2, join_timeout=500.0)
     events = [entry.event for entry in recorder.entries if entry.event is not None]
     assert replay(driver.machine.job, events) == recorder.entries
     found = result(recorder.entries)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from raylaunch.cluster.driver.executor import SyncPoint
 from raylaunch.node.protocol.messages import StepProposed
 from tests.fakes import FakeFleet
@@ -76,3 +78,13 @@ def test_other_answers_are_ignored():
     assert take_orders(fleet) == []
     proposal.answered(proposed("node-2", 40, 1))
     assert len(take_orders(fleet)) == 2
+
+
+def test_all_nodes_are_told_that_what_is_committed_is_copied_first():
+    """In a later proposal too."""
+    orders: list[object] = []
+    fleet = SimpleNamespace(send=lambda _, order: orders.append(order))
+    point = SyncPoint(fleet, 3, NODES, 40, is_copied=True)
+    point.answered(proposed("node-1", 40, 45))
+    point.answered(proposed("node-2", 40, 39))
+    assert [(order.step, order.is_copied) for order in orders] == [(40, True)] * 2 + [(47, True)] * 2

@@ -47,7 +47,7 @@ def stop(driver: Driver):
 
 def refusal(answer) -> str:
     with pytest.raises(RequestRefusedError) as refused:
-        answer.result(timeout=10)
+        answer.result(timeout=100)
     return str(refused.value)
 
 
@@ -63,7 +63,7 @@ def test_a_run_that_is_restarted_resized_drained_and_stopped():
         4: lambda: answers.append(stop(driver)),
     }
     assert driver.run().exit_code == 143
-    assert [answer.result(timeout=10) for answer in answers] == [
+    assert [answer.result(timeout=100) for answer in answers] == [
         RequestAccepted(attempt=1, phase=Phase.SAVING, status=f"{BY} requested a restart"),
         RequestAccepted(attempt=2, phase=Phase.SAVING, status=f"{BY} requested 1 to 2 nodes"),
         RequestAccepted(attempt=3, phase=Phase.SAVING, status=f"node-2 is being drained: {BY} requested it"),
@@ -133,7 +133,7 @@ def test_a_node_is_drained_once():
         fleet.finish(),
     )
     driver.run()
-    assert answers[0].result(timeout=10).phase is Phase.RUNNING
+    assert answers[0].result(timeout=100).phase is Phase.RUNNING
     assert refusal(answers[1]) == "node-1 is being drained already"
     assert [entry.event.by for entry in recorder.entries if isinstance(entry.event, NodeDraining)] == [BY]
 
@@ -162,16 +162,16 @@ def test_the_stacks_of_a_healthy_run():
     fleet.on_launched[1] = lambda: answers.extend([driver.requests.stacks(), driver.requests.stacks()])
     thread = threading.Thread(target=driver.run, daemon=True)
     thread.start()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 100
     while len(answers) < 2:
         assert time.monotonic() < until
         time.sleep(0.01)
-    found = answers[0].result(timeout=10)
-    assert answers[1].result(timeout=10) is found
+    found = answers[0].result(timeout=100)
+    assert answers[1].result(timeout=100) is found
     assert (found.attempt, [stack.rank for stack in found.stacks]) == (1, [0, 1, 3])
     assert [str(group) for group in found.groups] == ["3 ranks at train.py:33 in fetch: 0-1, 3"]
     fleet.finish()
-    thread.join(20)
+    thread.join(100)
     assert [order for order in fleet.sent if order[0] == "stacks"] == [("stacks", "node-1", 1), ("stacks", "node-2", 1)]
 
 
@@ -189,7 +189,7 @@ def test_the_stacks_of_a_node_that_does_not_answer():
 
     fleet.on_launched[1] = ask
     driver.run()
-    texts = [str(group) for group in answers[0].result(timeout=10).groups]
+    texts = [str(group) for group in answers[0].result(timeout=100).groups]
     assert texts == ["2 ranks at train.py:33 in fetch: 0-1", "2 ranks, did not answer: 2-3"]
 
 

@@ -159,7 +159,7 @@ from raylaunch.cluster.driver import signals
 from raylaunch.core.job.job import Job
 from raylaunch.errors import InterruptedByUserError
 
-signals.LEAVE_SECONDS = 0.1
+signals.LEAVE_SECONDS = {leave}
 told = []
 try:
     with signals.handled(Job(signals_to_forward=["SIGUSR1"])) as handler:
@@ -179,13 +179,19 @@ print(*told)
 """
 
 
-def stuck(*sent: str, over: bool = False, blocked: bool = True, stays: float = 100.0) -> tuple[int, str]:
-    """Return the exit code and the output of a process that stays so many seconds after it was sent these signals."""
+def stuck(
+    *sent: str, over: bool = False, blocked: bool = True, stays: float = 100.0, leave: float = 0.1
+) -> tuple[int, str]:
+    """Return the exit code and the output of a process that stays so many seconds after it was sent these signals.
+
+    `leave`: how long it may take to leave before the next step against it.
+    """
     text = STUCK.format(
         over="handler.run_is_over()" if over else "",
         mask="signal.SIG_BLOCK" if blocked else "signal.SIG_UNBLOCK",
         sent=sent,
         stays=stays,
+        leave=leave,
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=False)
     assert not done.stderr
@@ -201,12 +207,12 @@ def test_a_process_that_is_stuck_is_ended_by_the_third_signal():
 def test_a_process_that_is_stuck_after_the_run_is_ended_by_one_signal():
     """The main thread is interrupted, and if it does not hear that either, the process ends."""
     assert stuck("SIGTERM", over=True) == (143, "")
-    assert stuck("SIGTERM", over=True, blocked=False) == (143, "stopped by SIGTERM while the run ended")
+    assert stuck("SIGTERM", over=True, blocked=False, leave=2.0) == (143, "stopped by SIGTERM while the run ended")
 
 
 def test_a_process_that_ends_by_itself_is_not_interrupted():
     """A signal while the run is cleaned up does not cost the report."""
-    assert stuck("SIGTERM", over=True, stays=0.01) == (0, "SIGTERM")
+    assert stuck("SIGTERM", over=True, stays=0.01, leave=60.0) == (0, "SIGTERM")
 
 
 EARLY = """

@@ -49,3 +49,19 @@ def test_the_run_folder_is_told_if_files_are_kept(kept):
     worker = spec.worker(part, 1, meeting)
     assert worker.env.get("RAYLAUNCH_RUN_DIR") == ("/runs/a/1" if kept else None)
     assert worker.title == "raylaunch: train.py rank 3 of 4 (charlm)"
+
+
+def test_the_gpus_of_the_node_are_told_beside_the_worker_s_own():
+    """With `virtual_local_rank` its environment names its own only, and the choice of CPUs needs all."""
+    template = WorkerTemplate(
+        run_dir="/runs", kind="command", target="true", args=(), env={}, backend=None, preload=(), start_method="fork"
+    )
+    env = {"CUDA_VISIBLE_DEVICES": "4,5"}
+    spec = NodeSpec(template=template, node="node-1", address="", env=env, cwd="/", run_dir="/runs", page="/page")
+    part = Assignment(attempt=1, node="node-1", node_rank=0, nnodes=1, base_rank=0, nproc=2, world_size=2)
+    meeting = Rendezvous(
+        master_addr="", master_port=1, run_id="run", max_restarts=0, restart_count=0, virtual_local_rank=True
+    )
+    worker = spec.worker(part, 1, meeting)
+    assert (worker.env["CUDA_VISIBLE_DEVICES"], worker.local_rank) == ("5", 1)
+    assert worker.node_devices == env

@@ -33,7 +33,7 @@ def test_other_values_are_refused(every, error):
         CommitSchedule(every)
 
 
-@pytest.mark.parametrize(("cost", "interval"), [(0.0001, 1), (0.002, 1), (0.0021, 2), (0.01, 5), (1.0, 500)])
+@pytest.mark.parametrize(("cost", "interval"), [(0.0001, 1), (0.0018, 1), (0.0019, 2), (0.01, 6), (1.0, 556)])
 def test_auto_costs_two_percent_of_the_time_at_most(cost, interval):
     """Steps of 100 ms; the time in `commit` is not counted, and one slow step changes nothing."""
     schedule, now = CommitSchedule("auto"), 0.0
@@ -45,9 +45,63 @@ def test_auto_costs_two_percent_of_the_time_at_most(cost, interval):
     assert schedule.proposed_interval(3, cost) == interval
 
 
+def test_what_was_restored_says_how_often_to_commit():
+    """The first commit comes sooner; until others are measured, the interval is that of the attempt before."""
+    schedule = CommitSchedule("auto")
+    schedule.restored(100, 20)
+    assert next(step for step in range(101, 120) if schedule.is_due(step)) == 103
+    schedule.committed(103, schedule.proposed_interval(1, 1.0))
+    assert next(step for step in range(104, 130) if schedule.is_due(step)) == 123
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_fixed_interval_is_that_after_a_restore_too(every):
+    schedule = CommitSchedule(every)
+    schedule.restored(100, 20)
+    assert [step for step in range(101, 107) if schedule.is_due(step)] == [
+        step for step in range(101, 107) if step % every == 0
+    ]
+
+
 def test_first_commits_are_not_measured():
     """They fill the pages of the buffers."""
     schedule = CommitSchedule("auto")
     schedule.step_begins(0.0)
     schedule.step_ended(1.0)
-    assert [schedule.proposed_interval(number, 1.0) for number in (1, 2, 3)] == [1, 1, 50]
+    assert [schedule.proposed_interval(number, 1.0) for number in (1, 2, 3)] == [1, 1, 56]
+
+
+def test_one_commit_that_takes_long_does_not_decide_alone():
+    """As on a busy machine: the interval is that of the mean of the last ones."""
+    schedule = CommitSchedule("auto")
+    schedule.step_begins(0.0)
+    schedule.step_ended(1.0)
+    assert [proposed(schedule, cost) for cost in (1.0, 5.0, 0.0, 2.0)] == [56, 389, 112, 112]
+
+
+def proposed(schedule: CommitSchedule, cost: float) -> int:
+    """Return what is proposed with a commit, which all ranks agree on at once."""
+    interval = schedule.proposed_interval(3, cost)
+    schedule.committed(0, interval)
+    return interval
+
+
+@pytest.mark.parametrize(("commit", "call", "share"), [(0.03, 0.0, 0.018), (0.03, 0.0002, 0.018), (0.3, 0.0, 0.018)])
+def test_all_that_calls_take_is_within_the_share(commit, call, share):
+    """Also what the measured cost does not include, here half of each commit, and calls that commit nothing."""
+    schedule, now, spent, number, interval, began = CommitSchedule("auto"), 0.0, 0.0, 0, 1, 0.0
+    for step in range(1, 40_000):
+        now += 0.02
+        schedule.step_ended(now)
+        took = call
+        if schedule.is_due(step):
+            number += 1
+            schedule.committed(step, interval)
+            interval = schedule.proposed_interval(number, commit / 2)
+            took += commit
+        if number == 5:
+            began = began or now
+        now += took
+        spent += took if began else 0.0
+        schedule.step_begins(now)
+    assert spent / (now - began) == pytest.approx(share, rel=0.1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raylaunch.core.machine.events_and_actions import WorkersStarted
-from raylaunch.node.protocol.messages import AnnounceCommit
+from raylaunch.core.machine.events_and_actions import WorkersCheckpointed, WorkersStarted
+from raylaunch.node.protocol.messages import AnnounceCommit, CommitCheckpoint, ProposeCheckpoint, StepProposed
 from raylaunch.worker import State
-from tests.node.harness import Node, mark, no_leaks, own_node, pipe
+from tests.node.harness import Node, mark, no_leaks, own_node, pipe, until
 
 __all__ = ["mark", "no_leaks", "own_node", "pipe"]
 
@@ -73,9 +73,10 @@ def attempt(node: Node, script: str, *args: str, **changes) -> list[str]:
     node.launch(script, *args, **changes)
     (started,) = [node.wait(WorkersStarted)]
     if started.held:
-        commit = max(part.commit for part in started.held)
-        node.supervisor.handle(AnnounceCommit(attempt=node.attempt, commit=commit))
-    outcome = node.run_to_end(1)
+        newest = max(started.held, key=lambda part: part.commit)
+        order = AnnounceCommit(attempt=node.attempt, commit=newest.commit, world_size=newest.world_size)
+        node.supervisor.handle(order)
+    outcome = node.run_to_end(changes.get("nproc", 1))
     return (outcome.stdout() + outcome.stderr()).split("\n")
 
 
@@ -110,7 +111,7 @@ TENSORS = '''
 
     class Holds:
         """As an optimizer does, it keeps what it is given."""
-        tensors = {"step": torch.tensor(0.0), "average": torch.zeros(3)}
+        tensors = {"step": torch.tensor(0.0), "average": torch.zeros(3), "large": torch.zeros(20_000)}
         def state_dict(self):
             return {"state": dict(self.tensors)}
         def load_state_dict(self, state):
@@ -127,6 +128,7 @@ TENSORS = '''
         torch.tensor(3.5, dtype=torch.bfloat16), torch.zeros(0, 4), torch.tensor([True, False]),
         torch.arange(6).reshape(2, 3).t(), torch.tensor([1 + 2j]), torch.randn(2, 3).to_sparse(),
         nn.Parameter(torch.ones(2)), torch.ones(1).expand(4), torch.randn(1, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.randn(1, 8, 64, 64).to(memory_format=torch.channels_last), torch.randn(9_000_000), torch.randn(20_000),
     ]
     def digest():
         parts = [*net.state_dict().values(), keeps.kept, *holds.tensors.values()]
@@ -135,7 +137,9 @@ TENSORS = '''
         found = state["special"]
         same = [torch.equal(a.to_dense() if a.is_sparse else a, b.to_dense() if b.is_sparse else b)
                 and a.dtype == b.dtype for a, b in zip(found, state["again"], strict=True)]
-        print(done, all(same), digest() == state["digest"], found[8].stride() == special[8].stride(), type(found[6]).__name__)
+        strides = [found[n].stride() == special[n].stride() for n in (8, 9)]
+        own = [found[n].untyped_storage().nbytes() == found[n].numel() * found[n].element_size() for n in (9, 10, 11)]
+        print(done, all(same), digest() == state["digest"], all(strides + own), type(found[6]).__name__)
         before = digest()
         torch.manual_seed(5)
     for step in range(done, done + 3):
@@ -151,13 +155,36 @@ TENSORS = '''
 '''
 
 
-@pytest.mark.parametrize("own_node", [("torch",)], indirect=True)
-def test_tensors_of_all_kinds_come_back_and_are_the_scripts_own(own_node):
-    script = own_node.script(TENSORS)
-    first = attempt(own_node, script)
+def test_tensors_of_all_kinds_come_back_and_are_the_scripts_own(state_node):
+    script = state_node.script(TENSORS)
+    first = attempt(state_node, script)
     assert first == [""], first
-    second = attempt(own_node, script)
+    second = attempt(state_node, script)
     assert second[:2] == ["3 True True True Parameter", "True 6.0"], second
+
+
+OFTEN = """
+    import sys, time
+    from raylaunch.worker import State
+    state = State()
+    done = state.restore()
+    print(done, flush=True)
+    until = time.monotonic() + 0.5
+    step = done
+    while step < done + 1 or (not done and time.monotonic() < until):
+        state.commit(step)
+        step += 1
+    raise SystemExit(1)
+"""
+
+
+def test_auto_goes_on_with_the_interval_of_what_is_restored(own_node):
+    """So the first step of the second attempt is not committed, as it would be if that were the first attempt."""
+    script = own_node.script(OFTEN)
+    found = [attempt(own_node, script)[0] for _ in range(3)]
+    assert found[0] == "0"
+    assert int(found[1]) > 3
+    assert found[2] == found[1]
 
 
 GREEDY = """
@@ -183,3 +210,58 @@ def test_too_little_memory_is_an_error_of_commit(own_node):
         assert "the job allows no more; `state_memory` sets how much it may be" in line
     finally:
         node.supervisor.close()
+
+
+ENDS = """
+    import os, sys, time
+    from raylaunch.worker import State, should_checkpoint
+    state = State(every=1000000)
+    done = state.restore()
+    print(done, state.get("step"), flush=True)
+    if done:
+        raise SystemExit(1)
+    for step in range(done, 10**6):
+        while step == 1000 and not os.path.exists("go-on"):
+            time.sleep(0.001)
+        state["step"] = step
+        if sys.argv[1:] and should_checkpoint(step):
+            print("asked", flush=True)
+        state.commit(step)
+"""
+
+
+def stops_at(node: Node, step: int) -> None:
+    """Have all ranks commit this step as their last one, before which they wait until all of them know."""
+    node.supervisor.handle(ProposeCheckpoint(attempt=node.attempt, step=step))
+    assert node.wait(StepProposed).reached < step
+    node.supervisor.handle(CommitCheckpoint(attempt=node.attempt, step=step))
+    (node.folder / "go-on").touch()
+
+
+def said(node: Node) -> str:
+    """Return what rank 0 has printed, after the agent has answered its requests."""
+    assert not [event for event in node.events_within(0.02) if isinstance(event, WorkersCheckpointed)]
+    log = node.rank_folder() / "stdout.log"
+    return log.read_text() if log.exists() else ""
+
+
+def test_commit_is_where_workers_stop_before_a_planned_change(own_node):
+    """Though it is not the turn of that step, it is committed, and no step is done after it."""
+    script = own_node.script(ENDS)
+    own_node.launch(script)
+    own_node.wait(WorkersStarted)
+    until(lambda: said(own_node), "the script to begin")
+    stops_at(own_node, 2000)
+    assert own_node.wait(WorkersCheckpointed).step == 2000
+    own_node.stop(grace=60)
+    assert attempt(own_node, script)[0] == "2001 2000"
+
+
+def test_should_checkpoint_decides_where_a_script_ends_that_calls_it_too(own_node):
+    own_node.launch(own_node.script(ENDS), "saves")
+    own_node.wait(WorkersStarted)
+    until(lambda: said(own_node), "the script to begin")
+    stops_at(own_node, 2000)
+    until(lambda: "asked" in said(own_node), "the script to be asked")
+    said(own_node)
+    own_node.stop(grace=0)

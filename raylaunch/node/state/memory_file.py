@@ -1,0 +1,60 @@
+"""A memory file of a node (memfd) with one rank's part of a commit, as the agent sees it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import replace
+
+from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitHeader
+
+
+class MemoryFile:
+    """A file, of which only the header is mapped, once it has a size."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd` is closed with this object."""
+        self.fd = fd
+        self._memory: mmap.mmap | None = None
+        self._header: CommitHeader | None = None
+
+    @classmethod
+    def create(cls, rank: int) -> MemoryFile:
+        """Create an empty file. Raises OSError."""
+        return cls(os.memfd_create(f"raylaunch-state-{rank}", os.MFD_CLOEXEC))
+
+    @property
+    def size(self) -> int:
+        """The present size of the file, in bytes."""
+        return os.fstat(self.fd).st_size
+
+    def header(self) -> CommitHeader | None:
+        """Return the header; None: the file is too small to have one. It may only be written where nobody else does."""
+        if self._header is None and self.size >= HEADER_BYTES:
+            self._memory = mmap.mmap(self.fd, HEADER_BYTES)
+            self._header = CommitHeader(memoryview(self._memory))
+        return self._header
+
+    def held(self, *, copied: bool = False) -> HeldCommit | None:
+        """Return the part of a commit that it has; None: no whole one. `copied`: whether the file is a copy."""
+        header = self.header()
+        found = header.held() if header is not None else None
+        return replace(found, copied=True) if found is not None and copied else found
+
+    def kept(self) -> HeldCommit | None:
+        """Return the part that it has, if that is one of a commit to copy to other hosts."""
+        header = self.header()
+        return header.held() if header is not None and header.is_kept else None
+
+    def has(self, commit: Commit | None, world_size: int | None = None) -> bool:
+        """Return whether it has a part of this commit, whole. `world_size` None: of any world."""
+        held = self.held()
+        return held is not None and held.commit == commit and world_size in (None, held.world_size)
+
+    def close(self) -> None:
+        """Close the file. Its memory is free when nobody else has it open."""
+        if self._header is not None and self._memory is not None:
+            self._header.close()
+            self._memory.close()
+        os.close(self.fd)

@@ -1,0 +1,241 @@
+"""All memory files of a node: the buffers of its ranks, and copies of parts that ranks of other nodes have written.
+
+The agent's event loop and the threads that make copies use them. The state keeper, if there is one, has a duplicate of
+each descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.node.linux import limits
+from raylaunch.node.state.fd_store_client import FdStoreClient
+from raylaunch.node.state.memory_file import MemoryFile
+from raylaunch.worker.state.commit_buffer import BUFFERS_WITH_COPIES
+
+_SHARE = 0.5
+"""The part of the free memory that `State` may use, if the job does not say how much."""
+_MOST_KEEPERS = 10
+"""State keepers that are started: what kills one after the other would kill the next one too."""
+FIRST_COPY = BUFFERS_WITH_COPIES
+"""The index of a rank's first copy. Lower ones are those of the buffers that the rank itself writes."""
+
+Key = tuple[int, int]
+"""Rank and index."""
+
+
+class StateFiles:
+    """The files, by rank and index. Any thread may call the methods, but only the event loop `renew_keeper`."""
+
+    def __init__(self, secret: str, most_bytes: int | None, epoll: select.epoll) -> None:
+        """`secret` and `most_bytes`: as in `StateMemory`. The connection to the state keeper is in `epoll`."""
+        self._most_bytes = most_bytes
+        self._epoll = epoll
+        self._files: dict[Key, MemoryFile] = {}
+        #: Copies that are being written.
+        self._busy: set[Key] = set()
+        self._lock = threading.RLock()
+        self._keeper = FdStoreClient(secret)
+        self._keepers_left = _MOST_KEEPERS
+        #: The listening socket for other agents, and its secret; None: it is not there yet.
+        self._port: tuple[int, str] | None = None
+        #: Why there is no state keeper, for a person; "": there is one, or there need not be.
+        self.why = ""
+
+    def __iter__(self) -> Iterator[tuple[Key, MemoryFile]]:
+        """Yield all files with their keys, in order."""
+        with self._lock:
+            return iter(sorted(self._files.items()))
+
+    def get(self, key: Key) -> MemoryFile | None:
+        """Return a file; None: there is none."""
+        return self._files.get(key)
+
+    def held(self) -> tuple[HeldCommit, ...]:
+        """Return the parts of commits that the files have, whole."""
+        with self._lock:
+            found = (file.held(copied=index >= FIRST_COPY) for (_, index), file in self)
+            return tuple(one for one in found if one is not None)
+
+    def kept(self) -> tuple[HeldCommit, ...]:
+        """Return the parts in buffers of the node's own ranks that are to be copied."""
+        with self._lock:
+            found = (file.kept() for (_, index), file in self if index < FIRST_COPY)
+            return tuple(one for one in found if one is not None)
+
+    def find(self, rank: int, commit: Commit | None, world_size: int) -> MemoryFile | None:
+        """Return a file with the part that this rank of a world of this size has written; None: there is none."""
+        with self._lock:
+            for (owner, _), file in self:
+                held = file.held() if file.has(commit, world_size) else None
+                if owner == rank and held is not None and held.rank == rank:
+                    return file
+        return None
+
+    @contextlib.contextmanager
+    def reading(self, rank: int, commit: Commit, world_size: int) -> Iterator[int | None]:
+        """Give the descriptor of such a file, which stays open meanwhile."""
+        with self._lock:
+            file = self.find(rank, commit, world_size)
+            fd = os.dup(file.fd) if file is not None else None
+        try:
+            yield fd
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def usage(self) -> tuple[int, int]:
+        """Return the sizes in bytes of all buffers of the node's own ranks, and of all copies."""
+        with self._lock:
+            sizes = [(index >= FIRST_COPY, file.size) for (_, index), file in self]
+        return sum(size for copied, size in sizes if not copied), sum(size for copied, size in sizes if copied)
+
+    # Memory.
+
+    def reserve(self, key: Key, size: int, *, node_bytes: int = 0) -> str:
+        """Make a file as large as this. Return why that cannot be, for a person; `""`: it is done.
+
+        `node_bytes`: what is needed on this node in all.
+        """
+        with self._lock:
+            before = self._files[key].size if key in self._files else 0
+            if size <= before:
+                return ""
+            used = sum(file.size for file in self._files.values())
+            needed = max(used - before + size, node_bytes)
+            most, what = self._limit(used)
+            if needed > most:
+                return (
+                    f"the buffers of `State` need {_gib(needed)} of this node's memory, and may use {_gib(most)}: "
+                    f"{what}; `state_memory` sets how much it may be"
+                )
+            try:
+                if key not in self._files:
+                    self._files[key] = MemoryFile.create(key[0])
+                os.ftruncate(self._files[key].fd, size)
+            except OSError as error:
+                return limits.explained(error, "the agent")
+            self._keep(key)
+            return ""
+
+    def _limit(self, used: int) -> tuple[float, str]:
+        """Return what all files may use, given what they use, and the reason for it."""
+        free, what = limits.free_memory()
+        if self._most_bytes is None:
+            return used + free * _SHARE, f"half of what is free; {what}"
+        if self._most_bytes > used + free:
+            return used + free, what
+        return self._most_bytes, "the job allows no more"
+
+    def drop(self, is_useless: Callable[[Key, MemoryFile], bool]) -> None:
+        """Free files, except copies that are being written."""
+        with self._lock:
+            for key in [key for key, file in self if key not in self._busy and is_useless(key, file)]:
+                self._files.pop(key).close()
+                with contextlib.suppress(OSError):
+                    self._keeper.drop(*key)
+
+    @contextlib.contextmanager
+    def writing_copy(self, held: HeldCommit, size: int, spared: Iterable[Commit | None]) -> Iterator[MemoryFile | str]:
+        """Give a file of this size for a copy, or say why there is none.
+
+        A copy of a spared commit is not overwritten, and neither is the newest copy of the same attempt: when another
+        commit is copied, that one is complete on all hosts. A commit that comes again takes the place of its copy.
+        """
+        with self._lock:
+            copies = {key: file for key, file in self if key[0] == held.rank and key[1] >= FIRST_COPY}
+            found = [(one.commit, key) for key, file in copies.items() if (one := file.held()) is not None]
+            again = [key for commit, key in found if commit == held.commit]
+            others = [(commit, key) for commit, key in found if commit != held.commit]
+            present = [(commit, key) for commit, key in others if commit.attempt == held.commit.attempt]
+            safe = {max(present)[1]} if present else {key for commit, key in others if commit in set(spared)}
+            free = [key for key in again or copies if key not in safe and key not in self._busy]
+            taken = {index for _, index in copies}
+            index = next(index for index in range(FIRST_COPY, FIRST_COPY + len(taken) + 1) if index not in taken)
+            key = free[0] if free else (held.rank, index)
+            if free and (header := copies[key].header()) is not None:
+                header.unseal()
+            why = self.reserve(key, size)
+            self._busy.add(key)
+        try:
+            yield why or self._files[key]
+        finally:
+            with self._lock:
+                self._busy.discard(key)
+
+    # The state keeper.
+
+    def adopt(self) -> None:
+        """Take what an agent before this one has left on this host. Files that this one has stay as they are."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._keeper.fileno() < 0 and self._keeper.connect():
+                self._epoll.register(self._keeper, select.EPOLLIN)
+            try:
+                for rank, index, fd in self._keeper.take():
+                    if (rank, index) in self._files:
+                        os.close(fd)
+                    else:
+                        self._files[rank, index] = MemoryFile(fd)
+            except OSError:
+                self._lose_keeper()
+
+    def answer_when_killed(self, fd: int, secret: str) -> None:
+        """Let other agents get the files at this listening socket if this agent is killed. `secret`: that they know."""
+        with self._lock, contextlib.suppress(OSError):
+            self._port = fd, secret
+            if self._keeper.fileno() >= 0:
+                self._keeper.answer(fd, secret)
+
+    @property
+    def keeper_fd(self) -> int:
+        """The descriptor of the connection to the state keeper, -1: there is none."""
+        return self._keeper.fileno()
+
+    def renew_keeper(self) -> None:
+        """Replace a state keeper that is gone."""
+        with self._lock:
+            self._lose_keeper()
+            for key in self._files:
+                self._keep(key)
+
+    def _keep(self, key: Key) -> None:
+        """Have the state keeper hold a file too. Without one, training goes on; what is lost then is said."""
+        try:
+            if self._keeper.fileno() < 0:
+                if not self._keepers_left:
+                    return
+                self._keepers_left -= 1
+                self._keeper.start()
+                if self._keeper.fileno() < 0:
+                    return
+                self._epoll.register(self._keeper, select.EPOLLIN)
+                if self._port is not None:
+                    self._keeper.answer(*self._port)
+            self._keeper.keep(*key, self._files[key].fd)
+            self.why = ""
+        except OSError as error:
+            self._lose_keeper()
+            self.why = f"what `State` holds will not survive the agent: {limits.explained(error, 'the agent')}"
+
+    def _lose_keeper(self) -> None:
+        if self._keeper.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(self._keeper)
+        self._keeper.disconnect()
+
+    def close(self) -> None:
+        """Free all files: the run ends on this node."""
+        with self._lock:
+            self._keeper.leave()
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,192 @@
+"""Writes a commit to disk as a checkpoint of `torch.distributed.checkpoint` (DCP).
+
+Several processes write one checkpoint, each the parts that it has. They need no connection: what DCP's planner must
+know of all ranks is in files of the checkpoint, which is a folder that all of them see. The one that has the part of
+rank 0 completes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.distributed.checkpoint import FileSystemWriter
+
+from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.core.text import count
+from raylaunch.worker.state.checkpoints import dcp_parts
+from raylaunch.worker.state.checkpoints.dcp_parts import RECORDS, CommitPart
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+from raylaunch.worker.state.commit_buffer import CommitBuffer
+from raylaunch.worker.state.snapshot import OBJECT
+
+_POLL_SECONDS = 0.05
+_WRITE_SECONDS = 3600.0
+"""How long another writer may take."""
+_GRACE_SECONDS = 2.0
+"""At the end of a run: how long an older commit is complete before it is taken, though a newer one may follow."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint, or its share of it."""
+
+    def __init__(self, folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float) -> None:
+        """`buffers`: parts of the same commit. `seconds`: how long to wait until other writers have begun."""
+        self._folder = folder
+        self._buffers = buffers
+        self._parts = [CommitPart.of(buffer) for buffer in buffers]
+        self._held = self._parts[0].held
+        self._seconds = seconds
+        self.path = folder.incomplete(self._held.commit.steps, buffers[0].header.token)
+
+    @property
+    def commit(self) -> Commit:
+        """The commit of which this writes the parts."""
+        return self._held.commit
+
+    def publish_plans(self) -> None:
+        """Tell the other writers what there is to write of these ranks. Raises OSError."""
+        os.makedirs(self.path, exist_ok=True)
+        self._planners = [dcp_parts.save_planner(state_dict(part), part.held.rank) for part in self._parts]
+        for part, planner in zip(self._parts, self._planners, strict=True):
+            self._publish("plan", part.held.rank, planner.create_local_plan())
+
+    @property
+    def has_all_plans(self) -> bool:
+        """Whether each rank's part is somewhere."""
+        return all(os.path.exists(self._file("plan", rank)) for rank in range(self._held.world_size))
+
+    def write(self) -> str:
+        """Write, and return the path of the complete checkpoint; "": another writer completes it.
+
+        Raises OSError, TimeoutError where another writer does not do its share in time, RuntimeError where a part was
+        overwritten meanwhile, and what pickle and DCP raise.
+        """
+        ranks = range(self._held.world_size)
+        writer = FileSystemWriter(self.path)
+        writer.set_up_storage_writer(is_coordinator=True)
+        plans, metadata = self._planners[0].create_global_plan(
+            [self._await("plan", rank, self._seconds) for rank in ranks]
+        )
+        plans = writer.prepare_global_plan(plans)
+        for part, planner, buffer in zip(self._parts, self._planners, self._buffers, strict=True):
+            plan = planner.finish_plan(plans[part.held.rank])
+            results = writer.write_data(plan, planner).wait()
+            if buffer.header.held() != part.held:
+                raise RuntimeError("training has overwritten the commit before it was on disk")
+            self._publish("result", part.held.rank, results)
+        if self._parts[0].held.rank != 0:
+            return ""
+        writer.finish(metadata, [self._await("result", rank, _WRITE_SECONDS) for rank in ranks])
+        for rank in ranks:
+            os.unlink(self._file("plan", rank))
+            os.unlink(self._file("result", rank))
+        return self._folder.complete(self.path, self._held.commit.steps)
+
+    def discard(self) -> None:
+        """Remove what is written, so that a full disk is not the fuller for it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _file(self, kind: str, rank: int) -> str:
+        return os.path.join(self.path, f".{kind}-{rank}")
+
+    def _publish(self, kind: str, rank: int, what: Any) -> None:
+        path = self._file(kind, rank)
+        with open(f"{path}.tmp", "wb") as file:
+            pickle.dump(what, file)
+        os.rename(f"{path}.tmp", path)
+
+    def _await(self, kind: str, rank: int, seconds: float) -> Any:
+        path, deadline = self._file(kind, rank), time.monotonic() + seconds
+        while not os.path.exists(path):
+            if not os.path.exists(self.path):
+                raise RuntimeError("another node could not write its part")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nothing was written of rank {rank} in time")
+            time.sleep(_POLL_SECONDS)
+        with open(path, "rb") as file:
+            return pickle.load(file)  # noqa: S301
+
+
+def state_dict(part: CommitPart) -> dict[str, Any]:
+    """Return what is on disk of a part: the objects, and under a key of our own what belongs to the rank.
+
+    What rank 0 has besides models and optimizers is there in its ordinary form too, if it can be unpickled here.
+    """
+    found = part.state_dict()
+    records: dict[str, Any] = {f"rank_{part.held.rank}": pickle.dumps(part.record())}
+    if part.held.rank == 0:
+        records |= {"steps": part.held.commit.steps, "world_size": part.held.world_size}
+        for name in [name for name, item in part.items.items() if not item.of_world]:
+            with contextlib.suppress(Exception):
+                (found if name.startswith(OBJECT) else records)[name.removeprefix(OBJECT)] = part.load(name)
+    return {**found, RECORDS: records}
+
+
+def write_checkpoint(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float) -> str:
+    """Write the commit that these buffers have; return its path, or "" as `CheckpointWriter.write` does."""
+    writer = CheckpointWriter(folder, buffers, seconds)
+    try:
+        writer.publish_plans()
+        return writer.write()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def write_newest(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float) -> str:
+    """Write the newest commit that all ranks have, of those that these buffers have; return as `write_checkpoint`.
+
+    For the end of a run: every node has the last commits of its ranks, and does not know what others have.
+    """
+    writers = [CheckpointWriter(folder, found, seconds) for found in by_commit(buffers)]
+    chosen = None
+    try:
+        if not writers or os.path.exists(os.path.join(folder.path, f"step-{writers[0].commit.steps}")):
+            return ""
+        for writer in writers:
+            writer.publish_plans()
+        began, deadline = time.monotonic(), time.monotonic() + seconds
+        while chosen is None and time.monotonic() < deadline:
+            is_late = time.monotonic() - began > _GRACE_SECONDS
+            chosen = next((one for one in (writers if is_late else writers[:1]) if one.has_all_plans), None)
+            time.sleep(0 if chosen is not None else _POLL_SECONDS)
+        return chosen.write() if chosen is not None else ""
+    except BaseException:
+        chosen = None
+        raise
+    finally:
+        for writer in writers:
+            if writer is not chosen:
+                writer.discard()
+
+
+def by_commit(buffers: Sequence[CommitBuffer]) -> list[list[CommitBuffer]]:
+    """Return groups of buffers that have the same commit, the newest first, each with one part per rank."""
+    found: dict[tuple[Commit, int, int], dict[int, CommitBuffer]] = {}
+    for buffer in buffers:
+        held = buffer.header.held()
+        if held is not None:
+            found.setdefault((held.commit, held.world_size, buffer.header.token), {})[held.rank] = buffer
+    return [[found[key][rank] for rank in sorted(found[key])] for key in sorted(found, reverse=True)]
+
+
+def explained(error: BaseException, folder: DurableFolder, held: HeldCommit | None) -> str:
+    """Return what to tell a person about a checkpoint that could not be written."""
+    what = f"the state after {count(held.commit.steps, 'step')}" if held is not None else "the state"
+    why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else f"{error}".split("\n", 1)[0]
+    return f"{what} could not be written to {folder.path}: {why or type(error).__name__}; training goes on"
+
+
+def report(write: Callable[[], str], folder: DurableFolder, held: HeldCommit | None) -> str:
+    """Write, and return what to tell a person; "": all is well."""
+    try:
+        write()
+    except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        return explained(error, folder, held)
+    return ""

@@ -1,0 +1,146 @@
+"""What `State.restore` reads from when another world has written it: the parts of a commit, or a checkpoint on disk.
+
+What all ranks have together, models and optimizers, is put together anew by DCP. What is a rank's own comes from the
+part of the old rank `RANK % W`, if the old world had W ranks: its own part, as long as there was one.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import tensor as dtensors
+from torch.distributed.checkpoint import FileSystemReader, StorageReader
+from torch.distributed.checkpoint.metadata import Metadata
+
+from raylaunch.worker.state.checkpoints import dcp_parts
+from raylaunch.worker.state.checkpoints.dcp_parts import RECORDS, CommitPart, PartsReader, RankRecord
+from raylaunch.worker.state.commit_buffer import CommitBuffer
+from raylaunch.worker.state.snapshot import (
+    OBJECT,
+    CommitItem,
+    MeshKey,
+    Offsets,
+    OwnMemory,
+    load_item,
+    meshes_of,
+    view_at,
+)
+
+
+class Resharded:
+    """The items of a commit, for a world of another size. It has the methods of `Restored`."""
+
+    def __init__(
+        self,
+        items: Mapping[str, CommitItem],
+        memory_of: Callable[[str], tuple[Any, int]],
+        reader: StorageReader,
+        metadata: Metadata,
+        own: Iterable[Any],
+    ) -> None:
+        """`items`: those of the old rank whose things this rank takes over.
+
+        `memory_of`: returns for an item of a rank the tensor of bytes that has its tensors, and the offset that its
+        first byte has for the item. `own`: the parameters of the script's objects.
+        """
+        self._items = items
+        self._memory_of = memory_of
+        self._reader = reader
+        self._metadata = metadata
+        parameters = [one for one in own if isinstance(one, dtensors.DTensor)]
+        self._meshes = meshes_of(parameters)
+        self._alike = {(tuple(one.shape), tuple(one.placements)): one for one in reversed(parameters)}
+
+    @classmethod
+    def of_parts(cls, buffers: Sequence[CommitBuffer], rank: int, own: Iterable[Any]) -> Resharded:
+        """Read the parts of a commit in memory. `rank`: the old rank whose things this rank takes over."""
+        parts = [CommitPart.of(buffer) for buffer in buffers]
+        (part,) = [part for part in parts if part.held.rank == rank]
+        reader = PartsReader(parts)
+        return cls(part.items, lambda _: (part.memory, 0), reader, reader.read_metadata(), own)
+
+    @classmethod
+    def of_checkpoint(cls, path: str, rank: int, own: Iterable[Any]) -> tuple[Resharded, RankRecord]:
+        """Read a checkpoint on disk, for a rank of this world. Return also what an old rank has written of its own.
+
+        Raises OSError, and ValueError where it is no checkpoint of `State`.
+        """
+        reader = FileSystemReader(path)
+        metadata = reader.read_metadata()
+        names = [name for name in metadata.state_dict_metadata if name.startswith(f"{RECORDS}.rank_")]
+        if not names:
+            raise ValueError(f"{path} is a checkpoint that `State` has not written")
+        name = f"{RECORDS}.rank_{rank % len(names)}"
+        record: RankRecord = pickle.loads(dcp_parts.read_into({name: b""}, reader, metadata)[name])  # noqa: S301
+        return cls(record.items, record.memory_of, reader, metadata, own), record
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the items."""
+        return [*self._items]
+
+    def item(self, name: str, *, copied: bool = True) -> Any:
+        """Return an item. Its tensors are the caller's own in any case.
+
+        Raises ValueError where something has no place in this world, and what DCP raises.
+        """
+        del copied
+        item = self._items[name]
+        if not item.of_world:
+            memory, base = self._memory_of(name)
+            return load_item(item, _copies(memory, base), self._empty_dtensor)
+        found = load_item(item, _empty_tensor, self._empty_dtensor)
+        targets = dcp_parts.tensors_by_fqn({name.removeprefix(OBJECT): found})
+        with torch.no_grad():
+            dcp_parts.read_into(targets, self._reader, self._metadata)
+        return found
+
+    def is_aliased(self, tensors: Iterable[Any]) -> bool:
+        """Return False: no tensor is memory of a buffer."""
+        del tensors
+        return False
+
+    def _empty_dtensor(
+        self,
+        local: Any,
+        mesh: MeshKey,
+        placements: Any,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offsets: Offsets | None,
+    ) -> Any:
+        """Return a DTensor as the script has one of this shape; a plain tensor where it has no DTensors at all."""
+        del stride
+        dcp_parts.placed(offsets, placements)
+        if not self._meshes:
+            return torch.empty(shape, dtype=local.dtype)
+        if (alike := self._alike.get((shape, placements))) is not None:
+            own = torch.empty_like(alike.to_local().detach(), dtype=local.dtype)
+            return dtensors.DTensor.from_local(
+                own, alike.device_mesh, placements, run_check=False, shape=alike.shape, stride=alike.stride()
+            )
+        found = [one for one in self._meshes if (one.mesh_dim_names, one.ndim) == (mesh[0], len(mesh[1]))]
+        if len(found) != 1:
+            names = f"the dimensions {', '.join(mesh[0])}" if mesh[0] else f"{len(mesh[1])} dimensions without names"
+            msg = f"`State` has a DTensor of a mesh with {names}, and the script has {len(found)} such meshes"
+            raise ValueError(msg)
+        return dtensors.empty(*shape, dtype=local.dtype, device_mesh=found[0], placements=placements)
+
+
+def _empty_tensor(offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
+    """Return a tensor for DCP to fill. It is on the CPU: what loads it has devices of its own."""
+    del offset, device
+    return torch.empty(shape, dtype=dtype, memory_format=getattr(torch, memory_format))
+
+
+def _copies(memory: Any, base: int) -> Callable[..., Any]:
+    own = OwnMemory()
+
+    def copied(offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
+        kind = device.partition(":")[0]  # the old rank's device may have another index here
+        return own.empty(dtype, shape, memory_format, kind).copy_(view_at(memory, offset - base, dtype, shape))
+
+    return copied

@@ -1,0 +1,212 @@
+"""The commits of one rank in one attempt: where they are written, what the ranks agree on, and what is restored."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, cast
+
+from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.worker.heartbeats import shared_page, slot_owner
+from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
+from raylaunch.worker.state import buffer_client, random_states, snapshot
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
+from raylaunch.worker.state.commit_buffer import CommitBuffer
+from raylaunch.worker.state.durable_rounds import DurableRounds
+from raylaunch.worker.state.rank_buffers import RankBuffers
+from raylaunch.worker.state.snapshot import Restored, Snapshot
+
+if TYPE_CHECKING:
+    from raylaunch.worker.state.checkpoints.resharded import Resharded
+
+
+on_common_commit: list[Callable[[], None]] = []
+"""Called in each attempt when this rank knows that all ranks have a commit in common."""
+
+_COPY_SECONDS, _FIRST_COPY_SECONDS = 60.0, 10.0
+"""How long the last commit before a planned change may take to be copied, if others were copied before, or none was."""
+_POLL_SECONDS = 0.002
+
+
+class RankCommits:
+    """The commits of this rank in this attempt."""
+
+    def __init__(self, folder: DurableFolder | None, known: RankBuffers | None = None) -> None:
+        """`known`: the buffers of the attempt before, in a survivor."""
+        #: The number of the commit that is being made, or was made last; 0: there is none.
+        self.number = 0
+        #: How many steps were completed in what was restored.
+        self.restored_steps = 0
+        #: After how many steps the next commit was to follow there. It is the same on all ranks.
+        self.restored_interval = 1
+        self._folder = folder
+        self._is_begun = False
+        self._is_common = False
+        self._known = known
+        self._chosen: Commit | None = None
+        self._rounds: DurableRounds | None = None
+        self._token = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process is in another attempt by now."""
+        return self._is_begun and self._attempt != _number(slot_owner.ATTEMPT_VARIABLE, 1)
+
+    def find_common(self) -> None:
+        """Look whether all ranks have the first commit, if somebody wants to know."""
+        if on_common_commit and not self._is_common and self.number and self.agreement.has_all():
+            self.tell_common()
+
+    def tell_common(self) -> None:
+        """Say that all ranks have a commit in common, once."""
+        if not self._is_common:
+            self._is_common = True
+            for tell in on_common_commit:
+                tell()
+
+    def begin(self, writer: HeartbeatWriter) -> None:
+        """Wait until the driver has chosen what to restore. Called again, do nothing."""
+        if self._is_begun:
+            return
+        rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        local_rank, workers = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
+        self._attempt = _number(slot_owner.ATTEMPT_VARIABLE, 1)
+        self._chosen, self._old_size = writer.commit_to_restore() or (None, 0)
+        has_agent = shared_page.PAGE_VARIABLE in os.environ
+        ask = buffer_client.ask if has_agent or self._folder is None else without_agent().OwnFiles(self._folder).ask
+        self.copies = CopyRounds(writer.commit_to_keep(), local_rank, _number("GROUP_WORLD_SIZE", 1))
+        self.buffers = RankBuffers(
+            self._attempt,
+            rank,
+            workers,
+            spared=self._chosen,
+            folder=self._folder,
+            copies=self.copies,
+            ask=ask,
+            known=self._known,
+        )
+        self.agreement = CommitAgreement(rank, self._world_size, writer.record_alive)
+        if self._folder is not None:
+            self._rounds = DurableRounds(self._folder, rank, local_rank, monotonic())
+        self._rank, self._is_begun = rank, True
+
+    @property
+    def token(self) -> int:
+        """A random number that is the same on all ranks, where something is to be written to disk."""
+        if self._folder is not None and not self._token:
+            self._token = int(self.agreement.agree("token", lambda: str(secrets.randbits(62))))
+        return self._token
+
+    def read(self, tensors: list[Any]) -> Restored | Resharded | None:
+        """Return what to restore, for objects that have these parameters; None: there is nothing.
+
+        Raises ValueError where it cannot be restored, and OSError where the disk cannot be read.
+        """
+        if self._chosen is None:
+            return self._read_disk(tensors)
+        self.restored_steps = self._chosen.steps
+        rank = self._rank % self._old_size
+        buffer = self._part(rank)
+        self.restored_interval = buffer.header.interval
+        found = Restored(buffer, snapshot.meshes_of(tensors))
+        if self._old_size == self._world_size or not found.has_dtensors:
+            return found
+        held = buffer.header.held()
+        is_replicated = held is not None and held.replicated
+        others = [] if is_replicated else [self._part(one) for one in range(self._old_size) if one != rank]
+        return cast("Resharded", _resharded().of_parts([buffer, *others], rank, tensors))
+
+    def _read_disk(self, tensors: list[Any]) -> Resharded | None:
+        if self._folder is None:
+            return None
+        path = self.agreement.agree("checkpoint", self._folder.newest_told)
+        if not path:
+            return None
+        found, record = _resharded().of_checkpoint(path, self._rank, tensors)
+        self._old_size, self.restored_steps = record.held.world_size, record.held.commit.steps
+        return cast("Resharded", found)
+
+    def _part(self, rank: int) -> CommitBuffer:
+        found = self.buffers.part_to_restore(rank)
+        if found is None:
+            msg = f"the node does not have the part of rank {rank} of the commit to restore"
+            raise ValueError(msg)
+        return found
+
+    def restore_random(self, states: dict[str, Any]) -> None:
+        """Set the generators to the states of this rank; seed them by those of another, if it had none."""
+        if self._rank < self._old_size:
+            random_states.restore(states)
+        else:
+            random_states.seed_from(states, self._rank)
+
+    def wait_for_all(self, completed: int, *, is_last: bool = False, is_copied: bool = False) -> Proposal:
+        """Wait until all ranks have the last commit: then the one before it may be overwritten.
+
+        Return what rank 0 has proposed for the next one, after so many steps. `is_last`: the workers are stopped after
+        it. `is_copied`: this node copies that one in any case.
+        """
+        proposal = self.agreement.wait(self.number)
+        self.number += 1
+        if is_last:
+            proposal = replace(proposal, to_disk=False)
+        if is_last and is_copied:
+            self.copies.begin_last(Commit(self._attempt, completed), self.agreement)
+        elif proposal.is_kept:
+            self.copies.begin(Commit(self._attempt, completed))
+        if self._rounds is not None:
+            self._rounds.began(monotonic(), to_disk=proposal.to_disk)
+        return proposal
+
+    def wait_for_copy(self, writer: HeartbeatWriter, completed: int) -> None:
+        """Wait until the last commit is copied, before a node goes. Where copies fail, not for long."""
+        if not writer.awaits_copy:
+            return
+        if self.copies.copying is None or self.copies.copying.steps != completed:
+            return
+        until = monotonic() + (_COPY_SECONDS if writer.copied_steps() else _FIRST_COPY_SECONDS)
+        while writer.copied_steps() != completed and writer.is_save_committed(completed) and monotonic() < until:
+            writer.record_alive()
+            sleep(_POLL_SECONDS)
+
+    def announce(self, number: int, writer: HeartbeatWriter, interval: int) -> None:
+        """Say that this rank has a commit whole. `interval`: what this rank would propose."""
+        self.copies.count(writer, self.agreement)
+        to_disk = False
+        if self._rounds is not None:
+            self._rounds.tell(self.buffers, monotonic())
+            to_disk = self._rounds.is_due(self.buffers, monotonic())
+        is_kept = self._rank == 0 and not to_disk and self.copies.is_next_due(writer, self.agreement)
+        self.agreement.announce(number, Proposal(interval, to_disk, is_kept))
+
+    def identify(self, completed: int, found: Snapshot) -> HeldCommit:
+        """Return the name of the commit after so many steps."""
+        commit = Commit(self._attempt, completed)
+        return HeldCommit(rank=self._rank, world_size=self._world_size, commit=commit, replicated=found.is_replicated)
+
+
+def _resharded() -> Any:
+    """Return the class `Resharded`, whose module imports torch."""
+    return import_module("raylaunch.worker.state.checkpoints.resharded").Resharded
+
+
+def refuse_survivors() -> None:
+    """Raise RuntimeError in an attempt with survivors, whose state is not that of a worker that was just started."""
+    if os.environ.get(slot_owner.WITH_SURVIVORS_VARIABLE):
+        msg = "there is nothing to restore, though workers of the attempt before have stayed"
+        raise RuntimeError(msg)
+
+
+def without_agent() -> Any:
+    """Return the module of this name, which imports torch."""
+    return import_module("raylaunch.worker.state.checkpoints.without_agent")
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else default

@@ -1,0 +1,356 @@
+"""Two agents without processes: one copies what its ranks commit to the other, and gets back what it lacks."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from raylaunch.cluster.agent.copies import state_copies
+from raylaunch.cluster.agent.copies.state_copies import StateCopies
+from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.core.newtypes import NodeId
+from raylaunch.core.placement.environment import Member, assign
+from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyFailed, CopyReport, CopyTo
+from raylaunch.node.protocol.messages import AnnounceCommit
+from raylaunch.node.state import part_transfer
+from raylaunch.node.state.fd_store_client import FdStoreClient
+from raylaunch.node.state.part_transfer import CopyRefusedError, TornError
+from raylaunch.node.state.state_files import FIRST_COPY
+from raylaunch.node.state.state_memory import StateMemory
+from raylaunch.worker.heartbeats import shared_page as fields
+from raylaunch.worker.heartbeats.shared_page import SharedPage
+from raylaunch.worker.state.commit_buffer import CommitBuffer
+from tests.node.harness import until
+
+SIZE = 3 * 2**20
+INTERVAL = 7
+WORLD = [Member(node=NodeId(f"node-{n}"), address="", nproc=2, host=f"host-{n}") for n in (0, 1)]
+
+
+@dataclass
+class Side:
+    """One agent's part: the node of ranks 0 and 1, or that of 2 and 3."""
+
+    number: int
+    most: int | None = None
+    secret: str = ""
+    reports: list[CopyReport] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page, self.fd = SharedPage.create()
+        self.memory = StateMemory(self.page, self.secret, self.most)
+        self.copies = StateCopies(self.memory, "127.0.0.1", self.reports.append, lambda work: work())
+        self.begin(1)
+
+    def begin(self, attempt: int) -> None:
+        self.memory.begin(assign(attempt, WORLD)[self.number])
+        self.page.numbers[fields.ATTEMPT] = attempt
+        self.copies.begin()
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        return 2 * self.number, 2 * self.number + 1
+
+    def commit(self, steps: int, *, attempt: int = 1, index: int = 0, kept: bool = True) -> None:
+        for rank in self.ranks:
+            self.seal(part(rank, steps, attempt), index, kept=kept)
+        self.copies.serve()
+
+    def seal(self, one: HeldCommit, index: int = 0, *, kept: bool = True, size: int = SIZE) -> CommitBuffer:
+        assert self.memory.files.reserve((one.rank, index), size) == ""
+        buffer = CommitBuffer(os.dup(self.memory.files.get((one.rank, index)).fd))
+        buffer.header.unseal()
+        buffer.write_pickle(content(one), tensors=SIZE // 2)
+        buffer.header.seal(one, tensors=SIZE // 2, pickled=len(content(one)), kept=kept, interval=INTERVAL)
+        return buffer
+
+    @property
+    def address(self) -> CopyAddress:
+        (served,) = [report for report in self.reports if isinstance(report, CopiesServed)]
+        return CopyAddress(node=NodeId(f"node-{self.number}"), host=served.host, port=served.port, secret=served.secret)
+
+    def has(self, one: HeldCommit) -> bool:
+        """Return whether the node has the part as it was committed."""
+        file = self.memory.files.find(one.rank, one.commit, one.world_size)
+        if file is None:
+            return False
+        buffer = CommitBuffer(os.dup(file.fd))
+        return buffer.read_pickle() == content(one) and buffer.header.interval == INTERVAL
+
+    def copied(self) -> int:
+        return self.page.numbers[fields.COPIED_STEPS]
+
+    def be_killed(self) -> None:
+        """Let the connections end as they do when the agent is killed."""
+        self.copies.close()
+        with socket.socket(fileno=os.dup(self.memory.files.keeper_fd)) as keeper:
+            keeper.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.copies.close()
+        self.memory.close()
+        os.close(self.fd)
+
+
+def part(rank: int, steps: int, attempt: int = 1) -> HeldCommit:
+    return HeldCommit(rank=rank, world_size=4, commit=Commit(attempt, steps))
+
+
+def content(one: HeldCommit) -> bytes:
+    return f"{one.rank} {one.commit}".encode() * 1000
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Side, Side]]:
+    found = Side(0), Side(1)
+    yield found
+    for side in found:
+        side.close()
+
+
+def serving(*sides: Side) -> None:
+    for side in sides:
+        side.commit(1, index=1, kept=False)
+
+
+def test_what_all_ranks_of_a_node_have_marked_is_copied_and_an_older_copy_stays_until_the_next_one(sides):
+    first, second = sides
+    serving(first, second)
+    assert (first.copied(), first.page.numbers[fields.COPYING]) == (0, 0)
+    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
+    assert first.page.numbers[fields.COPYING] == 1
+    first.seal(part(0, 5), 0)
+    first.seal(part(1, 4), 0)
+    for steps, index in ((5, 0), (6, 2), (7, 3), (8, 0)):
+        first.commit(steps, index=index)
+        until(lambda steps=steps: first.copied() == steps, "the copy to be made")
+        assert second.has(part(0, steps))
+        assert second.has(part(1, steps))
+        assert second.has(part(0, steps - 1)) == (steps > 5)
+    assert second.memory.files.usage() == (2 * SIZE, 4 * (SIZE // 2 + 4096 + len(content(part(0, 8)))))
+    assert {one.copied for one in second.memory.held() if one.rank < 2} == {True}
+
+
+def test_a_part_that_is_copied_again_does_not_cost_the_one_before(sides):
+    """As after a connection that broke before the answer came."""
+    first, second = sides
+    serving(first, second)
+    for steps, index in ((5, 0), (6, 1), (6, 1)):
+        first.seal(part(0, steps), index)
+        state_copies.push(first.memory.files, second.address, (part(0, steps),))
+    assert second.has(part(0, 5))
+    assert second.has(part(0, 6))
+
+
+def test_a_new_agent_fetches_the_parts_of_its_ranks_before_its_workers_are_told(sides):
+    first, second = sides
+    serving(first, second)
+    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
+    first.commit(5)
+    until(lambda: first.copied() == 5, "the copy to be made")
+    newcomer = Side(0)
+    newcomer.begin(2)
+    commit = Commit(1, 5)
+    order = AnnounceCommit(
+        attempt=2, commit=commit, world_size=4, kept=commit, fetches=tuple((rank, second.address) for rank in (0, 1))
+    )
+    newcomer.copies.announce(order, lambda: newcomer.memory.announce(order))
+    until(lambda: newcomer.page.numbers[fields.RESTORE_DECIDED] == 2, "the parts to be there")
+    assert newcomer.has(part(0, 5))
+    assert newcomer.has(part(1, 5))
+    assert newcomer.page.numbers[fields.KEPT_STEPS] == 5
+    newcomer.close()
+
+
+def test_a_part_that_is_not_there_is_asked_for_again_until_the_next_attempt(sides):
+    first, second = sides
+    serving(first, second)
+    order = AnnounceCommit(attempt=1, commit=Commit(1, 9), world_size=4, fetches=((3, second.address),))
+    told = []
+    first.copies.announce(order, lambda: told.append(1))
+    until(lambda: any(isinstance(report, CopyFailed) for report in first.reports), "the failure to be said")
+    assert first.reports[-1].why == "a node cannot get its state from node-1: this node does not have the part"
+    second.seal(part(3, 9))
+    until(lambda: told, "the part to be there")
+    first.begin(2)
+
+
+def test_a_node_that_is_to_copy_to_another_one_than_before_still_gets_what_it_fetches(sides):
+    """Another node has begun to serve, or is drained, while the attempt begins."""
+    first, second = sides
+    serving(first, second)
+    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
+    order = AnnounceCommit(attempt=1, commit=Commit(1, 9), world_size=4, fetches=((3, second.address),))
+    told = []
+    first.copies.announce(order, lambda: told.append(1))
+    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
+    second.seal(part(3, 9))
+    until(lambda: told, "the part to be there")
+    assert first.has(part(3, 9))
+
+
+def test_copies_count_for_the_limit_and_the_lack_of_memory_is_said(sides):
+    first, _ = sides
+    small = Side(1, most=5 * SIZE // 2)
+    small.commit(1, kept=False)
+    serving(first)
+    first.copies.copy_to(CopyTo(attempt=1, target=small.address))
+    first.commit(5)
+    until(lambda: any(isinstance(report, CopyFailed) for report in first.reports), "the failure to be said")
+    assert "a node has no copy of its state on node-1: the buffers of `State` need" in first.reports[-1].why
+    assert first.copied() == 0
+    small.close()
+
+
+def test_stale_files_are_freed_when_newer_ones_are_copied_twice(sides):
+    """Those of the last attempt's ranks that this node does not have any more, and copies that it has got."""
+    first, second = sides
+    serving(first, second)
+    second.seal(part(0, 1), FIRST_COPY)
+    second.memory.begin(assign(2, [WORLD[1], WORLD[0]])[0])
+    second.memory.announce(AnnounceCommit(attempt=2, commit=Commit(1, 1), world_size=4))
+    second.seal(part(0, 3, 2), 0)
+    second.seal(part(1, 3, 2), 0)
+    second.memory.copied(Commit(2, 3))
+    assert second.has(part(0, 1))
+    assert second.has(part(2, 1))
+    second.seal(part(0, 4, 2), 2)
+    second.memory.copied(Commit(2, 4))
+    assert second.page.numbers[fields.COPIED_STEPS] == 4
+    assert not second.has(part(0, 1))
+    assert not second.has(part(2, 1))
+
+
+# A connection.
+
+
+def test_a_part_that_is_overwritten_while_it_is_read_is_not_sealed(sides, monkeypatch):
+    first, second = sides
+    serving(first, second)
+    whole = part_transfer.part_bytes
+    looks = []
+
+    def overwritten(fd: int, one: HeldCommit) -> int:
+        looks.append(fd)
+        if len(looks) == 2:
+            first.seal(part(0, 6), 0)
+        return whole(fd, one)
+
+    monkeypatch.setattr(part_transfer, "part_bytes", overwritten)
+    first.seal(part(0, 5), 0)
+    with pytest.raises(CopyRefusedError, match="overwritten while it was copied"):
+        state_copies.push(first.memory.files, second.address, (part(0, 5),))
+    assert not second.has(part(0, 5))
+    with pytest.raises(TornError, match="overwritten before it was copied"):
+        state_copies.push(first.memory.files, second.address, (part(0, 5),))
+
+
+def test_damaged_bytes_are_noticed(sides):
+    first, second = sides
+    serving(first, second)
+    one = part(0, 5)
+    with part_transfer.connection(second.address) as line:
+        part_transfer.send_request(line, part_transfer.PUSH, one, 5000)
+        part_transfer.read_answer(line)
+        line.sendall(bytes(5000) + part_transfer.TRAILER.pack(True, 1))
+        with pytest.raises(CopyRefusedError, match="the checksum of the part is wrong"):
+            part_transfer.read_answer(line)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"x" * 41,
+        part_transfer.REQUEST.pack(b"P", -1, 4, 1, 1, 5000),
+        part_transfer.REQUEST.pack(b"P", 0, 4, 1, 1, 10),
+        part_transfer.REQUEST.pack(b"P", 4, 4, 1, 1, 5000),
+        part_transfer.REQUEST.pack(b"F", 0, 4, 1, 1 << 60, 0),
+        part_transfer.REQUEST.pack(b"?", 0, 4, 1, 1, 0),
+    ],
+)
+def test_nonsense_ends_the_connection(sides, garbage):
+    serving(sides[0])
+    with part_transfer.connection(sides[0].address) as line:
+        line.sendall(garbage)
+        line.settimeout(60)
+        assert line.recv(1) == b""
+
+
+def test_more_than_the_node_may_hold_is_refused_before_it_is_sent(sides):
+    serving(sides[0])
+    with part_transfer.connection(sides[0].address) as line:
+        part_transfer.send_request(line, part_transfer.PUSH, part(2, 5), 1 << 39)
+        with pytest.raises(CopyRefusedError, match="of this node's memory"):
+            part_transfer.read_answer(line)
+
+
+def test_without_the_secret_there_is_no_connection(sides):
+    serving(sides[0])
+    address = sides[0].address
+    with socket.create_connection((address.host, address.port), timeout=60) as line:
+        line.sendall(b"0" * 64 + b" copies\n")
+        assert line.recv(1) == b""
+
+
+@pytest.fixture
+def killed() -> Iterator[Side]:
+    """An agent whose ranks have made commits, and which was killed. Its state keeper is still there."""
+    side = Side(0, secret=secrets.token_hex(8))
+    for steps, index in ((5, 0), (6, 1)):
+        side.commit(steps, index=index, kept=False)
+    side.be_killed()
+    yield side
+    heir = FdStoreClient(side.secret)
+    assert heir.connect()
+    for _, _, fd in heir.take():
+        os.close(fd)
+    heir.leave()
+    side.close()
+
+
+def test_the_state_keeper_of_an_agent_that_was_killed_gives_what_it_holds_to_others(killed):
+    found = part_transfer.ask_list(killed.address, seconds=60)
+    assert {*found} == {part(rank, steps) for rank in (0, 1) for steps in (5, 6)}
+    other = Side(1)
+    other.begin(2)
+    source = replace(killed.address, orphaned=True)
+    order = AnnounceCommit(
+        attempt=2, commit=Commit(1, 6), world_size=4, fetches=tuple((rank, source) for rank in (0, 1))
+    )
+    other.copies.announce(order, lambda: other.memory.announce(order))
+    until(lambda: other.page.numbers[fields.RESTORE_DECIDED] == 2, "the parts to be there")
+    assert other.has(part(0, 6))
+    assert other.has(part(1, 6))
+    other.close()
+
+
+def test_the_state_keeper_knows_who_may_ask_and_takes_nothing(killed):
+    with pytest.raises(ConnectionError, match="does not admit"):
+        part_transfer.ask_list(replace(killed.address, secret="0" * 64), seconds=60)
+    with part_transfer.connection(killed.address) as line:
+        part_transfer.send_request(line, part_transfer.PUSH, part(0, 7), 5000)
+        with pytest.raises(CopyRefusedError, match="the agent was killed"):
+            part_transfer.read_answer(line)
+        part_transfer.send_request(line, part_transfer.FETCH, part(0, 4))
+        with pytest.raises(CopyRefusedError, match="the state keeper does not have the part"):
+            part_transfer.read_answer(line)
+
+
+def test_workers_are_told_even_where_the_state_keeper_is_gone_meanwhile(sides):
+    """They say what they lack; nobody waits for ever."""
+    first, second = sides
+    serving(first)
+    gone = replace(first.address, orphaned=True)
+    first.copies.close()
+    order = AnnounceCommit(attempt=1, commit=Commit(1, 6), world_size=4, fetches=((0, gone),))
+    second.copies.announce(order, lambda: second.memory.announce(order))
+    until(lambda: second.page.numbers[fields.RESTORE_DECIDED] == 1, "the workers to be told")
+    assert not second.has(part(0, 6))
+    assert any(
+        "cannot get its state from node-0" in each.why for each in second.reports if isinstance(each, CopyFailed)
+    )

@@ -1,0 +1,84 @@
+"""To which agent each one copies what its ranks have committed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from raylaunch.cluster.driver.executor import CopyRing, targets
+from raylaunch.core.machine.commits import Commit, PartFetch, RestoreCommit
+from raylaunch.core.placement.environment import Member
+from raylaunch.node.protocol.copy_messages import CopiesServed, CopyTo
+
+
+def member(node: str, host: str) -> Member:
+    return Member(node=node, address="", nproc=1, host=host)
+
+
+def test_each_node_copies_to_one_of_the_next_host():
+    world = [member("a", "1"), member("b", "2"), member("c", "2"), member("d", "3"), member("e", "1")]
+    assert targets(world) == {"a": "b", "e": "c", "b": "d", "c": "d", "d": "a"}
+
+
+def test_nodes_of_one_host_make_no_copies():
+    assert targets([member("a", "1"), member("b", "1")]) == {}
+
+
+def test_hosts_that_are_drained_get_no_copies_if_others_are_left():
+    world = [member("a", "1"), member("b", "2"), member("c", "3")]
+    assert targets(world, {"b"}) == {"a": "c", "b": "c", "c": "a"}
+    assert targets(world, {"a", "b", "c"}) == {"a": "b", "b": "c", "c": "a"}
+
+
+def test_before_nodes_of_the_only_host_go_each_one_copies_to_another_one_that_stays():
+    """The only one that stays makes no copies."""
+    world = [member(node, "1") for node in "abc"]
+    assert targets(world, {"b"}) == {"a": "c", "b": "c", "c": "a"}
+    assert targets(world, {"b", "c"}) == {"b": "a", "c": "a"}
+    assert targets(world, {"a", "b", "c"}) == {}
+    assert targets(world[:1], {"a"}) == {}
+
+
+class Sent:
+    def __init__(self) -> None:
+        self.orders: list[tuple[str, CopyTo]] = []
+
+    def send(self, node: str, order: CopyTo) -> None:
+        self.orders.append((node, order))
+
+    def take(self) -> list[tuple[str, str]]:
+        found, self.orders = self.orders, []
+        return [(node, order.target.node) for node, order in found]
+
+
+def test_nodes_are_told_as_soon_as_their_target_is_known_and_again_when_it_changes():
+    members = (member("a", "1"), member("b", "2"), member("c", "3"))
+    machine = SimpleNamespace(attempt=1, world=SimpleNamespace(members=members), leaving=set())
+    fleet = Sent()
+    ring = CopyRing(machine, fleet)
+    ring.launched()
+    assert (ring.are_used, fleet.take()) == (False, [])
+    for number, node in enumerate("abc"):
+        ring.served(node, CopiesServed(host="h", port=number, secret="s"))
+    assert (ring.are_used, fleet.take()) == (True, [("c", "a"), ("a", "b"), ("b", "c")])
+    ring.renew()
+    assert fleet.take() == []
+    machine.leaving = {"b"}
+    ring.renew()
+    assert fleet.take() == [("a", "c")]
+    machine.attempt = 2
+    ring.launched()
+    assert len(fleet.take()) == 3
+
+
+def test_a_node_is_told_where_to_fetch_what_it_lacks():
+    machine = SimpleNamespace(leaving=set(), nodes={"a"}, world=SimpleNamespace(members=()))
+    ring = CopyRing(machine, Sent())
+    ring.served("a", CopiesServed(host="h", port=7, secret="s"))
+    fetches = (PartFetch(node="b", part=3, source="a"), PartFetch(node="c", part=4, source="a"))
+    action = RestoreCommit(
+        attempt=2, nodes=("a", "b", "c"), commit=Commit(1, 5), world_size=6, why="", fetches=fetches, kept=Commit(1, 5)
+    )
+    order = ring.announcement("b", action)
+    assert [(part, source.node, source.port) for part, source in order.fetches] == [(3, "a", 7)]
+    assert (order.attempt, order.commit, order.kept, order.world_size) == (2, Commit(1, 5), Commit(1, 5), 6)
+    assert ring.announcement("a", action).fetches == ()

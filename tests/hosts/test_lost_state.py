@@ -1,0 +1,72 @@
+"""A host is lost: the script goes on from what its `State` had, by the copies that the other hosts have of its parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosts.steps import hosts_by_rank, never_two_worlds
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+KEEPS = """
+    import os, socket, time
+    from pathlib import Path
+    from raylaunch.worker import State
+    attempt, rank, world = (os.environ[name] for name in ("RAYLAUNCH_ATTEMPT", "RANK", "WORLD_SIZE"))
+    state = State(every=1)
+    done = state.restore()
+    total = state.get("total", int(rank))
+    assert total == sum(range(done)) + int(rank), (done, total)
+    state["ballast"] = os.urandom(3_000_000)
+    with open(f"steps.{attempt}.{rank}.{socket.gethostname()}", "a", buffering=1) as log:
+        step = done
+        while not Path("enough").exists():
+            total += step
+            state["total"] = total
+            time.sleep(0.02)
+            state.commit(step)
+            log.write(f"{time.monotonic()} {attempt} {rank} {world} {step} {socket.gethostname()}\\n")
+            step += 1
+"""
+"""Each rank has a state of its own, of which it checks the value. `commit` is what makes ranks wait for each other."""
+
+
+def first_steps(run, attempt: int) -> dict[int, int]:
+    """Return the first step of each rank of an attempt."""
+    found: dict[int, int] = {}
+    for step in run.steps():
+        if step.attempt == attempt:
+            found.setdefault(step.rank, step.number)
+    return found
+
+
+def last_step(run, attempt: int) -> int:
+    """Return the last step that all ranks of an attempt have done."""
+    last: dict[int, int] = {}
+    for step in run.steps():
+        if step.attempt == attempt:
+            last[step.rank] = step.number
+    return min(last.values())
+
+
+def test_training_goes_on_from_the_copies_of_a_lost_host_and_what_had_none_is_said(launcher, hosts):
+    run = launcher.start(
+        KEEPS, nnodes=2, spares=1, nproc_per_node=2, cpus_per_worker=0.5, preload=["torch.distributed"]
+    )
+    first = run.wait_for_world(4)
+    run.wait_for(lambda: len(run.events("NodeJoined")) == 3, name="the spare to be warm")
+    run.wait_for(lambda: last_step(run, first) > 60, name="steps")
+    member = next(host for host in hosts.hosts[1:] if host.name in hosts_by_rank(run, first))
+    hosts.kill(member)
+    second = run.wait_for_world(4, after=first)
+    assert member.name not in hosts_by_rank(run, second)
+    (restored,) = [action for action in run.actions("RestoreCommit") if action["attempt"] == second]
+    steps, lost = restored["commit"]["steps"], restored["lost_steps"]
+    assert set(first_steps(run, second).values()) == {steps}
+    assert steps > 20
+    assert last_step(run, first) + 1 <= steps + lost
+    assert never_two_worlds(run)
+    run.stop()
+    assert "AssertionError" not in run.err
+    if lost:
+        assert f"{lost} more step" in run.err

@@ -1,0 +1,131 @@
+"""The node writes commits of its workers to disk, in processes of its own, and training does not notice."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.node.state import checkpoint_writes
+from raylaunch.node.state.checkpoint_writes import CheckpointWrites
+from raylaunch.worker.state.buffer_client import Request
+from raylaunch.worker.state.checkpoints import checkpoint_process
+from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer, WriteState
+from tests.node.harness import basic_env, mark, no_leaks, own_node, pipe, until
+from tests.warm_command import WarmCommand
+from tests.warm_python import WarmPython
+from tests.worker.state.test_elastic_state import attempt
+
+__all__ = ["mark", "no_leaks", "own_node", "pipe"]
+
+TRAINS = """
+    import os, sys, time
+    import torch
+    from raylaunch.worker import State
+
+    folder, until = sys.argv[1], sys.argv[2]
+    told = []
+    class Stderr:
+        def write(self, text):
+            told.append(text)
+        def flush(self):
+            pass
+    sys.stderr = Stderr()
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(3, 3)
+    state = State(model=model, every=1, durable=folder)
+    done = state.restore()
+    print(done, state.get("sum") == model.weight.sum().item())
+    deadline = time.monotonic() + 100
+    step = done
+    while time.monotonic() < deadline:
+        torch.nn.init.constant_(model.weight, step)
+        state["sum"] = model.weight.sum().item()
+        state.commit(step)
+        step += 1
+        if until == "now" or (until == "written" and any(name.startswith("step-") and "." not in name
+                                                         for name in os.listdir(folder))):
+            break
+        if until == "told" and any("could not be written" in text for text in told):
+            break
+        time.sleep(0.02)
+    print(step, "".join(told).strip())
+"""
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory) -> Iterator[WarmPython]:
+    """What the processes that write are forked from, and plain Python."""
+    at = tmp_path_factory.mktemp("warm") / "torch.sock"
+    modules = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict")
+    found = WarmPython(*modules, env=os.environ | {"OMP_NUM_THREADS": "1"}, at=at)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("own_node", [("torch",)], indirect=True)
+def test_commits_are_written_in_a_run_and_at_its_end_and_the_next_run_begins_there(
+    own_node, tmp_path, warm, monkeypatch
+):
+    """Before, a folder that cannot be written costs a message."""
+    monkeypatch.setattr(checkpoint_writes, "sys", SimpleNamespace(executable=str(warm.executable()), stderr=sys.stderr))
+    own_node.set(env=own_node.supervisor.spec.env | {"RAYLAUNCH_DURABLE_EVERY": "0"})
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "checkpoints"
+    lines = attempt(own_node, own_node.script(TRAINS.replace("state.restore()", "0")), str(folder), "told")
+    told = f"could not be written to {folder}: Not a directory; training goes on"
+    assert lines[1].endswith(told), lines
+
+    own_node.supervisor.state.files.drop(lambda *_: True)
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    script = own_node.script(TRAINS)
+    first = attempt(own_node, script, str(folder), "written")
+    assert first[0].split()[0] == "0"
+    steps = int(first[1].split()[0])
+    assert "step-" in "".join(os.listdir(folder))
+    own_node.supervisor.close()
+    until((folder / f"step-{steps}").exists, "the last commit is not on disk")
+    until(lambda: not [name for name in os.listdir(folder) if "incomplete" in name], "something is left")
+    alone = WarmCommand(warm, script, str(folder), "now", env=basic_env("none"), cwd=tmp_path)
+    out, err = alone.communicate(200)
+    assert out.splitlines() == [f"{steps} True", f"{steps + 1} "], err
+    assert (folder / f"step-{steps + 1}" / ".metadata").exists(), "under plain Python, the process itself writes it"
+
+
+@pytest.mark.parametrize(
+    ("program", "state", "outcome"),
+    [
+        ('print(\'{"failed": ""}\')', WriteState.WRITTEN, ""),
+        ('print(\'{"failed": "no space"}\')', WriteState.FAILED, "no space"),
+        ("import os; os.kill(os.getpid(), 9)", WriteState.FAILED, "the process that does it was ended"),
+    ],
+)
+def test_what_became_of_a_write_is_in_the_buffer(monkeypatch, tmp_path, program, state, outcome):
+    """Also if the process was killed. While it runs, no other one is started."""
+    (tmp_path / "program.py").write_text(f"import sys\nsys.stdin.read()\n{program}\n")
+    monkeypatch.setattr(checkpoint_process, "__file__", str(tmp_path / "program.py"))
+    fd, commit = os.memfd_create("test"), Commit(1, 8)
+    os.ftruncate(fd, HEADER_BYTES)
+    buffer = CommitBuffer(os.dup(fd))
+    held = HeldCommit(rank=0, world_size=1, commit=commit)
+    buffer.header.seal(held, tensors=0, pickled=0, write=WriteState.TO_WRITE)
+    with select.epoll() as epoll:
+        writes = CheckpointWrites(epoll)
+        writes.note_folder(Request(attempt=1, rank=0, index=2, folder=str(tmp_path), keep=1, write=1))
+        writes.write({fd: (commit, WriteState.TO_WRITE)}, 2)
+        assert writes.fileno() == -1, "the other rank of the node has not sealed its part"
+        writes.write({fd: (commit, WriteState.TO_WRITE)}, 1)
+        first = writes.fileno()
+        writes.write({fd: (commit, WriteState.TO_WRITE)}, 1)
+        assert writes.fileno() == first
+        while buffer.header.write_state is WriteState.TO_WRITE:
+            assert epoll.poll(60)
+            writes.poll({fd: (commit, WriteState.TO_WRITE)})
+    os.close(fd)
+    assert (buffer.header.write_state, outcome in buffer.header.outcome) == (state, True)

@@ -1,0 +1,171 @@
+"""A commit on disk: complete or not there, read by plain `torch.distributed.checkpoint`, and by `State` in any world."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
+
+from raylaunch.worker.state.checkpoints import checkpoint_writer  # noqa: E402
+from raylaunch.worker.state.checkpoints.checkpoint_writer import report, write_checkpoint, write_newest  # noqa: E402
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder  # noqa: E402
+from raylaunch.worker.state.checkpoints.resharded import Resharded  # noqa: E402
+from raylaunch.worker.state.snapshot import OBJECT, Snapshot  # noqa: E402
+from tests.worker.state.checkpoints.test_resharded import (  # noqa: E402
+    FSDP,
+    WHOLE,
+    buffer_with,
+    committed,
+    same,
+    sharded,
+    world,
+)
+
+SECONDS = 100.0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return DurableFolder(str(tmp_path / "checkpoints"), 600.0, 2)
+
+
+def in_threads(*calls) -> list[str]:
+    """Call all at once, as several nodes do; return what they return."""
+    found: dict[int, str] = {}
+    threads = [
+        threading.Thread(target=lambda n=n, call=call: found.update({n: call()})) for n, call in enumerate(calls)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    return [found[number] for number in range(len(calls))]
+
+
+def test_nodes_write_one_checkpoint_that_any_world_restores(folder):
+    """Two nodes without a connection write it, with three ranks. It is what was committed, in worlds of 3 and of 2."""
+    parts = committed(3, (3,), FSDP)
+    nodes = parts[1:], parts[:1]
+    paths = in_threads(*(lambda node=node: write_checkpoint(folder, node, SECONDS) for node in nodes))
+    assert paths == ["", f"{folder.path}/step-8"]
+    assert sorted(os.listdir(paths[1])) == [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
+    for size in (3, 2):
+        for rank in range(size):
+            with world(rank, size, (size,), FSDP) as mesh:
+                own = [sharded(mesh, name) for name in WHOLE]
+                found, record = Resharded.of_checkpoint(paths[1], rank, own)
+                assert (record.held.commit.steps, record.held.world_size) == (8, 3)
+                model, optimizer = found.item(f"{OBJECT}model"), found.item(f"{OBJECT}optimizer")
+                assert all(same(model[name], sharded(mesh, name)) for name in WHOLE)
+                assert all(
+                    same(optimizer["state"][n]["exp_avg"], sharded(mesh, name, 1)) for n, name in enumerate(WHOLE)
+                )
+                assert found.item("values")["nested"][0][1].tolist() == [rank] * 2
+                assert found.item(f"{OBJECT}sampler")["position"].tolist() == [rank]
+
+
+def test_plain_dcp_reads_it_and_converts_it(folder, tmp_path):
+    path = write_checkpoint(folder, committed(2, (2,), FSDP), SECONDS)
+    targets = {"model": {name: torch.zeros_like(whole) for name, whole in WHOLE.items()}}
+    dcp.load(targets, checkpoint_id=path, no_dist=True)
+    assert all(torch.equal(targets["model"][name], whole) for name, whole in WHOLE.items())
+    dcp_to_torch_save(path, str(tmp_path / "all.pt"))
+    found = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert all(torch.equal(found["model"][name], whole) for name, whole in WHOLE.items())
+    assert torch.equal(found["optimizer"]["state"]["1"]["exp_avg"], WHOLE["uneven"] + 1)
+    assert found["sampler"]["epoch"] == 3
+    assert (found["raylaunch"]["steps"], found["raylaunch"]["values"]["rank"]) == (8, 0)
+
+
+class Unknown:
+    """Of the script, so that only its own processes can unpickle it."""
+
+    def __reduce__(self):
+        return refuse, ()
+
+
+def refuse():
+    raise AttributeError("there is no such class here")
+
+
+def test_objects_that_only_the_script_knows_are_kept_for_it(folder):
+    items = {f"{OBJECT}model": {"weight": torch.ones(3)}, "values": {"own": Unknown()}, f"{OBJECT}data": {"n": 5}}
+    path = write_checkpoint(folder, [buffer_with(Snapshot(items, [f"{OBJECT}model"]), 0, 1)], SECONDS)
+    found, _ = Resharded.of_checkpoint(path, 0, [])
+    assert found.item(f"{OBJECT}model")["weight"].tolist() == [1, 1, 1]
+    assert found.item(f"{OBJECT}data") == {"n": 5}
+    with pytest.raises(AttributeError, match="there is no such class here"):
+        found.item("values")
+
+
+def test_another_checkpoint_is_refused(folder, tmp_path):
+    dcp.save({"x": torch.ones(2)}, checkpoint_id=tmp_path / "own", no_dist=True)
+    with pytest.raises(ValueError, match="a checkpoint that `State` has not written"):
+        Resharded.of_checkpoint(str(tmp_path / "own"), 0, [])
+
+
+def one_part(steps_tensor: float = 1.0):
+    return buffer_with(
+        Snapshot({f"{OBJECT}model": {"weight": torch.full((3,), steps_tensor)}}, [f"{OBJECT}model"]), 0, 1
+    )
+
+
+def test_a_full_disk_costs_a_message_and_leaves_nothing(folder, monkeypatch):
+    """The first part of it is written when the disk is full."""
+    write_data = dcp.FileSystemWriter.write_data
+
+    def full(self, plan, planner):
+        write_data(self, plan, planner)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint_writer.FileSystemWriter, "write_data", full)
+    buffer = one_part()
+    told = report(lambda: write_checkpoint(folder, [buffer], SECONDS), folder, buffer.header.held())
+    assert told == (
+        f"the state after 8 steps could not be written to {folder.path}: No space left on device; training goes on"
+    )
+    assert os.listdir(folder.path) == []
+
+
+def test_a_commit_that_is_overwritten_meanwhile_is_no_checkpoint(folder, monkeypatch):
+    buffer = one_part()
+    write_data = dcp.FileSystemWriter.write_data
+
+    def slow(self, plan, planner):
+        buffer.header.unseal()
+        return write_data(self, plan, planner)
+
+    monkeypatch.setattr(checkpoint_writer.FileSystemWriter, "write_data", slow)
+    with pytest.raises(RuntimeError, match="training has overwritten the commit"):
+        write_checkpoint(folder, [buffer], SECONDS)
+    assert folder.newest() == ("", [])
+
+
+def test_a_node_that_never_comes_is_not_waited_for_forever(folder):
+    with pytest.raises(TimeoutError, match="nothing was written of rank 1 in time"):
+        write_checkpoint(folder, committed(2, (2,), FSDP)[:1], 0.1)
+    assert os.listdir(folder.path) == []
+
+
+def test_at_the_end_the_newest_commit_that_all_have_is_written(folder):
+    """Rank 0 has made one that rank 1 has not."""
+    common = committed(2, (2,), FSDP)
+    newer = committed(2, (2,), FSDP)[0]
+    held = newer.header.held()
+    newer.header.seal(
+        type(held)(rank=0, world_size=2, commit=type(held.commit)(1, 9)),
+        tensors=newer.header.sizes()[0],
+        pickled=newer.header.sizes()[1],
+    )
+    paths = in_threads(
+        lambda: write_newest(folder, [common[0], newer], SECONDS), lambda: write_newest(folder, [common[1]], SECONDS)
+    )
+    assert paths == [f"{folder.path}/step-8", ""]
+    assert os.listdir(folder.path) == ["step-8"]
+    assert write_newest(folder, [common[0]], SECONDS) == "", "it is there already"

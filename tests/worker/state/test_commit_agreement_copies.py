@@ -1,0 +1,245 @@
+"""Rounds of copies: a model of all orders of commits, copies, killed workers and lost hosts.
+
+The ranks' buffers, the rounds and the choice of the commit are the real ones. The memory of a host is a dict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylaunch.core.machine.commits import Commit, HeldCommit, fetches, lost_steps, newest_complete, newest_of, safest
+from raylaunch.worker.state.commit_agreement import CopyRounds, Proposal
+from raylaunch.worker.state.commit_buffer import BUFFERS_WITH_COPIES
+from raylaunch.worker.state.rank_buffers import RankBuffers
+from raylaunch.worker.state.snapshot import Snapshot
+from tests.profiles import examples
+
+
+@dataclass
+class Buffer:
+    """A `CommitBuffer` and its header in one."""
+
+    commit: HeldCommit | None = None
+    is_kept: bool = False
+    size: int = 1 << 30
+
+    @property
+    def header(self) -> Buffer:
+        return self
+
+    def held(self) -> HeldCommit | None:
+        return self.commit
+
+    def unseal(self) -> None:
+        self.commit = None
+
+    def write_pickle(self, pickled: bytes, *, tensors: int) -> None:
+        del pickled, tensors
+
+    def seal(self, held: HeldCommit, *, kept: bool, **_: int) -> None:
+        self.commit, self.is_kept = held, kept
+
+
+@dataclass
+class Host:
+    """The memory of a host, with one rank."""
+
+    own: dict[int, Buffer] = field(default_factory=dict)
+    #: By the rank that has written it.
+    copies: dict[int, list[HeldCommit]] = field(default_factory=dict)
+    copied_commit: Commit | None = None
+
+    def held(self) -> tuple[HeldCommit, ...]:
+        own = [buffer.commit for buffer in self.own.values() if buffer.commit is not None]
+        return (*own, *(replace(one, copied=True) for found in self.copies.values() for one in found))
+
+
+class ModelBuffers(RankBuffers):
+    """Those of a host of the model; `most`: how many it has memory for."""
+
+    def __init__(self, host: Host, most: int, spared: Commit | None, rounds: CopyRounds) -> None:
+        self.host, self.most = host, most
+        super().__init__(1, 0, 1, spared=spared, folder=None, copies=rounds, ask=lambda _: (None, ""))
+
+    def _get(self, index: int, size: int = 0, *, write: bool = False) -> Buffer | None:
+        del write
+        if size and index >= self.most:
+            raise MemoryError
+        if size:
+            self.host.own.setdefault(index, Buffer())
+        return self.host.own.get(index)
+
+    def _say(self, note: str) -> None:
+        pass
+
+
+class Rank:
+    """A rank in one attempt, as `State` makes it. It is also its writer to the shared page."""
+
+    def __init__(self, world: World, number: int, chosen: Commit | None, kept: Commit | None) -> None:
+        self.world, self.number = world, number
+        self.rounds = CopyRounds(kept, 0, len(world.hosts))
+        self.buffers = ModelBuffers(world.hosts[number], world.most, chosen, self.rounds)
+        self.made = 0
+        self.is_writing = False
+
+    def copied_steps(self) -> int:
+        copied = self.world.hosts[self.number].copied_commit
+        return copied.steps if copied is not None and copied.attempt == self.world.attempt else 0
+
+    @property
+    def commit(self) -> Commit:
+        return Commit(self.world.attempt, self.world.base + self.made + 1)
+
+    def go(self) -> None:
+        """Begin a commit, if all ranks have the last one, or complete the one that is begun."""
+        world = self.world
+        if not self.is_writing:
+            if any(other.made < self.made for other in world.ranks):
+                return
+            proposal = world.proposals.get(self.made, Proposal())
+            if proposal.is_kept:
+                self.rounds.begin(self.commit)
+            self.buffers.write(Snapshot({}), to_disk=False)
+            self.is_writing = True
+            return
+        held = HeldCommit(rank=self.number, world_size=len(world.hosts), commit=self.commit)
+        self.buffers.seal(held, Snapshot({}), 0, 1)
+        self.made, self.is_writing = self.made + 1, False
+        self.rounds.count(self, world)
+        if self.number == 0:
+            world.proposals[self.made] = Proposal(is_kept=self.rounds.is_next_due(self, world))
+
+
+class World:
+    """The attempts of a run on so many hosts. It is also the agreement of the ranks."""
+
+    def __init__(self, hosts: int, most: int) -> None:
+        self.hosts = [Host() for _ in range(hosts)]
+        self.most = most
+        self.attempt = self.base = 0
+        self.counted_loss: Commit | None = None
+        self.restart()
+
+    def count_copied(self, nodes: int) -> int:
+        self.counted += nodes
+        return self.counted
+
+    def copy(self, which: int) -> None:
+        """Copy the newest marked commit of a host to the next one, as `StateFiles.writing_copy` does."""
+        host, target = self.hosts[which], self.hosts[(which + 1) % len(self.hosts)]
+        marked = [buffer.commit for buffer in host.own.values() if buffer.commit is not None and buffer.is_kept]
+        own = [one for one in marked if one.commit.attempt == self.attempt]
+        if not own:
+            return
+        newest = max(own, key=lambda one: one.commit)
+        there = target.copies.setdefault(which, [])
+        present = [one.commit for one in there if one.commit.attempt == self.attempt and one.commit != newest.commit]
+        safe = {max(present)} if present else {self.chosen, self.kept}
+        target.copies[which] = [one for one in there if one.commit in safe and one.commit != newest.commit] + [newest]
+        host.copied_commit = newest.commit
+
+    def restart(self, lost: int | None = None) -> None:
+        """Begin the next attempt, with a new host for the one that is lost."""
+        if lost is not None:
+            self.hosts[lost] = Host()
+        held = {f"node-{n}": host.held() for n, host in enumerate(self.hosts)}
+        everything = [one for parts in held.values() for one in parts]
+        complete = newest_complete(everything)
+        newest = newest_of(everything).commit if everything else None
+        is_counted = newest == self.counted_loss
+        self.lost_steps = lost_steps(everything, complete) if complete is not None and not is_counted else 0
+        self.counted_loss = newest if self.lost_steps else self.counted_loss
+        self.chosen = complete.commit if complete is not None else None
+        self.kept = safest(held, {name: name for name in held}) or self.chosen
+        if complete is not None:
+            for fetch in fetches(held, {f"node-{n}": [n] for n in range(len(self.hosts))}, complete):
+                part = HeldCommit(rank=fetch.part, world_size=len(self.hosts), commit=complete.commit)
+                assert any(complete.has(one) and one.rank == fetch.part for one in held[fetch.source])
+                self.hosts[int(fetch.node[5:])].copies.setdefault(fetch.part, []).append(part)
+        self.attempt += 1
+        self.base = self.chosen.steps if self.chosen is not None else 0
+        self.counted, self.proposals = 0, {}
+        self.ranks = [Rank(self, number, self.chosen, self.kept) for number in range(len(self.hosts))]
+
+    def made_by_all(self) -> int:
+        return self.base + min(rank.made for rank in self.ranks)
+
+    def safe_steps(self) -> int:
+        """Return the steps of the newest commit that is on two hosts."""
+        found = safest(
+            {f"node-{n}": host.held() for n, host in enumerate(self.hosts)},
+            {f"node-{n}": f"node-{n}" for n in range(len(self.hosts))},
+        )
+        return found.steps if found is not None else 0
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from(("go",) * 12 + ("copy",) * 4 + ("kill", "lose")), st.integers(0, 2)),
+    min_size=80,
+    max_size=150,
+)
+
+
+@given(hosts=st.integers(2, 3), moves=moves)
+@examples(100)
+def test_no_commit_is_lost_with_workers_and_none_that_is_copied_with_a_host(hosts, moves):
+    """After a loss of workers all goes on from the last commit that all made; of a host, from the last one copied."""
+    world = World(hosts, BUFFERS_WITH_COPIES)
+    safe = 0
+    for move, which in moves:
+        if move == "go":
+            world.ranks[which % hosts].go()
+        elif move == "copy":
+            world.copy(which % hosts)
+        else:
+            made = world.made_by_all()
+            world.restart(which % hosts if move == "lose" else None)
+            if move == "kill":
+                assert world.base == made
+            else:
+                assert safe <= world.base <= made
+                assert not world.chosen or world.base + world.lost_steps >= made
+                safe = 0
+        safe = max(safe, world.safe_steps())  # what was on two hosts once stays there until something newer is
+
+
+@given(hosts=st.integers(2, 3), most=st.integers(2, 4), moves=moves)
+@examples(50)
+def test_without_memory_for_copies_workers_still_lose_nothing(hosts, most, moves):
+    world = World(hosts, most)
+    for move, which in moves:
+        if move == "go":
+            world.ranks[which % hosts].go()
+        elif move == "copy":
+            world.copy(which % hosts)
+        elif move == "kill":
+            made = world.made_by_all()
+            world.restart()
+            assert world.base == made
+
+
+def test_rounds_follow_each_other_as_copies_are_made():
+    world = World(2, BUFFERS_WITH_COPIES)
+    for _ in range(40):
+        for rank in world.ranks:
+            rank.go()
+        for host in (0, 1):
+            world.copy(host)
+    assert world.counted >= 10
+    assert world.safe_steps() >= world.made_by_all() - 4
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_no_round_begins_while_a_node_has_not_copied(which):
+    world = World(2, BUFFERS_WITH_COPIES)
+    for _ in range(40):
+        for rank in world.ranks:
+            rank.go()
+        world.copy(which)
+    assert world.counted <= 1
+    assert sum(proposal.is_kept for proposal in world.proposals.values()) == 1

@@ -1,0 +1,62 @@
+"""Whether a rank waits until its last commit before a planned change is copied."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raylaunch.core.machine.commits import Commit
+from raylaunch.worker.state import rank_commits
+from raylaunch.worker.state.rank_commits import RankCommits
+
+
+class Writer:
+    """The page says that the commit is copied when it was asked so often; `withdrawn`: the request then is."""
+
+    def __init__(self, *, awaits_copy: bool, withdrawn: bool = False) -> None:
+        self.awaits_copy = awaits_copy
+        self._withdrawn = withdrawn
+        self.asked = 0
+
+    def copied_steps(self) -> int:
+        self.asked += 1
+        return 7 if self.asked > 5 and not self._withdrawn else 3
+
+    def is_save_committed(self, completed: int) -> bool:
+        return completed == 7 and not (self._withdrawn and self.asked > 5)
+
+    def record_alive(self) -> None:
+        pass
+
+
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(rank_commits, "sleep", lambda _: None)
+    found: Any = RankCommits(None)
+    found.copies = SimpleNamespace(copying=Commit(1, 7))
+    return found
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_before_a_node_leaves_it_waits_until_it_is_copied_or_the_change_is_off(commits, withdrawn):
+    writer = Writer(awaits_copy=True, withdrawn=withdrawn)
+    commits.wait_for_copy(writer, 7)
+    assert writer.asked > 5
+
+
+def test_it_does_not_wait_if_no_node_leaves(commits):
+    """What it holds stays where it is."""
+    writer = Writer(awaits_copy=False)
+    commits.wait_for_copy(writer, 7)
+    assert writer.asked == 0
+
+
+def test_it_does_not_wait_for_a_commit_that_is_not_to_be_copied(commits):
+    """The node had no memory for it, or makes no copies."""
+    for copying in (None, Commit(1, 6)):
+        commits.copies.copying = copying
+        writer = Writer(awaits_copy=True)
+        commits.wait_for_copy(writer, 7)
+        assert writer.asked == 0
