@@ -1,12 +1,12 @@
-"""`train_charlm.py` with three lines for raylaunch, so that no step is lost when nodes join or leave.
+"""`train_charlm.py` with `State` in place of its checkpoints, so that no step is lost when workers die or nodes change.
 
-The loop in `train()` also saves when `should_checkpoint` returns True, which it does on all ranks at the same step
-before the number of workers changes. `checkpointed` says that the step is saved; the next attempt continues with the
-step after it. Under other launchers both functions do nothing.
+After each step, `state.commit` keeps what training needs in the nodes' memory, and `state.restore` goes on from there
+in the next attempt, with as many ranks as there are then. With `@elastic`, ranks that did not fail go on in the same
+process. Under other launchers nothing is kept, unless RAYLAUNCH_DURABLE names a folder on disk.
 
     python examples/train_charlm_elastic.py                                 # a single rank
-    torchrun --nproc-per-node 2 examples/train_charlm_elastic.py --steps 50
-    raylaunch --nnodes 1:4 --nproc-per-node 2 examples/train_charlm_elastic.py
+    RAYLAUNCH_DURABLE=/shared/charlm torchrun --nproc-per-node 2 examples/train_charlm_elastic.py --steps 50
+    raylaunch --nnodes 1:4 --nproc-per-node 2 --max-restarts 3 examples/train_charlm_elastic.py
 """
 
 import argparse
@@ -16,10 +16,9 @@ import os
 import random
 import sysconfig
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from raylaunch.worker import checkpointed, should_checkpoint
+from raylaunch.worker import State, elastic
 
 CHARACTERS = 128  # ASCII; anything else is read as "?"
 
@@ -44,9 +43,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"))
-    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps between checkpoints")
-    parser.add_argument("--keep", type=int, default=2, help="checkpoints to keep")
+    parser.add_argument("--save", type=Path, help="file for the parameters at the end")
     parser.add_argument("--log-every", type=int, default=10, help="steps between lines of progress")
     return parser.parse_args()
 
@@ -121,38 +118,6 @@ def next_batch(windows: Tensor, progress: Progress, args: argparse.Namespace) ->
     return windows[mine]
 
 
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.stem.removeprefix("step-"))
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return all checkpoints in the folder, oldest first."""
-    return sorted(folder.glob("step-*.pt"), key=step_of)
-
-
-def write_checkpoint(state: dict[str, Any], folder: Path, keep: int) -> None:
-    """Write to a temporary file, then rename it: a checkpoint is complete, or it does not exist."""
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished, step = folder / "unfinished.tmp", state["progress"]["step"]
-    with open(unfinished, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, folder / f"step-{step:06}.pt")
-    for old in [path for path in checkpoints(folder) if step_of(path) <= step][:-keep]:
-        old.unlink()
-
-
-def read_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
-    """Return the newest checkpoint that can be read."""
-    for path in reversed(checkpoints(folder)):
-        try:
-            return path, torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # noqa: BLE001  a damaged file may fail in any way
-            say(f"skipping {path}, which cannot be read ({type(error).__name__})")
-    return None, {}
-
-
 def pick_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -190,45 +155,26 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.device, self.progress = args, device, Progress()
         self.train_windows, self.held_out = read_windows(args.files, args.context)
-        self.shape = {name: getattr(args, name) for name in ("context", "layers", "heads", "width")}
         torch.manual_seed(args.seed)
-        self.net = CharTransformer(**self.shape).to(device)
+        self.net = CharTransformer(args.context, args.layers, args.heads, args.width).to(device)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=args.lr)
         self.scheduler = LambdaLR(self.optimizer, partial(lr_factor, steps=args.steps))
 
     def start(self) -> None:
-        """Resume from the newest checkpoint, or start from scratch, and wrap the model in DDP."""
+        """Wrap the model in DDP, and resume from the newest commit, or start from scratch."""
         self.ddp = DistributedDataParallel(self.net)
         # DDP settles the order in which it sums gradients in its first backward pass. With that behind us, a
         # resumed run adds the same numbers in the same order as one never stopped, and ends at the same bits.
         self.loss(self.ddp, self.train_windows[: self.args.batch_size]).backward()
 
-        # Rank 0 reads for all: every rank has the same checkpoint, whatever its own disk would show it.
-        rank, world = dist.get_rank(), dist.get_world_size()
-        found = [read_newest(self.args.checkpoint_dir) if rank == 0 else (None, {})]
-        dist.broadcast_object_list(found)
-        path, state = found[0]
-        if path is None:
-            say("starting from scratch")
-        elif state["shape"] != self.shape:
-            message = f"{path} holds a model of another shape: {state['shape']}, not {self.shape}"
-            raise SystemExit(message if rank == 0 else 1)
-        else:
-            self.progress = Progress(**state["progress"])
-            self.net.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.scheduler.load_state_dict(state["scheduler"])
-            say(f"resuming from {path} (epoch {self.progress.epoch}, step {self.progress.step})")
-
-        # Random numbers of each rank's own; they go on where they were if the world is as large as it was.
-        random.seed(f"{self.args.seed} {self.progress.step} {rank}")
+        # Random numbers of each rank's own; `restore` sets them to where they were.
+        random.seed(f"{self.args.seed} {dist.get_rank()}")
         torch.manual_seed(random.getrandbits(63))
-        if len(state.get("random", [])) == world:
-            python, cpu, cuda = state["random"][rank]
-            random.setstate(python)
-            torch.set_rng_state(cpu)
-            if cuda is not None and self.device.type == "cuda":
-                torch.cuda.set_rng_state(cuda)
+        self.state = State(model=self.net, optimizer=self.optimizer, scheduler=self.scheduler)
+        self.state["progress"] = self.progress
+        done = self.state.restore()
+        self.progress = self.state["progress"]
+        say(f"resuming after step {done} (epoch {self.progress.epoch})" if done else "starting from scratch")
 
     def loss(self, model: nn.Module, windows: Tensor) -> Tensor:
         windows = windows.long().to(self.device)
@@ -253,28 +199,10 @@ class Trainer:
             total += self.loss(self.net, windows) * len(windows)
         return mean_over_ranks(total, len(mine))
 
-    def save(self) -> None:
-        """Save a checkpoint: every rank contributes the state of its random number generators, rank 0 writes."""
-        cuda = torch.cuda.get_rng_state() if self.device.type == "cuda" else None
-        random_states: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(random_states, (random.getstate(), torch.get_rng_state(), cuda))
-        if dist.get_rank() == 0:
-            state = {
-                "shape": self.shape,
-                "progress": asdict(self.progress),
-                "model": self.net.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "random": random_states,
-            }
-            write_checkpoint(state, self.args.checkpoint_dir, self.args.keep)
 
-
-def train(args: argparse.Namespace) -> None:
-    # What can be done alone comes before the world: nobody waits for it, and modules that torch imports on
-    # the way would otherwise keep hold of the process group, past destroy_process_group().
-    trainer = Trainer(args, pick_device())
-    join_world(trainer.device)
+@elastic
+def train(trainer: Trainer) -> None:
+    args = trainer.args
     trainer.start()
     at = trainer.progress
     if at.step >= args.steps:
@@ -290,11 +218,11 @@ def train(args: argparse.Namespace) -> None:
             logged, clock = at.step, time.perf_counter()
             progress = f"step {at.step:4}/{args.steps}  epoch {at.epoch}"
             say(f"{progress}  loss {average:.3f}  lr {lr:.1e}  {speed:.1f} steps/s")
-        if should_checkpoint(at.step) or last or at.step % args.checkpoint_every == 0:
-            trainer.save()
-            checkpointed(at.step)
+        trainer.state.commit(at.step - 1)  # the number of the step just done, from 0 on
 
     say(f"validation loss {trainer.validation_loss():.3f}")
+    if args.save and dist.get_rank() == 0:
+        torch.save(trainer.net.state_dict(), args.save)
     say("done")
 
 
@@ -305,8 +233,13 @@ def leave_world() -> None:
 
 
 def main() -> None:
+    # What can be done alone comes before the world: nobody waits for it, and modules that torch imports on
+    # the way would otherwise keep hold of the process group, past destroy_process_group().
+    args = parse_args()
+    trainer = Trainer(args, pick_device())
+    join_world(trainer.device)
     try:
-        train(parse_args())
+        train(trainer)
     except SystemExit:
         leave_world()
         raise

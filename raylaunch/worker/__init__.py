@@ -30,8 +30,21 @@ from raylaunch.worker.heartbeats.heartbeat_writer import completed_steps
 
 if TYPE_CHECKING:
     from raylaunch.worker.state.elastic_state import State
+    from raylaunch.worker.survivors.elastic_function import elastic
+    from raylaunch.worker.survivors.survivor import WorldChanged
 
-__all__ = ["Context", "Section", "State", "checkpointed", "context", "heartbeat", "section", "should_checkpoint"]
+__all__ = [
+    "Context",
+    "Section",
+    "State",
+    "WorldChanged",
+    "checkpointed",
+    "context",
+    "elastic",
+    "heartbeat",
+    "section",
+    "should_checkpoint",
+]
 
 RUN_DIR_VARIABLE = "RAYLAUNCH_RUN_DIR"
 """In a worker's environment: the run folder. It is not there if no files are kept."""
@@ -171,11 +184,19 @@ def context() -> Context:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `State` when it is first used: most scripts do without, and it needs more of the standard library."""
+    """Import `State` and `elastic` when they are first used: most scripts do without, and they need more modules."""
     if name == "State":
         from raylaunch.worker.state.elastic_state import State  # noqa: PLC0415
 
         return State
+    if name == "elastic":
+        from raylaunch.worker.survivors.elastic_function import elastic  # noqa: PLC0415
+
+        return elastic
+    if name == "WorldChanged":
+        from raylaunch.worker.survivors.survivor import WorldChanged  # noqa: PLC0415
+
+        return WorldChanged
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
 

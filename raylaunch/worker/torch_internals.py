@@ -8,7 +8,9 @@ does not import torch before it is asked for something.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_C10D = "torch.distributed.distributed_c10d"
 COMPILER = "torch._dynamo"
 """The module that `DistributedDataParallel()` and `torch.compile()` import, which takes seconds.
 
@@ -125,6 +128,145 @@ def abort_process_group() -> None:
         abort()
     if module.is_initialized():
         module.destroy_process_group()
+
+
+def abort_nccl() -> None:
+    """Abort all communicators of NCCL, and forget the process groups. Another thread may be waiting in them.
+
+    It is `_abort_process_group`, which aborts all in one NCCL group, else they wait for each other (pytorch#119797). It
+    may hang itself (nccl#1777), for which the caller must be prepared. Without NCCL it does nothing.
+    """
+    module = sys.modules.get(_C10D)
+    if module is None or not module.is_initialized():
+        return
+    if any("nccl" in str(config) for config in getattr(module._world, "pg_backend_config", {}).values()):  # noqa: SLF001
+        abort_process_group()
+
+
+def is_group_made() -> bool:
+    """Return whether this process has a default process group."""
+    module = sys.modules.get(_C10D)
+    return module is not None and bool(module.is_initialized())
+
+
+def forget_failed_group() -> None:
+    """Let the next default group have the name of the first, which it also has in other processes.
+
+    Without a name of its own a group is named by a count, `_world.group_count`. torch sets that back when the default
+    group is destroyed, but not if the group could not be made.
+    """
+    module = sys.modules.get(_C10D)
+    world = getattr(module, "_world", None)
+    if world is not None and not is_group_made():
+        world.group_count = 0
+
+
+def collectives_called() -> int:
+    """Return how many collectives this process has called in the default group; 0 where torch does not say.
+
+    torch counts them for its Flight Recorder, in all versions since 2.6.
+    """
+    module = sys.modules.get(_C10D)
+    if module is None or not module.is_initialized():
+        return 0
+    try:
+        return int(module.group.WORLD._get_sequence_number_for_group())  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        return 0
+
+
+Made = Callable[..., contextlib.AbstractContextManager[Any]]
+
+
+def watch_groups(module: types.ModuleType, made: Made) -> bool:
+    """Have process groups be made in the context `made(options, is_default=...)`. Return False where that cannot be.
+
+    `module`: `torch.distributed.distributed_c10d`, where all torches since 2.6 make every group of new processes in
+    `_new_process_group_helper`. `options` are those of `init_process_group`.
+    """
+    original = getattr(module, "_new_process_group_helper", None)
+    if original is None or not {"backend", "global_ranks_in_group"} <= inspect.signature(original).parameters.keys():
+        return False
+    signature = inspect.signature(original)
+
+    def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        options = {name: given[name] for name in ("timeout", "device_id") if given.get(name) is not None}
+        backend = str(given["backend"])
+        if backend != "undefined":
+            options["backend"] = backend
+        with made(options, is_default=not given["global_ranks_in_group"]):
+            return original(*args, **kwargs)
+
+    vars(module)["_new_process_group_helper"] = new_process_group_helper
+    return True
+
+
+def watch_models(module: types.ModuleType, made: Made) -> bool:
+    """Have models in DistributedDataParallel be made in the context `made(model)`. Return False where that cannot be.
+
+    `module`: `torch.nn.parallel.distributed`. If the context gives True, the constructor communicates nothing: its
+    parameter `init_sync` is False.
+    """
+    kind = module.DistributedDataParallel
+    original = kind.__init__
+    if "init_sync" not in inspect.signature(original).parameters:
+        return False
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        with made(self) as apart:
+            if apart:
+                kwargs["init_sync"] = False
+            original(self, *args, **kwargs)
+
+    kind.__init__ = init
+    return True
+
+
+def watch_meshes(module: types.ModuleType, made: Callable[[], int]) -> None:
+    """Have `made()` be called for each device mesh that is made. Those for which it gives other numbers are not equal.
+
+    `module`: `torch.distributed.device_mesh`. DTensor keeps what it has found out about a mesh, as this process's place
+    in it, and uses that for equal meshes too (`sharding_propagator`, `_gen_transform_infos`), in C++ and for each
+    thread. A mesh of the same size in another world would be equal to the old one, though this process may have another
+    rank in it. `_thread_id` is part of what is compared and hashed in all torches since 2.6; it is None, but for
+    torch's own tests. Without it, nothing but `made` happens.
+    """
+    kind = module.DeviceMesh
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        number = made()
+        original(self, *args, **kwargs)
+        if number and getattr(self, "_thread_id", 0) is None:
+            self._thread_id, self._hash = number, None
+
+    kind.__init__ = init
+
+
+def release_model(model: Any) -> None:
+    """Have a model in DistributedDataParallel, which is not used any more, take no part in backward passes.
+
+    Its reducer has hooks on the parameters, which other models may have too, until it is freed.
+    """
+    vars(model).pop("reducer", None)
+
+
+def renew_model(model: Any) -> None:
+    """Have a model in DistributedDataParallel go on with the present default group, as one that was just made.
+
+    It is what unpickling one does: `__setstate__` takes the default group, and makes another reducer, whose buckets are
+    those of a new model. `_update_process_group` keeps the buckets, which a step has made others than a new rank has.
+    """
+    hooks = list(getattr(model, "_comm_hooks", ()))
+    model.process_group = import_module("torch.distributed").group.WORLD  # only with this one can it be pickled
+    model.__setstate__(model.__getstate__())
+    if hooks:
+        model._comm_hooks.clear()  # noqa: SLF001
+    for hook, state in hooks:
+        model.register_comm_hook(state, hook)
 
 
 def set_default_timeout(module: types.ModuleType, timeout: timedelta) -> None:

@@ -9,7 +9,9 @@ from tests.node.harness import (
     pipe,
     shared_forkserver_node,
     shared_spawn_node,
+    shared_state_node,
     shared_torch_node,
+    state_node,
     torch_either,
     torch_node,
 )
@@ -23,7 +25,9 @@ __all__ = [
     "pipe",
     "shared_forkserver_node",
     "shared_spawn_node",
+    "shared_state_node",
     "shared_torch_node",
+    "state_node",
     "torch_either",
     "torch_node",
 ]

@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -287,10 +287,10 @@ def hot_standby_of(server: int) -> int:
     return 0
 
 
-def marked(mark: str) -> dict[int, str]:
-    """Return all processes with this mark, with their command lines."""
+def marked(mark: str, known: Collection[int] = ()) -> dict[int, str]:
+    """Return all processes with this mark, with their command lines. `known`: those that cannot have it."""
     found: dict[int, str] = {}
-    for pid in private_cluster.marked(mark):
+    for pid in private_cluster.marked(mark, known):
         with contextlib.suppress(OSError):
             found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
@@ -322,9 +322,9 @@ def wait_stopped_by_signal(pid: int) -> None:
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", f"{pid} is not stopped")
 
 
-def wait_none_left(mark: str, seconds: float = SECONDS) -> None:
-    """Wait until no process has the mark."""
-    until(lambda: not marked(mark), f"processes of mark {mark} are left", seconds)
+def wait_none_left(mark: str, seconds: float = SECONDS, known: Collection[int] = ()) -> None:
+    """Wait until no process has the mark. `known`: those that cannot have it."""
+    until(lambda: not marked(mark, known), f"processes of mark {mark} are left", seconds)
 
 
 def is_listening(port: int) -> bool:
@@ -366,8 +366,9 @@ def _sockets() -> set[str]:
 
 
 def _shared_memory() -> set[str]:
-    """Return the names of shared memory, without Ray's own."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("plasma", "ray"))}
+    """Return the names of shared memory. Folders there, and Ray's files, are made by other runs on the machine."""
+    with os.scandir("/dev/shm") as found:
+        return {one.name for one in found if one.is_file() and not one.name.startswith(("plasma", "ray"))}
 
 
 def _unmapped(names: set[str]) -> set[str]:
@@ -388,12 +389,12 @@ def mark() -> str:
 @pytest.fixture(autouse=True)
 def no_leaks(mark: str) -> Iterator[None]:
     """Check after each test: no new children, open files or shared memory, and no process with its mark."""
-    children, fds, memory = processes.children(), _open_fds(), _shared_memory()
+    children, fds, memory, known = processes.children(), _open_fds(), _shared_memory(), private_cluster.running()
     yield
-    wait_none_left(mark)
+    wait_none_left(mark, known=known)
     until(lambda: processes.children() <= children, "children are left")
     assert _open_fds() - fds == set()
-    until(lambda: not _unmapped(_shared_memory() - memory), "shared memory is left")
+    until(lambda: not _unmapped(_shared_memory() - memory), f"shared memory is left: {_shared_memory() - memory}")
 
 
 @pytest.fixture
@@ -468,6 +469,24 @@ def torch_node(shared_torch_node: Node, tmp_path: Path, mark: str, pipe: Message
     """A node like `node` with torch imported, for scripts that use it."""
     with shared_node(shared_torch_node, tmp_path, mark, pipe) as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def shared_state_node() -> Iterator[Node]:
+    yield from shared(
+        "forkserver", ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.nn.parallel")
+    )
+
+
+@pytest.fixture
+def state_node(shared_state_node: Node, tmp_path: Path, mark: str, pipe: MessagePipe) -> Iterator[Node]:
+    """A node like `torch_node`, for scripts with `State`: with all of torch that those use, and without commits."""
+    sockets = len(_sockets())
+    with shared_node(shared_state_node, tmp_path, mark, pipe) as node:
+        yield node
+        node.end_attempt()
+        node.supervisor.state.files.drop(lambda *_: True)
+        until(lambda: not node.events_within(0.01) and len(_sockets()) <= sockets, "the connection of a worker is left")
 
 
 @pytest.fixture(params=["forkserver", "spawn"])

@@ -26,14 +26,13 @@ from raylaunch.node.forkserver.store import StoreTable
 from raylaunch.node.forkserver.worker_group import WorkerGroup, exec_boot
 from raylaunch.node.linux import command_line, processes
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork
-from raylaunch.node.preload import staleness
 from raylaunch.node.preload.controller import PreloadController
 from raylaunch.node.preload.zygote import Zygote
 from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.messages import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
-from raylaunch.worker.runtime import boot, process_setup
+from raylaunch.worker.runtime import boot, process_setup, staleness
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MOST_SECONDS = 3600.0
@@ -82,6 +81,8 @@ class ForkServer:
         #: when they had ended.
         self._launch: forkserver_messages.StartWorkers | None = None
         self._ordered_at = self._ended_at = NodeTime(0.0)
+        #: How many workers of the present attempt are survivors.
+        self._stayed = 0
         #: `ResetDone` is to be sent when nothing of the run is alive any more.
         self._resetting = False
         self._terminated = False
@@ -172,9 +173,8 @@ class ForkServer:
 
     def _handle(self, order: forkserver_messages.ForkServerOrder) -> None:
         match order:
-            case forkserver_messages.StartWorkers():
-                self._launch, self._ordered_at = order, NodeTime(time.monotonic())
-                self.workers.kill()
+            case forkserver_messages.StartWorkers() | forkserver_messages.SurvivorReturned():
+                self._prepare_attempt(order)
             case StopWorkers():
                 self._stop(order)
             case SignalWorkers():
@@ -194,6 +194,13 @@ class ForkServer:
 
     # The workers.
 
+    def _prepare_attempt(self, order: forkserver_messages.StartWorkers | forkserver_messages.SurvivorReturned) -> None:
+        if isinstance(order, forkserver_messages.StartWorkers):
+            self._launch, self._ordered_at = order, NodeTime(time.monotonic())
+            self.workers.kill(survivors=order.survivors)
+        elif self._launch is not None and self._launch.attempt == order.attempt:
+            self.workers.returned(order.pid)
+
     def _stop(self, order: StopWorkers) -> None:
         if self._launch is not None and self._launch.attempt == order.attempt:
             self._launch = None
@@ -202,6 +209,7 @@ class ForkServer:
     def _begin_attempt(self, order: forkserver_messages.StartWorkers) -> None:
         self._launch, self._ended_at = None, NodeTime(time.monotonic())
         self.stores.close_before(order.attempt)
+        self._stayed = len(self.workers.survivors())
         self.page.reset(order.attempt, len(order.workers))
         self.workers.begin(order.attempt, order.workers, self.preloader.begin_attempt(order.workers))
         self._retry_at = 0.0
@@ -209,8 +217,8 @@ class ForkServer:
     def _fork_workers(self) -> None:
         if self.workers.fork(self.preloader.fork_workers, self._run_worker):
             timings = RestartTimings(ordered=self._ordered_at, ended=self._ended_at, forked=NodeTime(time.monotonic()))
-            pids = self.workers.forked_pids()
-            self._send(messages.WorkersForked(attempt=self.workers.attempt, pids=pids, timings=timings))
+            pids, attempt = self.workers.forked_pids(), self.workers.attempt
+            self._send(messages.WorkersForked(attempt=attempt, pids=pids, timings=timings, stayed=self._stayed))
 
     def _run_worker(self, spec: WorkerSpec, report: int, stacks: int, imports: int) -> int:
         command_line.set_worker_title(spec.title)

@@ -29,6 +29,8 @@ from raylaunch.worker.runtime.process_setup import encodable
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
 
+RETURN_SECONDS = 1.0
+"""How long a survivor may take to leave everything of its attempt. Then it is killed, and started again."""
 _POLL_SECONDS = 0.02
 """Seconds between two checks while killed processes are still there."""
 
@@ -61,24 +63,36 @@ class WorkerGroup:
         #: Workers that are still to be forked, and until when that is tried, by time.monotonic().
         self._unforked: tuple[WorkerSpec, ...] = ()
         self._give_up_at = 0.0
+        #: Whether the workers of the attempt are still to be reported as forked.
+        self._reports_forked = False
+        #: Workers that may stay when the next attempt begins, by process id: whether they have returned.
+        self._survivors: dict[int, bool] = {}
+        self._return_by = 0.0
         self._imports = -1
         self._children = processes.OwnChildren()
         self._stopping = False
         self._killing = False
-        #: Whether no process of the attempt is left that may be killed, as the latest `advance` after `kill` found.
+        #: Whether no process of the attempt is left that may be killed, but for survivors that have returned, as the
+        #: latest `advance` after `kill` found.
         self.is_gone = False
         self._reports_gone = False
         self._kill_at: float | None = None
         self._deferred = DeferredSignals()
 
     def begin(self, attempt: int, workers: tuple[WorkerSpec, ...] = (), imports: int = -1) -> None:
-        """Begin an attempt with these workers, which `fork` forks. No process of the one before may be left.
+        """Begin an attempt with these workers. `fork` forks those that are no survivors of the one before.
 
-        `imports`: the file for import records, or -1.
+        No other process of that one may be left. `imports`: the file for import records, or -1.
         """
+        survivors = {self._alive[pid].spec.local_rank: pid for pid in self._survivors}
         self.attempt = attempt
         self._forked = {}
         self._unforked, self._imports = workers, imports
+        self._reports_forked = bool(workers)
+        for spec in workers:
+            if (pid := survivors.get(spec.local_rank)) is not None:
+                self.add(pid, spec, self._alive[pid].report, self._alive[pid].stacks)
+        self._survivors = {}
         self._give_up_at = time.monotonic() + limits.PATIENCE
         self._stopping = self._killing = self.is_gone = self._reports_gone = False
         self._kill_at = None
@@ -91,21 +105,23 @@ class WorkerGroup:
     ) -> bool:
         """Fork the workers that were not forked yet, with `run` for each one unless the zygote forks them.
 
-        Returns whether there were such, and all of them are forked now. Raises OSError where something is lacking, and
-        this is to be called again. After a time it reports the workers that cannot be forked as failed instead.
+        Returns whether all workers of the attempt are there since this call. Raises OSError where something is lacking,
+        and this is to be called again. After a time it reports the workers that cannot be forked as failed instead.
         """
-        if not self._unforked:
+        if not self._reports_forked:
             return False
         try:
-            self._fork(self._unforked, fork_by_zygote, run)
+            if self._unforked:
+                self._fork(self._unforked, fork_by_zygote, run)
         except OSError as error:
             if limits.is_shortage(error) and time.monotonic() < self._give_up_at:
                 raise
-            failed, self._unforked = self._unforked, ()
+            failed, self._unforked, self._reports_forked = self._unforked, (), False
             why = f"the process cannot be started: {limits.explained(error, 'the fork server')}"
             for spec in failed:
                 self._send(self._exited(spec, 0, 1, why), None)
             return False
+        self._reports_forked = False
         return True
 
     def _fork(
@@ -150,7 +166,7 @@ class WorkerGroup:
             self._send(WorkersGone(attempt=attempt), None)
             return
         self._stopping = self._reports_gone = True
-        self._unforked = ()
+        self._unforked, self._reports_forked, self._survivors = (), False, {}
         grace = max(0.0, grace)  # also for nan, with which no comparison would ever be true
         kill_at = time.monotonic() + grace
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
@@ -183,14 +199,34 @@ class WorkerGroup:
         for event, file in started:
             self._send(event, file)
 
-    def kill(self) -> None:
-        """Kill all workers, their process groups, and what others left. `advance` finds out when they are gone."""
+    def kill(self, *, survivors: Collection[int] = ()) -> None:
+        """Kill all workers, their process groups, and what others left. `advance` finds out when they are gone.
+
+        `survivors`: process ids of workers that are not killed if they return in time (see `returned`).
+        """
         self._stopping = self._killing = True
         self.is_gone = False
-        self._unforked = ()
-        for pid in self._alive:
+        self._unforked, self._reports_forked = (), False
+        self._survivors = {pid: False for pid in survivors if pid in self._alive}
+        self._return_by = time.monotonic() + RETURN_SECONDS
+        for pid in self._alive.keys() - self._survivors.keys():
             processes.kill_with_group(pid)
         self._kill_orphans()
+
+    def returned(self, pid: int) -> None:
+        """Take note that a survivor has left everything of its attempt."""
+        if pid in self._survivors:
+            self._survivors[pid] = True
+
+    def survivors(self) -> tuple[int, ...]:
+        """Return the local ranks of the survivors, by which the next attempt begins."""
+        return tuple(self._alive[pid].spec.local_rank for pid in self._survivors)
+
+    def _kill_late_survivors(self) -> None:
+        if self._survivors and time.monotonic() >= self._return_by:
+            for pid in [pid for pid, has_returned in self._survivors.items() if not has_returned]:
+                del self._survivors[pid]
+                processes.kill_with_group(pid)
 
     def advance(self) -> None:
         """Do what is due: deliver deferred signals; kill what is out of time, and report `WorkersGone` at the end.
@@ -204,7 +240,9 @@ class WorkerGroup:
         if not self._killing and (out_of_time or not self._alive):
             self.kill()
         if self._killing:
-            self.is_gone = not self._alive and not self._kill_orphans()
+            self._kill_late_survivors()
+            left = self._alive.keys() - {pid for pid, has_returned in self._survivors.items() if has_returned}
+            self.is_gone = not left and not self._kill_orphans()
         if self.is_gone and self._reports_gone:
             self._reports_gone = False
             self._kill_at = None
@@ -233,6 +271,7 @@ class WorkerGroup:
         others = set()
         for pid, status in _reaped():
             worker = self._alive.pop(pid, None)
+            self._survivors.pop(pid, None)
             if worker is None:
                 others.add(pid)
                 continue

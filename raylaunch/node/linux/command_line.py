@@ -14,6 +14,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from raylaunch.worker.runtime import process_setup
+
 _PRCTL = ctypes.CDLL(None).prctl
 _PR_SET_NAME = 15
 _ARG_START, _ARG_END = 45, 46
@@ -55,7 +57,11 @@ def set_helper_title(role: str) -> None:
 
 
 def set_worker_title(title: str) -> None:
-    """Show this fork of a helper under this title; its name is again that of the program, a Python."""
+    """Show this fork of a helper under this title; its name is again that of the program, a Python.
+
+    A worker that stays in another attempt does the same again.
+    """
+    process_setup.title_setters[:] = [set_worker_title]
     _set_title(title, _original()[2])
 
 

@@ -1,12 +1,13 @@
 """What /proc says of other processes: state, memory, signals, and what they have used (proc(5)).
 
-Every function takes a process id and returns an empty value for a process that is gone.
+Functions that take a process id return an empty value for a process that is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,14 @@ _START_FIELD = 19
 _MASKS = frozenset(("SigBlk", "SigIgn", "SigCgt"))
 _MAX_DESCENDANTS = 1000
 """How many processes of one worker are looked at."""
+
+
+def user_name() -> str:
+    """Return the name of the user of this process, or the number if there is no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def process_state(pid: int) -> str:

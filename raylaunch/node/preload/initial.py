@@ -10,6 +10,7 @@ import sys
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.node.linux import dns, processes
+from raylaunch.node.preload.compiler_use import may_need_compiler
 from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
 from raylaunch.node.protocol import messages
 from raylaunch.node.protocol.forkserver_messages import Initialize
@@ -25,7 +26,9 @@ def import_preloads(begin: Initialize) -> messages.Ready:
     """
     atexit.register(torch_internals.release_default_arguments)  # before all others, so that workers run it last
     with processes.without_full_collections():
-        more = (torch_internals.COMPILER,) if begin.preload_auto and "torch" in begin.preload else ()
+        wants_more = begin.preload_auto and "torch" in begin.preload
+        is_needed = wants_more and (not begin.script or may_need_compiler(begin.script))
+        more = (torch_internals.COMPILER,) if is_needed else ()
         why = [warning for module in (*begin.preload, *more) if (warning := _import(module))]
     wants_torch = any(module.partition(".")[0] == "torch" for module in begin.preload)
     torch = "torch" in sys.modules or (not wants_torch and importlib.util.find_spec("torch") is not None)

@@ -18,6 +18,8 @@ class AttemptState:
     """Begins when the attempt is ordered, before its workers are forked."""
 
     assignment: Assignment
+    awaits_commit: bool = False
+    """Whether the driver says what the workers restore, even if this node holds nothing."""
     pids: tuple[int, ...] = ()
     """Process ids by local rank, once the workers are forked."""
     ends: dict[int, int] = field(default_factory=dict)
@@ -60,6 +62,18 @@ class AttemptState:
             for local_rank, rank in enumerate(self.assignment.ranks)
             if rank not in self.ends
         ]
+
+    def take_finished(self) -> bool:
+        """Return once, when all workers have ended: whether all did so with exit code 0."""
+        if self.finished or not set(self.assignment.ranks) <= set(self.ends):
+            return False
+        self.finished = True
+        return not any(self.ends.values())
+
+    def take_late_failures(self) -> tuple[ProcessFailure, ...]:
+        """Return the failures of workers that were told to stop, once."""
+        late, self.late_failures = tuple(self.late_failures), []
+        return late
 
     def live(self) -> list[tuple[int, int, int]]:
         """Return (local rank, rank, process id) of each worker that was forked and has not ended."""

@@ -126,6 +126,7 @@ class ForkServerClient:
             start_method=spec.template.start_method,
             page=spec.page,
             preload_auto=spec.template.preload_auto,
+            script=spec.template.target if spec.template.kind == "script" else "",
             manifest=self.manifest,
         )
         wire.send(ours, self._initialize)

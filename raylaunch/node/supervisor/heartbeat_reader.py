@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.node.linux import procfs
 from raylaunch.node.supervisor.attempt_state import AttemptState
@@ -14,7 +15,7 @@ _QUIET_SECONDS = 1.0
 """A worker with a later sign of life is not stopped, or only just. To look costs a system call for each worker."""
 
 
-def read_heartbeat(page: SharedPage, state: AttemptState | None) -> Heartbeat | None:
+def read_heartbeat(page: SharedPage, state: AttemptState | None, memory: NodeMemory) -> Heartbeat | None:
     """Return the progress of all live workers, and a last time of those that have ended. None: none are started."""
     if state is None or not state.pids:
         return None
@@ -25,7 +26,12 @@ def read_heartbeat(page: SharedPage, state: AttemptState | None) -> Heartbeat | 
         if local_rank < fields.MAX_WORKERS and rank not in state.shown
     ]
     state.shown |= state.ends.keys()
-    return Heartbeat(attempt=state.attempt, marks=tuple(marks))
+    return Heartbeat(
+        attempt=state.attempt,
+        marks=tuple(marks),
+        memory=memory if memory.own or memory.copies else None,
+        copied=page.numbers[fields.COPIED_STEPS] or None,
+    )
 
 
 def _mark(page: SharedPage, local_rank: int, rank: int, now: int, pid: int) -> WorkerProgress:
@@ -44,7 +50,18 @@ def _mark(page: SharedPage, local_rank: int, rank: int, now: int, pid: int) -> W
         stopped=is_quiet and pid > 0 and procfs.is_stopped(pid),
         first_age=max(0.0, (now - first_at) / 1e9) if first_at else None,
         first_step=_step(numbers[slot + fields.FIRST_STEP]),
+        committed=numbers[slot + fields.COMMITTED_STATE] or None,
+        commit_rate=_commit_rate(page, slot),
     )
+
+
+def _commit_rate(page: SharedPage, slot: int) -> CommitRate | None:
+    numbers = page.numbers
+    every = numbers[slot + fields.COMMIT_EVERY]
+    if not every:
+        return None
+    commit, step = numbers[slot + fields.COMMIT_NS], numbers[slot + fields.STEP_NS]
+    return CommitRate(every=every, commit_seconds=commit / 1e9, step_seconds=step / 1e9)
 
 
 def _step(number: int) -> int | None:

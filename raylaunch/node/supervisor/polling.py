@@ -104,6 +104,7 @@ class CheckpointPoll:
         if state is None or state.attempt != order.attempt or not self._may_all_ask(state):
             return None
         self._is_proposed = True
+        self._page.numbers[fields.AWAITS_COPY] = order.is_copied
         self._page.numbers[fields.PROPOSED_STEP] = order.step + 1
         return max(self._page.numbers[slot + fields.POLLED_STEP] for slot in _slots(state)) - 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import signal
 import socket
 import time
@@ -21,8 +22,12 @@ from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.node.protocol.messages import ProcessFailure
 from raylaunch.worker.runtime.spec import Report
 
-_TAIL_BYTES = 8192
+_READ_BYTES = 64 * 1024
+_MOST_TAIL = 8192
+"""Characters of what was read that are kept, in so many lines."""
 _TAIL_LINES = 20
+_FRAME_OF_CPP = re.compile(r"frame #\d+: ")
+_TERMINATED, _DUMP = "terminate called after throwing", "Fatal Python error: "
 _MOST_ERROR_BYTES = 256 * 1024
 _MOST_REASON = 200
 """Characters that say why an error file cannot be read."""
@@ -150,11 +155,25 @@ def tail(path: Path) -> str:
     """Return the last lines of a log file; `""` where there is none."""
     try:
         with path.open("rb") as file:
-            before = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+            before = max(0, file.seek(0, os.SEEK_END) - _READ_BYTES)
             file.seek(before)
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
     if before and len(lines) > 1:
         del lines[0]  # a part of a line: a secret cut in two would not be redacted
-    return "\n".join(lines[-_TAIL_LINES:])
+    found = _without_stacks(lines)[-_TAIL_LINES:]
+    while len(found) > 1 and sum(map(len, found)) > _MOST_TAIL:
+        del found[0]
+    return "\n".join(found)[-_MOST_TAIL:]
+
+
+def _without_stacks(lines: list[str]) -> list[str]:
+    """Return the lines without those behind which the error of a thread of C++ would disappear.
+
+    NCCL's watchdog prints its error with its frames, and throws it. Then faulthandler prints the stacks of all threads,
+    and the one that failed has none of Python's.
+    """
+    thrown = next((at for at, line in enumerate(lines) if line.startswith(_TERMINATED)), len(lines))
+    end = next((at for at in range(thrown, len(lines)) if lines[at].startswith(_DUMP)), len(lines))
+    return [line for line in lines[:end] if not _FRAME_OF_CPP.match(line)]

@@ -37,6 +37,7 @@ from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.heartbeat_reader import read_heartbeat
 from raylaunch.node.supervisor.pending_orders import PendingOrders
 from raylaunch.node.supervisor.polling import PagePoller
+from raylaunch.node.supervisor.survivor_table import SurvivorTable
 from raylaunch.worker.runtime.spec import Report
 
 _MOST_FALSE_STARTS = 3
@@ -66,8 +67,10 @@ class Supervisor:
         self.client = ForkServerClient(env, kept=template.kept) if client is None else client
         self._page = self.client.page
         own = self.client.complete(template, node=node, address=address, env=env, cwd=cwd)
-        self._state = StateMemory(self._page, template.state_secret, template.state_bytes)
-        self.spec = replace(own, interface_env=interface_env or {}, state_address=self._state.address)
+        self.state = StateMemory(self._page, template.state_secret, template.state_bytes)
+        self._survivors = SurvivorTable()
+        own = replace(own, state_address=self.state.address, survivors_address=self._survivors.address)
+        self.spec = replace(own, interface_env=interface_env or {})
         #: Whether the fork server has imported everything and takes orders.
         self.ready = False
         #: The fork server's process id, 0 until it is ready.
@@ -76,7 +79,8 @@ class Supervisor:
         self._poller = PagePoller(self._page, node)
         self._epoll = select.epoll()
         self._epoll.register(self._poller, select.EPOLLIN)
-        self._epoll.register(self._state, select.EPOLLIN)
+        self._epoll.register(self.state, select.EPOLLIN)
+        self._epoll.register(self._survivors, select.EPOLLIN)
         self.pending = PendingOrders()
         self._preload = template.preload
         #: Why `_preload` is less than the template's.
@@ -132,17 +136,18 @@ class Supervisor:
             case ProposeCheckpoint() | CommitCheckpoint():
                 self._poller.handle_checkpoint(order, self.attempt_state)
             case AnnounceCommit():
-                self._state.announce(order)
+                self.state.announce(order)
             case _:
                 assert_never(order)
 
     def _launch(self, order: LaunchWorkers) -> None:
         assignment = order.assignment
-        workers = tuple(self.spec.worker(assignment, rank, order.rendezvous) for rank in range(assignment.nproc))
+        workers = self.spec.workers(order)
+        survivors = self._survivors.begin(order.attempt, workers, self.attempt_state, staying=order.staying)
         self._poller.checkpoint.drop()
-        self.attempt_state = AttemptState(assignment=assignment)
-        self._state.begin(assignment)
-        self._send(forkserver_messages.StartWorkers(attempt=assignment.attempt, workers=workers))
+        self.attempt_state = AttemptState(assignment=assignment, awaits_commit=order.awaits_commit)
+        self.state.begin(assignment)
+        self._send(forkserver_messages.StartWorkers(attempt=order.attempt, workers=workers, survivors=survivors))
         self._oom_kills.reset()
 
     def _send(self, order: forkserver_messages.ForkServerOrder) -> None:
@@ -164,7 +169,8 @@ class Supervisor:
 
     def heartbeat(self) -> Heartbeat | None:
         """Return the progress of the present attempt's workers; None where none are started."""
-        return None if self._closed else read_heartbeat(self._page, self.attempt_state)
+        memory = self.state.usage(self.spec.node)
+        return None if self._closed else read_heartbeat(self._page, self.attempt_state, memory)
 
     def values(self) -> dict[int, bytes]:
         """Return what the functions of the present attempt returned (or raised), pickled, by rank."""
@@ -198,7 +204,8 @@ class Supervisor:
         self._oom_kills.close()
         self._epoll.close()
         self._poller.close()
-        self._state.close()
+        self.state.close()
+        self._survivors.close()
 
     # Events.
 
@@ -230,7 +237,8 @@ class Supervisor:
                     pass  # it is the client's
         found.extend(self._exits(failures))
         found.extend(self._poller.poll(self.attempt_state))
-        self._state.poll()
+        self.state.poll()
+        found.extend(self._survivors.poll(self.attempt_state, self._send))
         return found
 
     def _receive(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
@@ -279,26 +287,19 @@ class Supervisor:
             yield ProcessesExited(attempt=attempt, failures=own)
         failures.clear()
         state = self.attempt_state
-        if state is not None and not state.finished and set(state.assignment.ranks) <= set(state.ends):
-            state.finished = True
-            if not any(state.ends.values()):
-                yield ProcessesExited(attempt=state.attempt)
+        if state is not None and state.take_finished():
+            yield ProcessesExited(attempt=state.attempt)
 
     def _started(self, event: messages.WorkersForked) -> messages.WorkersForked:
         if self.attempt_state is None or self.attempt_state.attempt != event.attempt:
             return event
         self.attempt_state.pids = event.pids
-        held = self._state.held()
-        if not held:  # so no commit is complete
-            self._state.announce(AnnounceCommit(attempt=event.attempt, commit=None))
-        return replace(event, held=held)
+        return self.state.forked(event, awaits_commit=self.attempt_state.awaits_commit)
 
     def _stopped(self, attempt: int) -> ProcessesStopped:
-        late: tuple[ProcessFailure, ...] = ()
         state = self.attempt_state
-        if state is not None and state.attempt == attempt:
-            late, state.late_failures = tuple(state.late_failures), []
-        return ProcessesStopped(attempt=attempt, failures=late)
+        is_present = state is not None and state.attempt == attempt
+        return ProcessesStopped(attempt=attempt, failures=state.take_late_failures() if state and is_present else ())
 
     # The fork server's death.
 

@@ -36,6 +36,8 @@ class HeartbeatWriter:
         self.save_in_progress = 0
         #: Whether the script calls `should_checkpoint`; then only that says at which step it is.
         self.script_reports_steps = False
+        #: Whether the script asks `should_checkpoint`, and so writes its own checkpoint before a planned change.
+        self._script_saves = False
         self._open_sections = 0
         self._unobservable = False
         self._lock = threading.RLock()  # reentrant: a signal handler may enter a section
@@ -102,6 +104,14 @@ class HeartbeatWriter:
 
     def should_save(self, completed: int) -> bool:
         """Record that the script has done so many steps, and return whether it is to save now."""
+        self._script_saves = True
+        return self._should_save(completed)
+
+    def should_end(self, completed: int) -> bool:
+        """Return whether the script is to end after a commit of so many steps: never if it saves checkpoints itself."""
+        return not self._script_saves and self._should_save(completed)
+
+    def _should_save(self, completed: int) -> bool:
         self.record_step(completed)
         self._write(shared_page.POLLED_STEP, completed)
         if not self.is_save_proposed(completed) or not self.await_commit(completed):
@@ -157,10 +167,31 @@ class HeartbeatWriter:
             finally:
                 self._write(shared_page.WAITING_FOR_STOP, 0)
 
-    def commit_to_restore(self) -> Commit | None:
+    @property
+    def is_waiting_for_stop(self) -> bool:
+        """Whether this process has saved as it was asked to, and waits for its end (`wait_for_stop`)."""
+        numbers = self._numbers
+        return numbers is not None and bool(numbers[self._slot + shared_page.WAITING_FOR_STOP])
+
+    @property
+    def attempt(self) -> int:
+        """The attempt whose workers have the slots of the page."""
+        numbers = self._numbers
+        return numbers[shared_page.ATTEMPT] if numbers is not None else 0
+
+    def begin_attempt(self) -> None:
+        """Go on in the slot, which was cleared, as the worker of another attempt."""
+        self.save_in_progress = 0
+        self.script_reports_steps = False
+        self._progress = self._progress_at_poll = self._progress_at_heartbeat = 0
+        self._write(shared_page.OWNER_PID, os.getpid())
+        self._write_busy()
+
+    def commit_to_restore(self) -> tuple[Commit, int] | None:
         """Return what `State` restores in this attempt: the commit that the driver has chosen; None: there is none.
 
-        Waits for the choice, which is made when all workers of the world are forked.
+        The number is the size of the world in which the commit was written: it has so many parts. Those that this node
+        needs are there when this returns. Waits for the choice, which is made when all workers of the world are forked.
         """
         numbers = self._numbers
         while numbers is not None and numbers[shared_page.RESTORE_DECIDED] != numbers[shared_page.ATTEMPT]:
@@ -169,13 +200,45 @@ class HeartbeatWriter:
             numbers = self._numbers
         if numbers is None or not numbers[shared_page.RESTORE_ATTEMPT]:
             return None
-        return Commit(numbers[shared_page.RESTORE_ATTEMPT], numbers[shared_page.RESTORE_STEPS])
+        commit = Commit(numbers[shared_page.RESTORE_ATTEMPT], numbers[shared_page.RESTORE_STEPS])
+        return commit, numbers[shared_page.RESTORE_WORLD_SIZE]
+
+    def commit_to_keep(self) -> Commit | None:
+        """Return the commit that `State` must not overwrite before a newer one is copied; None: there is none."""
+        numbers = self._numbers
+        if numbers is None or not numbers[shared_page.KEPT_ATTEMPT]:
+            return None
+        return Commit(numbers[shared_page.KEPT_ATTEMPT], numbers[shared_page.KEPT_STEPS])
+
+    def copied_steps(self) -> int | None:
+        """Return how many steps the last commit has that this node has copied to another host; 0: it has copied none.
+
+        None: it makes no copies in this attempt.
+        """
+        numbers = self._numbers
+        copying = numbers[shared_page.COPYING] if numbers is not None else 0
+        if numbers is None or not copying or copying != numbers[shared_page.ATTEMPT]:
+            return None
+        return numbers[shared_page.COPIED_STEPS]
+
+    @property
+    def awaits_copy(self) -> bool:
+        """Whether what is committed after the proposed step is to be copied to another node, since a node leaves."""
+        numbers = self._numbers
+        return numbers is not None and bool(numbers[shared_page.AWAITS_COPY])
 
     def record_committed(self, completed: int) -> None:
         """Record that the script's `State` has committed so many steps."""
         self.record_alive()
+        self._write(shared_page.COMMITTED_STATE, completed)
         if not self.save_in_progress:
             self._write(shared_page.SAVED_STEP, completed)
+
+    def record_commit_rate(self, interval: int, commit_seconds: float, step_seconds: float) -> None:
+        """Record after how many steps `State` commits, and the times from which that follows."""
+        self._write(shared_page.COMMIT_NS, int(commit_seconds * 1e9))
+        self._write(shared_page.STEP_NS, int(step_seconds * 1e9))
+        self._write(shared_page.COMMIT_EVERY, interval)
 
     def enter_section(self) -> None:
         """Record that a section was entered. Sections may nest."""

@@ -12,6 +12,8 @@ from raylaunch.worker.heartbeats.shared_page import SharedPage, slot_offset
 
 ATTEMPT_VARIABLE = "RAYLAUNCH_ATTEMPT"
 """In a worker's environment: the number of its attempt."""
+WITH_SURVIVORS_VARIABLE = "RAYLAUNCH_WITH_SURVIVORS"
+"""In a worker's environment: `1` if other workers of its attempt may be processes of the attempt before."""
 
 _writers: list[HeartbeatWriter | None] = []
 """The writer of this process, or None if it owns no slot; empty before `claim`."""

@@ -2,5 +2,5 @@
 
 Read `boot` first: it takes a `WorkerSpec` (`spec`), sets up the process (with `process_setup`, `numa`, `stack_signal`,
 `tcpstore_patch`), calls the user's code (`entry`) and writes a `Report` for the fork server. Meanwhile
-`import_recorder` tells the fork server what the script imports.
+`import_recorder` tells the fork server what the script imports, and `staleness` whether that has changed on disk.
 """

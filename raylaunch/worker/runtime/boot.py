@@ -32,11 +32,10 @@ from raylaunch.worker.heartbeats.import_hook import when_imported
 from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
 from raylaunch.worker.runtime.process_setup import (
     SHORTAGES,
+    append_output,
     close_other_fds,
     die_with_parent,
     encodable,
-    make_private_dir,
-    refuse_strangers,
 )
 from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
@@ -91,13 +90,7 @@ def _redirect(spec: WorkerSpec) -> None:
     if null:
         os.dup2(null, 0)
         os.close(null)
-    for fd, path in ((1, spec.stdout), (2, spec.stderr)):
-        make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
-        # The driver made the run folder. Its user may be another one than this process's.
-        refuse_strangers(os.path.dirname(path), (), links_only=True)
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        os.dup2(opened, fd)
-        os.close(opened)
+    append_output(spec.stdout, spec.stderr)
     if spec.terminal:
         _use_terminal(spec)
 
@@ -155,7 +148,7 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
 
 def _prepare_torch(spec: WorkerSpec) -> None:
     """Have torch use the store and the timeout of this attempt, as soon as it is imported."""
-    tcpstore_patch.remember(spec)
+    tcpstore_patch.remember(spec.env)
     if spec.timeout:
         timeout = timedelta(seconds=spec.timeout)
         when_imported(

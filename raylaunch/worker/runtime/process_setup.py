@@ -8,12 +8,14 @@ import errno
 import os
 import signal
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 _PR_SET_PDEATHSIG = 1
 """From `linux/prctl.h`."""
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS})
 """The errors of a process or a machine that lacks files, processes or memory, which others may give back soon."""
+title_setters: list[Callable[[str], None]] = []
+"""What shows this process under another title in `ps`; empty: nothing can, as in a fresh interpreter."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,6 +46,17 @@ def close_other_fds(*fds: int) -> None:
         if int(name) > 2 and int(name) not in fds:  # noqa: PLR2004
             with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now
                 os.close(int(name))
+
+
+def append_output(stdout: str, stderr: str) -> None:
+    """Have this process append its output to these files of a run folder, which are made. Raises OSError."""
+    for fd, path in ((1, stdout), (2, stderr)):
+        make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
+        # The driver made the run folder. Its user may be another one than this process's.
+        refuse_strangers(os.path.dirname(path), (), links_only=True)
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        os.dup2(opened, fd)
+        os.close(opened)
 
 
 def make_private_dir(path: str, *, private_parents: int) -> None:

@@ -31,6 +31,8 @@ class WorkerSpec:
     """For functions: the backend of the process group; `none` for no group; None for torch's choice by device."""
     numa_binding: str | None = None
     """Which CPUs near its GPU the worker is bound to, as a value of torchrun's `--numa-binding`."""
+    node_devices: dict[str, str] = field(default_factory=dict)
+    """The variables that name the GPUs of the node. With `virtual_local_rank`, `env` names the worker's own only."""
     terminal: str = ""
     """The path of the terminal that stdout and stderr are instead of the files; `""`: none."""
     takes_input: bool = False

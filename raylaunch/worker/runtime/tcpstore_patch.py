@@ -11,10 +11,10 @@ torchrun's store listens on all interfaces of its node, raylaunch's only on the 
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 
 from raylaunch.worker import torch_internals
 from raylaunch.worker.heartbeats.import_hook import when_imported
-from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MODULE = "torch.distributed.rendezvous"
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -22,9 +22,9 @@ _launch_store = {"address": "", "port": ""}
 """Where raylaunch serves the store of this attempt. A script may change MASTER_PORT for a group of its own."""
 
 
-def remember(spec: WorkerSpec) -> None:
+def remember(env: Mapping[str, str]) -> None:
     """Take the store's address from the worker's environment. Called before the user's code runs."""
-    _launch_store.update(address=spec.env.get("MASTER_ADDR", ""), port=spec.env.get("MASTER_PORT", ""))
+    _launch_store.update(address=env.get("MASTER_ADDR", ""), port=env.get("MASTER_PORT", ""))
 
 
 def apply() -> None:

@@ -1,4 +1,4 @@
-"""The fork server imports the preloads without full garbage collections."""
+"""What the fork server imports before it serves: without full garbage collections, and the compiler if it is needed."""
 
 from __future__ import annotations
 
@@ -35,3 +35,35 @@ def test_no_full_collection_while_modules_are_imported(tmp_path, sets, printed):
         [sys.executable, "-c", PROGRAM], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )
     assert done.stdout == f"{printed}\n", done.stderr
+
+
+COMPILER = """
+import sys
+from raylaunch.node.protocol.forkserver_messages import Initialize
+from raylaunch.node.preload import initial
+
+initial.import_preloads(
+    Initialize(preload=("torch",), start_method="spawn", page="", preload_auto=True, script=sys.argv[1])
+)
+print("torch" in sys.modules, "torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "is_imported"), [("import torch", False), ("import torch.optim", True), (None, True)]
+)
+def test_the_compiler_is_imported_for_scripts_that_may_need_it(tmp_path, script, is_imported):
+    """And for what is no script."""
+    (tmp_path / "torch").mkdir()
+    for module in ("__init__", "_dynamo"):
+        (tmp_path / "torch" / f"{module}.py").touch()
+    path = tmp_path / "train.py"
+    path.write_text(script or "")
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILER, str(path) if script else ""],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"True {is_imported}\n", done.stderr

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersStarted
-from raylaunch.node.preload import staleness
 from raylaunch.node.protocol.messages import Ready
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
+from raylaunch.worker.runtime import staleness
 from tests.node.harness import MessagePipe, Node, basic_env, is_listening, send_signal, until, wait_gone
 
 pytestmark = pytest.mark.timeout(300)

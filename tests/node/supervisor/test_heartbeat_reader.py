@@ -8,9 +8,11 @@ import time
 
 import pytest
 
+from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.worker.heartbeats import shared_page as fields
+from raylaunch.worker.heartbeats.shared_page import SharedPage
 from tests.node.harness import MessagePipe, Node, send_signal, until, wait_stopped_by_signal
 
 pytestmark = pytest.mark.timeout(300)
@@ -46,6 +48,23 @@ def test_heartbeats_are_counted_by_rank(either: Node, pipe: MessagePipe) -> None
     pipe.read_lines(2)
     either.wait(WorkersStarted)
     assert {rank: mark.marks for rank, mark in progress_of(either).items()} == {0: 0, 1: 0}
+
+
+def test_what_the_script_has_in_memory(node: Node, pipe: MessagePipe) -> None:
+    """The size of its buffers, how many steps the last commit has, and how often there is one."""
+    node.launch(node.script("say('up')\nimport time\ntime.sleep(3600)"))
+    pipe.read_lines()
+    node.wait(WorkersStarted)
+    assert (heartbeat_of(node).memory, progress_of(node)[0].committed) == (None, None)
+    numbers, slot = SharedPage.open(node.supervisor.spec.page).numbers, fields.slot_offset(0)
+    for field, number in ((fields.COMMITTED_STATE, 8), (fields.COMMIT_NS, 10**7), (fields.STEP_NS, 10**8)):
+        numbers[slot + field] = number
+    numbers[slot + fields.COMMIT_EVERY] = 4
+    assert node.supervisor.state.files.reserve((0, 0), 1 << 20) == ""
+    assert heartbeat_of(node).memory == NodeMemory(node=node.supervisor.spec.node, own=1 << 20, copies=0)
+    mark = progress_of(node)[0]
+    assert (mark.committed, mark.commit_rate) == (8, CommitRate(every=4, commit_seconds=0.01, step_seconds=0.1))
+    node.supervisor.state.files.drop(lambda *_: True)
 
 
 def test_the_age_is_that_of_the_last_heartbeat(node: Node, pipe: MessagePipe) -> None:

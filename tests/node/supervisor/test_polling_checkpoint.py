@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from raylaunch.node.protocol.messages import CommitCheckpoint, ProposeCheckpoint
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.polling import CheckpointPoll
 from raylaunch.worker.heartbeats.shared_page import (
+    AWAITS_COPY,
     POLLED_STEP,
     PROGRESS,
     SAVED_STEP,
@@ -221,6 +223,9 @@ def test_a_worker_that_is_expected_to_ask_is_waited_for() -> None:
     answer = poll.poll(state)
     assert answer is not None
     assert answer.step == 7
+    assert page.numbers[AWAITS_COPY] == 0
+    assert poll.propose(replace(order, step=9, is_copied=True), state) == 7
+    assert page.numbers[AWAITS_COPY] == 1
 
     page.numbers[late + POLLED_STEP] = 0
     assert poll.propose(order, state) == 3

