@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
 _MAX_SPANS = 12
+_SIZES = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 
 _UNSAFE = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
@@ -22,6 +24,21 @@ def count(number: float, noun: str) -> str:
     """Return `1 worker`, `2 workers` or `no workers`."""
     shown = f"{number}" if isinstance(number, int) else f"{number:g}"
     return f"{shown if number else 'no'} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person reads it: `0.25 s`, `5.0 s`, `2 min 5 s`, `3 h 20 min`, `2 d 4 h`; of an int, `5 s`."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds < _SIZES["min"]:
+        return f"{seconds} s" if isinstance(seconds, int) else f"{seconds:.{2 if seconds < 1 else 1}f} s"
+    rest = round(seconds)
+    largest = next(index for index, size in enumerate(_SIZES.values()) if rest >= size)
+    shown = []
+    for unit, size in [*_SIZES.items()][largest : largest + 2]:
+        number, rest = divmod(rest, size)
+        shown += [f"{number} {unit}"] if number else []
+    return " ".join(shown)
 
 
 def spans(numbers: Iterable[int]) -> str:

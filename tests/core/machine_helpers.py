@@ -7,6 +7,7 @@ import math
 from dataclasses import fields
 from typing import Any
 
+from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import (
@@ -119,6 +120,12 @@ def resize_requested(low: int, high: int, at: float = 0.0) -> ResizeRequested:
 
 def drain_requested(node: str, at: float = 0.0) -> NodeDraining:
     return NodeDraining(at=at, node=node, deadline=at + 1e9, why=f"{BY} requested it", by=BY)
+
+
+def replaced(at: float, driver: int = 2) -> DriverReplaced:
+    return DriverReplaced(
+        at=at, driver=driver, process_seconds=0.9, state_seconds=0.1, prepare_seconds=0.2, agents_seconds=0.05
+    )
 
 
 def tick(at: float) -> Tick:

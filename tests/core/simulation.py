@@ -32,6 +32,7 @@ from machine_helpers import (
 )
 
 from raylaunch.core.job.job import Job
+from raylaunch.core.machine.commits import Commit, HeldCommit, RestoreCommit
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
@@ -48,6 +49,7 @@ from raylaunch.core.machine.events_and_actions import (
     Uncordon,
     WorkerEvent,
     WorkersCheckpointed,
+    WorkersElastic,
     WorkersExited,
     WorkersHung,
     WorkersStarted,
@@ -154,7 +156,7 @@ class Simulation:
             case WorkersStopped():
                 self.in_grace.discard(event.node)
                 return event.node in self.running_attempt
-            case WorkersStarted() | WorkersExited() | WorkersCheckpointed():
+            case WorkersStarted() | WorkersElastic() | WorkersExited() | WorkersCheckpointed():
                 return self.running_attempt.get(event.node) == event.attempt
         return True
 
@@ -244,8 +246,12 @@ class ClusterSimulation(Simulation):
         sizes: tuple[int, ...] = (2,),
         late: float = 0.0,
         twice: float = 0.0,
+        elastic: float = 0.0,
     ) -> None:
-        """`silent`: the share of silent nodes. `late`: the mean delay of reports. `twice`: the share of duplicates."""
+        """`silent`: the share of silent nodes. `late`: the mean delay of reports. `twice`: the share of duplicates.
+
+        `elastic`: the share of attempts in which the workers of a node can stay.
+        """
         super().__init__(Machine(job))
         self.random = Random(seed)
         self.wanted_nodes = job.max_nodes + job.spares
@@ -259,6 +265,10 @@ class ClusterSimulation(Simulation):
         #: Failures that no lost node explains.
         self.own_failures = 0
         self.silent_share, self.mean_delay, self.duplicate_share = silent, late, twice
+        self.elastic_share = elastic
+        #: The nodes whose workers stay in the present attempt, and those that have said that theirs can.
+        self.staying: set[str] = set()
+        self.can_stay: set[str] = set()
         self.start_missing_agents()
 
     # Reports
@@ -276,6 +286,37 @@ class ClusterSimulation(Simulation):
 
     def deliver_again(self, event: Event) -> None:
         super().deliver(replace(event, at=self.now))
+
+    # Survivors
+
+    def carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Launch():
+                    self.staying = {*action.staying}
+                    assert self.staying <= self.can_stay & {*action.roster}
+                    self.can_stay &= self.staying
+                case RestoreCommit():
+                    assert action.commit or not self.staying, "survivors have nothing to restore"
+        super().carry_out(actions)
+
+    def launch_node(self, node: str, attempt: int) -> None:
+        """What nodes hold of a world of one rank may be there or not. Of one that is lost, nothing is."""
+        if not self.elastic_share:
+            super().launch_node(node, attempt)
+            return
+        if node in self.running_attempt:
+            self.running_attempt[node] = attempt
+        if "never starts" not in self.silent.get(node, ""):
+            held = (
+                (HeldCommit(rank=0, world_size=1, commit=Commit(attempt - 1, 5)),) if self.random.random() < 0.4 else ()
+            )
+            stayed = self.random.randrange(3) if node in self.staying else 0
+            begun = started(node, self.now + 0.1, attempt=attempt)
+            self.schedule_event(replace(begun, held=held, stayed=stayed, awaits_commit=True))
+            if self.random.random() < self.elastic_share:
+                self.schedule_event(WorkersElastic(at=self.now + 1.0, attempt=attempt, node=node))
+            self.schedule_event(finished(node, self.now + 50.0, attempt=attempt))
 
     # The fleet
 
@@ -300,6 +341,8 @@ class ClusterSimulation(Simulation):
     def accept(self, event: Event) -> bool:
         if isinstance(event, NodeJoined) and event.node not in self.host_of_node:
             return False  # its host failed before the agent was ready
+        if isinstance(event, WorkersElastic) and event.attempt == self.machine.attempt:
+            self.can_stay.add(event.node)
         return super().accept(event)
 
     def remove_node(self, node: str) -> bool:

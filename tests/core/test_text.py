@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.core.text import capped, printable
+from raylaunch.core.text import capped, duration, printable
 from tests.core.adversarial import steep
 from tests.profiles import examples
 
@@ -80,3 +80,22 @@ def test_no_word_is_cut():
 )
 def test_time_is_linear(function):
     assert steep(function) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.00 s"),
+        (0.25, "0.25 s"),
+        (59.94, "59.9 s"),
+        (60.0, "1 min"),
+        (125.4, "2 min 5 s"),
+        (7_200.2, "2 h"),
+        (90_000.0, "1 d 1 h"),
+        (5, "5 s"),
+        (float("inf"), "?"),
+    ],
+)
+def test_times(seconds, text):
+    """With two units at most."""
+    assert duration(seconds) == text

@@ -40,8 +40,12 @@ _COLLATERAL_OF = (
 )
 """The same for a library: its name, and what follows in the line. As one pattern, the search would be quadratic."""
 
-_OWN = re.compile(r"address already in use|EADDRINUSE|Duplicate GPU|ncclInvalid(Usage|Argument)", re.IGNORECASE)
-"""Errors of the same types that are the fault of the rank itself."""
+_OWN = re.compile(
+    r"address already in use|EADDRINUSE|Duplicate GPU|ncclInvalid(Usage|Argument)"
+    r"|CUDA error: (an illegal|a misaligned|device-side assert|unspecified launch|uncorrectable)",
+    re.IGNORECASE,
+)
+"""Errors of the same types that are the fault of the rank itself. For those of CUDA, NCCL's watchdog aborts it."""
 
 _FRAME = re.compile(r'^[ \t|+]*File "([^"\n]*)", line (\d+)', re.MULTILINE)
 """A frame in a traceback, also in one of an exception group."""
@@ -160,10 +164,11 @@ class Failure(FailureRecord):
     def is_collateral(self) -> bool:
         """Whether it looks like the error of a healthy worker that lost a peer."""
         if self.exception is not None:
-            return _tells_of_lost_peer(self.exception.text) and not _OWN.search(self.exception.text)
+            return is_of_lost_peer(self.exception.text)
         if self.hung:
             return self.waited
-        return self.exit_code == -signals.SIGABRT and _tells_of_lost_peer(self.tail)
+        is_own = self.exit_code != -signals.SIGABRT or _OWN.search(self.tail) is not None
+        return not is_own and _tells_of_lost_peer(self.tail)
 
     @property
     def signature(self) -> str:
@@ -249,6 +254,11 @@ def why_hopeless(cause: Failure, earlier: Sequence[tuple[float, str]], now: floa
     if cause.signature and len(same) == SAME_FAILURE_LIMIT - 1 and not cause.is_collateral:
         return f"the same failure {SAME_FAILURE_LIMIT} times within {SAME_FAILURE_WINDOW:.0f} s"
     return ""
+
+
+def is_of_lost_peer(text: str) -> bool:
+    """Return whether an exception, as `type: message`, looks like that of a healthy worker that lost a peer."""
+    return _tells_of_lost_peer(text) and not _OWN.search(text)
 
 
 def _tells_of_lost_peer(text: str) -> bool:

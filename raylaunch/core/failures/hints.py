@@ -48,6 +48,11 @@ _PATTERNS = (
         "there are more workers than GPUs on {host}: `nproc_per_node` is the number of workers of a node",
     ),
     _pattern(
+        r"CUDA error: (?:an illegal memory access|a misaligned address|device-side assert)",
+        "kernels run later than they are called, so the traceback may name another line; with "
+        "`CUDA_LAUNCH_BLOCKING: 1` in `env` it names the call",
+    ),
+    _pattern(
         r"Duplicate GPU detected",
         "two ranks use one GPU: the script must choose its own, `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from raylaunch.core.machine.events_and_actions import (
@@ -206,3 +207,13 @@ class TimesBuilder:
             )
         )
         self._steps, self._present = None, _Present(unstarted=set(launch.roster))
+
+
+def mean_rate(attempts: Iterable[AttemptTimes]) -> float | None:
+    """Return the steps per second while attempts made steps; None if there are no two steps."""
+    steps, seconds = 0, 0.0
+    for attempt in attempts:
+        if attempt.first_step_at is not None and attempt.last_step_at is not None:
+            steps += attempt.steps - 1
+            seconds += attempt.last_step_at - attempt.first_step_at
+    return steps / seconds if seconds > 0 else None

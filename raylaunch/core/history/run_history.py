@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.history.attempt_times import AttemptTimes
 from raylaunch.core.history.node_lives import LivesBuilder, NodeLife
 from raylaunch.core.history.restart_cost import RestartCost, restart_costs
@@ -14,6 +15,8 @@ from raylaunch.core.record.journal import JournalEntry
 
 MOST_HANGS = 20
 """So many of the last hangs are kept with their stacks."""
+MOST_TAKEOVERS = 50
+"""So many of the last takeovers are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,8 @@ class RunHistory:
     """The reports of progress from which it could be told whether a rank is behind."""
     hangs: tuple[WorkersHung, ...]
     omitted_hangs: int
+    takeovers: tuple[DriverReplaced, ...]
+    omitted_takeovers: int
 
 
 class HistoryBuilder:
@@ -47,6 +52,8 @@ class HistoryBuilder:
         self._rates = RatesBuilder()
         self._hangs: list[WorkersHung] = []
         self._omitted_hangs = 0
+        self._takeovers: list[DriverReplaced] = []
+        self._omitted_takeovers = 0
 
     def add(self, entry: JournalEntry) -> None:
         """Take the next entry of the journal."""
@@ -61,6 +68,11 @@ class HistoryBuilder:
                 if len(self._hangs) > MOST_HANGS:
                     del self._hangs[0]
                     self._omitted_hangs += 1
+            case DriverReplaced():
+                self._takeovers.append(event)
+                if len(self._takeovers) > MOST_TAKEOVERS:
+                    del self._takeovers[0]
+                    self._omitted_takeovers += 1
             case _:
                 pass
 
@@ -82,4 +94,6 @@ class HistoryBuilder:
             reports=self._rates.reports,
             hangs=tuple(self._hangs),
             omitted_hangs=self._omitted_hangs,
+            takeovers=tuple(self._takeovers),
+            omitted_takeovers=self._omitted_takeovers,
         )

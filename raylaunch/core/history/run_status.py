@@ -6,8 +6,10 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from raylaunch.core.history.step_rates import behind
 from raylaunch.core.history.time_per_state import StatesBuilder
 from raylaunch.core.job.job import Job
+from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -65,6 +67,8 @@ class NodeStatus:
     """The rank of its first worker; the others follow. None: it is not part of the attempt."""
     pids: tuple[int, ...]
     """The process ids of its workers, by local rank; empty if they are not known or not running."""
+    memory: NodeMemory | None = None
+    """What it holds for the script, by the latest report; None: nothing that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,8 @@ class RunStatus:
     """Those of the roster in rank order, then the others."""
     progress: Progressed | None
     """The latest report of steps, which may be of an earlier attempt."""
+    behind: int
+    """The steps by which its slowest rank is behind the one furthest ahead; 0: hardly any, or that is not known."""
     steps_per_second: float | None
     """None: the workers are not running, or their rate is not known yet."""
     goodput: float | None
@@ -100,6 +106,7 @@ class _KnownNode:
     has_joined: bool = False
     is_draining: bool = False
     pids: tuple[int, ...] = ()
+    memory: NodeMemory | None = None
 
 
 class StatusBuilder:
@@ -166,6 +173,9 @@ class StatusBuilder:
             case Progressed():
                 self._is_first_report = self._progress is None or self._progress.attempt != event.attempt
                 self._progress = event
+                for memory in event.memory:
+                    if memory.node in self._nodes:
+                        self._nodes[memory.node].memory = memory
             case WorkersStarted(node=node) if event.attempt == self._attempt:
                 if node in self._nodes:
                     self._nodes[node].pids = event.pids
@@ -223,6 +233,7 @@ class StatusBuilder:
             roster=self._roster,
             nodes=tuple(self._node_status(name) for name in sorted(self._nodes, key=self._order)),
             progress=self._progress,
+            behind=behind(self._progress) if self._progress is not None and not self._is_first_report else 0,
             steps_per_second=self._rate(),
             goodput=self._states.goodput(),
             result=self.results.result(run_dir=run_dir, began=began),
@@ -248,6 +259,7 @@ class StatusBuilder:
             workers=node.workers,
             first_rank=self._first_ranks.get(name),
             pids=node.pids if state in (NodeState.RUNNING, NodeState.STOPPING) else (),
+            memory=node.memory,
         )
 
     def _state_of(self, name: NodeId) -> NodeState:

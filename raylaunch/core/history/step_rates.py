@@ -39,6 +39,16 @@ class SlowRank:
     """When it was last seen so, in seconds since the run began."""
 
 
+def behind(event: Progressed) -> int:
+    """Return by how many steps the slowest rank is behind; 0: by hardly any, or that is not known.
+
+    Not for the first report of an attempt, whose `low` is the first step.
+    """
+    if event.low is None or event.high is None or event.high - event.low <= BEHIND:
+        return 0
+    return event.high - event.low
+
+
 class RatesBuilder:
     """Computes the rates from the reports of progress, one after the other."""
 
@@ -64,11 +74,11 @@ class RatesBuilder:
             self.rates.append(StepRate(attempt=event.attempt, begin=then, end=end, per_second=rate))
             self._before = event.attempt, end, event.marks
         if attempt == event.attempt and event.low is not None and event.high is not None:
-            self._note_slow(event, event.high - event.low, nodes)
+            self._note_slow(event, behind(event), nodes)
 
-    def _note_slow(self, event: Progressed, behind: int, nodes: Sequence[tuple[NodeId, int]]) -> None:
+    def _note_slow(self, event: Progressed, steps: int, nodes: Sequence[tuple[NodeId, int]]) -> None:
         self.reports += 1
-        if behind <= BEHIND:
+        if not steps:
             return
         node = _node_of(event.slowest, nodes)
         key = event.slowest, node
@@ -76,7 +86,7 @@ class RatesBuilder:
             rank=event.slowest, node=node, reports=0, most_behind=0, last_at=event.at
         )
         self._slow[key] = replace(
-            before, reports=before.reports + 1, most_behind=max(before.most_behind, behind), last_at=event.at
+            before, reports=before.reports + 1, most_behind=max(before.most_behind, steps), last_at=event.at
         )
 
     def slow_ranks(self) -> list[SlowRank]:

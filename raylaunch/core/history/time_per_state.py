@@ -139,12 +139,3 @@ class StatesBuilder:
     def goodput(self, until: float = 0.0) -> float | None:
         """Return the part of the time in which the run trained; None if no time has passed."""
         return goodput(seconds_per_state(self.spans(until)))
-
-    def steps_per_second(self) -> float | None:
-        """Return the mean rate of steps while attempts made some; None if there are no two steps."""
-        steps, seconds = 0, 0.0
-        for attempt in self.attempts:
-            if attempt.first_step_at is not None and attempt.last_step_at is not None:
-                steps += attempt.steps - 1
-                seconds += attempt.last_step_at - attempt.first_step_at
-        return steps / seconds if seconds > 0 else None

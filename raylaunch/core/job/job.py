@@ -119,8 +119,9 @@ class Job:
     """What differs on some nodes. Keys are an address (`10.0.0.7`, `10.0.0.*`), a subnet of one of the node's
     interfaces (`10.1.0.0/16`) or a Ray label (`label:zone=a`). If several keys match a node, later ones override
     earlier ones."""
-    gpus_per_worker: int | str = "auto"
-    """GPUs that Ray reserves for each worker: a number, or `auto` (1 if the nodes have enough GPUs, else 0)."""
+    gpus_per_worker: int | float | str = "auto"
+    """GPUs that Ray reserves for each worker: a whole number, a part such as `0.5` for workers that share one, or
+    `auto` (1 if the nodes have enough GPUs, else 0)."""
     cpus_per_worker: float = 1.0
     """CPUs that Ray reserves for each worker."""
     placement: str = "auto"
@@ -220,10 +221,24 @@ class Job:
     state_memory: float | None = None
     """Memory of each node, in GiB, that `raylaunch.worker.State` may use. Default: half of what is free there when it
     is first needed."""
+    durable: str | None = None
+    """A folder that all nodes see, into which the nodes write commits of `raylaunch.worker.State` as checkpoints of
+    `torch.distributed.checkpoint`, at the end of the run and now and then. `restore` of a new run begins with the
+    newest one."""
+    durable_every: float = 600.0
+    """With `durable`: at least so much time is between two checkpoints."""
+    durable_keep: int = 3
+    """With `durable`: how many checkpoints stay."""
     keep_warm: float = 0.0
     """How long the agents, with everything they have imported, stay for the next run of the same Python process or,
     with the command, of the same user, whose driver stays too. 0: they end with the run. Has no effect if workers have
     GPUs of a Ray cluster."""
+    detach: bool = False
+    """Whether the run goes on in the background, with a driver that no command and no terminal is needed for: see
+    `raylaunch attach`."""
+    driver_timeout: float = 600.0
+    """Of a detached run on a cluster: how long its agents wait for another driver when theirs is gone, and none can be
+    started. After that, nothing of the run is left."""
     ray: RayOptions = field(default_factory=RayOptions)
     """Where the cluster is."""
 

@@ -43,7 +43,10 @@ RANGES = {
     "last_call": _TIME,
     "shutdown_timeout": _TIME,
     "state_memory": NumberRange(0, _MAX_GIB, above=True),
+    "durable_every": _TIME,
+    "durable_keep": NumberRange(1, _MAX_COUNT),
     "keep_warm": _TIME,
+    "driver_timeout": _TIME,
     # A busy host may be silent for almost a second.
     "node_timeout": NumberRange(1, _DAY, is_time=True),
     "max_restarts": NumberRange(0, _MAX_COUNT),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from raylaunch.core.environ import snapshot
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.secrets import HIDDEN, is_secret, is_secret_argument, shown_arguments, split
 from raylaunch.errors import RaylaunchError
@@ -153,7 +154,7 @@ def _forms(value: str) -> Iterator[str]:
 
 def _values(job: Job, environ: Mapping[str, str]) -> Iterator[tuple[bool, str]]:
     """Yield each secret, and whether its name says so for sure: `TOKENIZERS_PARALLELISM` has no token."""
-    for env in (environ, job.env, *(rule.env for rule in job.nodes.values())):
+    for env in (snapshot(environ), job.env, *(rule.env for rule in job.nodes.values())):
         for name, value in env.items():
             if is_secret(name) and not name.lower().endswith(_PATHS):
                 yield is_secret_argument(name), value

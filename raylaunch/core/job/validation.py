@@ -117,15 +117,23 @@ def _size_problems(job: Job) -> Iterator[Problem]:
         message = f"`{written(job.nproc_per_node)}` is neither a number of workers nor one of {', '.join(NPROC_WORDS)}"
         hint = _near_miss(written(job.nproc_per_node), NPROC_WORDS) or "for example `8`, or `gpu` for one on each GPU"
         yield Problem(key="nproc_per_node", message=message, hint=hint)
-    if not _is_count(job.gpus_per_worker, least=0) and job.gpus_per_worker != "auto":
+    if job.gpus_per_worker != "auto" and not _is_gpu_count(job.gpus_per_worker):
         message = f"`{written(job.gpus_per_worker)}` is neither a number of GPUs nor auto"
-        yield Problem(key="gpus_per_worker", message=message)
+        hint = "" if isinstance(job.gpus_per_worker, str) else "a whole number, or a part of one GPU such as `0.5`"
+        yield Problem(key="gpus_per_worker", message=message, hint=hint)
 
 
 def _is_count(value: int | str, *, least: int) -> bool:
     if isinstance(value, str):
         return is_number(value) and int(value) >= least
     return least <= value <= ranges.RULE_WORKERS.most
+
+
+def _is_gpu_count(value: float | str) -> bool:
+    """Return whether Ray reserves so many GPUs: whole ones, or a part of one."""
+    if isinstance(value, str):
+        return _is_count(value, least=0)
+    return 0 <= value <= ranges.RULE_WORKERS.most and (value < 1 or value == int(value))
 
 
 def _near_miss(word: str, words: Sequence[str], cutoff: float = 0.6) -> str:

@@ -1,15 +1,16 @@
 """The commits of the scripts' `State`, as nodes hold them in memory, and the choice of the one to restore.
 
-A commit is complete if every rank of the world has it. Its ranks belong together only if they were written in the same
-attempt: after a restart, training may take another course.
+A commit is complete if every rank of the world in which it was written has it. Its parts belong together only if they
+were written in the same attempt: after a restart, training may take another course.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
+from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.text import count
 
 _MOST_NAMED = 4
@@ -37,27 +38,180 @@ class HeldCommit:
     world_size: int
     """Of the world in which it was written."""
     commit: Commit
+    replicated: bool = False
+    """Whether the parts of all ranks have the same tensors, so that one of them is enough for any rank."""
+    copied: bool = False
+    """Whether another node's rank wrote it, or an earlier agent's: it was copied to the node that has it."""
 
 
-def newest_complete(held: Iterable[HeldCommit], world_size: int) -> Commit | None:
-    """Return the newest commit of a world of this size that each of its ranks has; None: there is none."""
-    ranks: defaultdict[Commit, set[int]] = defaultdict(set)
+@dataclass(frozen=True, slots=True, order=True)
+class CompleteCommit:
+    """A commit of which every rank's part is held. Not keyword-only, as `Commit`."""
+
+    commit: Commit
+    world_size: int
+    """Of the world in which it was written: it has the parts 0 to `world_size` - 1."""
+    replicated: bool = False
+    """As in `HeldCommit`, of all parts."""
+
+    def has(self, one: HeldCommit) -> bool:
+        """Return whether this is one of its parts."""
+        return (one.commit, one.world_size) == (self.commit, self.world_size)
+
+    def parts_for(self, ranks: Iterable[int], world_size: int) -> tuple[int, ...]:
+        """Return the parts that the ranks of a node need, in a world of this size."""
+        if world_size == self.world_size:
+            return tuple(ranks)
+        if self.replicated:
+            return tuple(sorted({rank % self.world_size for rank in ranks}))
+        return tuple(range(self.world_size))
+
+
+@dataclass(slots=True, kw_only=True)
+class KnownCommits:
+    """What one attempt leaves to the next about commits."""
+
+    uses_state: bool = False
+    """Whether the script uses `State`."""
+    counted_loss: Commit | None = None
+    """The newest commit that was lost in part, and counted as lost already."""
+    orphaned: dict[NodeId, tuple[HeldCommit, ...]] = field(default_factory=dict)
+    """By lost node: what can still be fetched from its state keeper."""
+    tries: int = 0
+    """How many attempts in a row have fetched such parts, and made no step."""
+
+
+def newest_complete(held: Iterable[HeldCommit]) -> CompleteCommit | None:
+    """Return the newest commit that each rank of the world in which it was written has; None: there is none."""
+    parts: defaultdict[tuple[Commit, int], dict[int, bool]] = defaultdict(dict)
     for one in held:
-        if one.world_size == world_size and 0 <= one.rank < world_size:
-            ranks[one.commit].add(one.rank)
-    return max((commit for commit, found in ranks.items() if len(found) == world_size), default=None)
+        if 0 <= one.rank < one.world_size:
+            parts[one.commit, one.world_size][one.rank] = one.replicated
+    complete = (
+        CompleteCommit(commit, size, all(found.values()))
+        for (commit, size), found in parts.items()
+        if len(found) == size
+    )
+    return max(complete, default=None)
 
 
-def reason(held: Collection[HeldCommit], world_size: int, chosen: Commit | None) -> str:
-    """Return why this commit was chosen of those that are held, for a person."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRate:
+    """How often `State` commits with `every="auto"`, and why. Measured by rank 0."""
+
+    every: int
+    """In steps."""
+    commit_seconds: float
+    """How long a commit takes."""
+    step_seconds: float
+    """How long a step takes without commits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMemory:
+    """What a node holds in memory for the script, besides its workers' own memory. In bytes."""
+
+    node: NodeId
+    own: int
+    """The buffers in which its own ranks commit their `State`."""
+    copies: int
+    """Copies of what ranks of other hosts have committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFetch:
+    """A node is to fetch one part of the commit to restore from another node."""
+
+    node: NodeId
+    part: int
+    """The rank that has written it."""
+    source: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreCommit:
+    """Tell the attempt's workers on these nodes which commit their `State` restores; None: none. There is no answer."""
+
+    attempt: int
+    nodes: tuple[NodeId, ...]
+    commit: Commit | None
+    why: str
+    world_size: int = 0
+    """Of the world in which the commit was written; 0: there is none."""
+    kept: Commit | None = None
+    """What no node may free until a newer commit is on two hosts; None: the world has one host only."""
+    fetches: tuple[PartFetch, ...] = ()
+    """Which nodes fetch which parts from which others before they tell their workers."""
+    lost_steps: int = 0
+    """Steps at most that were committed after it, and are lost with a host."""
+
+
+def fetches(
+    held: Mapping[NodeId, Collection[HeldCommit]],
+    needed: Mapping[NodeId, Collection[int]],
+    chosen: CompleteCommit,
+    *,
+    last: Collection[NodeId] = (),
+) -> tuple[PartFetch, ...]:
+    """Return who fetches what: each part that a node needs and does not have, from the node that gives the fewest.
+
+    From those in `last` only what no other has.
+    """
+    holders: defaultdict[int, list[NodeId]] = defaultdict(list)
+    for node, parts in held.items():
+        for one in dict.fromkeys(one.rank for one in parts if chosen.has(one)):
+            holders[one].append(node)
+    given: Counter[NodeId] = Counter()
+    found = []
+    for node, parts_needed in needed.items():
+        for part in parts_needed:
+            if node not in holders[part]:
+                source = min(holders[part], key=lambda holder: (holder in last, given[holder]))
+                given[source] += 1
+                found.append(PartFetch(node=node, part=part, source=source))
+    return tuple(found)
+
+
+def safest(held: Mapping[NodeId, Collection[HeldCommit]], hosts: Mapping[NodeId, HostId]) -> Commit | None:
+    """Return the newest commit that no loss of a single host can destroy; None: there is none."""
+    places: defaultdict[tuple[Commit, int], defaultdict[int, set[HostId]]] = defaultdict(lambda: defaultdict(set))
+    for node, parts in held.items():
+        for one in parts:
+            places[one.commit, one.world_size][one.rank].add(hosts[node])
+    safe = (
+        commit
+        for (commit, size), found in places.items()
+        if len(found) == size and all(len(each) > 1 for each in found.values())
+    )
+    return max(safe, default=None)
+
+
+def newest_of(held: Iterable[HeldCommit]) -> HeldCommit:
+    """Return one of the parts of the newest commit, whether or not it is complete."""
+    return max(held, key=lambda one: one.commit)
+
+
+def lost_steps(held: Collection[HeldCommit], chosen: CompleteCommit) -> int:
+    """Return how many committed steps are lost at most, since a host is gone that had them, and no copy is as new.
+
+    A rank of which nothing is left but copies had its part of the newest commit too, or was about to.
+    """
+    newest = newest_of(held)
+    own = {one.rank for one in held if not one.copied and one.world_size == newest.world_size}
+    if newest.commit <= chosen.commit or own >= set(range(newest.world_size)):
+        return 0
+    return max(0, newest.commit.steps - chosen.commit.steps)
+
+
+def reason(held: Collection[HeldCommit], chosen: CompleteCommit | None, lost: int = 0) -> str:
+    """Return why this commit was chosen of those that are held, for a person. `lost`: how many steps are lost."""
     if chosen is not None:
-        return f"the state after {count(chosen.steps, 'step')} is restored from memory"
-    newest = max(held, key=lambda one: one.commit)
+        more = f"; {count(lost, 'more step')} had no copy on another host, and must be done again" if lost else ""
+        return f"the state after {count(chosen.commit.steps, 'step')} is restored from memory{more}"
+    newest = newest_of(held)
     what = f"the state after {count(newest.commit.steps, 'step')} cannot be restored from memory"
-    if newest.world_size != world_size:
-        return f"{what}: it is that of {count(newest.world_size, 'worker')}, and there are {world_size} now"
-    having = {one.rank for one in held if one.commit == newest.commit and one.world_size == world_size}
-    missing = [rank for rank in range(world_size) if rank not in having]
+    having = {one.rank for one in held if (one.commit, one.world_size) == (newest.commit, newest.world_size)}
+    missing = [rank for rank in range(newest.world_size) if rank not in having]
     names = ", ".join(map(str, missing[:_MOST_NAMED]))
     more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
     return f"{what}: the nodes that are left do not have the part of rank {names}{more}"

@@ -1,16 +1,16 @@
 """What the machine is told and what it answers: events, in the past tense, and actions, each with its reason.
 
-`at` is stamped by the driver when it learns of an event. Every action has a `why`, for people: in the terminal, the
-event log and the report.
+`at` is stamped by the driver when it learns of an event. Every action has a `why`, for people.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stacks import StackGroup
-from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.core.machine.commits import CommitRate, HeldCommit, NodeMemory, RestoreCommit
 from raylaunch.core.newtypes import NO_HOST, SIGTERM, HostId, NodeId, NodeTime, RunTime, SignalName
 
 
@@ -42,6 +42,8 @@ class NodeLost:
     at: RunTime
     node: NodeId
     why: str
+    held: tuple[HeldCommit, ...] = ()
+    """The parts of commits that can still be fetched from there: the agent was killed, and the state keeper was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,20 @@ class WorkersStarted:
     pids: tuple[int, ...] = ()
     timings: RestartTimings | None = None
     held: tuple[HeldCommit, ...] = ()
-    """The commits of earlier attempts that the node holds of its ranks."""
+    """The parts of commits of earlier attempts that the node holds."""
+    stayed: int = 0
+    """How many of its workers are survivors."""
+    awaits_commit: bool = False
+    """Whether its workers wait for `RestoreCommit` even if no node holds anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersElastic:
+    """A worker of the node can stay when the next attempt begins. All ranks have a commit from which it can go on."""
+
+    at: RunTime
+    attempt: int
+    node: NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +136,13 @@ class WorkersStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersCheckpointed:
-    """All workers of a node have saved at this step after `RequestCheckpoint`, and wait for the signal.
-
-    `step` is None if some of them do not call `should_checkpoint`: only a signal can reach them.
-    """
+    """All workers of a node have saved after `RequestCheckpoint`, at the same step, and wait for the signal."""
 
     at: RunTime
     attempt: int
     node: NodeId
     step: int | None
+    """None: some of them do not call `should_checkpoint`, and only a signal can reach them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +178,14 @@ class Progressed:
     """The rank that is furthest behind."""
     rate: float = 0.0
     """Marks per second during the last seconds."""
+    committed: int | None = None
+    """How many steps were completed in the newest commit of `State` that all workers have made; None: there is none."""
+    copied: int | None = None
+    """The same of the newest commit that all nodes have copied to other hosts."""
+    commit_rate: CommitRate | None = None
+    """How often `State` commits; None: that is not known, or the script says it."""
+    memory: tuple[NodeMemory, ...] = ()
+    """Of the nodes where it is another than in the attempt's last report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +238,9 @@ class Tick:
 
 
 NodeEvent = NodeGranted | NodeJoined | NodeLost | NodeDraining | PeersUnreachable
-WorkerEvent = WorkersStarted | WorkersExited | WorkersStopped | WorkersCheckpointed
+WorkerEvent = WorkersStarted | WorkersElastic | WorkersExited | WorkersStopped | WorkersCheckpointed
 RequestEvent = StopRequested | ForwardRequested | RestartRequested | ResizeRequested
-Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | RequestEvent | Tick
+Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | RequestEvent | Tick | DriverReplaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +254,8 @@ class Launch:
     attempt: int
     roster: tuple[NodeId, ...]
     why: str
+    staying: tuple[NodeId, ...] = ()
+    """Nodes on which workers of the attempt before take part if they can, instead of being killed: survivors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,16 +275,6 @@ class RequestCheckpoint:
 
     attempt: int
     nodes: tuple[NodeId, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreCommit:
-    """Tell the attempt's workers on these nodes which commit their `State` restores; None: none. There is no answer."""
-
-    attempt: int
-    nodes: tuple[NodeId, ...]
-    commit: Commit | None
     why: str
 
 

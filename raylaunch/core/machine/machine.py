@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure, root_cause
 from raylaunch.core.machine.events_and_actions import (
     Action,
@@ -22,6 +23,7 @@ from raylaunch.core.machine.events_and_actions import (
     Uncordon,
     WorkerEvent,
     WorkersCheckpointed,
+    WorkersElastic,
     WorkersExited,
     WorkersHung,
     WorkersStarted,
@@ -29,6 +31,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.requests import Requests
 from raylaunch.core.machine.restart_policy import came_from_outside
+from raylaunch.core.machine.restoring import take_held
 from raylaunch.core.machine.state import Done, Gathering, Running, Saving, Starting, Stopping
 from raylaunch.core.newtypes import NO_HOST, assert_never
 from raylaunch.errors import ExitCode
@@ -56,10 +59,34 @@ class Machine(Requests):
                 return self._requested(event)
             case Tick():
                 return self._tick()
+            case DriverReplaced():
+                return []
             case Progressed():
                 return self._progressed(event)
             case _:
                 return self._workers_changed(event)
+
+    def needs_progress(self, event: Event) -> bool:
+        """Whether a last `Progressed` should be handled before this event, since the event may end the world.
+
+        It is True for each event by which a world ends that may have made steps since the latest `Progressed`. It is
+        rarely True for others, because a caller looks through all workers for a `Progressed`.
+        """
+        match self.state, event:
+            case Stopping() as stopping, WorkersStopped():  # it may have made steps as long as its grace lasted
+                return stopping.awaited <= {event.node}
+            case Saving() as saving, WorkersExited(failures=()) | WorkersCheckpointed(step=int()):
+                return saving.awaited <= {event.node}
+            case Running(), WorkersExited(failures=()):
+                return self.world.unfinished <= {event.node}
+            case Saving(), WorkersCheckpointed():
+                return True
+            case Running() | Saving(), _:
+                requests = StopRequested | RestartRequested
+                ends = NodeLost | NodeDraining | PeersUnreachable | WorkersExited | WorkersHung | requests | Tick
+                return isinstance(event, ends)
+            case _:
+                return False
 
     def _is_stale(self, event: Event) -> bool:
         """Whether the event is of another attempt or of a node that was given up. Nothing else checks this."""
@@ -83,6 +110,8 @@ class Machine(Requests):
             case NodeJoined():
                 return self._node_joined(event)
             case NodeLost():
+                if event.held:
+                    self.world.known.orphaned[event.node] = event.held
                 return self._node_lost(event.node, event.why)
             case NodeDraining():
                 return self._node_draining(event)
@@ -97,6 +126,9 @@ class Machine(Requests):
         match event:
             case WorkersStarted():
                 return self._workers_started(event)
+            case WorkersElastic():
+                self.world.elastic.add(event.node)
+                return []
             case WorkersExited():
                 return self._workers_exited(event)
             case WorkersStopped():
@@ -112,7 +144,10 @@ class Machine(Requests):
         if not isinstance(self.state, Starting):
             return []
         self.state.awaited.discard(event.node)
-        self.world.held.extend(event.held)
+        take_held(self.world, event)
+        self.world.stayed += event.stayed
+        if not event.stayed:
+            self.world.elastic.discard(event.node)
         return self._run_if_all_started(self.state)
 
     def _workers_exited(self, event: WorkersExited) -> list[Action]:
@@ -146,7 +181,7 @@ class Machine(Requests):
     def _workers_failed(self, cause: Failure) -> list[Action]:
         what = f"rank {cause.rank} on {cause.node} {cause.what}"
         if isinstance(self.state, Saving):  # the world was to end in any case
-            return self._stop(what, grace=0.0, ending=self.state.ending)
+            return self._end_saving(self.state, what)
         if drained := self._drained_node_that_explains(cause):
             return self._restart(f"{what}; {drained} is being drained")
         delay = self.crashes.delay(cause, self.now - self.world.launched_at)

@@ -65,7 +65,7 @@ class NodeLosses(PhaseTransitions):
             case _ if not took_part:
                 return self._set_timer("more nodes may come")
             case Saving() as saving:
-                return self._stop(what, grace=0.0, ending=saving.ending)
+                return self._end_saving(saving, what)
             case _:
                 return self._restart(what)
 
@@ -124,6 +124,7 @@ class NodeLosses(PhaseTransitions):
         self.crashes.progressed()
         if event.marks > 1:
             self.world.has_progressed = self.has_progressed = True
+            self.world.known.tries = 0
             self.unreachable_since = None
         return []
 

@@ -165,11 +165,11 @@ class Requests(Resizing):
             case Running() if event.save_seconds:
                 return self._save(why, seconds=event.save_seconds)
             case Starting() if event.save_seconds:
-                return self._stop_with_grace(why)
+                return self._replace(why)
             case Saving() if not event.save_seconds:
                 return self._stop(why, grace=0.0)
             case Starting() | Running():
-                return self._restart(why)
+                return self._restart(why, all_anew=True)
             case _:
                 return []
 
@@ -187,7 +187,7 @@ class Requests(Resizing):
             case Gathering() as gathering:
                 return self._gather(gathering, why)
             case Starting() if self._is_too_large():
-                return self._stop_with_grace(why)
+                return self._replace(why)
             case Running() if self._is_too_large():
                 return self._resize(why)
             case Starting() | Running() as state:

@@ -89,8 +89,11 @@ class Resizing(NodeLosses):
                 return self._set_timer("all workers must have saved by then")
             case Running() if self.members.enough:
                 return self._resize(why)
+            case Starting() as starting if self.members.enough and self.world.known.uses_state:
+                starting.resize.evacuate_at = self.now  # once it runs: what only this node holds must be restored first
+                return self._set_timer(why)
             case Starting() if self.members.enough:
-                return self._stop_with_grace(why)
+                return self._replace(why)
             case Starting() | Running() as state:
                 state.status = f"{why}; the workers go on until another node comes"
                 state.status += "" if event.by else ", or the time is short"

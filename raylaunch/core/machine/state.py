@@ -13,10 +13,11 @@ from typing import ClassVar
 
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.commits import HeldCommit
+from raylaunch.core.machine.commits import HeldCommit, KnownCommits
 from raylaunch.core.machine.events_and_actions import Finish
 from raylaunch.core.newtypes import HostId, NodeId, SignalName, StrEnum
 from raylaunch.core.placement.environment import Member, order
+from raylaunch.core.text import count
 
 
 class Phase(StrEnum):
@@ -40,7 +41,7 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.GATHERING: frozenset({Phase.STARTING, Phase.DONE}),
     Phase.STARTING: frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.DONE}),
     Phase.RUNNING: frozenset({Phase.STARTING, Phase.SAVING, Phase.STOPPING, Phase.DONE}),
-    Phase.SAVING: frozenset({Phase.STOPPING, Phase.DONE}),
+    Phase.SAVING: frozenset({Phase.STARTING, Phase.STOPPING, Phase.DONE}),
     Phase.STOPPING: frozenset({Phase.STARTING, Phase.GATHERING, Phase.DONE}),
     Phase.DONE: frozenset(),
 }
@@ -74,8 +75,20 @@ class World:
     """The earliest time at which a node of the world will be taken away."""
     held_signals: list[SignalName] = field(default_factory=list)
     """Signals to forward as soon as all workers are started. Those that were not forwarded pass to the next world."""
-    held: list[HeldCommit] = field(default_factory=list)
-    """The commits of earlier attempts that its nodes hold."""
+    held: dict[NodeId, tuple[HeldCommit, ...]] = field(default_factory=dict)
+    """The parts of commits of earlier attempts that its nodes hold, by node."""
+    awaits_commit: bool = False
+    """Whether some node waits to be told what to restore."""
+    known: KnownCommits = field(default_factory=KnownCommits)
+    """What was learnt of commits in this attempt and earlier ones."""
+    untold: set[NodeId] = field(default_factory=set)
+    """Nodes that hold nothing and do not wait: their workers restore nothing."""
+    elastic: set[NodeId] = field(default_factory=set)
+    """Nodes of which workers can stay: they have said so in this attempt, or have stayed when it began."""
+    staying: tuple[NodeId, ...] = ()
+    """Nodes on which workers of the attempt before were told to stay. They cannot go on without a commit to restore."""
+    stayed: int = 0
+    """How many workers were not started again, but are processes of the attempt before."""
     nodes: frozenset[NodeId] = field(init=False)
     """The roster as a set."""
 
@@ -87,6 +100,16 @@ class World:
     def running_nodes(self) -> tuple[NodeId, ...]:
         """The unfinished nodes in rank order."""
         return tuple(node for node in self.roster if node in self.unfinished)
+
+    @property
+    def survivors(self) -> str:
+        """How many workers were not started, but have stayed, for a person; "": all were started."""
+        return f"; {self.stayed} of {count(self.size, 'worker')} stayed" if self.stayed else ""
+
+    def staying_in(self, chosen: Iterable[Member]) -> tuple[NodeId, ...]:
+        """Return the nodes whose workers can stay in a world of these nodes."""
+        names = {member.node for member in chosen}
+        return tuple(node for node in self.roster if node in names and node in self.elastic)
 
 
 @dataclass(slots=True)

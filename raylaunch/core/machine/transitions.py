@@ -6,31 +6,19 @@ import math
 from collections.abc import Collection
 
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.commits import newest_complete, reason
 from raylaunch.core.machine.events_and_actions import (
     Action,
-    Event,
     Finish,
     ForwardSignal,
     Launch,
-    NodeDraining,
-    NodeLost,
-    PeersUnreachable,
     Release,
     ReportUnsaved,
     RequestCheckpoint,
-    RestartRequested,
-    RestoreCommit,
     SetTimer,
     Stop,
-    StopRequested,
-    Tick,
-    WorkersCheckpointed,
-    WorkersExited,
-    WorkersHung,
-    WorkersStopped,
 )
 from raylaunch.core.machine.restart_policy import NEEDED_EXCLUSION, CrashLoopBackoff, HostHealth, RestartBudget
+from raylaunch.core.machine.restoring import restore_commit
 from raylaunch.core.machine.state import (
     TRANSITIONS,
     Done,
@@ -112,6 +100,14 @@ class PhaseTransitions:
         return self.members.nodes
 
     @property
+    def leaving(self) -> frozenset[NodeId]:
+        """The nodes that are drained and, while all save for the next world, those that it does not have."""
+        drained = frozenset(node for node, member in self.nodes.items() if member.draining)
+        if not isinstance(self.state, Saving) or self.state.ending is not None or not self.members.enough:
+            return drained
+        return drained | self.world.nodes - {member.node for member in self._chosen_next()}
+
+    @property
     def restarts(self) -> int:
         """The number of restarts spent on failures of workers."""
         return self.budget.spent
@@ -119,28 +115,6 @@ class PhaseTransitions:
     def start(self) -> list[Action]:
         """Return the first actions, before any event: the run begins to wait for nodes."""
         return self._set_timer("the cluster must give the nodes by then")
-
-    def needs_progress(self, event: Event) -> bool:
-        """Whether a last `Progressed` should be handled before this event, since the event may end the world.
-
-        It is True for each event by which a world ends that may have made steps since the latest `Progressed`. It is
-        rarely True for others, because a caller looks through all workers for a `Progressed`.
-        """
-        match self.state, event:
-            case Stopping() as stopping, WorkersStopped():  # it may have made steps as long as its grace lasted
-                return stopping.awaited <= {event.node}
-            case Saving() as saving, WorkersExited(failures=()) | WorkersCheckpointed(step=int()):
-                return saving.awaited <= {event.node}
-            case Running(), WorkersExited(failures=()):
-                return self.world.unfinished <= {event.node}
-            case Saving(), WorkersCheckpointed():
-                return True
-            case Running() | Saving(), _:
-                requests = StopRequested | RestartRequested
-                ends = NodeLost | NodeDraining | PeersUnreachable | WorkersExited | WorkersHung | requests | Tick
-                return isinstance(event, ends)
-            case _:
-                return False
 
     def _enter(self, state: State) -> None:
         assert state.phase in TRANSITIONS[self.phase], f"{state.phase} cannot follow {self.phase}"
@@ -167,9 +141,10 @@ class PhaseTransitions:
             state.last_call = self.now + self.job.last_call
         return self._set_timer(state.status)
 
-    def _launch(self, why: str) -> list[Action]:
-        survivors = self.members.successors(self.world.members)
-        chosen = self.members.choose(survivors, last=self.health.doubtful)
+    def _launch(self, why: str, *, at_once: bool = False) -> list[Action]:
+        """`at_once`: workers of the last world may be alive, and may stay."""
+        chosen = self._chosen_next()
+        staying = self.world.staying_in(chosen) if at_once else ()
         self.world = World(
             attempt=self.world.attempt + 1,
             roster=tuple(member.node for member in chosen),
@@ -177,12 +152,19 @@ class PhaseTransitions:
             size=sum(member.nproc for member in chosen),
             launched_at=self.now,
             held_signals=self.world.held_signals,
+            known=self.world.known,
+            elastic=set(staying),
+            staying=staying,
         )
         status = f"starting {self._workers_and_nodes}"
         self._enter(Starting(status=status, deadline=self.now + self.job.start_timeout, awaited=set(self.world.roster)))
-        launch = Launch(attempt=self.world.attempt, roster=self.world.roster, why=why)
+        launch = Launch(attempt=self.world.attempt, roster=self.world.roster, why=why, staying=staying)
         releases = [*self._release_drained(), *self._release_surplus()]
         return [launch, *releases, *self._set_timer("all workers must be started by then")]
+
+    def _chosen_next(self) -> tuple[Member, ...]:
+        """The nodes of the next world, if it began now."""
+        return self.members.choose(self.members.successors(self.world.members), last=self.health.doubtful)
 
     @property
     def _workers_and_nodes(self) -> str:
@@ -211,19 +193,13 @@ class PhaseTransitions:
     def _run_if_all_started(self, state: Starting) -> list[Action]:
         if state.awaited:
             return []
-        self._enter(Running(status=self._workers_and_nodes, resize=state.resize))
+        restored = restore_commit(self.world)
+        if self.world.staying and not any(action.commit for action in restored):
+            why = restored[0].why if restored else "no node has the state of an earlier attempt"
+            return self._restart(f"{why}; all workers are started again", all_anew=True)
+        self._enter(Running(status=f"{self._workers_and_nodes}{self.world.survivors}", resize=state.resize))
         held, self.world.held_signals = self.world.held_signals, []
-        return [*self._restore_commit(), *map(self._forward, held), *self._set_timer("more nodes may come")]
-
-    def _restore_commit(self) -> list[Action]:
-        """Choose the commit from which the world goes on. Nodes that hold none know that there is none to restore."""
-        held, self.world.held = self.world.held, []
-        if not held:
-            return []
-        chosen = newest_complete(held, self.world.size)
-        why = reason(held, self.world.size, chosen)
-        nodes = self.world.running_nodes
-        return [RestoreCommit(attempt=self.world.attempt, nodes=nodes, commit=chosen, why=why)]
+        return [*restored, *map(self._forward, held), *self._set_timer("more nodes may come")]
 
     def _forward(self, signal: SignalName) -> Action:
         nodes = self.world.running_nodes
@@ -255,11 +231,28 @@ class PhaseTransitions:
         return math.inf if deadline is None else max(0.0, deadline - self.now - 1.0)
 
     def _stop_if_all_saved(self, state: Saving) -> list[Action]:
-        return [] if state.awaited else self._stop_with_grace(state.status, ending=state.ending)
+        return [] if state.awaited else self._replace(state.status, ending=state.ending)
+
+    def _replace(self, why: str, *, ending: Finish | None = None) -> list[Action]:
+        """End a healthy world that has nothing to save. If some of its workers can stay, the next begins at once."""
+        if ending is None and self._some_can_stay:
+            return self._restart(why)
+        return self._stop_with_grace(why, ending=ending)
+
+    @property
+    def _some_can_stay(self) -> bool:
+        """Whether workers of this world can stay in the next one, if it began now."""
+        return self.members.enough and bool(self.world.staying_in(self._chosen_next()))
 
     def _stop_with_grace(self, why: str, *, ending: Finish | None = None) -> list[Action]:
         """End a healthy world. The grace ends before a drained node is taken away."""
         return self._stop(why, grace=min(self.job.shutdown_timeout, self._seconds_until_drained()), ending=ending)
+
+    def _end_saving(self, state: Saving, why: str) -> list[Action]:
+        """End a world that has broken while it saved."""
+        if state.ending is None and self._some_can_stay:
+            return self._restart(why)
+        return self._stop(why, grace=0.0, ending=state.ending)
 
     def _stop_unsaved(self, state: Saving, why: str) -> list[Action]:
         """Stop waiting for checkpoints. `why`: what some workers did not do."""
@@ -268,12 +261,15 @@ class PhaseTransitions:
 
     # Any phase with a world -> STOPPING, or STARTING at once
 
-    def _restart(self, why: str, *, backoff_until: float | None = None) -> list[Action]:
-        """End a broken world without grace, and launch the next at once if there are nodes for it."""
+    def _restart(self, why: str, *, backoff_until: float | None = None, all_anew: bool = False) -> list[Action]:
+        """End a broken world without grace, and launch the next at once if there are nodes for it.
+
+        `all_anew`: no worker stays.
+        """
         if backoff_until is not None or not self.members.enough:
             return self._stop(why, grace=0.0, backoff_until=backoff_until)
         stop = Stop(attempt=self.world.attempt, nodes=self._present_nodes(), grace=0.0, why=why)
-        return [stop, *self._launch(why)]
+        return [stop, *self._launch(why, at_once=not all_anew)]
 
     def _stop(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raylaunch.core.machine.commits import CommitRate, NodeMemory
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
@@ -28,6 +30,10 @@ class WorkerProgress:
     """Seconds since the first mark of the attempt; None if only the last is known."""
     first_step: int | None = None
     """The number of the first step of the attempt; None if only the last is known."""
+    committed: int | None = None
+    """How many steps were completed in its last commit of `State`; None: there was none in the attempt."""
+    commit_rate: CommitRate | None = None
+    """None unless this is rank 0, and it knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +42,7 @@ class Heartbeat:
 
     attempt: int
     marks: tuple[WorkerProgress, ...]
+    memory: NodeMemory | None = None
+    """None: the node holds nothing for the script."""
+    copied: int | None = None
+    """How many steps were completed in the last commit that is copied to another host; None: none is."""

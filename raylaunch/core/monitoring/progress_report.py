@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
+from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.monitoring.rank_progress import RATE_WINDOW, STALE, RankProgress, WorldProgress
-from raylaunch.core.newtypes import RunTime
+from raylaunch.core.newtypes import NodeId, RunTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class ProgressReporter:
         self._world = world
         self._awaits_counts = awaits_counts
         self._is_first = True
+        #: What was reported of the nodes' memory.
+        self._told: dict[NodeId, NodeMemory] = {}
 
     def report(self, at: RunTime) -> Progressed | None:
         """Return None until all workers have made a step, or one has for a while and others make none.
@@ -44,7 +48,9 @@ class ProgressReporter:
         if not world.started or (self._is_incomplete() and at - world.first_at < RATE_WINDOW):
             return None
         is_first, self._is_first = self._is_first, False
-        return self._progressed(at, is_first=is_first)
+        memory = tuple(one for node, one in world.memory.items() if self._told.get(node) != one)
+        self._told = dict(world.memory)
+        return replace(self._progressed(at, is_first=is_first), memory=memory)
 
     def sample(self, at: RunTime) -> ProgressSample:
         """Return how far the attempt is, without making a report of it."""
@@ -72,6 +78,9 @@ class ProgressReporter:
             saved=min((worker.latest.saved for worker in started if worker.latest.saved is not None), default=None),
             slowest=slowest.rank,
             rate=max(going, key=_place).rate(world.seen_at),
+            committed=_least(worker.latest.committed for worker in world.workers.values()),
+            copied=_least(world.copied.values()),
+            commit_rate=next((worker.latest.commit_rate for worker in going if worker.latest.commit_rate), None),
         )
 
     def _is_incomplete(self) -> bool:
@@ -92,6 +101,13 @@ class ProgressReporter:
         """The steps of a worker when the latest heartbeat of any node came: nodes report at different times."""
         seen_at = self._world.seen_at
         return steps + worker.rate(seen_at) * min(seen_at - worker.seen_at, STALE)
+
+
+def _least(numbers: Iterable[int | None]) -> int | None:
+    """Return the smallest number; None where one is missing."""
+    known = [*numbers]
+    found = [number for number in known if number is not None]
+    return min(found) if found and len(found) == len(known) else None
 
 
 def _place(worker: RankProgress) -> tuple[int, int]:

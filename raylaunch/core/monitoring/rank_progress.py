@@ -9,7 +9,9 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
+from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
+from raylaunch.core.newtypes import NodeId
 
 WARM_UP = 3
 """A worker with so many marks has made its first steps, which compile and open connections."""
@@ -126,6 +128,9 @@ class WorldProgress:
     def __init__(self, attempt: int, ranks: Iterable[int]) -> None:
         self.attempt = attempt
         self.workers = {rank: RankProgress(rank) for rank in ranks}
+        #: What nodes hold for the script, and which commits they have copied; see `Heartbeat`.
+        self.memory: dict[NodeId, NodeMemory] = {}
+        self.copied: dict[NodeId, int | None] = {}
         #: When the latest heartbeat of any node came.
         self.seen_at = -math.inf
         #: When the last of the nodes started its workers, as far as that is known.
@@ -153,6 +158,9 @@ class WorldProgress:
             return []
         was_busy = self._is_busy()
         changed = [worker for new in heartbeat.marks if (worker := self._update_worker(new, at)) is not None]
+        if (memory := heartbeat.memory) is not None:
+            self.memory[memory.node] = memory
+            self.copied[memory.node] = heartbeat.copied
         self.seen_at = max(self.seen_at, at)
         if was_busy or self._is_busy():
             self.busy_until = self.seen_at

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from raylaunch.core.environ import snapshot
 from raylaunch.core.job.node_rules import NodeAttributes, expand
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 
@@ -115,7 +116,7 @@ def submitted(environ: Mapping[str, str]) -> dict[str, str]:
     """
     return {
         name: value
-        for name, value in environ.items()
+        for name, value in snapshot(environ).items()
         if name not in _HOST_VARIABLES
         and not name.startswith(_HOST_PREFIXES)
         and not (name == "PYTHONBREAKPOINT" and value.endswith(_RAY_DEBUGGER))

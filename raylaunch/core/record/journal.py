@@ -17,7 +17,7 @@ from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.field_types import checker
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
-from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.core.machine.commits import Commit, CommitRate, HeldCommit, NodeMemory, PartFetch
 from raylaunch.core.machine.events_and_actions import Action, Event, RestartTimings, UnreachablePeer
 from raylaunch.core.machine.machine import Machine
 
@@ -27,7 +27,7 @@ _KINDS: dict[str, type[Any]] = {
         *get_args(Action),
         *get_args(Event),
         *(RestartTimings, UnreachablePeer, Failure, WorkerError, StackGroup, Job, Entrypoint, NodeRule, RayOptions),
-        *(Commit, HeldCommit),
+        *(Commit, CommitRate, HeldCommit, NodeMemory, PartFetch),
     )
 }
 

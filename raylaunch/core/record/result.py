@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure, alike, consequences, root_cause
 from raylaunch.core.failures.hints import hints
 from raylaunch.core.machine.events_and_actions import (
@@ -70,6 +71,8 @@ class RunResult:
     """The wall-clock time that all times count from (ISO 8601)."""
     omitted: OmittedAttempts | None = None
     """Attempts that are not in `attempts`; None: there are none."""
+    takeovers: int = 0
+    """How often another driver took over."""
 
     @property
     def ok(self) -> bool:
@@ -148,6 +151,7 @@ class ResultBuilder:
         self._nproc: dict[NodeId, int] = {}
         self._forget_at = MOST_NODES
         self._now = 0.0
+        self._takeovers = 0
         self._finish = Finish(exit_code=ExitCode.INTERNAL, why="the run did not come to an end")
 
     def add(self, entry: JournalEntry) -> None:
@@ -204,6 +208,8 @@ class ResultBuilder:
             case Progressed(attempt=attempt) if attempt in self._builders:
                 steps = self._builders[attempt].steps
                 self._builders[attempt].steps = StepHistory(first=steps.first if steps else event, last=event)
+            case DriverReplaced():
+                self._takeovers += 1
             case _:
                 pass
 
@@ -258,6 +264,7 @@ class ResultBuilder:
             run_dir=run_dir,
             began=began,
             omitted=self._omitted,
+            takeovers=self._takeovers,
         )
 
 

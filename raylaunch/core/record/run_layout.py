@@ -9,7 +9,9 @@
         events.jsonl    the journal (see `raylaunch.core.record.journal`)
         result.json     the result (see `raylaunch.core.record.result`)
         report.html     the report for a browser (see `raylaunch.cli.html_report`)
+        driver.log      what raylaunch said of a detached run, which has no terminal
         attempt-N/rank-R/{stdout.log, stderr.log, error.json}
+        attempt-N/rank-R/{stdout.times, stderr.times}    when their lines were written, for `raylaunch logs -t`
         attempt-N/stacks.txt    what its workers were doing when they hung
         attempt-N/{filtered_stdout.log, filtered_stderr.log}    if filters are set
 """
@@ -27,12 +29,15 @@ PLAN = "plan.json"
 EVENTS = "events.jsonl"
 RESULT = "result.json"
 REPORT = "report.html"
+DRIVER_LOG = "driver.log"
 STDOUT = "stdout.log"
 STDERR = "stderr.log"
 ERROR = "error.json"
 STACKS = "stacks.txt"
 
 LOGS = {"stdout": STDOUT, "stderr": STDERR}
+TIMES = {"stdout": "stdout.times", "stderr": "stderr.times"}
+"""When lines of the logs were written; see `raylaunch.node.logs.log_times`."""
 FILTERED = {"stdout": "filtered_stdout.log", "stderr": "filtered_stderr.log"}
 
 NOWHERE = "/dev/null"

@@ -46,6 +46,12 @@ def test_place_without_traceback_is_empty():
     assert error().place == ""
 
 
+WATCHDOG = (
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    "[PG ID 0 PG GUID 0(default_pg) Rank 2] Process group watchdog thread terminated with exception"
+)
+
+
 @pytest.mark.parametrize(
     ("code", "name"), [(0, ""), (1, ""), (-9, "SIGKILL"), (-15, "SIGTERM"), (-11, "SIGSEGV"), (-99, "signal 99")]
 )
@@ -98,6 +104,7 @@ def test_errors_caused_by_a_dead_peer_are_collateral(kind, message):
         {"exit_code": -9, "tail": "Connection reset by peer"},
         {"exit_code": 1, "tail": "Connection reset by peer"},
         {"exit_code": -6, "tail": "free(): invalid pointer"},
+        {"exit_code": -6, "tail": f"what(): {WATCHDOG}: CUDA error: an illegal memory access was encountered"},
     ],
 )
 def test_other_failures_are_not_collateral(facts):

@@ -28,6 +28,8 @@ def only_hint(unheard=(), **facts) -> str:
         (raised("ModuleNotFoundError", "No module named 'flash_attn.ops'"), "is `flash_attn.ops` installed"),
         (raised("RuntimeError", "DataLoader worker (pid 5) is killed by signal: Killed. "), "num_workers"),
         (raised("RuntimeError", "CUDA error: invalid device ordinal"), "`nproc_per_node`"),
+        (raised("AcceleratorError", "CUDA error: an illegal memory access was encountered"), "CUDA_LAUNCH_BLOCKING"),
+        (raised("RuntimeError", "CUDA error: device-side assert triggered"), "CUDA_LAUNCH_BLOCKING"),
         (raised("DistBackendError", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device"), "LOCAL_RANK"),
         (raised("OSError", "[Errno 28] No space left on device"), "a disk of gpu-7 is full"),
         (raised("BdbQuit", ""), "`--debug RANK`"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from machine_helpers import granted, hung, started
+import pytest
+from machine_helpers import granted, hung, replaced, started
 from written_journal import beginning, entry, steps
 
-from raylaunch.core.history.run_history import MOST_HANGS, HistoryBuilder
+from raylaunch.core.history.run_history import MOST_HANGS, MOST_TAKEOVERS, HistoryBuilder
 
 
 def test_it_is_complete():
@@ -40,3 +41,17 @@ def test_the_last_hangs_are_kept():
         builder.add(entry(hung("a", 5.0 + number)))
     history = builder.history()
     assert (len(history.hangs), history.omitted_hangs, history.hangs[-1].at) == (MOST_HANGS, 3, 7.0 + MOST_HANGS)
+
+
+def test_the_last_takeovers_are_kept():
+    """With the seconds of their phases."""
+    builder = HistoryBuilder()
+    for number in range(MOST_TAKEOVERS + 3):
+        builder.add(entry(replaced(1.0 + number, driver=2 + number)))
+    history = builder.history()
+    assert (len(history.takeovers), history.omitted_takeovers) == (MOST_TAKEOVERS, 3)
+    assert history.takeovers[0].driver == 5
+    assert history.takeovers[0].seconds == pytest.approx(1.25)
+    assert history.takeovers[0].phases == (
+        "0.90 s until its process ran, 0.10 s for the state, 0.20 s to prepare, 0.05 s until all agents obeyed"
+    )

@@ -28,7 +28,8 @@ from simulation import ClusterSimulation
 
 from raylaunch.core.history.run_status import MOST_NAMES, NodeState, NodeStatus, RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.events_and_actions import Event, Release, WorkersStarted
+from raylaunch.core.machine.commits import NodeMemory
+from raylaunch.core.machine.events_and_actions import Event, Progressed, Release, WorkersStarted
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record import journal
@@ -109,6 +110,26 @@ def test_a_run_that_trains():
     assert (status.progress, status.steps_per_second) == (events[-1], 2.5)
     assert status_after(job(2), *events[:-1]).steps_per_second is None
     assert (status.result.run_dir, status.result.began) == ("/job", "2026-01-01T00:00:00+00:00")
+
+
+def test_the_first_report_says_of_nobody_that_it_is_slow():
+    """Its lower step is the first one of the attempt."""
+    up = (granted("a"), joined("a"), started("a"))
+    first = Progressed(at=3.0, attempt=1, marks=20, low=1, high=20, marked=2.0, saved=None, slowest=0, rate=0.0)
+    later = replace(first, at=5.0, low=33, high=40)
+    assert status_after(job(), *up).behind == 0
+    assert status_after(job(), *up, first).behind == 0
+    assert status_after(job(), *up, first, later).behind == 7
+    assert status_after(job(), *up, first, replace(later, low=39)).behind == 0
+
+
+def test_what_nodes_hold():
+    """The latest that was reported of each; what is said of a node that is gone changes nothing."""
+    up = (joined("a"), joined("b"), started("a"), started("b"))
+    first, second = (NodeMemory(node="a", own=size, copies=0) for size in (1, 2))
+    gone = NodeMemory(node="gone", own=3, copies=0)
+    reports = [replace(progressed(3.0), memory=(first,)), replace(progressed(4.0), memory=(second, gone))]
+    assert [node.memory for node in status_after(job(2), *up, *reports).nodes] == [second, None]
 
 
 def test_before_and_between_attempts():

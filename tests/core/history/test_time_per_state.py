@@ -7,7 +7,7 @@ import replay_files
 from pytest import approx  # noqa: PT013
 from written_journal import attempt, beginning, entry, steps
 
-from raylaunch.core.history.attempt_times import AttemptTimes, Interruption
+from raylaunch.core.history.attempt_times import AttemptTimes, Interruption, mean_rate
 from raylaunch.core.history.run_history import HistoryBuilder
 from raylaunch.core.history.time_per_state import (
     StatesBuilder,
@@ -119,7 +119,7 @@ def test_recorded_runs(file):
 def test_the_mean_rate_is_that_of_the_times_in_which_steps_were_made():
     """The first step of an attempt begins the count; without two steps there is no rate."""
     builder = StatesBuilder()
-    assert builder.steps_per_second() is None
+    assert mean_rate(builder.attempts) is None
     for each in (*beginning("a"), entry(steps(4.0, 1)), entry(steps(14.0, 41))):
         builder.add(each)
-    assert builder.steps_per_second() == 4.0
+    assert mean_rate(builder.attempts) == 4.0

@@ -153,6 +153,8 @@ def test_functions_take_keyword_arguments():
         ({"nproc_per_node": "gpus"}, "`gpus` is neither a number of workers nor one of auto, cpu, gpu"),
         ({"nprocs": 0}, "0 is less than 1"),
         ({"gpus_per_worker": "half"}, "`half` is neither a number of GPUs nor auto"),
+        ({"gpus_per_worker": 1.5}, "`1.5` is neither a number of GPUs nor auto"),
+        ({"gpus_per_worker": -0.5}, "`-0.5` is neither a number of GPUs nor auto"),
         ({"placement": "packed"}, "`packed` is not one of auto, spread, pack"),
         ({"start_method": "fork"}, "`fork` is not one of forkserver, spawn"),
         ({"show": "rank 0"}, "`rank 0` is not `all`, `raw`, `none` or a list of ranks like `0,3`"),

@@ -128,6 +128,15 @@ def test_run_with_few_restarts(seed, restarts):
     assert cluster.finish.exit_code == 0 or cluster.own_failures > restarts
 
 
+@examples(40)
+@given(st.integers(0, 10**6), kinds_of_jobs, st.sampled_from((1.0, 4.0, 25.0)))
+def test_workers_that_stay(seed, settings, every):
+    """Only those that have said so stay, and they never run without something to restore. The run finishes."""
+    a_job = job("2:6", max_restarts=1000, **settings)
+    cluster = ClusterSimulation(a_job, hosts=10, seed=seed, silent=0.05, late=0.1, twice=0.3, elastic=0.7)
+    assert_finished(run_with_faults(cluster, until=120.0, every=every))
+
+
 @examples(20)
 @given(st.integers(0, 10**6))
 def test_lost_nodes_spend_no_restart(seed):

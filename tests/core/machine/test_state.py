@@ -20,6 +20,7 @@ from machine_helpers import (
 )
 
 from raylaunch.core.job.job import Job
+from raylaunch.core.machine.events_and_actions import WorkersElastic
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import TRANSITIONS, Phase
 from raylaunch.core.record import journal
@@ -38,6 +39,14 @@ def starting(*nodes: str) -> Machine:
 def saving() -> Machine:
     """Return a machine in SAVING, since b joined."""
     machine = running_machine("a", nnodes="1:2")
+    machine.handle(joined("b", 5.0))
+    return machine
+
+
+def saving_with_survivors() -> Machine:
+    """Return such a machine, whose workers can stay."""
+    machine = running_machine("a", nnodes="1:2")
+    machine.handle(WorkersElastic(at=2.0, attempt=1, node="a"))
     machine.handle(joined("b", 5.0))
     return machine
 
@@ -74,6 +83,7 @@ EXAMPLES = {
     (Phase.RUNNING, Phase.SAVING): (lambda: running_machine("a", nnodes="1:2"), joined("b", 9.0)),
     (Phase.RUNNING, Phase.STOPPING): (lambda: running_machine("a"), stop_requested("SIGINT", 9.0)),
     (Phase.RUNNING, Phase.DONE): (lambda: running_machine("a"), finished("a", 9.0)),
+    (Phase.SAVING, Phase.STARTING): (saving_with_survivors, checkpointed("a", 9.0)),
     (Phase.SAVING, Phase.STOPPING): (saving, checkpointed("a", 9.0)),
     (Phase.SAVING, Phase.DONE): (saving, finished("a", 9.0)),
     (Phase.STOPPING, Phase.STARTING): (resizing, stopped("a", 9.0)),

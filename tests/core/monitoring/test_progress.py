@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.monitoring.checkpoint_step import propose_step
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
@@ -517,6 +518,30 @@ def test_later_reports_are_about_the_last_step():
     assert progress.reporter.report(3.0) == Progressed(
         at=3.0, attempt=1, marks=9, low=46, high=48, marked=3.0, saved=40, slowest=1, rate=4.0
     )
+
+
+def test_reports_have_what_nodes_hold_and_the_newest_commit_of_all():
+    """What a node holds is in a report only if it is another than in the last one."""
+    progress, rate = tracker(), CommitRate(every=3, commit_seconds=0.01, step_seconds=0.2)
+    memory = {name: NodeMemory(node=name, own=100, copies=0) for name in ("a", "b")}
+
+    def beat(at: float, rank: int, node: str, committed: int | None, copied: int | None, **facts) -> None:
+        mark = worker(rank, int(at), committed=committed, **facts)
+        progress.update(Heartbeat(attempt=1, marks=(mark,), memory=memory[node], copied=copied), at)
+
+    beat(1.0, 0, "a", 9, None, commit_rate=rate)
+    receive(progress, 1.0, worker(1, 1))
+    first = progress.reporter.report(1.0)
+    assert (first.committed, first.copied, first.commit_rate, first.memory) == (None, None, rate, (memory["a"],))
+    beat(2.0, 1, "b", 6, 3)
+    beat(2.0, 0, "a", 9, None)
+    sampled, second = progress.reporter.sample(2.0).progress, progress.reporter.report(2.0)
+    assert (second.committed, second.copied, second.commit_rate, second.memory) == (6, None, None, (memory["b"],))
+    assert (sampled.committed, sampled.memory) == (6, ())
+    memory["a"] = NodeMemory(node="a", own=100, copies=50)
+    beat(3.0, 0, "a", 9, 6)
+    third = progress.reporter.report(3.0)
+    assert (third.committed, third.copied, third.memory) == (6, 3, (memory["a"],))
 
 
 def test_steps_are_extrapolated_to_the_latest_heartbeat():

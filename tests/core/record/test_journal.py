@@ -19,7 +19,7 @@ from machine_helpers import failed, failure, finished, job, joined, raised, star
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
-from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.core.machine.commits import Commit, CommitRate, HeldCommit, NodeMemory, PartFetch
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -77,6 +77,7 @@ groups = st.builds(
 timings = st.builds(RestartTimings, ordered=times, ended=times, forked=times)
 commits = st.builds(Commit, st.integers(1, 9), st.integers(1, 99))
 held_commits = st.builds(HeldCommit, rank=st.integers(0, 9), world_size=st.integers(1, 9), commit=commits)
+part_fetches = st.builds(PartFetch, node=texts, part=st.integers(0, 9), source=texts)
 jobs = st.builds(
     Job,
     entrypoint=st.builds(
@@ -92,6 +93,8 @@ jobs = st.builds(
 )
 
 
+commit_rates = st.builds(CommitRate, every=st.integers(1, 9), commit_seconds=times, step_seconds=times)
+memories = st.builds(NodeMemory, node=texts, own=st.integers(0, 9), copies=st.integers(0, 9))
 peers = st.builds(UnreachablePeer, node=texts, peer=texts, why=texts)
 
 
@@ -114,7 +117,10 @@ def values_of(kind: type[Any]) -> st.SearchStrategy[Any]:
         "RestartTimings | None": st.none() | timings,
         "Commit | None": st.none() | commits,
         "tuple[HeldCommit, ...]": st.lists(held_commits, max_size=2).map(tuple),
+        "tuple[PartFetch, ...]": st.lists(part_fetches, max_size=2).map(tuple),
         "tuple[UnreachablePeer, ...]": st.lists(peers, max_size=2).map(tuple),
+        "CommitRate | None": st.none() | commit_rates,
+        "tuple[NodeMemory, ...]": st.lists(memories, max_size=2).map(tuple),
         "tuple[StackGroup, ...]": st.lists(groups, max_size=2).map(tuple),
     }
     return st.builds(kind, **{field.name: by_type[str(field.type)] for field in dataclasses.fields(kind)})

@@ -16,6 +16,7 @@ from machine_helpers import (
     joined,
     lost,
     raised,
+    replaced,
     started,
     stop_requested,
     stopped,
@@ -87,6 +88,14 @@ def test_restarted_run():
     assert [len(a.failures) for a in found.attempts] == [1, 0]
     assert found.attempts[0].why_ended == "rank 1 on a was killed by SIGKILL; restart 1 of 1"
     assert (found.restarts, found.cause, found.training_seconds) == (1, None, 6.0)
+
+
+def test_takeovers_are_counted():
+    """They decide nothing: neither an attempt nor a restart is theirs."""
+    found = result_of(
+        job(1), joined("a"), replaced(1.0), started("a", 2.0), replaced(3.0, driver=3), finished("a", 4.0)
+    )
+    assert (found.takeovers, found.restarts, found.ok, found.why) == (2, 0, True, "all 2 workers finished")
 
 
 def test_cause_of_a_failed_run():
