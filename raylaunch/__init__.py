@@ -1,9 +1,10 @@
 """torchrun for a Ray cluster: one command on any node of the cluster runs an unchanged script on all of them.
 
-The public API is `launch`, `start`, `spawn` and the classes listed below; `raylaunch.worker` is that in a script. The
-five packages are the places where code runs: `cli` (the terminal), `cluster` (Ray: the driver and the agents), `node`
-(the processes of one machine), `worker` (the user's process) and `core` (decisions, without I/O). Read `core` first,
-then `cluster.driver`. A command becomes a `Job`, the job a plan, the plan agents, and agents start workers.
+The public API is `launch`, `start`, `attach`, `spawn` and the classes listed below; `raylaunch.worker` is that in a
+script. The five packages are the places where code runs: `cli` (the terminal), `cluster` (Ray: the driver and the
+agents), `node` (the processes of one machine), `worker` (the user's process) and `core` (decisions, without I/O). Read
+`core` first, then `cluster.driver`. A command becomes a `Job`, the job a plan, the plan agents, and agents start
+workers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raylaunch.cli.api import launch
     from raylaunch.cli.config.job_settings import JobSettings
-    from raylaunch.cli.handle import Handle, start
+    from raylaunch.cli.handle import Handle
     from raylaunch.cli.runs.run_summary import RunSummary
     from raylaunch.cli.spawn import SpawnContext, spawn
+    from raylaunch.cli.start import attach, start
     from raylaunch.core.job.job import Job
     from raylaunch.core.record.result import JobFailedError, RunResult
     from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError, RunStoppedError
@@ -35,6 +37,7 @@ __all__ = [
     "RunStoppedError",
     "RunSummary",
     "SpawnContext",
+    "attach",
     "launch",
     "spawn",
     "start",
@@ -42,7 +45,8 @@ __all__ = [
 
 _MODULES = {
     "launch": "raylaunch.cli.api",
-    "start": "raylaunch.cli.handle",
+    "start": "raylaunch.cli.start",
+    "attach": "raylaunch.cli.start",
     "Handle": "raylaunch.cli.handle",
     "JobSettings": "raylaunch.cli.config.job_settings",
     "RunSummary": "raylaunch.cli.runs.run_summary",

@@ -16,8 +16,8 @@ from raylaunch.cli.config import job_file, python_settings
 from raylaunch.cli.html_report.run_report import write_at_the_end
 from raylaunch.cli.output.console import Console, run_observer
 from raylaunch.cli.output.report import report
+from raylaunch.cluster.control.run_port import RunPort
 from raylaunch.cluster.driver.observer import RunObserver
-from raylaunch.cluster.driver.signals import SentSignals
 from raylaunch.cluster.run import RunOutcome, run_job
 from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
 from raylaunch.core.job.redaction import shown
@@ -82,6 +82,8 @@ def launch(
     """
     programs = {"script": script, "module": module, "command": command}
     checked = checked_launch("launch", function, args, kwargs, programs, settings)
+    if checked.job.detach:
+        raise ConfigError("`launch` waits for the end of the run", hint="use `raylaunch.start(..., detach=True)`")
     return checked.value(checked.run())
 
 
@@ -94,18 +96,18 @@ class CheckedLaunch:
     """(function, args, kwargs), pickled with cloudpickle; empty if the workers run a program."""
 
     def run(
-        self, sent: SentSignals | None = None, observe: Callable[[RunObserver], RunObserver] | None = None
+        self, port: RunPort | None = None, observe: Callable[[RunObserver], RunObserver] | None = None
     ) -> RunOutcome:
         """Run it and print what happens. Raises as `run_job` does.
 
-        `sent`: signals that this process sends to the run. `observe`: puts an observer before the console.
+        `port`: by which this process asks the run. `observe`: puts an observer before the console.
         """
         console = Console()
         observer = run_observer(self.job, console)
         try:
             text = job_file.dump(shown(self.job, os.environ))
             observer = observe(observer) if observe is not None else observer
-            outcome = run_job(self.job, text, observer, payload=self.payload, sent=sent)
+            outcome = run_job(self.job, text, observer, payload=self.payload, port=port)
             write_at_the_end(self.job, outcome.result, os.environ, console.say, run_once.version())
             return outcome
         finally:

@@ -1,82 +1,39 @@
-"""`raylaunch.start`: begin a run, and return a handle of it at once."""
+"""The handle of a run that this process drives: see `raylaunch.start`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from raylaunch.cli.api import CheckedLaunch, checked_launch
+from raylaunch.cli.api import CheckedLaunch
 from raylaunch.cli.runs import follow_logs
 from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, summary
-from raylaunch.cli.runs.worker_logs import LogChoice
+from raylaunch.cluster.control.control_messages import StopRun
+from raylaunch.cluster.control.run_port import RunPort
 from raylaunch.cluster.driver.observer import RunObserver
 from raylaunch.cluster.driver.run_registry import DriverProcess
-from raylaunch.cluster.driver.signals import SentSignals
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.newtypes import SignalName
 from raylaunch.core.placement.plan import Plan
-from raylaunch.core.record.result import RunResult
-from raylaunch.core.record.run_layout import LOGS
 from raylaunch.errors import ExitCode, InterruptedByUserError, RunStoppedError
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from raylaunch.cli.config.job_settings import JobSettings
+    pass
 
 Returned = TypeVar("Returned")
 Value_co = TypeVar("Value_co", covariant=True)
 
-_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
-"""`stop` sends the first one that the job does not forward to its workers."""
-
-
-@overload
-def start(
-    function: Callable[..., Returned],
-    args: Sequence[Any] = ...,
-    kwargs: Mapping[str, Any] | None = ...,
-    **settings: Unpack[JobSettings],
-) -> Handle[list[Returned]]: ...
-@overload
-def start(
-    *, script: str | os.PathLike[str], args: Sequence[object] = ..., **settings: Unpack[JobSettings]
-) -> Handle[RunResult]: ...
-@overload
-def start(*, module: str, args: Sequence[object] = ..., **settings: Unpack[JobSettings]) -> Handle[RunResult]: ...
-@overload
-def start(*, command: str, args: Sequence[object] = ..., **settings: Unpack[JobSettings]) -> Handle[RunResult]: ...
-def start(
-    function: Callable[..., Any] | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    script: str | os.PathLike[str] | None = None,
-    module: str | None = None,
-    command: str | None = None,
-    **settings: Any,
-) -> Handle[Any]:
-    """Begin a run as `launch` does, and return a `Handle` of it at once.
-
-    A thread of this process drives the run, which ends with the process. Several runs may go on at once. Signals to the
-    process are not the run's: it is ended by `Handle.stop`.
-
-    The arguments are those of `launch`.
-
-    :raises TypeError: an argument is of another kind. Nothing was started.
-    :raises ConfigError: a setting is wrong, or there is no such script.
-    """
-    programs = {"script": script, "module": module, "command": command}
-    return Handle(checked_launch("start", function, args, kwargs, programs, settings))
+_STOPPER = "Handle.stop"
+"""Who stops a run, as its messages name it."""
 
 
 class Handle(Generic[Value_co]):
@@ -88,7 +45,7 @@ class Handle(Generic[Value_co]):
     def __init__(self, checked: CheckedLaunch) -> None:
         """Begin the run in a daemon thread."""
         self._checked = checked
-        self._sent = SentSignals()
+        self._port = RunPort()
         self._lock = threading.Lock()
         began = datetime.now(timezone.utc).isoformat()
         self._run = _known_run(checked.job, "", began)
@@ -102,7 +59,7 @@ class Handle(Generic[Value_co]):
 
     def _drive(self) -> None:
         try:
-            outcome = self._checked.run(self._sent, lambda observer: _FolderObserver(observer, self._on_folder))
+            outcome = self._checked.run(self._port, lambda observer: _FolderObserver(observer, self._on_folder))
             value: Any = self._checked.value(outcome)
         except (
             InterruptedByUserError
@@ -117,6 +74,12 @@ class Handle(Generic[Value_co]):
         with self._lock:
             self._run = _known_run(job, run_dir, self._run.began)
             self._has_plan = True
+
+    def _now(self) -> KnownRun:
+        """Return the run with what can be asked of it now."""
+        if self._port.is_open and not isinstance(self._run.reader, LiveReader):
+            self._run = replace(self._run, reader=LiveReader(lambda: self._port, self._run.folder))
+        return self._run
 
     @property
     def run_dir(self) -> str:
@@ -148,26 +111,24 @@ class Handle(Generic[Value_co]):
     def __await__(self) -> Generator[Any, None, Value_co]:
         return asyncio.wrap_future(self._future).__await__()
 
-    def stop(self, *, now: bool = False) -> None:
+    def stop(self, *, grace: float = 600.0, now: bool = False) -> None:
         """Tell the run to end, and return at once. `result` then raises RunStoppedError.
 
-        The workers get SIGTERM, and SIGKILL after `shutdown_timeout`. A run that has ended is left as it is.
+        As with `raylaunch stop`, all workers save at one step, if they call `should_checkpoint`. Then they get SIGTERM,
+        and SIGKILL after `shutdown_timeout`. A run that has ended is left as it is.
 
+        :param grace: the workers may take so many seconds to save; 0: they do not.
         :param now: do not wait for the workers.
         """
-        forwarded = self._checked.job.signals_to_forward
-        name = SignalName(next((name for name in _SIGNALS if name not in forwarded), _SIGNALS[0]))
-        self._sent.send(name)
-        if now:
-            self._sent.send(name)  # the state machine ends a run at once at the second
+        if not grace >= 0:
+            msg = f"`grace` is a number of seconds, 0 or more, not {grace!r}"
+            raise ValueError(msg)
+        self._port.change(StopRun(by=_STOPPER, save_seconds=grace, at_once=now))
 
     def status(self) -> RunSummary:
-        """Return what `raylaunch status` shows of the run, as of now.
-
-        If nothing is kept (`log_dir="/dev/null"`), its state is `unknown` until it ends.
-        """
+        """Return what `raylaunch status` shows of the run, as of now."""
         with self._lock:
-            shown = summary(self._run, datetime.now(timezone.utc))
+            shown = summary(self._now(), datetime.now(timezone.utc))
         if shown.state == Phase.DONE:
             return shown
         error = self._future.exception() if self._future.done() else None
@@ -185,25 +146,17 @@ class Handle(Generic[Value_co]):
     ) -> str:
         """Return what workers have written, stdout and stderr, by rank; `""` if nothing is kept.
 
+        While the run lasts, the files of all nodes are read, wherever these are; afterwards those in the run folder.
+
         :param ranks: a rank, or several; None: all.
         :param attempt: its number; None: the present or last one.
         :param tail: so many last lines of each file; None: all.
         """
-        chosen = (ranks,) if isinstance(ranks, int) else ranks
-        choice = LogChoice(
-            streams=tuple(LOGS),
-            ranks=None if chosen is None else tuple(range(rank, rank + 1) for rank in chosen),
-            lines=tail,
-            pattern=None,
-            is_prefixed=True,
-        )
         with self._lock:
-            self._run.reader.refresh()
-            status = self._run.reader.status()
-            if status is None or not self._run.folder:
-                return ""
-            found = follow_logs.attempt_logs(self._run, choice, attempt or status.attempt, status)
-        return b"".join(found.last(whole=True)).decode(errors="replace")
+            was_open, found = self._port.is_open, follow_logs.text(self._now(), ranks, attempt, tail)
+            if was_open and not self._port.is_open:  # its agents may have ended meanwhile
+                found = follow_logs.text(self._now(), ranks, attempt, tail)
+        return found
 
 
 def _known_run(job: Job, run_dir: str, began: str) -> KnownRun:
@@ -231,6 +184,7 @@ class _FolderObserver:
         self.on_output = observer.on_output
         self.on_progress = observer.on_progress
         self.on_message = observer.on_message
+        self.on_takeover = observer.on_takeover
 
     def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
         """Pass on that the run begins."""

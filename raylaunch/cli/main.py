@@ -74,7 +74,15 @@ def _run_command(line: CommandLine) -> int:
             run_once.say(text)
     if line.typed("plan"):
         return _plan(job)
-    return _run(job, job_file.dump(shown(job, os.environ)), is_check=line.mode is Mode.CHECK)
+    is_check = line.mode is Mode.CHECK
+    text = job_file.dump(shown(job, os.environ))
+    if job.detach and not is_check:
+        from raylaunch.cli.detached import detach  # noqa: PLC0415
+
+        return detach.run(job, text, wait=not line.typed("no-wait"))
+    if line.typed("no-wait"):
+        raise ConfigError("`--no-wait` goes with `-d`", hint="without `-d` the command lasts as long as the run")
+    return _run(job, text, is_check=is_check)
 
 
 def _completion(shell: GivenValue) -> int:

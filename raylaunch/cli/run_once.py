@@ -16,6 +16,8 @@ from raylaunch.core.text import printable
 from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 
 if TYPE_CHECKING:
+    from raylaunch.cluster.driver.observer import RunObserver
+    from raylaunch.cluster.takeover.succession import Succession
     from raylaunch.core.job.job import Job
     from raylaunch.node.protocol.terminal_messages import Keyboard
 
@@ -33,10 +35,19 @@ _OS_ERROR_HINTS = {
 }
 
 
-def run(job: Job, job_text: str, *, is_check: bool = False) -> int:
+def run(
+    job: Job,
+    job_text: str,
+    *,
+    is_check: bool = False,
+    payload: bytes = b"",
+    observe: Callable[[RunObserver], RunObserver] = lambda observer: observer,
+    succession: Succession | None = None,
+) -> int:
     """Run the job, print what happens, and return the exit code. Raises as `run_job` does.
 
-    `job_text`: the job as YAML, without secrets, for the run folder. `is_check`: it is the self-check.
+    `job_text`: the job as YAML, without secrets, for the run folder. `is_check`: it is the self-check. `payload` and
+    `succession`: see `run_job`. `observe`: puts an observer before the console.
     """
     from raylaunch.cli.output.console import Console, run_observer  # noqa: PLC0415
     from raylaunch.cli.output.report import is_failed_check, report, write_error_file  # noqa: PLC0415
@@ -47,7 +58,8 @@ def run(job: Job, job_text: str, *, is_check: bool = False) -> int:
     job, keyboard = with_terminal(job)
     console = Console()
     try:
-        result = run_job(job, job_text, run_observer(job, console), keyboard=keyboard).result
+        observer = observe(run_observer(job, console))
+        result = run_job(job, job_text, observer, payload=payload, keyboard=keyboard, succession=succession).result
         try:
             writer = threading.Thread(
                 target=write_error_file, args=(result, os.environ, console.on_message), daemon=True

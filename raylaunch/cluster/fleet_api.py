@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
@@ -40,6 +41,8 @@ class AgentLost:
     why: str
     error: BaseException | None = None
     silent: bool = False
+    held: tuple[HeldCommit, ...] | None = None
+    """The parts of commits that its state keeper still has; None: it was not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,12 @@ class FleetFailed:
     error: ClusterError
 
 
-Item = SlotGranted | ReportReceived | AgentLost | HostDraining | FleetFailed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentsAdopted:
+    """After a takeover: each agent that there was obeys this driver, or is lost."""
+
+
+Item = SlotGranted | ReportReceived | AgentLost | HostDraining | FleetFailed | AgentsAdopted
 Tell = Callable[[Item], None]
 """Takes an item. It is called from several threads, and must not block."""
 

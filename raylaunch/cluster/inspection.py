@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.planning import plan_in
 from raylaunch.cluster.run import find_cluster, plan_job
 from raylaunch.core.job.job import Job
 from raylaunch.core.placement.plan import Plan
@@ -23,15 +24,18 @@ class Inspection(Generic[Answer]):
 
     cluster: str = ""
     """The address of the cluster; "": this machine alone."""
-    here: str
+    here: str = ""
     """The address of this machine."""
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """Of the nodes that have answered."""
     silent: Mapping[str, str] = field(default_factory=dict)
     """Why a node gave no answer."""
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Seconds by which the clock of a node is ahead of this one's, and how far this may be wrong."""
     has_token: bool = True
+    """Whether the cluster is asked with a token."""
     draining: tuple[str, ...] = ()
+    """Nodes that are being drained."""
     plan: Plan | None = None
     plan_problem: str = ""
     """Why there is no plan."""
@@ -44,8 +48,8 @@ def inspect(job: Job, look: Callable[[str], Look[Answer]], seconds: float, *, wi
     that cannot be used.
     """
     address = find_cluster(job.ray)
-    plan, problem = _plan(job) if with_plan else (None, "")
     if address in (local_machine.NONE, local_machine.LOCAL):
+        plan, problem = _plan(lambda: plan_job(job)) if with_plan else (None, "")
         here = local_machine.LOOPBACK
         return Inspection(here=here, answers={here: look("")()}, plan=plan, plan_problem=problem)
     from raylaunch.cluster.session import ray_session  # noqa: PLC0415
@@ -53,6 +57,7 @@ def inspect(job: Job, look: Callable[[str], Look[Answer]], seconds: float, *, wi
     with ray_session.connected(job, address) as session:
         from raylaunch.cluster.ray_api import node_tasks  # noqa: PLC0415
 
+        plan, problem = _plan(lambda: plan_in(session, job)) if with_plan else (None, "")
         here = session.own_address
         nodes = node_tasks.nodes()
         answers, silent = node_tasks.on_each(nodes, look(here), seconds)
@@ -69,8 +74,8 @@ def inspect(job: Job, look: Callable[[str], Look[Answer]], seconds: float, *, wi
         )
 
 
-def _plan(job: Job) -> tuple[Plan | None, str]:
+def _plan(make: Callable[[], Plan]) -> tuple[Plan | None, str]:
     try:
-        return plan_job(job), ""
+        return make(), ""
     except ClusterError as error:
         return None, str(error.message)

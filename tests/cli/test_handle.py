@@ -3,48 +3,77 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import raylaunch
 from raylaunch.cli import api
+from raylaunch.cluster.control.control_messages import GetState, ListLogs, LogsListed, ReadLogs, RunState, StopRun
+from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.run import RunOutcome
+from raylaunch.core.history.run_status import StatusBuilder
+from raylaunch.core.job.job import Job
 from raylaunch.core.machine.state import Phase
+from raylaunch.core.placement.plan import make_plan
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ClusterError, InterruptedByUserError
+from raylaunch.node.logs import log_files
+from tests.cli.runs.made_runs import make_folder
 
-SECONDS = 30.0
+SECONDS = 100.0
 """How long anything here may take at most."""
 
 
 class FakeRun:
-    """Stands for `run_job`: it goes on until it is told its end, or gets a signal."""
+    """Stands for `run_job`: it goes on until it is told its end, or is requested to stop.
+
+    Until then it answers as a driver does whose agents have the files in `nodes`, a folder.
+    """
 
     def __init__(self):
         self.may_end = threading.Event()
-        self.signals = []
+        self.is_up = threading.Event()
+        self.changes = []
         self.error = None
+        self.nodes = self.folder = ""
+        self.is_over = False
 
-    def __call__(self, job, text, observer, *, payload, sent):
-        del job, text, observer
-        if sent is not None:
-            sent.go_to(self.take)
-        assert self.may_end.wait(SECONDS)
+    def __call__(self, job, text, observer, *, payload, port):
+        del text
+        if self.folder:
+            observer.on_plan(job, make_plan(job, (local_machine.facts(job),), local=True), self.folder)
+        with port.opened(self) if port is not None else contextlib.nullcontext():
+            self.is_up.set()
+            assert self.may_end.wait(SECONDS)
+            self.is_over = True
         if self.error is not None:
             raise self.error
-        if self.signals:
-            message = f"stopped by {self.signals[0]}"
+        if self.changes:
+            message = f"stopped by {self.changes[0].by}"
             raise InterruptedByUserError(message)
         values = {rank: pickle.dumps(rank * 10) for rank in (1, 0)} if payload else {}
         result = RunResult(exit_code=0, why="all finished", seconds=1.0, restarts=0, attempts=(), cause=None)
         return RunOutcome(result=result, values=values)
 
-    def take(self, name):
-        self.signals.append(name)
+    def change(self, request):
+        self.changes.append(request)
         self.may_end.set()
+
+    def answers(self, request):
+        match request:
+            case GetState():
+                status = replace(StatusBuilder(Job()).status(), attempt=1, phase=Phase.RUNNING, world_size=2)
+                yield RunState(status=status, log_layout="raylaunch", keeps_logs=True)
+            case ListLogs():
+                yield LogsListed(spans=tuple(log_files.spans(self.nodes, "raylaunch", request.query)))
+            case ReadLogs():
+                yield from log_files.blocks(self.nodes, "raylaunch", request.attempt, request.spans)
 
 
 @pytest.fixture
@@ -86,15 +115,36 @@ def test_a_program_that_is_not_there_is_refused_before_anything_is_started(monke
         raylaunch.launch(command="true --epochs 1")
 
 
-@pytest.mark.parametrize("now", [False, True])
-def test_stop_sends_the_run_a_signal_that_it_does_not_forward(run, now):
-    """Twice, if it may not wait. The result is an error that is no KeyboardInterrupt, which would end an event loop."""
-    handle = raylaunch.start(print, signals_to_handle=["SIGINT"], signals_to_forward=["SIGTERM"])
-    handle.stop(now=now)
-    with pytest.raises(raylaunch.RunStoppedError, match="stopped by SIGINT"):
+@pytest.mark.parametrize("is_early", [False, True])
+def test_stop_requests_what_the_command_requests(run, is_early):
+    """Also before the run can take it. The result is an error that is no KeyboardInterrupt, which ends event loops."""
+    handle = raylaunch.start(print)
+    assert is_early or run.is_up.wait(SECONDS)
+    with pytest.raises(ValueError, match="not -1"):
+        handle.stop(grace=-1)
+    handle.stop(grace=7)
+    with pytest.raises(raylaunch.RunStoppedError, match=r"stopped by Handle\.stop"):
         handle.result(SECONDS)
-    assert run.signals == ["SIGINT"] * (2 if now else 1)
-    assert (handle.status().state, handle.status().why) == (Phase.DONE, "stopped by SIGINT")
+    handle.stop(now=True)
+    assert run.changes == [StopRun(by="Handle.stop", save_seconds=7)]
+    assert (handle.status().state, handle.status().why) == (Phase.DONE, "stopped by Handle.stop")
+
+
+def test_logs_come_from_all_nodes_while_the_run_lasts(run, tmp_path):
+    """Then from the run folder, which may have those of this machine only."""
+    run.nodes, run.folder = str(tmp_path / "nodes"), str(make_folder(tmp_path / "run", lines=5))
+    for folder, ranks in ((run.nodes, (0, 1)), (run.folder, (1,))):
+        for rank in ranks:
+            where = Path(folder) / "attempt-1" / f"rank-{rank}"
+            where.mkdir(parents=True)
+            (where / "stdout.log").write_text(f"rank {rank}\n")
+    handle = raylaunch.start(print)
+    assert run.is_up.wait(SECONDS)
+    assert handle.logs() == "[0] rank 0\n[1] rank 1\n"
+    assert handle.status().state == Phase.RUNNING
+    run.may_end.set()
+    handle.result(SECONDS)
+    assert handle.logs() == "[1] rank 1\n"
 
 
 def test_several_tasks_wait_for_several_runs(run):

@@ -130,11 +130,15 @@ class Launcher:
             text=True,
         )
 
-    def python(self, program: str, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a module or a file in a fork of a process that has imported Ray."""
+    def command(self, program: str, *args: str, env: dict[str, str] | None = None) -> WarmCommand:
+        """Start what `python` runs."""
         assert self.cluster.warm is not None
         environ = self.cluster.env(**(env or {}))
-        command = WarmCommand(self.cluster.warm, program, *args, env=environ, cwd=self.folder)
+        return WarmCommand(self.cluster.warm, program, *args, env=environ, cwd=self.folder)
+
+    def python(self, program: str, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a module or a file in a fork of a process that has imported Ray."""
+        command = self.command(program, *args, env=env)
         out, err = command.communicate(_LIMIT)
         return subprocess.CompletedProcess([program, *args], command.wait(), out, err)
 
@@ -157,18 +161,30 @@ def launcher(tmp_path: Path, cluster: Cluster) -> Iterator[Launcher]:
     finally:
         for run in found.runs:
             end_marked(run.mark)
+        left_in_ray(cluster, "end")  # of a test that failed: other tests use the cluster
 
 
 _INSPECTOR = """
-import json, ray, sys
-from ray.util.placement_group import placement_group_table
+import contextlib, json, ray, sys
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray._private.state import actors
 ray.init(log_to_driver=False, logging_level="ERROR")
-for _ in sys.stdin:
+def end():
+    for each in ray.util.list_named_actors(all_namespaces=True):
+        with contextlib.suppress(ValueError):  # it has ended meanwhile
+            if each["namespace"] == "raylaunch":
+                ray.kill(ray.get_actor(each["name"], each["namespace"]))
+    for group in placement_group_table().values():
+        if group["name"].startswith("raylaunch-slots") and group["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group["placement_group_id"]))))
+
+for line in sys.stdin:
+    if line.strip() == "end":
+        end()
     found = [
         f"actor {actor['ActorID']} {actor['State']}"
         for actor in actors().values()
-        if actor["State"] != "DEAD" and actor["ActorClassName"] == "AgentActor"
+        if actor["State"] != "DEAD" and actor["ActorClassName"] in ("AgentActor", "DriverActor", "InterimKeeper")
     ]
     found += [
         f"group {group['placement_group_id']} {group['state']}"
@@ -181,8 +197,11 @@ _inspectors: dict[str, subprocess.Popen[str]] = {}
 """By cluster address. To connect takes seconds, so each lives as long as its cluster."""
 
 
-def left_in_ray(cluster: Cluster) -> list[str]:
-    """Return the agents' actors and all placement groups that the cluster still has."""
+def left_in_ray(cluster: Cluster, order: str = "") -> list[str]:
+    """Return the agents' actors and all placement groups that the cluster still has.
+
+    `order` "end": end those of detached runs first, which would else go on.
+    """
     if cluster.address not in _inspectors:
         _inspectors[cluster.address] = subprocess.Popen(
             [sys.executable, "-c", _INSPECTOR],
@@ -194,7 +213,7 @@ def left_in_ray(cluster: Cluster) -> list[str]:
     inspector = _inspectors[cluster.address]
     assert inspector.stdin is not None
     assert inspector.stdout is not None
-    inspector.stdin.write("\n")
+    inspector.stdin.write(f"{order}\n")
     inspector.stdin.flush()
     while not (line := inspector.stdout.readline()).startswith("["):
         assert line, "the inspector is gone"  # else it is the autoscaler, which has Ray print what it cannot give

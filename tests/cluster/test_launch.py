@@ -32,7 +32,8 @@ def test_results_by_rank(launcher):
             total = torch.tensor([float(x)])
             dist.all_reduce(total)
             return dist.get_rank() * scale + offset, total.item(), dist.get_backend()
-        print(json.dumps(raylaunch.launch(work, (3,), {"scale": 2}, show="none", preload=["torch"], **WHERE)))
+        one = dict(nproc_per_node=4, show="none", preload=["torch"])
+        print(json.dumps(raylaunch.launch(work, (3,), {"scale": 2}, **one)))
         """,
     )
     assert found == [[10, 12.0, "gloo"], [12, 12.0, "gloo"], [14, 12.0, "gloo"], [16, 12.0, "gloo"]]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import wait_until
-from tests.private_cluster import MARK, end_marked, marked
+from tests.private_cluster import MARK, NO_PRESTART, end_marked, marked
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 
@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.timeout(300)
 def alone(tmp_path):
     """Return an environment without any cluster, with a mark by which all processes can be found."""
     mark = secrets.token_hex(8)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {MARK: mark}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {MARK: mark} | NO_PRESTART
     try:
         yield env, tmp_path
         wait_until(lambda: not marked(mark), 100, "all processes to end")

@@ -91,7 +91,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         yield run
         for process in found:
             process.wait(100)
-        wait_until(lambda: not marked(mark), 60, "all processes to be gone")
+        wait_until(lambda: not marked(mark), 100, "all processes to be gone")
         assert list((tmp_path / "tmp").iterdir()) == []
     finally:
         end_marked(mark)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.conftest import wait_until
 from tests.private_cluster import private_cluster
+from tests.warm_command import WarmCommand
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-PROGRAM = "from raylaunch.cli.main import main; exit(main())"
 TRAIN = """
 import os, time
-import torch
 from raylaunch import worker
 
 begin = int(open("step.txt").read()) if os.path.exists("step.txt") else 0
@@ -44,27 +41,24 @@ def test_what_people_request_loses_no_step(tmp_path: Path):
         env = cluster.env(XDG_STATE_HOME=str(tmp_path / "state"))
         flags = ["--nnodes", "1:3", "--max-restarts", "0", "--set", "run_id=one", "--set", "preload=[]"]
 
-        def start(*arguments: str) -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", PROGRAM, *arguments]
-            return subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stderr=subprocess.PIPE)
+        def start(*arguments: str) -> WarmCommand:
+            assert cluster.warm is not None
+            return WarmCommand(cluster.warm, "raylaunch", *arguments, env=env, cwd=tmp_path)
 
         def do(*arguments: str) -> None:
             process = start(*arguments)
-            assert (process.wait(60), process.communicate()[1]) is not None
-            assert process.returncode == 0, arguments
+            _, err = process.communicate(200)
+            assert process.returncode == 0, (arguments, err)
 
         run = start(*flags, "train.py")
         events = tmp_path / "runs" / "train" / "one" / "events.jsonl"
-        until = time.monotonic() + 120
-        while not (tmp_path / "steps-2.txt").exists():
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_until((tmp_path / "steps-2.txt").exists, 200, "three workers")
         do("restart", "one")
         do("resize", "1:2", "one")
         do("drain", "node-2", "one")
         do("stop", "-y", "one")
-        assert run.wait(60) == 143
-        run.communicate()
+        run.communicate(200)
+        assert run.returncode == 143
     result = json.loads(events.with_name("result.json").read_text())
     assert [len(attempt["roster"]) for attempt in result["attempts"]][:3] == [3, 3, 2]
     assert "node-2" not in result["attempts"][-1]["roster"]

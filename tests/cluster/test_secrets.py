@@ -109,7 +109,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         found.command_lines = {pid: _read(Path(f"/proc/{pid}/cmdline")) for pid in found.pids}
         found.listening = {address for pid in found.pids for address in _listening(pid)}
         (folder / "go").touch()
-        found.out, found.err = process.communicate(timeout=100)
+        found.out, found.err = process.communicate(timeout=200)
         found.code = process.returncode
         yield found
         assert marked(mark) == []
@@ -157,12 +157,13 @@ def test_no_file_and_no_line_of_ours_has_a_secret(story):
 def test_what_anybody_may_see_of_the_processes(story):
     """Command lines have no secrets, and ports are bound to the node's address.
 
-    One socket has a name that all can reach, which the kernel chose: by it workers ask for the memory of `State`.
+    Two sockets have names that all can reach, which the kernel chose: by them workers ask for the memory of `State`, and
+    say that they can stay. Both refuse other users.
     """
     assert len(story.pids) >= 5
     assert [line for line in story.command_lines.values() if CANARY in line] == []
     named = {address for address in story.listening if re.fullmatch("@[0-9a-f]{5}", address)}
-    assert len(named) == 1
+    assert len(named) == 2
     assert story.listening - named == {"0100007F"}
 
 
@@ -188,6 +189,66 @@ def test_ray_keeps_no_secret(cluster, launcher):
     assert [_read(Path(f"/proc/{pid}/cmdline")) for pid in daemons if _has_in_memory(pid, CANARY.encode())] == []
     run.process.terminate()
     assert run.wait().code == 143, run.err
+
+
+LOOK = """
+import json, ray
+from raylaunch.cluster import ray_internals
+ray.init(log_to_driver=False, logging_level="ERROR")
+named = ray.util.list_named_actors(all_namespaces=True)
+names = [one["name"] for one in named if one["name"].startswith("raylaunch-agent")]
+agents = [ray.get_actor(name, "raylaunch") for name in names]
+states = [found.state for found in ray.get([agent.look.remote() for agent in agents])]
+address = ray.get_runtime_context().gcs_address
+kept = [ray_internals.kept_in_head(address, b"", space, 5.0) for space in (b"raylaunch", b"raylaunch-keys")]
+found = [{key.decode(): value.decode("latin-1") for key, value in each.items()} for each in kept]
+print(json.dumps({"states": [state.decode("latin-1") for state in states], "runs": found[0], "keys": found[1], "names": names}))
+"""
+
+
+@pytest.mark.ray
+def test_what_is_kept_of_a_detached_run_has_no_secret(cluster, launcher):
+    """The driver's state in the agents, registry and keys in the head, run folder, command lines, and Ray's own processes.
+
+    As in every run, the processes of a node have them in their environment, in order to start workers.
+    """
+    launcher.script(
+        "import os, time\nprint(os.environ['HF_TOKEN'][::-1], os.environ['DB_PASSWD'][::-1], flush=True)\n"
+        "while not os.path.exists('end'): time.sleep(0.05)\n"
+    )
+    (launcher.folder / "look.py").write_text(LOOK)
+    job = {"entrypoint": {"script": "train.py"}, "nnodes": 2, "nproc_per_node": 1, "placement": "pack", "preload": []}
+    (launcher.folder / "job.yaml").write_text(json.dumps(job))
+    secret = {"HF_TOKEN": canary("submitter")}
+    command = ("raylaunch", "-d", "job.yaml", f"env.DB_PASSWD={canary('typed')}")
+    started = launcher.python(*command, env=secret)
+    assert started.returncode == 0, started.stderr
+    (folder,) = launcher.folder.glob("runs/train/2*")
+    log = folder / "attempt-1" / "rank-0" / "stdout.log"
+    wait_until(lambda: _read(log).endswith("\n"), 100, "the worker")
+    assert _read(log).split() == [canary("submitter")[::-1], canary("typed")[::-1]]  # they did get there
+    looked = launcher.python("look.py")
+    assert looked.returncode == 0, looked.stderr
+    kept = json.loads(looked.stdout.splitlines()[-1])
+    assert len(kept["states"]) == 2
+    assert all(len(state) > 1000 for state in kept["states"])
+    (token,) = {name.split("-")[2] for name in kept["names"]}
+    assert token in kept["keys"]
+    assert any(name.endswith(token) for name in kept["runs"])  # other tests may have left entries of killed drivers
+    assert CANARY not in looked.stdout
+    of_ray = marked(cluster.mark)
+    daemons = [pid for pid in of_ray if "/ray/" in _read(Path(f"/proc/{pid}/cmdline"))]
+    assert any("gcs_server" in _read(Path(f"/proc/{pid}/cmdline")) for pid in daemons)
+    assert [_read(Path(f"/proc/{pid}/cmdline")) for pid in daemons if _has_in_memory(pid, CANARY.encode())] == []
+    for what in ("cmdline", "environ"):  # those of Ray's own processes, and of the actors, as the kernel shows them
+        shown = [_read(Path(f"/proc/{pid}/cmdline")) for pid in of_ray if CANARY in _read(Path(f"/proc/{pid}/{what}"))]
+        assert [line for line in shown if not line.startswith("raylaunch: ")] == []
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"driver.log", "events.jsonl", "job.yaml"} <= {path.name for path in files}
+    assert [path for path in files if CANARY in _read(path)] == []
+    (launcher.folder / "end").touch()
+    assert launcher.python("raylaunch", "attach", str(folder)).returncode == 0
+    wait_until(lambda: token not in launcher.python("look.py").stdout, 100, "key and entry to be gone")
 
 
 def _has_in_memory(pid: int, data: bytes) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import queue
-import re
 import secrets
 import signal
 import subprocess
@@ -100,11 +99,14 @@ def test_a_worker_and_a_fork_server_that_are_killed(alone):
 
 
 FAILS_THIRTY_TIMES = """
-import json, os, signal, sys, time
+import contextlib, json, os, signal, sys, time
 from pathlib import Path
 
 def held(pid):
-    watches = sum(p.read_text().count("inotify wd:") for p in Path(f"/proc/{pid}/fdinfo").iterdir())
+    watches = 0
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor may just have been closed
+            watches += path.read_text().count("inotify wd:")
     return [len(os.listdir(f"/proc/{pid}/fd")), watches, len(os.listdir(f"/proc/{pid}/task"))]
 
 def ancestors():  # of the worker: fork server, subreaper and driver
@@ -121,6 +123,9 @@ def settled():
             since = time.monotonic()
     return found
 
+def is_more(now, before):  # what 26 restarts leave, or 13: those after SIGKILL, or the others
+    return any(b - a > 6 for then, at_last in zip(before, now) for a, b in zip(then, at_last))
+
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 print("out", flush=True)
 print("err", file=sys.stderr, flush=True)
@@ -128,10 +133,10 @@ early = Path("early.json")
 if attempt == 4:
     early.write_text(json.dumps(settled()))
 if attempt == 30:
-    deadline, before = time.monotonic() + 20, json.loads(early.read_text())
-    while ancestors() != before and time.monotonic() < deadline:
+    deadline, before = time.monotonic() + 100, json.loads(early.read_text())
+    while is_more(now := ancestors(), before) and time.monotonic() < deadline:
         time.sleep(0.1)
-    print(f"then {before}, now {ancestors()}")
+    print(f"then {before}, now {now}: {'more' if is_more(now, before) else 'the same'}")
     raise SystemExit
 if attempt % 2:
     raise ValueError("loss is NaN")
@@ -140,13 +145,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_thirty_restarts_leave_nothing_in_any_process(alone):
-    """The numbers of descriptors, inotify watches and threads are those of the fourth restart. `make bench` has memory."""
+    """The numbers of descriptors, inotify watches and threads are about those of the fourth restart.
+
+    What a restart leaves would be there 26 times. A process that comes and goes has a few. `make bench` has memory.
+    """
     env, folder = alone
     settings = {"nnodes": 1, "nproc_per_node": 1, "max_restarts": 30, "exclude_after": 0}
     out, err = finished(start(env, folder, FAILS_THIRTY_TIMES, **settings))
     (found,) = [line for line in out if line.startswith("then")]
-    before, now = re.findall(r"\[\[.*?\]\]", found)
-    assert now == before
+    assert found.endswith("the same"), found
     assert "restart 30 of 30" in err
 
 
@@ -164,7 +171,7 @@ def test_a_driver_that_stands_still(alone):
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.5)  # what is tested is that this time means nothing
     (folder / "go").touch()
-    wait_until(lambda: len(list(folder.glob("gone-on-*"))) == 2, 20, "workers to go on")
+    wait_until(lambda: len(list(folder.glob("gone-on-*"))) == 2, 100, "workers to go on")
     process.send_signal(signal.SIGCONT)
     (folder / "end").touch()
     assert "lost" not in finished(process)[1]
@@ -297,6 +304,8 @@ def test_a_cluster_that_is_gone(unseen, tmp_path):
         (2, "GPU-a,GPU-b,GPU-c", ("GPU-a", "GPU-b")),
         (4, "", ()),
         (4, "NoDevFiles", ()),
+        (4, "-1", ()),
+        (4, "1, 0,4,2", ("1", "0")),
         (0, "0,1", ()),
     ],
 )
@@ -310,8 +319,15 @@ def test_gpus_that_may_be_used(monkeypatch, count, named, ids):
     assert gpus.visible() == Gpus("CUDA_VISIBLE_DEVICES", ids)
 
 
-def bundle(many: int) -> Bundle:
-    return Bundle(nproc=max(1, many), gpus=many, cpus=1)
+def test_gpus_are_counted_without_nvml(monkeypatch):
+    """Where its library is missing, by the files of the devices."""
+    monkeypatch.setattr(gpus, "_NVML", "libno-such-library.so")
+    monkeypatch.setattr(os, "listdir", lambda _: ["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null"])
+    assert gpus.nvidia_gpus() == 3
+
+
+def bundle(many: float) -> Bundle:
+    return Bundle(nproc=max(1, int(many)), gpus=many, cpus=1)
 
 
 def test_gpus_are_divided_among_slots():
@@ -328,6 +344,18 @@ def test_gpus_are_divided_among_slots():
     whole = LocalSlots(Gpus("CUDA_VISIBLE_DEVICES", ("0", "1")))
     whole.request(1, bundle(2))
     assert (whole.grant(), whole.environ(1)) == ([1], {})
+
+
+def test_slots_share_a_gpu():
+    """Parts of a GPU go where others are, as long as they fit, so that whole ones stay free."""
+    room = LocalSlots(Gpus("CUDA_VISIBLE_DEVICES", ("4", "5")))
+    for seat, many in enumerate((0.3, 1, 0.3, 0.3, 0.3)):
+        room.request(seat, bundle(many))
+    assert room.grant() == [0, 1, 2, 3]
+    found = [room.environ(seat)["CUDA_VISIBLE_DEVICES"] for seat in range(4)]
+    assert found == ["4", "5", "4", "4"]
+    room.release(2)
+    assert room.grant() == [4]
 
 
 # The fleet, with agents that do nothing.
@@ -434,7 +462,7 @@ def test_agents_of_the_gang_and_further_ones(crew):
     assert sorted(found.count(3)) == ["node-1", "node-2", "node-3"]
     found.fleet.send("node-2", StopWorkers(attempt=1, grace=2.5))
     found.fleet.send("node-9", StopWorkers(attempt=1, grace=2.5))
-    wait_until(lambda: any(agent.orders for agent in Quiet.made), 10, "the order")
+    wait_until(lambda: any(agent.orders for agent in Quiet.made), 100, "the order")
     assert {agent.node: agent.orders for agent in Quiet.made if agent.orders} == {
         "node-2": [StopWorkers(attempt=1, grace=2.5)]
     }
@@ -510,9 +538,9 @@ def test_a_thread_that_stands_still_does_not_delay_the_end(crew, monkeypatch):
     found = crew("1:1", agent=Stuck)
     (node,) = found.count(1)
     found.fleet.send(node, StopWorkers(attempt=1, grace=2.5))
-    lost = found.inbox.get(timeout=10)
+    lost = found.inbox.get(timeout=100)
     while not isinstance(lost, AgentLost):
-        lost = found.inbox.get(timeout=10)
+        lost = found.inbox.get(timeout=100)
     assert (lost.node, lost.error) == (node, None)
     assert "a file system may not answer" in lost.why
     began = time.monotonic()

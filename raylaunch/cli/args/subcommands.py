@@ -43,6 +43,7 @@ class Subcommand:
 
 _HELP = Flag(name="help", short="h", help="show this help and exit")
 _JSON = Flag(name="json", help="print a JSON object")
+_JSON_AT_THE_END = Flag(name="json", help="print what `raylaunch status --json` prints, when it is done")
 _GRACE = Flag(
     name="grace", metavar="SECONDS", default="600", help="the workers may take so long to save; 0: they do not"
 )
@@ -79,7 +80,18 @@ TABLE = (
                 short="f",
                 help="go on over restarts until the run ends; the exit code is that of the run",
             ),
-            Flag(name="tail", short="n", metavar="N", default="100", help="the last N lines of each file, or `all`"),
+            Flag(
+                name="tail",
+                short="n",
+                metavar="N",
+                help="the last N lines of each file, or `all`; default: 100, with `--since` all",
+            ),
+            Flag(
+                name="since",
+                metavar="TIME",
+                help="only lines that were written since: `10m` ago (s, m, h, d), or at `2026-01-31T09:00:00Z`",
+            ),
+            Flag(name="timestamps", short="t", help="the time in UTC at which each line was written, or `-`"),
             Flag(name="rank", metavar="RANKS", help="only these ranks: 0,3-5"),
             Flag(name="node", metavar="NODE", help="while the run lasts: only the ranks of this node (`node-2`)"),
             Flag(name="attempt", metavar="N", help="another attempt than the last one"),
@@ -94,6 +106,16 @@ TABLE = (
                 help="copy the files of all attempts and nodes to DIR instead",
             ),
             Flag(name="no-prefix", help="without the rank at the beginning of each line"),
+            Flag(name="json", help="print a JSON object for each line"),
+            _HELP,
+        ),
+    ),
+    Subcommand(
+        name="attach",
+        help="watch a run and the output of rank 0 until it ends; Ctrl-C detaches; the exit code is that of the run",
+        flags=(
+            Flag(name="since", metavar="TIME", help="the output since then, as for `logs`; default: from now on"),
+            Flag(name="rank", metavar="RANKS", default="0", help="the output of these ranks: 0,3-5"),
             _HELP,
         ),
     ),
@@ -114,6 +136,7 @@ TABLE = (
             _GRACE,
             Flag(name="now", help="do not wait for the workers: SIGKILL"),
             Flag(name="yes", short="y", help="do not ask"),
+            _JSON_AT_THE_END,
             _HELP,
         ),
     ),
@@ -134,19 +157,19 @@ TABLE = (
     Subcommand(
         name="restart",
         help="have all workers save at one step, then start them anew; it spends none of `max_restarts`",
-        flags=(_GRACE, Flag(name="now", help="do not save: SIGKILL"), _HELP),
+        flags=(_GRACE, Flag(name="now", help="do not save: SIGKILL"), _JSON_AT_THE_END, _HELP),
     ),
     Subcommand(
         name="resize",
         operand="MIN:MAX",
         help="have other bounds of the number of nodes from now on",
-        flags=(_HELP,),
+        flags=(_JSON_AT_THE_END, _HELP),
     ),
     Subcommand(
         name="drain",
         operand="NODE",
         help="leave a node for good: its host is not used again; NODE is its name or address in `raylaunch status`",
-        flags=(_HELP,),
+        flags=(_JSON_AT_THE_END, _HELP),
     ),
     Subcommand(
         name="stacks",

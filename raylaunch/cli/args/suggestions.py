@@ -19,7 +19,6 @@ _OTHER_WORDS = {
     "ls": "did you mean `raylaunch ps`?",
     "kill": "did you mean `raylaunch stop`?",
     "cancel": "did you mean `raylaunch stop`?",
-    "attach": "did you mean `raylaunch logs -f`?",
 }
 _WORKERS = "`--nproc-per-node N` starts N workers on each node, `--set nprocs=N` starts N in all"
 _JOB_FILE = "name the job file without a flag: `raylaunch conf/job.yaml`"

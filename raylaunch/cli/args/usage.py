@@ -13,6 +13,7 @@ usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torch
        raylaunch ps [-a]                                  list runs, and what `keep_warm` keeps on this machine
        raylaunch status [RUN]                             show one run: nodes, attempts, and what it waits for
        raylaunch logs [-f] [RUN]                          print what its workers have written
+       raylaunch attach [RUN]                             watch one, such as one that `-d` started
        raylaunch stop [RUN]                               have it save, stop it, and wait for its end
        raylaunch restart [RUN], resize MIN:MAX [RUN]      have it save, then start anew, or with other nodes
        raylaunch drain NODE [RUN]                         have it leave a node for good

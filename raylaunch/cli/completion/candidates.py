@@ -17,6 +17,7 @@ FILES = ":files"
 _SECTIONS = {"entrypoint": Entrypoint, "ray": RayOptions}
 _JOB_FILES = (".yaml", ".yml", ".json")
 _CHECK = "check"
+_NODE = "NODE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +31,36 @@ class Candidate:
         return f"{self.word}\t{self.help}" if self.help else self.word
 
 
-def lines(words: Sequence[str], shells: Iterable[str], runs: Callable[[], Iterable[Candidate]]) -> Iterator[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The names of runs, of nodes, and of shells that there are scripts for."""
+
+    runs: Callable[[], Iterable[Candidate]]
+    nodes: Callable[[], Iterable[Candidate]]
+    """Of the newest run."""
+    shells: Iterable[str]
+
+
+def lines(words: Sequence[str], names: Names) -> Iterator[str]:
     """Yield the words that may be in the place of the last one, each with its help after a tab; or `FILES`.
 
-    `words`: what was typed after `raylaunch`. `runs` returns the names of runs.
+    `words`: what was typed after `raylaunch`.
     """
     *before, current = words or [""]
     if current == "=" or before[-1:] == ["="]:  # as bash divides words: this is a value
         yield FILES
         return
-    for found in _found(before, current, shells, runs):
+    for found in _found(before, current, names):
         if not isinstance(found, Candidate):
             yield FILES
         elif found.word.startswith(current) and (found.word.endswith("=") or shlex.quote(found.word) == found.word):
             yield str(found)  # what would need quotes is left out: it is the name of a run, which has an id too
 
 
-def _found(
-    before: Sequence[str], current: str, shells: Iterable[str], runs: Callable[[], Iterable[Candidate]]
-) -> Iterator[Candidate | str]:
+def _found(before: Sequence[str], current: str, names: Names) -> Iterator[Candidate | str]:
     command = subcommands.BY_NAME.get(before[0]) if before else None
     if command is not None:
-        yield from _of_subcommand(command, before[1:], current, shells, runs)
+        yield from _of_subcommand(command, before[1:], current, names)
         return
     main = _main_word(before)
     if main is None or (main and main != _CHECK and not main.endswith(_JOB_FILES)):  # a value is expected
@@ -86,23 +95,21 @@ def _main_word(before: Sequence[str]) -> str | None:
     return ""
 
 
-def _of_subcommand(
-    command: Subcommand,
-    before: Sequence[str],
-    current: str,
-    shells: Iterable[str],
-    runs: Callable[[], Iterable[Candidate]],
-) -> Iterator[Candidate | str]:
-    takes_value = {name for flag in command.flags if flag.metavar for name in _names(flag)}
-    if before and before[-1] in takes_value:
-        yield FILES
+def _of_subcommand(command: Subcommand, before: Sequence[str], current: str, names: Names) -> Iterator[Candidate | str]:
+    metavars = {name: flag.metavar for flag in command.flags if flag.metavar for name in _names(flag)}
+    is_value = [index > 0 and before[index - 1] in metavars for index in range(len(before))]
+    given = [word for word, value in zip(before, is_value, strict=True) if not (value or word.startswith("-"))]
+    if before and before[-1] in metavars:
+        yield from names.nodes() if metavars[before[-1]] == _NODE else [FILES]
     elif current.startswith("-"):
         yield from _options(command.flags)
+    elif command.operand and not given:
+        yield from names.nodes() if command.operand == _NODE else ()
     elif command.takes_run:
-        yield from runs()
+        yield from names.runs()
         yield FILES
     elif command.name == "completion":
-        yield from map(Candidate, shells)
+        yield from map(Candidate, names.shells)
     elif command.other:
         yield FILES
 

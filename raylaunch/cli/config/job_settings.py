@@ -13,14 +13,14 @@ from raylaunch.core.job.job import NodeRule, RayOptions
 
 
 class NodeRuleSettings(TypedDict, total=False):
-    """A `NodeRule` as a dict."""
+    """What one entry of `nodes` may have, as a dict instead of a `NodeRule`."""
 
     nproc_per_node: int | None
     env: Mapping[str, str]
 
 
 class RaySettings(TypedDict, total=False):
-    """`RayOptions` as a dict."""
+    """What `ray` may have, as a dict instead of `RayOptions`."""
 
     address: str
     working_dir: str | None
@@ -34,7 +34,7 @@ class SpawnSettings(TypedDict, total=False):
     nnodes: int | str
     nproc_per_node: int | str
     nodes: Mapping[str, NodeRule | NodeRuleSettings]
-    gpus_per_worker: int | Literal["auto"]
+    gpus_per_worker: float | Literal["auto"]
     cpus_per_worker: float
     placement: Literal["auto", "spread", "pack"]
     max_restarts: int
@@ -74,6 +74,9 @@ class SpawnSettings(TypedDict, total=False):
     start_timeout: float
     shutdown_timeout: float
     state_memory: float | None
+    durable: str | None
+    durable_every: float
+    durable_keep: int
     keep_warm: float
     ray: RayOptions | RaySettings
 
@@ -82,4 +85,6 @@ class JobSettings(SpawnSettings, total=False):
     """The settings that `launch` and `start` take: all of a job but its entry point."""
 
     nprocs: int | None
+    detach: bool
+    driver_timeout: float
     start_method: Literal["forkserver", "spawn"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raylaunch.cli.daemon import client, daemon_messages, socket_dir
 from raylaunch.cli.daemon.daemon_messages import DaemonState
-from raylaunch.core.text import count, printable
+from raylaunch.core.text import count, duration, printable
 
 _END_HINT = "`raylaunch ps --end` ends idle daemons now, and others after their run"
 
@@ -36,20 +36,15 @@ def _daemon_lines(path: Path, request: str) -> Iterator[str]:
 
 
 def _state_lines(state: DaemonState, *, end: bool) -> Iterator[str]:
-    duration = _duration(state.seconds)
-    activity = f"running {state.title} for {duration}" if state.title else f"idle for {duration}"
+    since = duration(round(state.seconds))
+    activity = f"running {state.title} for {since}" if state.title else f"idle for {since}"
     if end:
         yield f"pid {state.pid}: {activity}; it ends {'after this run' if state.title else 'now'}"
         return
-    then = "" if state.title else f"; it ends in {_duration(state.left)} if no run starts"
+    then = "" if state.title else f"; it ends in {duration(round(state.left))} if no run starts"
     yield f"pid {state.pid}: {activity}{then}"
     if state.address:
         yield f"  connected to the Ray cluster at {state.address}"
     for address, nproc, memory in state.agents:
         size = f", {memory / 1e6:.0f} MB" if memory else ""
         yield f"  {address}: idle agent for {count(nproc, 'worker')}{size}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raylaunch.cli.doctor.node_report import NodeReport
+from raylaunch.cluster.inspection import Inspection
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import StrEnum
-from raylaunch.core.placement.plan import Plan
 
 
 class Severity(StrEnum):
@@ -40,24 +39,10 @@ class Surroundings:
     job_problem: str = ""
     """Why the job cannot be read, with marks under the mistakes."""
     job_warnings: tuple[str, ...] = ()
-    cluster: str = ""
-    """The address of the cluster; "": this machine alone."""
     cluster_problem: str = ""
     cluster_fix: str = ""
-    here: str = ""
-    """The address of this machine among the reports."""
-    reports: Mapping[str, NodeReport] = field(default_factory=dict)
-    """By the address of the node."""
-    silent: Mapping[str, str] = field(default_factory=dict)
-    """Why there is no report of a node, by its address."""
-    clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By address: seconds by which the clock of a node is ahead of this one's, and how far this may be wrong."""
-    has_token: bool = True
-    """Whether the cluster is asked with a token."""
-    draining: tuple[str, ...] = ()
-    """Addresses of nodes that are being drained."""
-    plan: Plan | None = None
-    plan_problem: str = ""
+    seen: Inspection[NodeReport] = field(default_factory=Inspection)
+    """The cluster and its nodes; without a cluster, this machine alone."""
 
 
 def ok(check: str, text: str) -> Diagnosis:

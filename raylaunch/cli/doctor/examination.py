@@ -97,20 +97,9 @@ def surroundings(job: Job, facts: Surroundings) -> Surroundings:
             found = inspection.inspect(job, look, SECONDS, with_plan=facts.job is not None)
         except ClusterError as error:
             here, fix = local_machine.LOOPBACK, error.hint.replace("\n", "; ")
-            reports = {here: look("")()}
-            return replace(facts, cluster_problem=error.message, cluster_fix=fix, here=here, reports=reports)
-    return replace(
-        facts,
-        cluster=found.cluster,
-        here=found.here,
-        reports=found.answers,
-        silent=found.silent,
-        clocks=found.clocks,
-        has_token=found.has_token,
-        draining=found.draining,
-        plan=found.plan,
-        plan_problem=found.plan_problem,
-    )
+            seen = inspection.Inspection(here=here, answers={here: look("")()})
+            return replace(facts, cluster_problem=error.message, cluster_fix=fix, seen=seen)
+    return replace(facts, seen=found)
 
 
 def _questions(job: Job | None, marker: str) -> Questions:

@@ -22,9 +22,9 @@ def job_file(facts: Surroundings) -> Iterator[Diagnosis]:
 
 def room(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether the cluster could start the job."""
-    plan = facts.plan
-    if facts.plan_problem:
-        yield error("room", facts.plan_problem, "ask for what the nodes have; `raylaunch --plan` shows it")
+    plan = facts.seen.plan
+    if facts.seen.plan_problem:
+        yield error("room", facts.seen.plan_problem, "ask for what the nodes have; `raylaunch --plan` shows it")
     elif plan is not None and plan.feasible:
         yield ok("room", f"would start {count(plan.workers, 'worker')} on {count(len(plan.seats), 'node')}")
     elif plan is not None:
@@ -37,19 +37,19 @@ def room(facts: Surroundings) -> Iterator[Diagnosis]:
 def folder(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether the nodes have the folder in which workers run, and the program."""
     entry = facts.job.entrypoint if facts.job is not None else None
-    if entry is None or not facts.reports:
+    if entry is None or not facts.seen.answers:
         return
-    lacking = [address for address, report in facts.reports.items() if not report.has_folder]
+    lacking = [address for address, report in facts.seen.answers.items() if not report.has_folder]
     if lacking:
         fix = "let all nodes share it, or have Ray copy it: `ray.working_dir: .`"
         yield error("folder", f"this folder is not on {', '.join(lacking)}", fix)
     if entry.kind in ("", "function"):
         return
-    without = [a for a, report in facts.reports.items() if report.has_folder and not report.program]
+    without = [a for a, report in facts.seen.answers.items() if report.has_folder and not report.program]
     if without:
         fix = "install it there, or let Ray copy it with `ray.working_dir`; see also `env` for PATH and PYTHONPATH"
         yield error(entry.kind, f"`{entry.target}` is not found on {', '.join(without)}", fix)
-    digests = {report.program for report in facts.reports.values() if report.program}
+    digests = {report.program for report in facts.seen.answers.values() if report.program}
     if entry.kind == "script" and len(digests) > 1:
         differs = _unlike(facts, lambda report: report.program)
         yield error("script", f"`{entry.target}` has other contents on {differs}", "copy the same file to all nodes")
@@ -61,11 +61,11 @@ def run_folder(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether run folders can be made, and all nodes write into the same one."""
     if facts.job is None:
         return
-    here = facts.reports.get(facts.here)
+    here = facts.seen.answers.get(facts.seen.here)
     if here is not None and here.log_dir_problem:
         yield error("run folder", here.log_dir_problem, "set `log_dir` to a folder that can be written")
         return
-    others = {address: report for address, report in facts.reports.items() if address != facts.here}
+    others = {address: report for address, report in facts.seen.answers.items() if address != facts.seen.here}
     apart = [address for address, report in others.items() if not report.sees_marker or report.log_dir_problem]
     if apart:
         fix = "set `log_dir` to a folder that all nodes share; until then each node keeps the files of its own ranks"
@@ -79,5 +79,9 @@ CHECKS: tuple[Callable[[Surroundings], Iterator[Diagnosis]], ...] = (job_file, r
 
 def _unlike(facts: Surroundings, key: Callable[[NodeReport], str]) -> str:
     """Return the addresses whose value is not that of this machine."""
-    mine = key(facts.reports[facts.here]) if facts.here in facts.reports else key(next(iter(facts.reports.values())))
-    return ", ".join(address for address, report in facts.reports.items() if key(report) not in ("", mine))
+    mine = (
+        key(facts.seen.answers[facts.seen.here])
+        if facts.seen.here in facts.seen.answers
+        else key(next(iter(facts.seen.answers.values())))
+    )
+    return ", ".join(address for address, report in facts.seen.answers.items() if key(report) not in ("", mine))

@@ -35,49 +35,53 @@ def reachable(facts: Surroundings) -> Iterator[Diagnosis]:
     if facts.cluster_problem:
         yield error("cluster", facts.cluster_problem, facts.cluster_fix or "see `ray status` on the head node")
         return
-    nodes = count(len(facts.reports) + len(facts.silent), "node")
-    where = f"the Ray cluster at {facts.cluster} has {nodes}" if facts.cluster else "there is none: this machine alone"
+    nodes = count(len(facts.seen.answers) + len(facts.seen.silent), "node")
+    where = (
+        f"the Ray cluster at {facts.seen.cluster} has {nodes}"
+        if facts.seen.cluster
+        else "there is none: this machine alone"
+    )
     yield ok("cluster", where)
-    for address, why in facts.silent.items():
+    for address, why in facts.seen.silent.items():
         fix = "log in there and see whether raylaunch can be imported, and whether the machine is overloaded"
         yield error("nodes", f"{address} gives no answer: {why}", fix)
 
 
 def drained(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether nodes are about to go away."""
-    if facts.draining:
+    if facts.seen.draining:
         fix = "they take no new work; wait for others, or ask for fewer nodes"
-        yield warning("draining", f"being drained: {_names(facts.draining)}", fix)
+        yield warning("draining", f"being drained: {_names(facts.seen.draining)}", fix)
 
 
 def token(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether the cluster lets anybody in."""
-    if facts.cluster and facts.has_token:
+    if facts.seen.cluster and facts.seen.has_token:
         yield ok("token", "the cluster is asked with a token")
-    elif facts.cluster:
+    elif facts.seen.cluster:
         fix = "start the cluster with RAY_AUTH_MODE=token (from Ray 2.52 on), or let no others into its network"
         yield warning("token", "whoever reaches the cluster may run programs on it: it needs no token", fix)
 
 
 def versions(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether all nodes have the same versions, and torch."""
-    if not facts.reports:
+    if not facts.seen.answers:
         return
-    lacking = [address for address, report in facts.reports.items() if not report.versions.get("torch")]
+    lacking = [address for address, report in facts.seen.answers.items() if not report.versions.get("torch")]
     if lacking:
         yield error("torch", f"not installed: {_names(lacking)}", "install torch in the environment that started Ray")
     wrong = False
     for key, fix in _EQUAL.items():
-        groups = _groups(facts.reports, lambda report, key=key: report.versions.get(key) or "none")  # type: ignore[misc]
+        groups = _groups(facts.seen.answers, lambda report, key=key: report.versions.get(key) or "none")  # type: ignore[misc]
         if len(groups) > 1 and not (key == "torch" and lacking and len(groups) == 2):  # noqa: PLR2004
             wrong = True
             yield error(key, f"different versions: {_grouped(groups)}", fix)
-    drivers = _groups(facts.reports, lambda report: report.versions.get("nvidia_driver") or "none")
+    drivers = _groups(facts.seen.answers, lambda report: report.versions.get("nvidia_driver") or "none")
     if len(drivers) > 1:
         fix = "all is well if CUDA works on each; `raylaunch check` tries it"
         yield warning("driver", f"different NVIDIA drivers: {_grouped(drivers)}", fix)
     if not wrong and not lacking:
-        first = next(iter(facts.reports.values())).versions
+        first = next(iter(facts.seen.answers.values())).versions
         yield ok("versions", ", ".join(f"{key} {first[key]}" for key in _EQUAL if first.get(key)))
 
 
@@ -85,7 +89,7 @@ def shared_memory(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether data loaders have room."""
     small = {
         address: f"{report.shared_memory[0] / _GIB:.2g} GiB"
-        for address, report in facts.reports.items()
+        for address, report in facts.seen.answers.items()
         if report.shared_memory is not None and report.shared_memory[0] < _LEAST_SHARED_MEMORY
     }
     if small:
@@ -97,7 +101,7 @@ def temporary_space(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether there is room for temporary files."""
     small = {
         address: f"{report.temporary / _GIB:.2g} GiB"
-        for address, report in facts.reports.items()
+        for address, report in facts.seen.answers.items()
         if report.temporary is not None and report.temporary < _LEAST_TEMPORARY
     }
     if small:
@@ -109,14 +113,14 @@ def limits(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether processes may open enough files, and lock memory where InfiniBand needs it."""
     few = {
         address: str(report.open_files)
-        for address, report in facts.reports.items()
+        for address, report in facts.seen.answers.items()
         if report.open_files is not None and report.open_files < _LEAST_FILES
     }
     if few:
         yield warning("open files", f"few allowed: {_with(few)}", "`ulimit -n 65536` before `ray start`")
     little = {
         address: f"{report.locked_memory // 1024} KiB"
-        for address, report in facts.reports.items()
+        for address, report in facts.seen.answers.items()
         if report.has_infiniband and report.locked_memory is not None and report.locked_memory < _LEAST_LOCKED
     }
     if little:
@@ -128,7 +132,7 @@ def clocks(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether the clocks agree: times in logs and certificates depend on it, but no decision of raylaunch."""
     wrong = {
         address: f"{ahead:+.1f} s"
-        for address, (ahead, bound) in facts.clocks.items()
+        for address, (ahead, bound) in facts.seen.clocks.items()
         if abs(ahead) - bound > _MOST_SKEW
     }
     if wrong:
@@ -139,7 +143,7 @@ def names(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether the names of addresses are found in time: torch looks them up as processes connect."""
     slow = {
         address: f"{report.name_seconds:.1f} s"
-        for address, report in facts.reports.items()
+        for address, report in facts.seen.answers.items()
         if report.name_seconds > _MOST_NAME_SECONDS
     }
     if slow:
@@ -149,11 +153,11 @@ def names(facts: Surroundings) -> Iterator[Diagnosis]:
 
 def network(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether the nodes reach this machine, where the driver would be."""
-    cut = {address: report.door_problem for address, report in facts.reports.items() if report.door_problem}
+    cut = {address: report.door_problem for address, report in facts.seen.answers.items() if report.door_problem}
     if cut:
         fix = "let the nodes connect to all ports of each other: nodes that cannot reach the driver take no part"
         yield error("network", f"this machine cannot be reached from {_with(cut)}", fix)
-    elif len(facts.reports) > 1:
+    elif len(facts.seen.answers) > 1:
         yield ok("network", "all nodes reach this machine; `raylaunch check` tries all pairs of ranks")
 
 
@@ -161,7 +165,7 @@ def busy_gpus(facts: Surroundings) -> Iterator[Diagnosis]:
     """Whether other programs hold GPUs, perhaps some that nobody needs any more."""
     busy = {
         address: count(report.gpu_processes, "program")
-        for address, report in facts.reports.items()
+        for address, report in facts.seen.answers.items()
         if report.gpu_processes
     }
     if busy:

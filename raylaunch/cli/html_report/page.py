@@ -21,7 +21,7 @@ from raylaunch.cli.html_report.report_facts import (
 )
 from raylaunch.cli.output.progress_line import rate_text
 from raylaunch.core.history.time_per_state import TimeState
-from raylaunch.core.text import capped, count, printable, spans
+from raylaunch.core.text import capped, count, duration, printable, spans
 
 _TEMPLATE = "report.html.j2"
 _MOST_TEXT = 20_000
@@ -84,7 +84,7 @@ def _template() -> jinja2.Template:
         finalize=_shown,
     )
     environment.filters |= {
-        "time": plots.span_text,
+        "time": duration,
         "cell": lambda text: capped(str(text), _MOST_CELL),
         "clock": _clock,
         "count": count,

@@ -11,7 +11,7 @@ from raylaunch.core.history.restart_cost import RestartCost
 from raylaunch.core.history.run_history import RunHistory
 from raylaunch.core.history.step_rates import StepRate
 from raylaunch.core.history.time_per_state import StateSpan, TimeState
-from raylaunch.core.text import count
+from raylaunch.core.text import count, duration
 
 COLUMNS = 200
 MOST_MARKS = 60
@@ -55,21 +55,6 @@ class NodeRow:
     marks: tuple[Mark, ...]
 
 
-def span_text(seconds: float) -> str:
-    """Return a time as a person reads it: `0.3 s`, `2 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
-    if not math.isfinite(seconds):
-        return "?"
-    if seconds < 60:  # noqa: PLR2004
-        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
-    sizes = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-    largest = next(index for index, (_, size) in enumerate(sizes) if round(seconds) >= size)
-    shown, rest = [], round(seconds)
-    for unit, size in sizes[largest : largest + 2]:
-        number, rest = divmod(rest, size)
-        shown += [f"{number} {unit}"] if number else []
-    return " ".join(shown)
-
-
 def time_ticks(seconds: float) -> list[PlotTick]:
     """Return the labels of the time axis of a run that took so long."""
     if seconds <= 0:
@@ -80,7 +65,7 @@ def time_ticks(seconds: float) -> list[PlotTick]:
 
 
 def _tick(seconds: float) -> str:
-    return "0" if seconds == 0 else f"{seconds:g} s" if seconds < 60 else span_text(seconds)  # noqa: PLR2004
+    return "0" if seconds == 0 else f"{seconds:g} s" if seconds < 60 else duration(seconds)  # noqa: PLR2004
 
 
 def state_marks(spans: Sequence[StateSpan], seconds: float) -> list[Mark]:
@@ -93,7 +78,7 @@ def state_marks(spans: Sequence[StateSpan], seconds: float) -> list[Mark]:
                 x=100 * span.begin / seconds,
                 width=100 * (span.end - span.begin) / seconds,
                 kind=str(span.state),
-                text=f"{span.state}: {span_text(span.end - span.begin)}, from {span_text(span.begin)} on",
+                text=f"{span.state}: {duration(span.end - span.begin)}, from {duration(span.begin)} on",
             )
             for span in spans
         ]

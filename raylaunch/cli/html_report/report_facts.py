@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from raylaunch.cli.html_report.outcome_text import ReportOutcome, RunEnd, outcome
 from raylaunch.core.failures.failure import Failure, alike, consequences
-from raylaunch.core.history.attempt_times import AttemptTimes
+from raylaunch.core.history.attempt_times import AttemptTimes, mean_rate
 from raylaunch.core.history.restart_cost import RestartCost, RestartPart
 from raylaunch.core.history.run_history import RunHistory
 from raylaunch.core.history.run_status import RunStatus
@@ -67,9 +67,7 @@ class ReportFacts:
     @property
     def steps_per_second(self) -> float | None:
         """The mean rate over the time in which steps were made; None: none were seen."""
-        rates = self.history.rates
-        seconds = sum(rate.end - rate.begin for rate in rates)
-        return sum((rate.end - rate.begin) * rate.per_second for rate in rates) / seconds if seconds else None
+        return mean_rate(self.history.attempts)
 
 
 def facts(run_id: str, folder: str, end: RunEnd, read: RunRecordRead) -> ReportFacts:
@@ -205,6 +203,8 @@ def as_json(found: ReportFacts) -> dict[str, Any]:
         "nodes": [asdict(node) for node in sorted(history.nodes, key=lambda each: not each.is_eventful)[:MOST_NODES]],
         "root_cause": failure_facts(found),
         "hangs": [_hang(hang.at, hang.attempt, hang.failures, hang.groups) for hang in history.hangs],
+        "takeover_count": found.result.takeovers,
+        "takeovers": [asdict(each) | {"seconds": each.seconds} for each in history.takeovers],
         "slow_ranks": [asdict(slow) for slow in history.slow_ranks[:MOST_SLOW]],
         "progress_reports": history.reports,
         "job": given,

@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 
-from raylaunch.cli.output import bottom_row, terminal_guard
+from raylaunch.cli.output import terminal_guard
 from raylaunch.cli.output.async_writer import AsyncWriter
 from raylaunch.cli.output.live_line import LiveLine
 from raylaunch.cli.output.progress_line import ProgressLine
 from raylaunch.cluster.driver.observer import RunObserver
+from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
@@ -75,7 +76,7 @@ class Console:
         self._progress = ProgressLine()
         self._live = LiveLine(self._colour)
         #: Not empty while the live line is shown.
-        self._guards: tuple[terminal_guard.TerminalGuard | terminal_guard.SuspendHandler, ...] = ()
+        self._guards: terminal_guard.Guards = ()
         #: Replaces secrets in raylaunch's messages.
         self._redactor = Redactor()
         #: Addresses of hosts by host id.
@@ -85,11 +86,10 @@ class Console:
 
     def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
         """Print the name of the run and what it requests. `run_dir` is "" if no logs are kept."""
-        self._writer.has_log_files = run_dir != ""
-        self._redactor = Redactor.of(job, os.environ)
-        self._progress.is_periodic = job.progress != "off"
+        self.on_takeover(job, run_dir)
         if job.progress == "auto":
-            self._show_live_line()
+            self._guards = terminal_guard.show_row(self._writer, self._live.text)
+            self._progress.is_periodic = not self._guards
         seen = self._redactor.shown(job)
         self._fallback = plan.fallback
         if plan.fallback:
@@ -103,21 +103,11 @@ class Console:
             for line in plan.shortage.splitlines()[1:]:
                 self.say(f"  {line}", colour="yellow")
 
-    def _show_live_line(self) -> None:
-        """Show it if stderr is a terminal that is fit for it."""
-        terminal = terminal_guard.fit_terminal(sys.stderr, os.environ)
-        if terminal is None:
-            return
-        fd = terminal.fileno()
-        row = bottom_row.BottomRow(self._live.text, lambda: terminal_guard.size_of(fd))
-        self._guards = (
-            terminal_guard.TerminalGuard(terminal, data=bottom_row.END),
-            terminal_guard.SuspendHandler(pause=self._writer.hide_row, resume=self._writer.unhide_row),
-        )
-        self._writer.show_row(
-            row, ("stdout", "stderr") if sys.stdout is not None and sys.stdout.isatty() else ("stderr",)
-        )
-        self._progress.is_periodic = False
+    def on_takeover(self, job: Job, run_dir: str) -> None:
+        """Print nothing: the first driver of the run has, and a message says that this one has taken over."""
+        self._writer.has_log_files = run_dir != ""
+        self._redactor = Redactor.of(job, os.environ)
+        self._progress.is_periodic = job.progress != "off"
 
     def on_progress(self, sample: ProgressSample) -> None:
         """Show it on the live line."""
@@ -133,7 +123,7 @@ class Console:
                 self._print_action(action, machine)
         if machine.phase is not self._phase:
             self._phase = machine.phase
-            if machine.phase is Phase.RUNNING:
+            if machine.phase is Phase.RUNNING and self._launched_at:  # else an earlier driver has said it
                 took = machine.now - self._launched_at
                 self.say(f"attempt {machine.attempt} runs: {machine.status} (started in {took:.2f} s)", colour="green")
 
@@ -141,8 +131,8 @@ class Console:
         match entry.event:
             case NodeGranted() if not machine.attempt:
                 pass  # at the start all nodes are granted at once, and a line follows when each is ready
-            case NodeGranted() | NodeJoined() | NodeDraining():
-                self._print_node(entry.event)
+            case NodeGranted() | NodeJoined() | NodeDraining() | DriverReplaced():
+                self._print_arrival(entry.event)
             case NodeLost() as event if event.node in machine.roster:
                 has_output = not self._shown_ranks.isdisjoint(self._ranks.get(event.node, ()))
                 note = "; the last lines of its workers may be missing here" if has_output else ""
@@ -160,8 +150,10 @@ class Console:
             case ForwardRequested(signal=signal) if not entry.actions:
                 self.say(f"{signal} is not forwarded: no workers are running", colour="yellow")
 
-    def _print_node(self, event: NodeGranted | NodeJoined | NodeDraining) -> None:
+    def _print_arrival(self, event: NodeGranted | NodeJoined | NodeDraining | DriverReplaced) -> None:
         match event:
+            case DriverReplaced():
+                self.say(f"driver {event.driver} is in command after {event.seconds:.1f} s: {event.phases}")
             case NodeGranted(address=address):
                 self.say(f"{address}: resources are reserved, the agent is starting")
             case NodeJoined(address=address):

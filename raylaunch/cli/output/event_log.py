@@ -42,6 +42,12 @@ class EventLog:
         self._run_id = job.run_id or run_dir.rstrip("/").rpartition("/")[2]
         self._observer.on_plan(job, plan, run_dir)
 
+    def on_takeover(self, job: Job, run_dir: str) -> None:
+        """Keep the run id, as `on_plan` does."""
+        self._secrets = Redactor.of(job, os.environ)
+        self._run_id = job.run_id or run_dir.rstrip("/").rpartition("/")[2]
+        self._observer.on_takeover(job, run_dir)
+
     def on_progress(self, sample: ProgressSample) -> None:
         """Pass it on to the observer of the run."""
         self._observer.on_progress(sample)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from raylaunch.cli.output.progress_line import rate_text
+from raylaunch.core.history.attempt_times import mean_rate
 from raylaunch.core.history.time_per_state import StatesBuilder, seconds_per_state
 from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.record.journal import JournalEntry
-from raylaunch.core.text import count
+from raylaunch.core.text import count, duration
 
 _PREFIX = "raylaunch: "
 _SEPARATOR = " | "
@@ -83,7 +84,7 @@ def _parts(status: LiveStatus) -> Iterator[tuple[str, int]]:
         yield _workers(status), 6
     yield count(status.restarts, "restart") if status.restarts else "", 3
     yield f"goodput {100 * status.goodput:.0f} %" if status.goodput is not None else "", 7
-    yield duration(status.seconds), 5
+    yield duration(int(status.seconds)), 5
 
 
 def _state(status: LiveStatus) -> str:
@@ -97,15 +98,6 @@ def _workers(status: LiveStatus) -> str:
     if status.alive is None or status.alive == status.workers or status.phase is not Phase.RUNNING:
         return f"{count(status.workers, 'worker')} on {nodes}"
     return f"{status.alive} of {count(status.workers, 'worker')} alive on {nodes}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time without fractions: `42 s`, `3 min 05 s`, `2 h 07 min`."""
-    minutes, rest = divmod(int(max(0.0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 @dataclass(slots=True)
@@ -148,11 +140,15 @@ class LiveLine:
     def ending(self) -> str:
         """Return what to say at the end of the run: its steps, their mean rate, and how it spent its time."""
         steps = sum(attempt.steps - (attempt.lost_steps or 0) for attempt in self._states.attempts)
-        rate = self._states.steps_per_second()
+        rate = mean_rate(self._states.attempts)
         parts = [count(steps, "step"), *([rate_text(rate)] if rate is not None else [])] if steps else []
         per_state = seconds_per_state(self._states.spans())
-        times = [f"{state} {duration(seconds)}" for state, seconds in per_state.items() if seconds >= 1]
+        times = [f"{state} {duration(int(seconds))}" for state, seconds in per_state.items() if seconds >= 1]
         return "; ".join(", ".join(part) for part in (parts, times) if part)
+
+    def on_status(self, status: LiveStatus) -> None:
+        """Take over the status of a run that this process does not drive."""
+        self._note(status)
 
     def _note(self, status: LiveStatus) -> None:
         self._latest = status, self.clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raylaunch.core.history.step_rates import behind
 from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.record.steps import StepHistory
 from raylaunch.core.text import count
@@ -45,8 +46,7 @@ def _resumed(steps: StepHistory, previous: StepHistory) -> str:
 def _status(event: Progressed) -> str:
     if event.high is None:  # such as SGD, which keeps no count that a checkpoint could restore
         return f"{count(event.marks, 'step')} in this attempt, {rate_text(event.rate)}"
-    behind = event.low is not None and event.high is not None and event.high - event.low > 1
-    slowest = f", slowest rank {event.slowest} at step {event.low}" if behind else ""
+    slowest = f", slowest rank {event.slowest} at step {event.low}" if behind(event) else ""
     return f"step {event.high}, {rate_text(event.rate)}{slowest}"
 
 

@@ -61,7 +61,8 @@ def write_error_file(result: RunResult, environ: Mapping[str, str], warn: Callab
 
 
 def _success(result: RunResult) -> Iterator[str]:
-    yield f"{result.why} in {result.seconds:.1f} s, {count(result.restarts, 'restart')}"
+    taken = f", {count(result.takeovers, 'takeover')}" if result.takeovers else ""
+    yield f"{result.why} in {result.seconds:.1f} s, {count(result.restarts, 'restart')}{taken}"
     if result.restarts:
         yield from _timeline(result)
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TextIO
 
+from raylaunch.cli.output.async_writer import AsyncWriter
+from raylaunch.cli.output.bottom_row import END, BottomRow
+
 _SCRIPT = """trap '' HUP INT QUIT TERM TSTP TTIN TTOU
 read -r _ && exit
 printf '%s' "$0"
@@ -70,10 +73,30 @@ class TerminalGuard:
             )
 
     def close(self) -> None:
-        """Leave the terminal as it is from now on."""
+        """End the shell without changing the terminal, which this process has restored itself."""
         if self._shell is not None:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 self._shell.communicate(b"\n", timeout=_WAIT_SECONDS)
+
+
+Guards = tuple["TerminalGuard | SuspendHandler", ...]
+"""What is closed when the bottom row is not shown any more."""
+
+
+def show_row(writer: AsyncWriter, text: Callable[[int], str]) -> Guards:
+    """Show a row below all output if stderr is a terminal that is fit for it, and return what guards the terminal.
+
+    `text` returns the row for so many columns. The writer's stdout is kept above the row if it is a terminal, too.
+    """
+    terminal = fit_terminal(sys.stderr, os.environ)
+    if terminal is None:
+        return ()
+    fd = terminal.fileno()
+    row = BottomRow(text, lambda: size_of(fd))
+    guards = TerminalGuard(terminal, data=END), SuspendHandler(pause=writer.hide_row, resume=writer.unhide_row)
+    is_shared = sys.stdout is not None and sys.stdout.isatty()
+    writer.show_row(row, ("stdout", "stderr") if is_shared else ("stderr",))
+    return guards
 
 
 def settings_of(terminal: int) -> str:
@@ -107,6 +130,6 @@ class SuspendHandler:
         self._resume()
 
     def close(self) -> None:
-        """Remove the handler."""
+        """Give SIGTSTP its default action again, if this handler has replaced it."""
         if self._is_ours:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)

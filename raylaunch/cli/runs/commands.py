@@ -17,22 +17,22 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
-from raylaunch.cli.args import subcommands
+from raylaunch.cli.args import flag_values, subcommands
 from raylaunch.cli.completion import candidates, shell_scripts
 from raylaunch.cli.completion.candidates import Candidate
 from raylaunch.cli.daemon import status as daemons
 from raylaunch.cli.daemon.socket_dir import NoDaemonError
-from raylaunch.cli.runs import follow_logs, known_runs, run_requests, run_tables
+from raylaunch.cli.run_once import say
+from raylaunch.cli.runs import attach, follow_logs, known_runs, run_requests, run_tables
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_summary import RunSummary, details, summary
-from raylaunch.cluster.driver import run_registry
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError, ExitCode, signal_exit_code
+from raylaunch.node.linux import procfs
 
 _WATCH_SECONDS = 2.0
 _MOST_ASKED = 16
 """So many runs are looked at at the same time."""
-_MOST_DIGITS = 9
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 
@@ -61,7 +61,7 @@ def _ps(arguments: Namespace, environ: Mapping[str, str]) -> int:
     if arguments.end:
         print(daemons.text(environ, end=True) or "no raylaunch daemon is running on this machine\n", end="")
         return ExitCode.OK
-    most = _number(arguments.last, "--last")
+    most = flag_values.number(arguments.last, "--last")
     if _is_json(arguments):
         runs = [asdict(run) for run in _summaries(environ, every=arguments.all)]
         print(json.dumps({"runs": runs[: most or None], "daemons": _daemons(environ)}, indent=2))
@@ -74,7 +74,8 @@ def _summaries(environ: Mapping[str, str], *, every: bool) -> list[RunSummary]:
     known = [run for run in known_runs.all_runs(environ) if every or run.exit_code is None]
     with ThreadPoolExecutor(_MOST_ASKED) as pool:  # a driver may take seconds to answer, or not to
         found = list(pool.map(lambda run: _summary(run, now), known))
-    known_runs.forget_lost(known)
+    for run in known_runs.forget_lost(known):
+        say(f"{run.title} of {run.user or 'somebody'} is lost: its driver is gone; it is listed no more")
     return [run for run in found if every or not run.is_over]
 
 
@@ -87,11 +88,7 @@ def _summary(run: KnownRun, now: datetime) -> RunSummary:
 def _ps_text(environ: Mapping[str, str], most: int, *, every: bool) -> str:
     runs = _summaries(environ, every=every)
     shown = runs[: most or None]
-    text = (
-        run_tables.table(shown, _now(), socket.gethostname(), run_registry.user_name())
-        if shown
-        else _nothing(every=every)
-    )
+    text = run_tables.table(shown, _now(), socket.gethostname(), procfs.user_name()) if shown else _nothing(every=every)
     if len(shown) < len(runs):
         text += f"{len(runs) - len(shown)} more: `-n 0` lists all\n"
     try:
@@ -127,6 +124,10 @@ def _status_text(run: KnownRun) -> tuple[str, bool]:
 
 def _logs(arguments: Namespace, environ: Mapping[str, str]) -> int:
     return follow_logs.show(known_runs.with_all_logs(known_runs.find(arguments.run, environ)), arguments)
+
+
+def _attach(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    return attach.attach(known_runs.with_all_logs(known_runs.find(arguments.run, environ)), arguments)
 
 
 def _report(arguments: Namespace, environ: Mapping[str, str]) -> int:
@@ -179,7 +180,15 @@ def _candidates(words: Sequence[str], environ: Mapping[str, str]) -> int:
             yield from (Candidate(run.id, run.name) for run in known)
             yield from (Candidate(name, "the newest of this name") for name in dict.fromkeys(run.name for run in known))
 
-    for line in candidates.lines(words, shell_scripts.SCRIPTS, runs):
+    def nodes() -> Iterator[Candidate]:
+        with contextlib.suppress(ConfigError):
+            reader = known_runs.find(None, environ).reader
+            reader.refresh()
+            status = reader.status()
+            yield from (Candidate(node.name, node.address) for node in (status.nodes if status is not None else ()))
+
+    names = candidates.Names(runs=runs, nodes=nodes, shells=shell_scripts.SCRIPTS)
+    for line in candidates.lines(words, names):
         print(printable(line) if "\t" not in line else "\t".join(map(printable, line.split("\t"))))
     return ExitCode.OK
 
@@ -189,12 +198,6 @@ def _candidates(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _now() -> datetime:
     return datetime.now(timezone.utc)
-
-
-def _number(text: str, option: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
-        raise ConfigError(f"`{option}` must be a number, but is `{text}`", hint=f"write `{option} 10`")
-    return int(text)
 
 
 def _is_json(arguments: Namespace) -> bool:
@@ -233,6 +236,7 @@ _FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {
     "ps": _ps,
     "status": _status,
     "logs": _logs,
+    "attach": _attach,
     "report": _report,
     "stop": _stop,
     "doctor": _doctor,

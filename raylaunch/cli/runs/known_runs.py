@@ -7,12 +7,14 @@ this machine belongs to, or by the name of a folder.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
-from raylaunch.cli.runs.live_reader import LiveReader
+from raylaunch.cli.runs.live_reader import DetachedReader, LiveReader
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control import cluster_registry
@@ -20,8 +22,10 @@ from raylaunch.cluster.driver import run_registry
 from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
 from raylaunch.core.record import run_layout
 from raylaunch.errors import ConfigError
+from raylaunch.node.linux import procfs
 
 _MOST_NAMED = 5
+_RECENT_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,14 @@ class KnownRun:
     """Whose run it is; "": not known."""
     is_registered: bool = True
     """Whether it is in the registry of this user."""
+    is_detached: bool = False
+    """Whether another driver takes over when its driver is gone."""
     reader: RunReader = field(compare=False)
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether its driver is; None: not known, or the run may have another one by now."""
+        return None if self.driver is None or self.is_detached else self.driver.is_alive
 
     @property
     def title(self) -> str:
@@ -57,11 +68,14 @@ class KnownRun:
 
 def all_runs(environ: Mapping[str, str]) -> list[KnownRun]:
     """Return the runs of this user that are known here, and all of the cluster, the newest first."""
-    own = _own_runs(environ)
-    known = {(run.id, run.began, run.driver) for run in own}
-    found = [run for run in cluster_registry.runs(environ) if (run.id, run.began, run.driver) not in known]
-    others = [_known(run, is_registered=False) for run in found]
-    return sorted([*own, *others], key=lambda run: run.began, reverse=True) if others else own
+    own = {(run.id, run.began, run.driver): run for run in _own_runs(environ)}
+    for run in cluster_registry.runs(environ):
+        key = (run.id, run.began, run.driver)
+        if key not in own:
+            own[key] = _known(run, is_registered=False)
+        elif own[key].exit_code is None:  # its entry is newer than the file, which was written once
+            own[key] = _known(run)
+    return sorted(own.values(), key=lambda run: run.began, reverse=True)
 
 
 def _own_runs(environ: Mapping[str, str]) -> list[KnownRun]:
@@ -70,11 +84,14 @@ def _own_runs(environ: Mapping[str, str]) -> list[KnownRun]:
     return [_known(run) for run in run_registry.runs(directory)]
 
 
-def forget_lost(runs: Sequence[KnownRun]) -> None:
-    """Remove those of the cluster's runs whose drivers are gone, as was just seen, from its registry."""
-    gone = [run for run in runs if not run.is_registered and run.reader.is_gone]
-    if gone:
-        cluster_registry.forget({run.control for run in gone if run.control is not None})
+def forget_lost(runs: Sequence[KnownRun]) -> list[KnownRun]:
+    """Remove those of the cluster's runs whose drivers are gone, as was just seen, from its registry.
+
+    Returns those of them that are listed nowhere else.
+    """
+    if gone := {run.control for run in runs if run.control is not None and run.reader.is_gone}:
+        cluster_registry.forget(gone)
+    return [run for run in runs if run.reader.is_gone and not run.is_registered]
 
 
 def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
@@ -87,11 +104,11 @@ def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
     if text and (found := _of_folder(text, environ)):
         return found
     own = _own_runs(environ)
-    if text is None and own and own[0].exit_code is None and own[0].driver is not None and own[0].driver.is_alive:
+    if text is None and own and own[0].exit_code is None and (own[0].is_alive or own[0].is_detached):
         return own[0]
     known = [run for run in own if text in (run.id, f"{run.name}/{run.id}")]
     known = known or all_runs(environ)
-    mine = [run for run in known if run.is_registered or run.user == run_registry.user_name()]
+    mine = [run for run in known if run.is_registered or run.user == procfs.user_name()]
     if not known:
         msg = "there is no run yet" if text is None else f"there is no run `{text}`, nor any other run of this user"
         raise ConfigError(msg, hint="a run of another user, or one that was copied, is named by its folder")
@@ -113,14 +130,25 @@ def with_all_logs(run: KnownRun) -> KnownRun:
     """Return the run with a reader that has the logs of all nodes: of a run in a cluster, each node keeps its own."""
     if not run.cluster or run.control is None or run.exit_code is not None or isinstance(run.reader, LiveReader):
         return run
-    return replace(run, reader=LiveReader(run.control, run.folder))
+    return replace(run, reader=LiveReader.at(run.control, run.folder))
+
+
+def live_reader(run: KnownRun) -> LiveReader | None:
+    """Return what asks the driver of a run, in whichever process it is; None: it cannot be asked.
+
+    Waits for another driver of a detached run whose driver is gone.
+    """
+    if isinstance(run.reader, DetachedReader):
+        run.reader.await_driver()
+        return run.reader
+    return LiveReader.at(run.control, run.folder) if run.control is not None else None
 
 
 def has_ended(run: KnownRun, environ: Mapping[str, str]) -> bool:
     """Return whether the driver has noted the end of a run, or is gone."""
-    if run.driver is None or run.driver.is_alive is False:
+    if run.driver is None or run.is_alive is False:
         return True
-    if not run.is_registered:
+    if not run.is_registered or run.is_detached:
         return run.reader.is_gone or bool(run.reader.result())
     listed = run_registry.runs(_registry(environ))
     same = [each for each in listed if (each.id, each.began, each.driver) == (run.id, run.began, run.driver)]
@@ -189,13 +217,41 @@ def _known(run: RegisteredRun, *, is_registered: bool = True) -> KnownRun:
         control=run.control,
         user=run.user,
         is_registered=is_registered,
+        is_detached=run.is_detached and not run.ended,
         reader=_reader(run),
     )
 
 
 def _reader(run: RegisteredRun) -> RunReader:
     """Return what reads the run: its folder if that is on this machine, else its driver is asked while it lasts."""
+    if run.is_detached and not run.ended and run.control is not None:
+        return DetachedReader(run.control, run.folder, partial(_control_of, run))
     has_folder_here = run.folder and run.driver.is_here
     if run.ended or run.control is None or has_folder_here or run.driver.is_alive is False:
         return RunReader(run.folder)
-    return LiveReader(run.control, run.folder)
+    return LiveReader.at(run.control, run.folder, is_stale=cluster_registry.is_stale(run))
+
+
+def _control_of(run: RegisteredRun) -> SecretAddress | None:
+    """Return where the driver of a detached run is asked; None: its cluster does not know the run any more."""
+    found = (each for each in _recent_runs() if each.token == run.token)
+    return next((each.control for each in found if not cluster_registry.is_stale(each)), None)
+
+
+def _recent_runs() -> list[RegisteredRun]:
+    """Return what the cluster said a moment ago, or ask it: many runs of a cluster that is gone may be listed."""
+    began = time.monotonic()
+    if began >= _asked.until:
+        _asked.runs = cluster_registry.runs(os.environ)
+        now = time.monotonic()
+        _asked.until = now + max(_RECENT_SECONDS, 2.0 * (now - began))
+    return _asked.runs
+
+
+@dataclass(slots=True)
+class _Asked:
+    runs: list[RegisteredRun] = field(default_factory=list)
+    until: float = 0.0
+
+
+_asked = _Asked()

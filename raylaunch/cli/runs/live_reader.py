@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.agent.acceptor import SecretAddress
-from raylaunch.cluster.control.control_client import ControlClient, ControlError, RefusedError
+from raylaunch.cluster.control.control_client import ControlClient, ControlError, DriverClient, RefusedError
 from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs, RunState
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
+
+RETRY_SECONDS = 5.0
+"""When a driver that could not be asked, and may not be gone, is asked again."""
+_TAKEOVER_SECONDS = 30.0
+"""How long a command waits for another driver of a detached run, and for a head that does not answer."""
+_FIND_SECONDS = 0.3
 
 
 class LiveReader(RunReader):
     """Asks the driver. When it cannot be asked any more, the run folder is read, if it can be seen from here."""
 
-    def __init__(self, address: SecretAddress, folder: str) -> None:
+    def __init__(self, connect: Callable[[], DriverClient], folder: str, *, is_stale: bool = False) -> None:
+        """`connect` returns what asks the driver, or raises ControlError.
+
+        `is_stale`: a driver that does not answer is gone.
+        """
         super().__init__(folder)
-        self._address = address
+        self._is_stale = is_stale
+        self._connect = connect
         self._state: RunState | None = None
-        self._client: ControlClient | None = None
-        #: Why the driver cannot be asked; "": it can, or was not asked yet.
+        self._client: DriverClient | None = None
+        #: Why the driver cannot be asked now; "": it can, or was not asked yet.
         self._lost = ""
+        self._retry_at = 0.0
         #: Whether `wait` has asked, and nobody has looked since.
         self._is_fresh = False
         self._no_files, self.problem = self.problem, ""
+        #: Whether the driver was lost when logs were asked for the last time: there may be more of them.
+        self.has_missed_logs = False
+        #: How often another driver has answered in the place of the last one.
+        self.takeovers = 0
+        #: For logs that the driver cannot pass on any more.
+        self._files: RunReader | None = None
+
+    @classmethod
+    def at(cls, address: SecretAddress, folder: str, *, is_stale: bool = False) -> LiveReader:
+        """Return a reader that asks the driver at this address."""
+        return cls(lambda: ControlClient(address), folder, is_stale=is_stale)
 
     def refresh(self) -> None:
         """Ask for the state of the run, unless `wait` has just done so."""
@@ -39,12 +63,17 @@ class LiveReader(RunReader):
         self._is_fresh = True
         if self._state is not None and self._state.ended:
             return
-        if not self._lost:
+        if self._lost and not self.is_gone and time.monotonic() >= self._retry_at:
+            self._lost = self.problem = ""
+        if self._lost:
+            time.sleep(seconds)
+        else:
             try:
                 self._state = self.client.state(seconds)
             except (ControlError, RefusedError) as error:
                 self._lost = str(error)
-                self.is_gone = isinstance(error, ControlError) and error.is_gone
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+                self.is_gone = isinstance(error, ControlError) and (error.is_gone or self._is_stale)
                 self.close()
         if self._lost:
             self.problem = self._no_files
@@ -58,18 +87,16 @@ class LiveReader(RunReader):
         return self._state is not None and not self._lost
 
     @property
-    def client(self) -> ControlClient:
-        """The connection to the driver. Raises ControlError."""
+    def client(self) -> DriverClient:
+        """What asks the driver. Raises ControlError."""
         if self._client is None:
-            self._client = ControlClient(self._address)
+            self._client = self._connect()
         return self._client
 
     def status(self) -> RunStatus | None:
         """Return the status as it was told last; None if nothing was."""
-        known = super().status()
-        if known is not None or self._state is None:
-            return known
-        return self._state.status
+        known = None if self.is_asked else super().status()
+        return self._state.status if known is None and self._state is not None else known
 
     def result(self) -> dict[str, Any]:
         """Return exit code and reason; empty if the run has not ended."""
@@ -79,22 +106,40 @@ class LiveReader(RunReader):
 
     def log_spans(self, query: LogQuery, node: str = "") -> LogsListed:
         """Ask all nodes; without the driver, read the run folder."""
+        self.has_missed_logs = False
         if self.is_asked:
             with contextlib.suppress(ControlError, RefusedError):
                 (answer,) = self.client.ask(ListLogs(query=query, node=node))
-                if isinstance(answer, LogsListed):
-                    return answer
-        return super().log_spans(query, node) if self.header is not None else LogsListed(spans=())
+                if isinstance(answer, LogsListed) and (answer.spans or not answer.missing or self._of_folder() is None):
+                    return answer  # else the agents have just ended
+        files = self._of_folder()
+        self.has_missed_logs = files is None
+        return files.log_spans(query, node) if files is not None else LogsListed(spans=())
 
-    def log_blocks(self, attempt: int, spans: Sequence[LogSpan]) -> Iterator[LogBlock]:
+    def log_blocks(self, attempt: int, spans: Sequence[LogSpan], *, times: bool = False) -> Iterator[LogBlock]:
         """Ask the nodes that have them; without the driver, read the run folder."""
-        if not self.is_asked:
-            yield from super().log_blocks(attempt, spans) if self.header is not None else ()
-            return
-        with contextlib.suppress(ControlError, RefusedError):
-            for answer in self.client.ask(ReadLogs(attempt=attempt, spans=tuple(spans))):
-                if isinstance(answer, LogBlock):
-                    yield answer
+        is_read = False
+        if self.is_asked:
+            try:
+                for answer in self.client.ask(ReadLogs(attempt=attempt, spans=tuple(spans), times=times)):
+                    if isinstance(answer, LogBlock):
+                        is_read = True
+                        yield answer
+            except (ControlError, RefusedError) as error:
+                self.has_missed_logs = isinstance(error, ControlError)
+        files = self._of_folder() if not is_read else None
+        if files is not None:
+            self.has_missed_logs = False
+            yield from files.log_blocks(attempt, spans, times=times)
+
+    def _of_folder(self) -> RunReader | None:
+        """Return what reads the run folder; None: it cannot be seen from here."""
+        if self._files is None and not self._no_files:
+            found = RunReader(str(self.folder))
+            found.refresh()
+            found.close()
+            self._files = found if found.header is not None else None
+        return self._files
 
     @property
     def log_layout(self) -> str:
@@ -112,3 +157,41 @@ class LiveReader(RunReader):
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+class DetachedReader(LiveReader):
+    """Reads a detached run, of which another driver may take over: then that one is asked."""
+
+    def __init__(self, address: SecretAddress, folder: str, find: Callable[[], SecretAddress | None]) -> None:
+        """`find` returns where the driver answers that the cluster knows; None: it does not know the run any more."""
+        super().__init__(lambda: ControlClient(self._address), folder)
+        self._address = address
+        self._find = find
+        #: Since when the cluster does not know the run; None: it does.
+        self._unknown_since: float | None = None
+
+    def wait(self, seconds: float) -> None:
+        """As in `LiveReader`; then ask another driver, if one has taken over."""
+        super().wait(seconds)
+        if not self._lost or super().result():
+            return
+        found, now = self._find(), time.monotonic()
+        self._unknown_since = (self._unknown_since or now) if found is None else None
+        patience = _TAKEOVER_SECONDS if self._state is not None else 0.0  # of one who follows the run
+        self.is_gone = self._unknown_since is not None and now >= self._unknown_since + patience
+        if found is not None and found != self._address:
+            self._address, self._lost, self.problem, self.takeovers = found, "", "", self.takeovers + 1
+            super().wait(0.0)
+            self.is_gone = False
+
+    @property
+    def awaits_logs(self) -> bool:
+        """Whether logs could not be read to their end, and another driver will answer."""
+        return self.has_missed_logs and not self.is_gone and not self.result()
+
+    def await_driver(self) -> None:
+        """Wait for some seconds until a driver answers, or the run is over."""
+        deadline = time.monotonic() + _TAKEOVER_SECONDS
+        self.refresh()
+        while not (self.is_asked or self.is_gone or self.result()) and time.monotonic() < deadline:
+            self.wait(_FIND_SECONDS)

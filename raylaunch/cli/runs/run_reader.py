@@ -85,9 +85,14 @@ class RunReader:
             raise ConfigError(msg, hint="`--node` is for runs that go on in a cluster; `--rank` works for all")
         return LogsListed(spans=tuple(log_files.spans(str(self.folder), self.log_layout, query)))
 
-    def log_blocks(self, attempt: int, spans: Sequence[LogSpan]) -> Iterator[LogBlock]:
-        """Yield what log files have in these spans, in their order."""
-        return log_files.blocks(str(self.folder), self.log_layout, attempt, spans)
+    def log_blocks(self, attempt: int, spans: Sequence[LogSpan], *, times: bool = False) -> Iterator[LogBlock]:
+        """Yield what log files have in these spans, in their order. `times`: also when it was written."""
+        return log_files.blocks(str(self.folder), self.log_layout, attempt, spans, times=times)
+
+    @property
+    def awaits_logs(self) -> bool:
+        """Whether logs could not be read to their end, and will be."""
+        return False
 
     @property
     def log_layout(self) -> str:

@@ -7,9 +7,7 @@ signal that a person would send.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
-import math
 import os
 import signal
 import socket
@@ -20,11 +18,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 
+from raylaunch.cli.args import flag_values
 from raylaunch.cli.run_once import say
-from raylaunch.cli.runs import follow_logs, known_runs
+from raylaunch.cli.runs import known_runs
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.live_reader import LiveReader
-from raylaunch.cli.runs.run_summary import LOST, RunSummary, summary
+from raylaunch.cli.runs.run_summary import LOST, RunSummary, details, summary
 from raylaunch.cluster.control.control_client import ControlError, RefusedError
 from raylaunch.cluster.control.control_messages import (
     Accepted,
@@ -44,9 +43,11 @@ from raylaunch.core.job.job import node_range
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.text import count, printable, spans
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
+from raylaunch.node.linux.procfs import user_name
 
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
+_GOING_ON = (Phase.GATHERING, Phase.STARTING, Phase.RUNNING)
 _MOST_RANKS = 1000
 _WAIT_SECONDS = 5.0
 _NOTICE_SECONDS = 3.0
@@ -64,19 +65,25 @@ def stop(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int
     shown = _summary(run)
     if shown.is_over or known_runs.has_ended(run, environ):
         say(f"{run.title} has ended already: {_outcome(shown)}")
+        if arguments.json:
+            _print_json(run)
         return ExitCode.OK
-    seconds = _seconds(arguments.grace)
+    seconds = flag_values.seconds(arguments.grace, "--grace")
     live = _live_reader(run)
-    number = None if live is not None else _signal(run)
+    target = None if live is not None else _signal(run)
     if not arguments.yes and sys.stdin is not None and sys.stdin.isatty() and not _is_confirmed(shown):
         say("nothing was stopped")
         return ExitCode.INTERRUPTED
     try:
         if live is not None:
-            return _request(replace(run, reader=live), live, seconds, at_once=arguments.now)
-        assert run.driver is not None, "it gets a signal"
-        assert number is not None, "it gets a signal"
-        return _stop(run, run.driver, number, environ, at_once=arguments.now)
+            run = replace(run, reader=live)
+            _request(run, live, seconds, at_once=arguments.now)
+        else:
+            assert target is not None, "it gets a signal"
+            _stop(run, *target, environ, at_once=arguments.now)
+        if arguments.json:
+            _print_json(run)
+        return ExitCode.OK
     except KeyboardInterrupt:
         say(f"{run.title} is still ending; `raylaunch stop --now {run.id}` does not wait for its workers")
         return ExitCode.INTERRUPTED
@@ -84,9 +91,8 @@ def stop(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int
 
 def _live_reader(run: KnownRun) -> LiveReader | None:
     """Return what can ask the driver; None: a signal must do. Raises ConfigError if neither is possible."""
-    if run.control is None:
+    if (live := known_runs.live_reader(run)) is None:
         return None
-    live = LiveReader(run.control, run.folder)
     live.refresh()
     if not live.is_asked and not (run.driver is not None and run.driver.is_here):
         msg = f"{run.title} cannot be stopped from here: {live.problem or 'its driver cannot be asked'}"
@@ -95,8 +101,8 @@ def _live_reader(run: KnownRun) -> LiveReader | None:
     return live if live.is_asked else None
 
 
-def _signal(run: KnownRun) -> signal.Signals:
-    """Return the signal that ends a run. Raises ConfigError."""
+def _signal(run: KnownRun) -> tuple[DriverProcess, signal.Signals]:
+    """Return the driver of a run, and the signal that ends it. Raises ConfigError."""
     driver = run.driver
     if driver is None or not driver.is_here:
         where = f"it runs on {driver.host}" if driver is not None else "the registry does not have it"
@@ -105,24 +111,37 @@ def _signal(run: KnownRun) -> signal.Signals:
     if not name:
         msg = f"{run.title} ends at no signal (`signals_to_handle`, or a thread of a program runs it)"
         raise ConfigError(msg, hint=f"`kill -9 {driver.pid}` ends it at once, and its workers with it")
-    return signal.Signals[name]
+    return driver, signal.Signals[name]
 
 
-def _request(run: KnownRun, live: LiveReader, seconds: float, *, at_once: bool) -> int:
+def _print_json(run: KnownRun) -> None:
+    """Print what `status --json` prints."""
+    print(json.dumps(details(run, _summary(run)), indent=2))
+
+
+def _request(run: KnownRun, live: LiveReader, seconds: float, *, at_once: bool) -> None:
     """Ask the driver to end the run, and wait until it has ended."""
     how = "they are killed" if at_once else "they get SIGTERM"
-    try:
-        answers = [*live.client.ask(StopRun(by=_by(), save_seconds=seconds, at_once=at_once))]
-        if any(isinstance(answer, Accepted) and answer.phase is Phase.SAVING for answer in answers):
-            how = f"they save, within {seconds:g} s, and get SIGTERM then"
-    except (ControlError, RefusedError):
-        pass  # it has just ended
+    request = StopRun(by=_by(), save_seconds=seconds, at_once=at_once)
+    if _is_to_save(live, request):
+        how = f"they save, within {seconds:g} s, and get SIGTERM then"
     where = f" (process {run.driver.pid} on {run.driver.host})" if run.driver is not None else ""
     say(f"the workers of {run.title} are to end: {how}{where}")
-    while not live.result() and live.is_asked:
+    asked = live.takeovers
+    while not live.result() and (live.is_asked or run.is_detached) and not live.is_gone:
         live.wait(_WAIT_SECONDS)
+        if asked != live.takeovers and (status := live.status()) is not None and status.phase in _GOING_ON:
+            asked = live.takeovers
+            _is_to_save(live, request)  # the driver died before anybody had kept the request
     say(f"{run.title}: {_outcome(_summary(run))}")
-    return ExitCode.OK
+
+
+def _is_to_save(live: LiveReader, request: StopRun) -> bool:
+    """Ask the driver to end the run. Return whether workers save first; False if it has just ended, too."""
+    with contextlib.suppress(ControlError, RefusedError):
+        answers = [*live.client.ask(request)]
+        return any(isinstance(answer, Accepted) and answer.phase is Phase.SAVING for answer in answers)
+    return False
 
 
 def _is_confirmed(shown: RunSummary) -> bool:
@@ -133,7 +152,7 @@ def _is_confirmed(shown: RunSummary) -> bool:
 
 def _stop(
     run: KnownRun, driver: DriverProcess, number: signal.Signals, environ: Mapping[str, str], *, at_once: bool
-) -> int:
+) -> None:
     if _send(driver, number):
         say(f"{number.name} was sent to the driver of {run.title} (process {driver.pid})")
     deadline = time.monotonic() + _NOTICE_SECONDS
@@ -144,7 +163,6 @@ def _stop(
             _send(driver, number)
         time.sleep(_POLL_SECONDS)
     say(f"{run.title}: {_outcome(_summary(run)) if run.folder else 'it has ended'}")
-    return ExitCode.OK
 
 
 def _send(driver: DriverProcess, number: signal.Signals) -> bool:
@@ -181,8 +199,8 @@ def _outcome(shown: RunSummary) -> str:
 
 def restart(run: KnownRun, arguments: Namespace) -> int:
     """Begin another attempt, and return 0 when its workers run. Raises NotDoneError, ConfigError and ClusterError."""
-    seconds = 0.0 if arguments.now else _seconds(arguments.grace)
-    return _Change(run).make(RestartRun(by=_by(), save_seconds=seconds))
+    seconds = 0.0 if arguments.now else flag_values.seconds(arguments.grace, "--grace")
+    return _Change(run).make(RestartRun(by=_by(), save_seconds=seconds), arguments)
 
 
 def resize(run: KnownRun, arguments: Namespace) -> int:
@@ -194,7 +212,7 @@ def resize(run: KnownRun, arguments: Namespace) -> int:
         low, high = node_range(arguments.operand)
     except ValueError as error:
         raise ConfigError(str(error), hint="write `raylaunch resize 2:6`, or `raylaunch resize 4`") from None
-    return _Change(run).make(ResizeRun(by=_by(), min_nodes=low, max_nodes=high))
+    return _Change(run).make(ResizeRun(by=_by(), min_nodes=low, max_nodes=high), arguments)
 
 
 def drain(run: KnownRun, arguments: Namespace) -> int:
@@ -202,12 +220,12 @@ def drain(run: KnownRun, arguments: Namespace) -> int:
 
     Raises NotDoneError, ConfigError and ClusterError.
     """
-    return _Change(run).make(DrainNode(by=_by(), node=arguments.operand))
+    return _Change(run).make(DrainNode(by=_by(), node=arguments.operand), arguments)
 
 
 def stacks(run: KnownRun, arguments: Namespace) -> int:
     """Print what all workers are doing now. Raises NotDoneError, ConfigError and ClusterError."""
-    named = follow_logs.ranks_of(arguments.rank) if arguments.rank else ()
+    named = flag_values.ranks(arguments.rank, "--rank") if arguments.rank else ()
     if sum(map(len, named)) > _MOST_RANKS:
         raise ConfigError(f"`--rank` names more than {_MOST_RANKS} ranks", hint="without it, ranks are shown in groups")
     ranks = tuple(rank for each in named for rank in each)
@@ -251,10 +269,10 @@ class _Change:
         shown = _summary(run)
         if shown.is_over:
             raise NotDoneError(f"{run.title} has ended: {_outcome(shown)}")
-        if run.control is None:
+        if (live := known_runs.live_reader(run)) is None:
             msg = f"the driver of {run.title} cannot be asked: it does not listen"
             raise ClusterError(msg, hint="only `raylaunch stop` works, by a signal on its machine")
-        self._live = LiveReader(run.control, run.folder)
+        self._live = live
 
     def ask(self, request: ControlRequest) -> list[ControlAnswer]:
         """Return the answers. Raises NotDoneError and ClusterError."""
@@ -265,7 +283,7 @@ class _Change:
         except ControlError as error:
             raise ClusterError(f"the driver of {self._run.title} cannot be asked: {error}") from None
 
-    def make(self, request: RestartRun | ResizeRun | DrainNode) -> int:
+    def make(self, request: RestartRun | ResizeRun | DrainNode, arguments: Namespace) -> int:
         """Have the run changed, and return 0 when it is. Ctrl-C ends only the waiting."""
         (accepted,) = self.ask(request)
         assert isinstance(accepted, Accepted)
@@ -274,18 +292,22 @@ class _Change:
         try:
             while not (done := self._done(request, accepted)):
                 time.sleep(_LOOK_SECONDS)
+            say(f"{self._run.title}: {done}")
+            if arguments.json:
+                _print_json(replace(self._run, reader=self._live))
         except KeyboardInterrupt:
             say(f"{self._run.title} goes on with what was requested; `raylaunch status {self._run.id}` shows it")
             return ExitCode.INTERRUPTED
         finally:
             self._live.close()
-        say(f"{self._run.title}: {done}")
         return ExitCode.OK
 
     def _done(self, request: RestartRun | ResizeRun | DrainNode, accepted: Accepted) -> str:
         """Return what was done, for a person; "" as long as it is not. Raises NotDoneError if the run ends before."""
         self._live.refresh()
         status = self._live.status()
+        if status is not None and not self._live.is_asked and self._run.is_detached and not self._live.is_gone:
+            return ""  # another driver takes over
         if status is None or status.phase is Phase.DONE or not self._live.is_asked:
             shown = _summary(replace(self._run, reader=self._live))
             raise NotDoneError(f"{self._run.title} has ended before that was done: {_outcome(shown)}")
@@ -323,18 +345,6 @@ def _what_runs(status: RunStatus) -> str:
     return f"attempt {status.attempt} runs with {workers} on {nodes}"
 
 
-def _seconds(text: str) -> float:
-    """Return the seconds of `--grace`. Raises ConfigError."""
-    with contextlib.suppress(ValueError):
-        if math.isfinite(seconds := float(text)) and seconds >= 0 and text.isascii():
-            return seconds
-    raise ConfigError(f"`--grace` must be a number of seconds, but is `{text}`", hint="write `--grace 600`")
-
-
 def _by() -> str:
     """Return who requests something, as messages of the run name it: `ada@login-1`."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container may have no name for the user
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+    return f"{user_name()}@{socket.gethostname()}"

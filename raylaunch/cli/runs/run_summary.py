@@ -9,7 +9,7 @@ from typing import Any
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.events_and_actions import Progressed
+from raylaunch.core.machine.commits import CommitRate
 from raylaunch.core.machine.state import Phase
 
 LOST = "lost"
@@ -39,10 +39,18 @@ class RunSummary:
     """The steps of that rank in the attempt that made the latest ones, also those without numbers."""
     steps_per_second: float | None
     saved_step: int | None
+    committed_step: int | None
+    """The number of the last step in the newest commit of `State` that all ranks have made; None: there is none."""
+    copied_step: int | None
+    """The same of the newest commit that is copied to other hosts."""
+    commit_rate: CommitRate | None
+    """How often `State` commits with `every="auto"`, and why; None: that is not known."""
     slowest_rank: int | None
     """None unless it is more than a step behind."""
     slowest_step: int | None
     lost_steps: int
+    takeovers: int
+    """How often another driver took over."""
     training_seconds: float
     seconds: float
     goodput: float | None
@@ -66,7 +74,7 @@ class RunSummary:
 
 def summary(run: KnownRun, now: datetime) -> RunSummary:
     """Read what is new of a run, and return its summary. `now`: the time of day."""
-    alive = run.driver.is_alive if run.driver is not None else None  # first: its last words come before its end
+    alive = run.is_alive  # first: its last words come before its end
     run.reader.refresh()
     found = run.reader.status()
     if run.reader.is_gone:
@@ -75,7 +83,7 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
     status = found or StatusBuilder(Job()).status()
     is_current = found is not None and state == found.phase
     progress = status.progress
-    slowest_rank, slowest_step = _slowest(progress)
+    slowest = progress if status.behind else None
     began = run.began or status.result.began
     last, trained = status.result.seconds, status.result.training_seconds
     seconds = max(last, seconds_since(began, now)) if is_current and state != Phase.DONE else last
@@ -99,9 +107,13 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
         steps=progress.marks if progress is not None else 0,
         steps_per_second=status.steps_per_second if is_current else None,
         saved_step=progress.saved if progress is not None else None,
-        slowest_rank=slowest_rank,
-        slowest_step=slowest_step,
+        committed_step=_last_of(progress.committed) if progress is not None else None,
+        copied_step=_last_of(progress.copied) if progress is not None else None,
+        commit_rate=progress.commit_rate if progress is not None else None,
+        slowest_rank=slowest.slowest if slowest is not None else None,
+        slowest_step=slowest.low if slowest is not None else None,
         lost_steps=status.result.lost_steps,
+        takeovers=status.result.takeovers,
         training_seconds=trained,
         seconds=seconds,
         goodput=goodput,
@@ -115,11 +127,9 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
     )
 
 
-def _slowest(progress: Progressed | None) -> tuple[int | None, int | None]:
-    """Return the rank that is furthest behind and its step, if that is more than one step."""
-    if progress is None or progress.low is None or progress.high is None or progress.high - progress.low <= 1:
-        return None, None
-    return progress.slowest, progress.low
+def _last_of(completed: int | None) -> int | None:
+    """Return the number of the last of so many steps, which count from 0 on."""
+    return completed - 1 if completed is not None else None
 
 
 def _outcome(run: KnownRun, status: RunStatus | None, *, alive: bool | None) -> tuple[str, int | None, str]:

@@ -8,9 +8,10 @@ from datetime import datetime
 from raylaunch.cli.output.progress_line import rate_text
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, seconds_since
 from raylaunch.core.history.run_status import NodeStatus, RunStatus
+from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.record.attempt import Attempt
 from raylaunch.core.record.run_layout import EVENTS
-from raylaunch.core.text import capped, count, printable, spans
+from raylaunch.core.text import capped, count, duration, printable, spans
 
 _MOST_ATTEMPTS = 12
 _MOST_NODES = 64
@@ -60,14 +61,6 @@ def _age(seconds: float) -> str:
     return f"{int(seconds / 86_400)}d"
 
 
-def _span(seconds: float) -> str:
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
-
-
 def page(run: RunSummary, status: RunStatus | None) -> str:
     """Return the text of `status`: what the run does and why, its nodes and its attempts."""
     size = f", {count(run.workers, 'worker')} on {count(run.nodes, 'node')}" if run.attempt else ""
@@ -91,12 +84,15 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
         yield "waits for", run.waits_for
     if run.steps:
         yield "step", "".join(_step(run))
+    if run.committed_step is not None:
+        yield "state", "".join(_commits(run))
     lost = f", {count(run.lost_steps, 'step')} lost" if run.lost_steps else ""
-    trained = f"{_span(run.training_seconds)} with all workers running, {count(run.restarts, 'restart')}{lost}"
+    trained = f"{duration(run.training_seconds)} with all workers running, {count(run.restarts, 'restart')}{lost}"
     goodput = "" if run.goodput is None else f", goodput {run.goodput:.0%}"
-    yield "time", f"{_span(run.seconds)}, {trained}{goodput}"
+    yield "time", f"{duration(run.seconds)}, {trained}{goodput}"
     if run.pid is not None:
-        yield "driver", f"process {run.pid} on {run.host}{', which is gone' if run.state == LOST else ''}"
+        taken = f", after {count(run.takeovers, 'takeover')}" if run.takeovers else ""
+        yield "driver", f"process {run.pid} on {run.host}{taken}{', which is gone' if run.state == LOST else ''}"
     if run.cluster:
         yield "cluster", run.cluster
     yield "folder", run.folder or "none: the run keeps no files"
@@ -114,13 +110,34 @@ def _step(run: RunSummary) -> Iterator[str]:
         yield f", saved step {run.saved_step}"
 
 
+def _commits(run: RunSummary) -> Iterator[str]:
+    yield f"committed after step {run.committed_step}"
+    if run.copied_step is not None:
+        yield f", copied to other hosts after step {run.copied_step}"
+    if (rate := run.commit_rate) is not None:
+        often = "each step" if rate.every == 1 else f"every {rate.every} steps"
+        yield f"; {often}, since a commit takes {1000 * rate.commit_seconds:.1f} ms"
+        yield f" and a step {1000 * rate.step_seconds:.1f} ms"
+
+
+def _memory(memory: NodeMemory | None) -> tuple[str, ...]:
+    return (_NOTHING, _NOTHING) if memory is None else (_mib(memory.own), _mib(memory.copies))
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB" if size else _NOTHING
+
+
 def _nodes(nodes: Sequence[NodeStatus]) -> str:
-    rows = [("NODE", "ADDRESS", "STATE", "RANKS", "PIDS")]
+    has_memory = any(node.memory is not None for node in nodes)
+    rows: list[tuple[str, ...]] = [("NODE", "ADDRESS", "STATE", "RANKS", "PIDS")]
+    rows[0] += ("COMMITS", "COPIES") if has_memory else ()
     for node in nodes[:_MOST_NODES]:
         ranks = range(node.first_rank, node.first_rank + node.workers) if node.first_rank is not None else ()
         pids = " ".join(map(str, node.pids[:_MOST_ATTEMPTS])) + (" ..." if len(node.pids) > _MOST_ATTEMPTS else "")
         state = f"{node.state}, draining" if node.draining else str(node.state)
-        rows.append((node.name, node.address, state, spans(ranks) or _NOTHING, pids or _NOTHING))
+        memory = _memory(node.memory) if has_memory else ()
+        rows.append((node.name, node.address, state, spans(ranks) or _NOTHING, pids or _NOTHING, *memory))
     more = len(nodes) - _MOST_NODES
     return _aligned(rows) + (f"... {count(more, 'more node')}\n" if more > 0 else "")
 
@@ -141,4 +158,4 @@ def _attempt(run: RunSummary, status: RunStatus, attempt: Attempt) -> tuple[str,
     )
     lost = f" ({attempt.lost_steps} again)" if attempt.lost_steps else ""
     sizes = (str(attempt.number), str(len(attempt.roster)), str(attempt.world_size))
-    return (*sizes, _span(max(0.0, time)), f"{attempt.steps or _NOTHING}{lost}", capped(ended, _MOST_WHY))
+    return (*sizes, duration(max(0.0, time)), f"{attempt.steps or _NOTHING}{lost}", capped(ended, _MOST_WHY))

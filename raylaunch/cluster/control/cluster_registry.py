@@ -11,7 +11,9 @@ import os
 import secrets as random
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 
@@ -19,16 +21,18 @@ from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.driver import run_registry
 from raylaunch.cluster.driver.run_registry import RegisteredRun, RegistryEntry
 from raylaunch.cluster.session import discovery
+from raylaunch.cluster.succession import registry_key
 from raylaunch.core.job.job import RayOptions
 
-_NAMESPACE = b"raylaunch"
-_PREFIX = b"run:"
+_NAMESPACE, _PREFIX = registry_key.NAMESPACE.encode(), registry_key.PREFIX.encode()
 _ASK_SECONDS = 3.0
 """How long the head may take to answer."""
 LIST_SECONDS = 6.0
 """How long it may take to find a cluster, and to read what runs there."""
 RENEW_SECONDS = 30.0
 """How often a driver writes its entry again: somebody who could not reach the driver may have removed it."""
+STALE_SECONDS = 10 * RENEW_SECONDS
+"""When a driver that does not answer counts as gone, after it wrote its entry last. Clocks may differ by minutes."""
 
 
 @contextlib.contextmanager
@@ -51,15 +55,19 @@ def entered(run: RegisteredRun, environ: Mapping[str, str], warn: Callable[[str]
 
 
 def _announce(run: RegisteredRun, ended: threading.Event, warn: Callable[[str], None]) -> None:
-    key = _PREFIX + f"{run.id}:{random.token_hex(4)}".encode()
-    value = run_registry.dump(run).encode()
-    try:
+    key = registry_key.registry_key(run.token or random.token_hex(8))  # that of the next driver replaces this one
+
+    def write() -> None:
+        value = run_registry.dump(replace(run, renewed=time.time())).encode()
         _internals().keep_in_head(key, value, _NAMESPACE, _ASK_SECONDS)
+
+    try:
+        write()
     except Exception as error:  # noqa: BLE001
         warn(f"other machines will not find this run: {error}")
     while not ended.wait(RENEW_SECONDS):
         with contextlib.suppress(Exception):
-            _internals().keep_in_head(key, value, _NAMESPACE, _ASK_SECONDS)
+            write()
     with contextlib.suppress(Exception):
         _internals().keep_in_head(key, None, _NAMESPACE, _ASK_SECONDS)
 
@@ -69,6 +77,11 @@ def _internals() -> ModuleType:
 
 
 # For commands, which do not connect to the cluster.
+
+
+def is_stale(run: RegisteredRun) -> bool:
+    """Return whether the driver has not written the entry for so long that it must be gone if it does not answer."""
+    return 0 < run.renewed < time.time() - STALE_SECONDS
 
 
 def runs(environ: Mapping[str, str]) -> list[RegisteredRun]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from raylaunch.cluster.agent.acceptor import SecretAddress
@@ -40,7 +41,27 @@ class RefusedError(Exception):
         self.hint = refused.hint
 
 
-class ControlClient:
+class DriverClient(ABC):
+    """Asks the driver of a run."""
+
+    @abstractmethod
+    def ask(self, request: ControlRequest) -> Iterator[ControlAnswer]:
+        """Yield the answers, all of which must be taken. Raises ControlError and RefusedError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection, if there is one."""
+
+    def state(self, wait: float = 0.0) -> RunState:
+        """Return where the run is; see `GetState`. Raises ControlError and RefusedError."""
+        (answer,) = self.ask(GetState(wait=wait))
+        if not isinstance(answer, RunState):
+            msg = f"the driver answers with {type(answer).__name__}"
+            raise ControlError(msg)
+        return answer
+
+
+class ControlClient(DriverClient):
     """A connection to the driver of a run. One thread may use it at a time."""
 
     def __init__(self, address: SecretAddress, name: str = "client") -> None:
@@ -73,16 +94,8 @@ class ControlClient:
         except (OSError, ValueError) as error:
             raise ControlError(str(error)) from None
 
-    def state(self, wait: float = 0.0) -> RunState:
-        """Return where the run is; see `GetState`. Raises ControlError and RefusedError."""
-        (answer,) = self.ask(GetState(wait=wait))
-        if not isinstance(answer, RunState):
-            msg = f"the driver answers with {type(answer).__name__}"
-            raise ControlError(msg)
-        return answer
-
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the driver, and the file that reads from it."""
         with contextlib.suppress(OSError):
             self._file.close()
             self._line.close()

@@ -86,6 +86,8 @@ class ReadLogs:
 
     attempt: int
     spans: tuple[LogSpan, ...]
+    times: bool = False
+    """Whether it also asks when they were written."""
 
 
 RunChange = StopRun | RestartRun | ResizeRun | DrainNode

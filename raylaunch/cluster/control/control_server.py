@@ -56,7 +56,7 @@ class ControlServer(Acceptor):
         self._listen_in_thread()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Stop listening, and close the connections of all clients."""
         super().close()
         with self._lock:
             clients = list(self._clients)

@@ -72,6 +72,11 @@ class RunControl:
         """Where it is served; None: nowhere."""
         return self._server.address if self._server is not None else None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the workers have ended, and their agents are about to."""
+        return self._over.is_set()
+
     def serve(self, address: str) -> None:
         """Serve at this address of this machine, until `close`. Raises OSError."""
         self._server = ControlServer(address, self.answers)
@@ -92,7 +97,7 @@ class RunControl:
             self._server.await_clients(_LEAVE_SECONDS)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the control port and the connections of all clients. Nothing happens if it was never opened."""
         if self._server is not None:
             self._server.close()
 
@@ -104,7 +109,7 @@ class RunControl:
                 awaited.wait(min(request.wait, MOST_WAIT_SECONDS))
                 yield self._state()
             case StopRun() | RestartRun() | ResizeRun() | DrainNode():
-                yield _answer(self._change(request), _accepted)
+                yield _answer(self.change(request), _accepted)
             case GetStacks():
                 yield _answer(self._desk.stacks(), partial(_collected, ranks=request.ranks))
             case ListLogs():
@@ -123,7 +128,8 @@ class RunControl:
             why=result.why if result is not None else "",
         )
 
-    def _change(self, request: RunChange) -> Future[RequestAccepted]:
+    def change(self, request: RunChange) -> Future[RequestAccepted]:
+        """Have the driver change the run; what is returned tells when it has begun to."""
         by = printable(request.by)[:_MOST_NAME] or "a person"
         match request:
             case DrainNode(node=node):

@@ -36,6 +36,11 @@ def _has_other_code(error: BaseException | None) -> bool:
     return isinstance(error, RayActorError) and bool(_OTHER_CODE.search(str(error)))
 
 
+def is_of_dead_host(error: BaseException | None) -> bool:
+    """Return whether the agent is gone since Ray counts its host as dead."""
+    return isinstance(error, NodeDiedError) or (isinstance(error, ActorDiedError) and _NODE_DIED in str(error))
+
+
 def summary(error: BaseException) -> str:
     """Return why an agent is gone, in one line for a person."""
     if isinstance(error, AgentError):
@@ -44,7 +49,7 @@ def summary(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, OutOfMemoryError):
         return "Ray ended its agent, since the memory of its host ran out"
-    if isinstance(error, NodeDiedError) or (isinstance(error, ActorDiedError) and _NODE_DIED in text):
+    if is_of_dead_host(error):
         return "its host was taken away" if getattr(error, "preempted", False) else "its host died"
     if isinstance(error, ActorUnavailableError):
         return "the connection to its agent broke off"

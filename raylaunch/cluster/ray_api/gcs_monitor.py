@@ -100,7 +100,8 @@ def _is_this_machine_alive() -> bool:
 def _head_lost(why: str) -> ClusterError:
     return ClusterError(
         f"the head of the Ray cluster is gone: {why}",
-        hint="without it Ray ends all that runs there; start the run again when it is back, from its last checkpoint",
+        hint="without it Ray ends all that runs there; start the run again when it is back, from its last checkpoint\n"
+        "a head that has an external storage (RAY_REDIS_ADDRESS) may be started again without an end of runs",
     )
 
 

@@ -14,6 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raylaunch.cluster import ray_internals
+from raylaunch.cluster.succession import named_resources
 from raylaunch.core.newtypes import NO_HOST, HostId
 from raylaunch.core.placement.packing import Bundle
 
@@ -27,7 +28,9 @@ _NODE_ID = "ray.io/node-id"
 class PlacementGroups:
     """All placement groups of a run, by the numbers of the slots in them. `cancel` removes them all."""
 
-    def __init__(self, *, spread: bool) -> None:
+    def __init__(self, *, spread: bool, token: str = "") -> None:
+        """`token`: of a detached run, whose groups outlive the process that reserves them; `""`: they end with it."""
+        self._token = token
         self._strategy = "STRICT_SPREAD" if spread else "PACK"
         #: By slot: its group, and the index of its bundle there.
         self._groups: dict[int, tuple[PlacementGroup, int]] = {}
@@ -56,6 +59,11 @@ class PlacementGroups:
             [bundle.resources or dict(_ALMOST_NOTHING) for bundle, _ in slots.values()],
             strategy=self._strategy if len(slots) > 1 else "SPREAD" if excludes and not can_exclude else "PACK",
             **({"bundle_label_selector": selectors} if excludes and can_exclude else {}),
+            **(
+                {"name": named_resources.group_name(self._token, min(slots)), "lifetime": "detached"}
+                if self._token
+                else {}
+            ),
         )
         self._groups.update({slot: (group, index) for index, slot in enumerate(slots)})
 
@@ -91,6 +99,24 @@ class PlacementGroups:
             group, _ = self._groups[slot]
             remove_placement_group(group)
             self._groups = {other: its for other, its in self._groups.items() if its[0] != group}
+
+    def restore(self, groups: Mapping[int, tuple[PlacementGroup, int]], first_of_gang: int) -> None:
+        """Take over the groups of another process, and remove those of the run that are not among them."""
+        existing = set(named_resources.groups(self._token))
+        kept = {slot: named_resources.group_name(self._token, min(self._slots_of(groups, slot))) for slot in groups}
+        self._groups = {slot: its for slot, its in groups.items() if kept[slot] in existing}
+        self._first_of_gang = first_of_gang
+        for name in existing - set(kept.values()):
+            named_resources.remove_group(name)
+
+    @staticmethod
+    def _slots_of(groups: Mapping[int, tuple[PlacementGroup, int]], slot: int) -> list[int]:
+        return [other for other, (group, _) in groups.items() if group == groups[slot][0]]
+
+    @property
+    def state(self) -> tuple[Mapping[int, tuple[PlacementGroup, int]], int]:
+        """What `restore` takes in another process."""
+        return dict(self._groups), self._first_of_gang
 
     def cancel(self) -> None:
         """Remove all groups, granted or pending."""

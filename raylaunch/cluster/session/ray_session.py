@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.job_config import JobConfig
 
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import ray_actor
@@ -97,9 +98,11 @@ def _connect(job: Job, address: str) -> RaySession:
     if ray.is_initialized():
         return _existing(job.ray)
     try:
-        shown = ray_internals.command_line_in_job_list(job_entrypoint.text(Redactor.of(job, os.environ)))
+        secrets = Redactor.of(job, os.environ)
+        shown = ray_internals.command_line_in_job_list(job_entrypoint.text(secrets))
+        config = JobConfig(metadata=job_entrypoint.metadata(job, secrets))
         with metrics_exporter.disabled(), shown, ray_internals.no_tip_about_accelerators():
-            return _start_local(job) if address == local_machine.LOCAL else _join(address, job.ray)
+            return _start_local(job, config) if address == local_machine.LOCAL else _join(address, job.ray, config)
     except ClusterError:
         ray.shutdown()
         raise
@@ -224,22 +227,25 @@ def _session(address: str, *, local: bool, ours: bool = True) -> RaySession:
     )
 
 
-def _join(address: str, options: RayOptions) -> RaySession:
+def _join(address: str, options: RayOptions, config: JobConfig) -> RaySession:
     runtime_env = {"working_dir": options.working_dir} if options.working_dir else None
     try:
-        context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR")
+        context = ray.init(
+            address=address, job_config=config, runtime_env=runtime_env, log_to_driver=False, logging_level="ERROR"
+        )
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         msg = f"cannot use the Ray cluster at {address}: {error}"
         raise ClusterError(msg) from error
     return _session(str(context.address_info["gcs_address"]), local=False)
 
 
-def _start_local(job: Job) -> RaySession:
+def _start_local(job: Job, config: JobConfig) -> RaySession:
     """Start a Ray for this job alone, with as many logical CPUs as the job wants."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         context = ray.init(
             address="local",
+            job_config=config,
             num_cpus=local_machine.cpus(job),
             include_dashboard=False,
             log_to_driver=False,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 
 from raylaunch.core.job.job import Job, StartMethod
+from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ConfigError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 from raylaunch.node.protocol.terminal_messages import TerminalSpec
+from raylaunch.worker.state.checkpoints import durable_folder
 
 
 def worker_template(
@@ -26,7 +28,7 @@ def worker_template(
     return WorkerTemplate(
         run_dir=run_dir,
         layout=job.log_layout,
-        name=job.title,
+        name=Redactor.of(job, os.environ).hide(job.title),
         kept=run_dir != "",
         kind="pickle" if payload else entry.kind,
         target=entry.target,
@@ -35,7 +37,7 @@ def worker_template(
         numa_binding=job.numa_binding,
         kwargs=dict(entry.kwargs),
         payload=payload,
-        env=dict(job.env),
+        env=_durable_env(job) | dict(job.env),
         master_addr=job.master_addr or "",
         master_port=job.master_port,
         several_nodes=plan.max_nodes > 1,
@@ -47,3 +49,15 @@ def worker_template(
         state_bytes=None if job.state_memory is None else int(job.state_memory * 2**30),
         state_secret=os.urandom(16).hex() if on_cluster else "",  # else agents end with this process, and so the run
     )
+
+
+def _durable_env(job: Job) -> dict[str, str]:
+    """Return the variables by which `State` knows where checkpoints are."""
+    if not job.durable:
+        return {}
+    every, keep = f"{job.durable_every:g}", f"{job.durable_keep}"
+    return {
+        durable_folder.FOLDER_VARIABLE: job.durable,
+        durable_folder.EVERY_VARIABLE: every,
+        durable_folder.KEEP_VARIABLE: keep,
+    }

@@ -397,7 +397,6 @@ WRONG = {
     "word_launch": "accelerate launch x.py",
     "word_list": "list",
     "word_kill": "kill x",
-    "word_attach": "attach",
     "word_python": "python -u x.py",
     "word_python_module": "python3 -m train --api-key=hunter2",
     "word_like_check": "chek",

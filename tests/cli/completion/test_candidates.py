@@ -7,16 +7,17 @@ import pytest
 from raylaunch.cli.args import subcommands
 from raylaunch.cli.args.flags import FLAGS
 from raylaunch.cli.completion import candidates
-from raylaunch.cli.completion.candidates import FILES, Candidate
+from raylaunch.cli.completion.candidates import FILES, Candidate, Names
 from raylaunch.core.job.job import Job
 
 RUNS = (Candidate("2026-01-01T10", "charlm"), Candidate("charlm"), Candidate("it's mine"))
-SHELLS = ("bash", "zsh")
+NODES = (Candidate("node-1", "10.0.0.1"), Candidate("node-2", "10.0.0.2"))
+NAMES = Names(runs=lambda: RUNS, nodes=lambda: NODES, shells=("bash", "zsh"))
 
 
 def words(*given: str) -> list[str]:
     """Return the words that may come next, without their help."""
-    return [line.partition("\t")[0] for line in candidates.lines(given, SHELLS, lambda: RUNS)]
+    return [line.partition("\t")[0] for line in candidates.lines(given, NAMES)]
 
 
 OPTIONS = {"--nnodes", "--max-restarts", "--plan", "--help"}
@@ -42,6 +43,12 @@ CASES = [
     (("logs", "--tail", ""), {FILES}),
     (("logs", "--fa"), {"--failed"}),
     (("logs", "--failed", "ch"), {"charlm", FILES}),
+    (("logs", "--node", ""), {"node-1", "node-2"}),
+    (("logs", "--node", "node-1", "ch"), {"charlm", FILES}),
+    (("drain", ""), {"node-1", "node-2"}),
+    (("drain", "node-1", ""), {"2026-01-01T10", "charlm", FILES}),
+    (("resize", ""), set()),
+    (("resize", "2:4", "ch"), {"charlm", FILES}),
     (("ps", ""), set()),
     (("doctor", ""), {FILES}),
     (("completion", ""), {"bash", "zsh"}),
@@ -65,7 +72,7 @@ def test_flags():
     assert "--follow" not in found
     assert "--follow" in words("logs", "-")
     help_of = {flag.option: flag.help for flag in FLAGS}
-    assert f"--plan\t{help_of['--plan']}" in [*candidates.lines(["--pl"], SHELLS, list)]
+    assert f"--plan\t{help_of['--plan']}" in [*candidates.lines(["--pl"], NAMES)]
 
 
 def test_settings():

@@ -18,7 +18,7 @@ from raylaunch.cli.args.flags import FLAGS
 from raylaunch.cli.completion import shell_scripts
 from raylaunch.errors import ExitCode
 
-SECONDS = 40.0
+SECONDS = 200.0
 COMMAND = Path(sys.executable).with_name("raylaunch")
 
 

@@ -240,7 +240,7 @@ def test_a_terminal_that_is_gone_ends_the_run(terminal):
     pid = int(os.read(ours, 1000).decode().split()[1])
     until(lambda: len(os.listdir(f"/proc/{command.pid}/task")) > 1, "the thread that forwards signals")
     os.close(ours)
-    assert command.wait(20) == 129
+    assert command.wait(200) == 129
     assert (terminal.folder / "heard").read_text() == "SIGHUP\n"
     assert terminal.facts()["pid"] == pid
 
@@ -479,5 +479,5 @@ def test_ps(terminal, capsys, monkeypatch, golden, tmp_path):
     ending = re.sub(r"for \d+ s", "for N s", capsys.readouterr().out)
     assert ending == f"pid {pid}: running train: train.py wait 1 --token=*** for N s; it ends after this run\n"
     command.terminate()
-    assert command.wait(20) == 143
+    assert command.wait(200) == 143
     until(lambda: is_gone(pid), "the end of the daemon")

@@ -9,6 +9,7 @@ import pytest
 from raylaunch.cli.doctor import job_checks
 from raylaunch.cli.doctor.diagnosis import Surroundings
 from raylaunch.cli.doctor.node_report import NodeReport
+from raylaunch.cluster.inspection import Inspection
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import make_plan
@@ -20,7 +21,7 @@ HERE, THERE = "10.0.0.1", "10.0.0.2"
 def nodes(job: Job = JOB, **more) -> Surroundings:
     """Return a job on two nodes, of which the second one, not this machine, has these facts."""
     reports = {HERE: NodeReport(host="a", program="1f"), THERE: NodeReport(**{"host": "b", "program": "1f", **more})}
-    return Surroundings(job=job, cluster="c:1", here=HERE, reports=reports)
+    return Surroundings(job=job, seen=Inspection(cluster="c:1", here=HERE, answers=reports))
 
 
 def planned(*free_cpus: float, cpus: float = 2) -> Surroundings:
@@ -28,11 +29,13 @@ def planned(*free_cpus: float, cpus: float = 2) -> Surroundings:
         NodeFacts(node_id=f"{n}", address=f"10.0.0.{n}", cpus=cpus, gpus=0, free_cpus=free, free_gpus=0)
         for n, free in enumerate(free_cpus, start=1)
     ]
-    return Surroundings(job=JOB, plan=make_plan(JOB, facts, local=False))
+    return Surroundings(job=JOB, seen=Inspection(plan=make_plan(JOB, facts, local=False)))
 
 
 HERE_FAILS = nodes()
-HERE_FAILS = replace(HERE_FAILS, reports={HERE: NodeReport(host="a", log_dir_problem="runs is a file")})
+HERE_FAILS = replace(
+    HERE_FAILS, seen=Inspection(here=HERE, answers={HERE: NodeReport(host="a", log_dir_problem="runs is a file")})
+)
 MODULE = replace(JOB, entrypoint=Entrypoint(module="pack.train"))
 FUNCTION = replace(JOB, entrypoint=Entrypoint(function="pack:main"))
 
@@ -40,7 +43,7 @@ CASES = [
     ("job_file", Surroundings(job_problem="`nnode` is not a setting"), "error", "job", "`nnode` is not"),
     ("job_file", Surroundings(job=JOB), "ok", "job", "train: script train.py"),
     ("job_file", Surroundings(job_warnings=("Ray will delete it: move it",)), "warning", "job", "Ray will delete it"),
-    ("room", Surroundings(plan_problem="no node has a GPU"), "error", "room", "no node has a GPU"),
+    ("room", Surroundings(seen=Inspection(plan_problem="no node has a GPU")), "error", "room", "no node has a GPU"),
     ("room", planned(2, 2), "ok", "room", "would start 2 workers on 2 nodes"),
     ("room", planned(2, 0), "warning", "room", "room for 1 of 2 nodes (10.0.0.2: 0 of 2 CPUs free, 1 needed)"),
     ("room", planned(2), "error", "room", "room for 1 of 2 nodes (2 different Ray nodes are needed, and there is 1)"),

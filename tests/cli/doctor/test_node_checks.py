@@ -7,15 +7,21 @@ import pytest
 from raylaunch.cli.doctor import node_checks
 from raylaunch.cli.doctor.diagnosis import Severity, Surroundings
 from raylaunch.cli.doctor.node_report import NodeReport
+from raylaunch.cluster.inspection import Inspection
 
 VERSIONS = {"raylaunch": "1.0", "python": "3.11", "ray": "2.60.0", "torch": "2.13.0"}
 GIB = 2**30
 
 
+def seen(**more) -> Surroundings:
+    """Return what was seen of a cluster."""
+    return Surroundings(seen=Inspection(**more))
+
+
 def nodes(**more) -> Surroundings:
     """Return a cluster of two nodes, of which the second one has these facts."""
     first = NodeReport(host="a", versions=VERSIONS)
-    return Surroundings(cluster="10.0.0.1:6379", reports={"10.0.0.1": first, "10.0.0.2": changed(**more)})
+    return seen(cluster="10.0.0.1:6379", answers={"10.0.0.1": first, "10.0.0.2": changed(**more)})
 
 
 def changed(**more) -> NodeReport:
@@ -27,16 +33,16 @@ CASES = {
         Surroundings(cluster_problem="no Ray cluster at here", cluster_fix="start one"),
         [("error", "cluster", "no Ray cluster at here")],
     ),
-    "alone": (Surroundings(reports={"127.0.0.1": changed()}), [("ok", "cluster", "there is none: this machine alone")]),
+    "alone": (seen(answers={"127.0.0.1": changed()}), [("ok", "cluster", "there is none: this machine alone")]),
     "silent": (
-        Surroundings(cluster="c:1", silent={"10.0.0.3": "no raylaunch"}),
+        seen(cluster="c:1", silent={"10.0.0.3": "no raylaunch"}),
         [
             ("ok", "cluster", "the Ray cluster at c:1 has 1 node"),
             ("error", "nodes", "10.0.0.3 gives no answer: no raylaunch"),
         ],
     ),
-    "drained": (Surroundings(draining=("10.0.0.2",)), [("warning", "draining", "being drained: 10.0.0.2")]),
-    "token": (Surroundings(cluster="c:1", has_token=False), [("warning", "token", "it needs no token")]),
+    "drained": (seen(draining=("10.0.0.2",)), [("warning", "draining", "being drained: 10.0.0.2")]),
+    "token": (seen(cluster="c:1", has_token=False), [("warning", "token", "it needs no token")]),
     "versions": (
         nodes(versions=VERSIONS | {"torch": "2.12.0"}),
         [("error", "torch", "different versions: 2.13.0 on 10.0.0.1; 2.12.0 on 10.0.0.2")],
@@ -69,7 +75,7 @@ CASES = {
         ],
     ),
     "clocks": (
-        Surroundings(clocks={"10.0.0.2": (-3.0, 0.1), "10.0.0.3": (2.0, 1.5)}),
+        seen(clocks={"10.0.0.2": (-3.0, 0.1), "10.0.0.3": (2.0, 1.5)}),
         [("warning", "clocks", "not as here: 10.0.0.2 (-3.0 s)")],
     ),
     "names": (nodes(name_seconds=2.5), [("warning", "DNS", "10.0.0.2 (2.5 s)")]),
@@ -104,6 +110,6 @@ def test_nothing_is_wrong():
 
 def test_many_nodes_are_not_all_named():
     """A line stays a line."""
-    facts = Surroundings(reports={f"10.0.0.{last}": changed(gpu_processes=1) for last in range(9)})
+    facts = seen(answers={f"10.0.0.{last}": changed(gpu_processes=1) for last in range(9)})
     (found,) = node_checks.busy_gpus(facts)
     assert found.text.endswith("10.0.0.4 (1 program) and 4 more")

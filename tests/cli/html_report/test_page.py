@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.machine.events_and_actions import WorkersHung
@@ -74,6 +75,17 @@ def test_a_run_with_restarts_and_hangs(tmp_path):
     assert "Attempt 19, after 1 min 27 s: rank 3 on node-20 hung" in found.words("hangs")
     assert "most often" not in found.words("slow")
     assert found.words("slow").startswith("Slow ranks rank node furthest behind")
+
+
+def test_takeovers(tmp_path):
+    """Each with the seconds of its phases; a run without any has no section."""
+    taken = DriverReplaced(
+        at=6.0, driver=2, process_seconds=0.9, state_seconds=0.1, prepare_seconds=0.0, agents_seconds=0.2
+    )
+    entries = failed_run()
+    found = Page(html(write_journal(tmp_path, [*entries[:-1], JournalEntry(event=taken, actions=()), entries[-1]])))
+    assert "2 6.0 s 0.90 s 0.10 s 0 0.20 s 1.2 s" in found.words("takeovers")
+    assert "takeovers" not in Page(html(write_journal(tmp_path / "without", entries))).sections
 
 
 def test_nothing_foreign_is_run(tmp_path):

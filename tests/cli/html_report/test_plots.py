@@ -10,23 +10,6 @@ from raylaunch.core.history.time_per_state import StateSpan, TimeState
 from tests.cli.html_report.reports import facts, many_nodes, replay_folder, restarted_often, write_journal
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0.00 s"),
-        (0.25, "0.25 s"),
-        (59.94, "59.9 s"),
-        (60.0, "1 min"),
-        (125.4, "2 min 5 s"),
-        (7_200.2, "2 h"),
-        (90_000.0, "1 d 1 h"),
-    ],
-)
-def test_times(seconds, text):
-    """With two units at most."""
-    assert plots.span_text(seconds) == text
-
-
 @pytest.mark.parametrize("seconds", [0.3, 1, 59, 61, 3_599, 5_000, 86_400, 1e6, 3e7, 1.5e8])
 def test_time_ticks(seconds):
     """A few, and none at the very end, where there is no room for its text."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from raylaunch.cli.output.live_line import LiveLine, LiveStatus, duration, line
+from raylaunch.cli.output.live_line import LiveLine, LiveStatus, line
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import Event, NodeJoined, Progressed, WorkersStarted
 from raylaunch.core.machine.machine import Machine
@@ -31,7 +31,7 @@ RUNNING = LiveStatus(
 )
 WIDEST = (
     "raylaunch: running | step 1200 | 12.4 steps/s | rank 5 is 13 steps behind | 16 workers on 2 nodes"
-    " | 1 restart | goodput 96 % | 1 h 03 min"
+    " | 1 restart | goodput 96 % | 1 h 3 min"
 )
 WAITING = LiveStatus(ready=1, wanted="2 to 4", seconds=61.0)
 SCRIPT = LiveStatus(phase=Phase.RUNNING, seconds=5.0, ready=1, wanted="1", nodes=1, workers=4, alive=3)
@@ -53,7 +53,7 @@ SAVING = LiveStatus(phase=Phase.SAVING, seconds=90.0, nodes=2, workers=16, alive
         (RUNNING, 60, "raylaunch: running | step 1200 | 12.4 steps/s | 1 restart"),
         (RUNNING, 40, "running | step 1200 | 12.4 steps/s"),
         (RUNNING, 20, "running | step 1200"),
-        (WAITING, 80, "raylaunch: gathering: 1 of 2 to 4 nodes ready | 1 min 01 s"),
+        (WAITING, 80, "raylaunch: gathering: 1 of 2 to 4 nodes ready | 1 min 1 s"),
         (WAITING, 20, "gathering: 1 of 2 to"),
         (SCRIPT, 80, "raylaunch: running | 3 of 4 workers alive on 1 node | 5 s"),
         (SGD, 80, "raylaunch: running | 900 steps | 4.0 s per step | 4 workers on 1 node | 5 s"),
@@ -83,13 +83,6 @@ def test_colours():
     ):
         assert LiveLine(is_coloured).text(80) == text
     assert LiveLine(is_coloured=True).text(20) == "\x1b[33mgathering\x1b[0m: 0 of  nod"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.9, "0 s"), (59.9, "59 s"), (60.0, "1 min 00 s"), (7500.0, "2 h 05 min"), (-1.0, "0 s")]
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_what_the_line_learns_of_a_run():

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import cluster  # noqa: F401
-from tests.private_cluster import Cluster
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.timeout(300)
@@ -59,9 +57,9 @@ def _pid(terminal: Terminal, rank: int) -> int:
     return int(found[1])
 
 
-def _debug(terminal: Terminal, tmp_path: Path) -> None:
+def debug(terminal: Terminal, tmp_path: Path) -> None:
     """Step through the script on rank 1 of 2 until the run ends well."""
-    terminal.until(lambda: "(Pdb)" in terminal.text, 120.0)
+    terminal.until(lambda: "(Pdb)" in terminal.text)
     assert not _is_restored(terminal)
     terminal.type("n\r")
     terminal.until(lambda: terminal.text.count("(Pdb)") > 1)
@@ -82,20 +80,14 @@ def _debug(terminal: Terminal, tmp_path: Path) -> None:
 
 
 def test_a_rank_is_debugged(start, tmp_path):
-    """On this machine."""
-    _debug(start("--standalone", "--debug", "1", rank=1), tmp_path)
-
-
-@pytest.mark.ray
-def test_a_rank_of_a_cluster_is_debugged(start, cluster: Cluster, tmp_path):  # noqa: F811
-    """On a Ray cluster: what is typed goes through the agent."""
-    _debug(start("--debug", "1", rank=1, env=cluster.env()), tmp_path)
+    """On this machine. tests/cluster/test_debug.py has it on a cluster."""
+    debug(start("--standalone", "--debug", "1", rank=1), tmp_path)
 
 
 def test_the_debugged_worker_is_interrupted_and_killed(start):
     """Ctrl-C goes to the worker. When it dies, the run ends, and the terminal is as before."""
     terminal = start("--standalone", "--debug", "1", rank=1)
-    terminal.until(lambda: "(Pdb)" in terminal.text, 120.0)
+    terminal.until(lambda: "(Pdb)" in terminal.text)
     terminal.type("import time; time.sleep(100)\r")
     terminal.until(lambda: "sleep(100)" in terminal.text)
     terminal.type("\x03")
@@ -110,7 +102,7 @@ def test_the_debugged_worker_is_interrupted_and_killed(start):
 def test_the_end_of_a_debugged_run(start, key):
     """Ctrl-\\ stops the run; a driver that is killed leaves the terminal as it was, too."""
     terminal = start("--standalone", "--debug", "1", rank=1)
-    terminal.until(lambda: "(Pdb)" in terminal.text, 120.0)
+    terminal.until(lambda: "(Pdb)" in terminal.text)
     if key:
         terminal.type("\x1c")
         assert terminal.end() == 128 + signal.SIGQUIT

@@ -310,6 +310,13 @@ def test_an_elastic_run(golden):
     golden("report_elastic", report(replace(whole, attempts=(first, never, third), restarts=2)))
 
 
+def test_takeovers():
+    """How many there were is part of the outcome."""
+    result = replace(ended("all 8 workers finished", [], code=0), restarts=0, attempts=())
+    assert "takeover" not in report(result)
+    assert report(replace(result, takeovers=2)).splitlines()[0].endswith("s, no restarts, 2 takeovers")
+
+
 def test_unavailable(golden):
     """Nodes that did not join: what was requested, and what there is room for."""
     why = (

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from raylaunch.cli import main
-from raylaunch.cli.runs import known_runs
+from raylaunch.cli.runs import known_runs, live_reader
 from raylaunch.cluster.control import cluster_registry, control_server
+from raylaunch.cluster.control.control_client import ControlClient, ControlError
 from raylaunch.cluster.control.control_messages import (
     Accepted,
     ControlAnswer,
@@ -117,9 +118,9 @@ def test_it_is_stopped(driver, capsys, now):
 
 def test_a_person_may_take_long_to_confirm(driver, capsys, monkeypatch):
     """The driver drops connections on which nothing is asked."""
-    monkeypatch.setattr(control_server, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(control_server, "SLOW_SECONDS", 1.0)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("sys.stdin.readline", lambda: time.sleep(0.3) or "y\n")
+    monkeypatch.setattr("sys.stdin.readline", lambda: time.sleep(2.0) or "y\n")
     assert main.main(["stop", "far"]) == ExitCode.OK
     assert "a far: done with exit code 143" in capsys.readouterr().err
     assert driver.stops
@@ -167,6 +168,45 @@ def test_a_run_of_another_user_is_meant_only_if_it_is_named(registry, driver, mo
     assert driver.stops == []
 
 
+def test_a_driver_that_cannot_be_reached_for_a_while(driver, monkeypatch, capfd):
+    """Its run is followed on when it can be asked again."""
+    can_be_reached = iter((True, False, False))
+
+    class Client(ControlClient):
+        def state(self, wait: float = 0.0) -> RunState:
+            if not next(can_be_reached, True):
+                msg = "10.0.0.9 port 7 cannot be reached: timed out"
+                raise ControlError(msg)
+            return super().state(wait)
+
+    monkeypatch.setattr(live_reader, "ControlClient", Client)
+    monkeypatch.setattr(live_reader, "RETRY_SECONDS", 0.01)
+    assert main.main(["logs", "-f", "far"]) == ExitCode.OK
+    out, err = capfd.readouterr()
+    assert out.startswith("[2] one\n[2] two\n[2] three\n")
+    assert "a far: done with exit code 0" in err
+
+
+def test_a_driver_whose_machine_has_vanished(registry, driver, monkeypatch, capsys):
+    """Nothing answers there. Its run is lost when its entry in the cluster has not been renewed for long."""
+
+    def unreachable(_: object) -> None:
+        msg = "10.0.0.9 port 7 cannot be reached: timed out"
+        raise ControlError(msg)
+
+    monkeypatch.setattr("raylaunch.cli.runs.live_reader.ControlClient", unreachable)
+    (own,) = known_runs.run_registry.runs(registry.folder)
+    forgotten: list[Any] = []
+    monkeypatch.setattr(cluster_registry, "forget", forgotten.append)
+    for age, state in ((60, "unknown"), (cluster_registry.STALE_SECONDS + 60, "lost")):
+        entry = replace(own, renewed=time.time() - age)
+        monkeypatch.setattr(cluster_registry, "runs", lambda _, entry=entry: [entry])
+        assert main.main(["ps", "-a", "--json"]) == ExitCode.OK
+        out, err = capsys.readouterr()
+        assert ([run["state"] for run in json.loads(out)["runs"]], err) == ([state], "")
+    assert forgotten == [{own.control}]
+
+
 def test_runs_of_the_cluster_are_listed_once(registry, driver, monkeypatch, capsys):
     """Those that this user's registry has too. Those that are lost are removed from the cluster's."""
     (own,) = known_runs.run_registry.runs(registry.folder)
@@ -176,7 +216,9 @@ def test_runs_of_the_cluster_are_listed_once(registry, driver, monkeypatch, caps
     monkeypatch.setattr(cluster_registry, "runs", lambda _: [own, other, gone])
     monkeypatch.setattr(cluster_registry, "forget", forgotten.append)
     assert main.main(["ps", "--json"]) == ExitCode.OK
-    assert [run["id"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["other", "far"]
+    out, err = capsys.readouterr()
+    assert [run["id"] for run in json.loads(out)["runs"]] == ["other", "far"]
+    assert err == "raylaunch: a gone of bob is lost: its driver is gone; it is listed no more\n"
     assert forgotten == [{gone.control}]
     assert main.main(["ps", "-a", "-n", "0"]) == ExitCode.OK
     assert "bob@host-1:/on/host-1/far" in capsys.readouterr().out

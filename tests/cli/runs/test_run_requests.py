@@ -57,7 +57,7 @@ def test_a_driver_gets_the_signal(registry, tmp_path, capfd, sleeper):
     process, driver = sleeper
     registry.add(make_folder(tmp_path / "a" / "b", lines=6), driver=driver, signals=("SIGINT", "SIGTERM"))
     assert main.main(["stop", "-y"]) == ExitCode.OK
-    assert process.wait(20) == -signal.SIGTERM
+    assert process.wait(200) == -signal.SIGTERM
     assert capfd.readouterr().err == (
         f"raylaunch: SIGTERM was sent to the driver of a b (process {process.pid})\n"
         "raylaunch: a b: lost; its driver is gone, and has written no result\n"
@@ -137,18 +137,18 @@ def test_a_real_run_is_listed_followed_and_stopped(tmp_path):
     assert run.stdout.readline() == "up\n"
     followed = start("logs", "-f", "one")
     assert followed.stdout.readline() == "up\n"
-    shown = json.loads(start("ps", "--json").communicate(timeout=60)[0])["runs"]
+    shown = json.loads(start("ps", "--json").communicate(timeout=200)[0])["runs"]
     assert [(each["name"], each["id"], each["state"], each["pid"]) for each in shown] == [
         ("train", "one", "running", run.pid)
     ]
     stopped = start("stop")
-    said = stopped.communicate(timeout=60)[1]
+    said = stopped.communicate(timeout=200)[1]
     assert (stopped.returncode, said.splitlines()[-1]) == (
         *(0, f"raylaunch: train one: done with exit code 143: stopped by {BY}"),
     )
-    assert run.wait(60) == 143
-    followed.communicate(timeout=60)
-    run.communicate(timeout=60)
+    assert run.wait(200) == 143
+    followed.communicate(timeout=200)
+    run.communicate(timeout=200)
     assert followed.returncode == 143
 
 
@@ -193,8 +193,8 @@ class Served:
         registry.add("", id="one", name="charlm", control=self.control.address, signals=("SIGTERM",))
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
-        assert self.ready.wait(20)
-        until = time.monotonic() + 20
+        assert self.ready.wait(200)
+        until = time.monotonic() + 100
         while self.driver.machine.phase is not Phase.RUNNING:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -207,12 +207,12 @@ class Served:
     def close(self) -> None:
         self.control.close()
         self.driver.signalled("SIGTERM")
-        self.thread.join(20)
+        self.thread.join(100)
 
 
 @pytest.fixture
 def served(registry, monkeypatch):
-    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    monkeypatch.setattr("raylaunch.cli.runs.run_requests.user_name", lambda: "ada")
     made: list[Served] = []
 
     def serve(nodes: int = 3, **settings) -> Served:
@@ -226,12 +226,16 @@ def served(registry, monkeypatch):
 
 
 def test_a_run_is_restarted_resized_drained_and_stopped(served, capfd):
-    """Each command says what follows, and ends when it is done."""
+    """Each command says what follows, and ends when it is done. `--json` prints the run as it is then."""
     one = served()
+    states = []
 
     def said(*arguments: str) -> list[str]:
-        assert main.main([*arguments]) == ExitCode.OK
-        return capfd.readouterr().err.splitlines()
+        assert main.main([*arguments, "--json"]) == ExitCode.OK
+        out, err = capfd.readouterr()
+        shown = json.loads(out)
+        states.append((shown["state"], shown["attempt"], shown["nodes"], len(shown["node_states"])))
+        return err.splitlines()
 
     assert said("restart") == [
         "raylaunch: charlm one: the workers save at one step, then attempt 2 follows: ada@vm requested a restart",
@@ -258,6 +262,8 @@ def test_a_run_is_restarted_resized_drained_and_stopped(served, capfd):
         ),
         "raylaunch: charlm one: done with exit code 143: stopped by ada@vm",
     ]
+    assert states[0] == ("running", 2, 3, 3)
+    assert [state for state, *_ in states] == ["running"] * 4 + ["done"]
     assert one.driver.machine.restarts == 0
     assert main.main(["restart"]) == ExitCode.JOB_FAILED
     assert "charlm one" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,6 +10,7 @@ import pytest
 
 from raylaunch.cli.runs import known_runs, run_tables
 from raylaunch.cli.runs.run_summary import summary
+from raylaunch.core.machine.commits import CommitRate, NodeMemory
 from tests.cli.runs.made_runs import BEGAN, NOBODY, dead, make_folder
 
 NOW = BEGAN + timedelta(hours=3)
@@ -44,6 +46,27 @@ def test_status(several, tmp_path, golden, run_id):
     run = known_runs.find(run_id, several.environ)
     text = run_tables.page(summary(run, NOW), run.reader.status())
     golden(f"status_{run_id}", text.replace(str(tmp_path), "/home/me"))
+
+
+def test_takeovers_are_counted(several, tmp_path):
+    """Beside the driver, which is the last of them."""
+    shown = replace(summary(known_runs.find("large", several.environ), NOW), takeovers=2)
+    assert re.search(r"driver +process \d+ on \S+, after 2 takeovers", run_tables.page(shown, None))
+
+
+def test_what_nodes_hold_for_state(several):
+    """Its size for each node, the newest commits, and how often there is one and why."""
+    run = known_runs.find("large", several.environ)
+    rate = CommitRate(every=4, commit_seconds=0.0067, step_seconds=0.0828)
+    shown = replace(summary(run, NOW), committed_step=840, copied_step=820, commit_rate=rate)
+    status = run.reader.status()
+    memory = NodeMemory(node=status.nodes[0].name, own=200 << 20, copies=0)
+    nodes = (replace(status.nodes[0], memory=memory), *status.nodes[1:])
+    text = run_tables.page(shown, replace(status, nodes=nodes))
+    said = "  state      committed after step 840, copied to other hosts after step 820; every 4 steps, "
+    assert f"{said}since a commit takes 6.7 ms and a step 82.8 ms\n" in text
+    rows = text.partition("NODE ")[2].splitlines()
+    assert [row.split()[-2:] for row in rows[:3]] == [["COMMITS", "COPIES"], ["MiB", "-"], ["-", "-"]]
 
 
 def test_a_run_with_very_many_attempts(several):

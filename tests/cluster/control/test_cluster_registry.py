@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -58,15 +59,25 @@ def test_a_run_is_found_while_it_lasts(head, run, tmp_path, monkeypatch, until):
     monkeypatch.setattr(cluster_registry, "RENEW_SECONDS", 0.01)
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     with cluster_registry.entered(run, environ, pytest.fail):
-        until(lambda: cluster_registry.runs(ENVIRON) == [run], 100, "the entry")
+        until(lambda: cluster_registry.runs(ENVIRON), 100, "the entry")
         cluster_registry.forget([AT])
-        until(lambda: cluster_registry.runs(ENVIRON) == [run], 100, "the entry again")
+        until(lambda: cluster_registry.runs(ENVIRON), 100, "the entry again")
         head[b"run:other"] = b"{"
-        assert cluster_registry.runs(ENVIRON) == [run]
+        (found,) = cluster_registry.runs(ENVIRON)
+        assert replace(found, renewed=0.0) == run
+        assert not cluster_registry.is_stale(found)
+        until(lambda: cluster_registry.runs(ENVIRON)[0].renewed > found.renewed, 100, "it to be renewed")
         assert run_registry.runs(run_registry.folder(environ)) == [run]
         (path,) = run_registry.folder(environ).iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(head) == [b"run:other"]
+
+
+def test_an_entry_that_nobody_renews(run):
+    """Its driver is gone if it does not answer. Of an entry without a time that is not known."""
+    ages = (None, 0.0, cluster_registry.STALE_SECONDS - 60, cluster_registry.STALE_SECONDS + 60)
+    entries = [run if age is None else replace(run, renewed=time.time() - age) for age in ages]
+    assert [cluster_registry.is_stale(entry) for entry in entries] == [False, False, False, True]
 
 
 def test_only_lost_runs_are_forgotten(head, run):

@@ -1,0 +1,65 @@
+"""What the values of the subcommands' flags mean. Each function raises ConfigError, which names the flag."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from datetime import datetime
+
+from raylaunch.errors import ConfigError
+
+_MOST_DIGITS = 9
+_RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is a whole number, 0 or more, in ASCII digits, of which there are not too many."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def number(text: str, option: str) -> int:
+    """Return the number that a flag such as `-n 10` has: a whole one, 0 or more."""
+    if not is_whole(text):
+        raise ConfigError(f"`{option}` must be a number, but is `{text}`", hint=f"write `{option} 10`")
+    return int(text)
+
+
+def number_or_all(text: str, option: str) -> int | None:
+    """Return a whole number; None for `all`."""
+    if text != "all" and not is_whole(text):
+        raise ConfigError(f"`{option}` must be a number or `all`, but is `{text}`", hint=f"write `{option} 100`")
+    return None if text == "all" else int(text)
+
+
+def seconds(text: str, option: str) -> float:
+    """Return a number of seconds, 0 or more."""
+    with contextlib.suppress(ValueError):
+        if math.isfinite(found := float(text)) and found >= 0 and text.isascii():
+            return found
+    raise ConfigError(f"`{option}` must be a number of seconds, but is `{text}`", hint=f"write `{option} 600`")
+
+
+def ranks(text: str, option: str) -> tuple[range, ...]:
+    """Return the ranks of a list such as `0,3-5`."""
+    found = [_RANKS.fullmatch(part.strip()) for part in text.split(",")]
+    if not all(found):
+        raise ConfigError(f"`{text}` is not a list of ranks", hint=f"write `{option} 0,3-5`")
+    return tuple(range(int(part[1]), int(part[2] or part[1]) + 1) for part in found if part)
+
+
+def time_since(text: str, option: str, now: float) -> float:
+    """Return a time of day in seconds since 1970: so long ago (`10m`), or as ISO 8601 has it, local without a zone."""
+    if found := _AGE.fullmatch(text):
+        return now - float(found[1]) * _UNITS[found[2]]
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return datetime.fromisoformat(_as_python_3_10_reads_it(text)).timestamp()
+    hint = f"write `{option} 90s`, `10m`, `2h`, `1d`, or a time such as `2026-01-31T09:00:00Z`"
+    raise ConfigError(f"`{text}` is no time", hint=hint)
+
+
+def _as_python_3_10_reads_it(time: str) -> str:
+    """Return a time in ISO 8601 without `Z`, and with microseconds where it has a fraction of a second."""
+    return re.sub(r"\.(\d{1,6})\d*", lambda found: f".{found[1]:0<6}", re.sub("[zZ]$", "+00:00", time))
