@@ -10,14 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.bench import contenders, figures, starts
-from tests.bench.contenders import RAY_TRAIN, RAYLAUNCH, TORCHRUN, Task
+from tests.bench.contenders import DDP_SCRIPT, RAY_TRAIN, RAYLAUNCH, TORCHRUN, Task
 from tests.bench.figures import Detail, Figure, Outcome, Times
 from tests.private_cluster import Cluster
 
 _TASKS = {
     "2 x 2": (Task(agents=2, workers=2), 4),
     "1 x 8": (Task(agents=1, workers=8), 3),
-    "2 x 2 with DDP": (Task(agents=2, workers=2, options=("--ddp",)), 3),
+    "2 x 2 with DDP": (Task(agents=2, workers=2, script=DDP_SCRIPT), 3),
 }
 """And how often each contender starts it."""
 _RAY_TRAINS = "2 x 2"
@@ -31,8 +31,8 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
         if name == _RAY_TRAINS:
             with contenders.ray_train(cluster, scratch, task) as started:
                 found[RAY_TRAIN] = [starts.times(started)]
-        figures_.append(_figure(name, found, is_ddp=bool(task.options)))
-        details.append(_detail(name, found, is_ddp=bool(task.options)))
+        figures_.append(_figure(name, found, is_ddp=task.script == DDP_SCRIPT))
+        details.append(_detail(name, found, is_ddp=task.script == DDP_SCRIPT))
         more[name] = found
     return Outcome(figures=tuple(figures_), details=tuple(details), more={"starts": more})
 

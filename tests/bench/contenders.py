@@ -25,6 +25,9 @@ RAY_TRAIN = "Ray Train"
 CLUSTER_CPUS = 4
 """Logical CPUs of the Ray cluster; a job takes all of them, whatever its world size."""
 SCRIPT = Path(__file__).with_name("unchanged.py")
+DDP_SCRIPT = Path(__file__).with_name("unchanged_ddp.py")
+ELASTIC_SCRIPT = Path(__file__).with_name("unchanged_elastic.py")
+HEAVY_SCRIPT = Path(__file__).with_name("unchanged_heavy.py")
 RAY_TRAIN_SCRIPT = Path(__file__).with_name("ray_train.py")
 _LOG = "log.txt"
 _END_SECONDS = 30.0
@@ -34,7 +37,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be run: `unchanged.py` with so many deaths, on so many agents with so many workers each.
+    """What is to be run: the script with so many deaths, on so many agents with so many workers each.
 
     It trains for `first` seconds before the first death, for `each` before each other one. `options` are further
     ones of the script.
@@ -46,6 +49,8 @@ class Task:
     stay: bool = False
     first: float = 0.4
     each: float = 0.4
+    script: Path = SCRIPT
+    """`unchanged.py`, or one of its variants."""
     options: tuple[str, ...] = ()
 
     @property
@@ -53,9 +58,9 @@ class Task:
         """Ranks."""
         return self.agents * self.workers
 
-    def script(self, folder: Path) -> list[str]:
+    def command(self, folder: Path) -> list[str]:
         """The script and its arguments."""
-        return [str(SCRIPT), *self.arguments(folder)]
+        return [str(self.script), *self.arguments(folder)]
 
     def arguments(self, folder: Path) -> list[str]:
         """The script's arguments alone."""
@@ -151,7 +156,7 @@ def _raylaunch(
     scratch: Path, task: Task, settings: Mapping[str, object], overrides: Sequence[str], extra: Mapping[str, str]
 ) -> contextlib.AbstractContextManager[Started]:
     folder = new_folder(scratch, RAYLAUNCH)
-    script, *args = task.script(folder)
+    script, *args = task.command(folder)
     job = {
         "name": "bench",
         "run_id": "bench",
@@ -178,10 +183,11 @@ def events_of(started: Started) -> Path:
 
 
 def ray_train(cluster: Cluster, scratch: Path, task: Task) -> contextlib.AbstractContextManager[Started]:
-    """`ray_train.py` on the running cluster: four workers."""
+    """`ray_train.py` on the running cluster: four workers that do what the task's script does."""
     folder = new_folder(scratch, "ray-train")
     command = [sys.executable, str(RAY_TRAIN_SCRIPT), *task.arguments(folder)]
-    return _started(folder, task, [command], _access(cluster) | {"RAY_ADDRESS": cluster.address})
+    extra = {"RAY_ADDRESS": cluster.address, "BENCH_MODULE": task.script.stem}
+    return _started(folder, task, [command], _access(cluster) | extra)
 
 
 def torchrun(scratch: Path, task: Task, *, share_store: bool = False) -> contextlib.AbstractContextManager[Started]:
@@ -200,7 +206,7 @@ def torchrun_standalone(scratch: Path, task: Task) -> contextlib.AbstractContext
     """`torchrun --standalone`, as one starts it on one machine."""
     folder = new_folder(scratch, TORCHRUN)
     words = ("--standalone", f"--nproc-per-node={task.workers}", f"--max-restarts={task.deaths + 5}")
-    return _started(folder, task, [[sys.executable, "-m", "torch.distributed.run", *words, *task.script(folder)]], {})
+    return _started(folder, task, [[sys.executable, "-m", "torch.distributed.run", *words, *task.command(folder)]], {})
 
 
 def _torchrun(task: Task, folder: Path, endpoint: str, *, is_host: bool) -> list[str]:
@@ -209,7 +215,7 @@ def _torchrun(task: Task, folder: Path, endpoint: str, *, is_host: bool) -> list
         *(f"--nnodes={task.agents}", f"--nproc-per-node={task.workers}", f"--max-restarts={task.deaths + 5}"),
         *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench", "--local-addr=127.0.0.1"),
         f"--rdzv-conf=is_host={int(is_host)}",
-        *task.script(folder),
+        *task.command(folder),
     ]
 
 

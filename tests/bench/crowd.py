@@ -11,8 +11,9 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -20,8 +21,10 @@ import ray
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport
 from raylaunch.cluster.agent.lease import report_interval
+from raylaunch.cluster.succession.agent_session import Adoption, AgentSession
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
+from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.placement.packing import Bundle
 from raylaunch.node.protocol.messages import (
@@ -78,6 +81,7 @@ class Stub:
     launched_at: float = 0.0
     """When the last of its launches came, on this machine's CLOCK_MONOTONIC."""
     answered_at: float = 0.0
+    session: AgentSession = field(default_factory=lambda: AgentSession(keeps=True))
     least_lease: float = float("inf")
     """Seconds that were left of its lease when it was renewed, at the least."""
 
@@ -137,9 +141,23 @@ class Crowd:
             stub.say(AgentReady(host=f"host-of-{node}", address="10.0.0.1", nproc=self._nproc, ready=_READY))
         return stub
 
-    async def next_report(self, node: str) -> bytes:
-        """As an agent answers."""
+    async def next_report(self, node: str, epoch: int = 0, acknowledged: int = 0) -> bytes:
+        """As an agent answers. `epoch`: that of a driver that may be followed by another; 0: it is none."""
         stub = self._stub(node)
+        if not epoch:
+            return serialization.dump_report(await self._report(stub))
+        session = stub.session
+        session.check(epoch)
+        session.acknowledge(acknowledged)
+        if (again := session.again()) is not None:
+            return again
+        report = await self._report(stub)
+        number = session.next_number() if report.events else 0
+        found = serialization.dump_report(replace(report, number=number, handled=session.handled, kept=session.kept))
+        session.add(number, found, epoch)
+        return found
+
+    async def _report(self, stub: Stub) -> AgentReport:
         if stub.answered_at:
             stub.least_lease = min(stub.least_lease, stub.answered_at + self._lease - time.monotonic())
         with contextlib.suppress(asyncio.TimeoutError):
@@ -147,13 +165,14 @@ class Crowd:
         stub.something.clear()
         events, stub.unsaid = stub.unsaid, []
         stub.answered_at = time.monotonic()
-        return serialization.dump_report(AgentReport(sent_at=stub.answered_at, events=events, heartbeat=stub.pulse()))
+        return AgentReport(sent_at=NodeTime(stub.answered_at), events=events, heartbeat=stub.pulse())
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
     async def handle(self, node: str, message: bytes) -> None:
         """Obey an order at once."""
-        order: Order = serialization.load_order(message)
-        stub = self._stubs[node]
+        self._obey(self._stubs[node], serialization.load_order(message))
+
+    def _obey(self, stub: Stub, order: Order) -> None:
         stub.sent[type(order).__name__] += 1
         match order:
             case LaunchWorkers(assignment=part):
@@ -168,6 +187,28 @@ class Crowd:
         stub.launched_at, stub.part, stub.step = time.monotonic(), part, 0
         pids = tuple(range(1000, 1000 + part.nproc))
         stub.say(WorkersForked(attempt=part.attempt, pids=pids, timings=TIMINGS))
+
+    # Of a detached run.
+
+    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
+    async def obey(self, node: str, epoch: int, orders: Sequence[tuple[int, bytes]], serial: int, state: bytes) -> None:
+        """Carry out numbered orders, and keep a driver's state."""
+        session = self._stub(node).session
+        session.check(epoch)
+        if state:
+            session.keep(epoch, serial, state)
+        for order in session.new_orders(epoch, orders):
+            self._obey(self._stubs[node], serialization.load_order(order))
+
+    async def look(self, node: str) -> Adoption:
+        """Return what a driver needs that is about to take over."""
+        return self._stub(node).session.look()
+
+    async def adopt(self, node: str, epoch: int, _link: object) -> Adoption:
+        """Obey another driver from now on."""
+        found = self._stub(node).session.look()
+        self._stub(node).session.adopt(epoch)
+        return found
 
     async def close(self, node: str) -> None:
         """There is nothing to end."""
@@ -209,14 +250,17 @@ class _Method:
     def remote(self, *args: Any) -> Any:
         return self.method.remote(self.node, *args)
 
+    def options(self, **_: Any) -> _Method:
+        return self
+
 
 class Handle:
     """One agent of a crowd, to whoever orders it about."""
 
-    def __init__(self, crowds: Crowds) -> None:
+    def __init__(self, crowds: Crowds, node: str = "", actor: Any = None) -> None:
         self._crowds = crowds
-        self.actor: Any = None
-        self._node = ""
+        self.actor = actor
+        self._node = node
         self.begin = self
 
     def remote(self, message: bytes) -> None:
@@ -231,9 +275,14 @@ class Handle:
 class Crowds:
     """All of them, in place of the class of the agents' actors."""
 
-    def __init__(self, actors: int, node_timeout: float, nproc: int) -> None:
+    def __init__(self, actors: int, node_timeout: float, nproc: int, name: str = "") -> None:
+        """`name`: by which several processes use the same ones, which outlive them; "": they are of this process."""
         crowd: Any = ray.remote(num_cpus=0, max_concurrency=20_000)(Crowd)
-        self.actors = [crowd.remote(node_timeout, nproc, os.getpriority(os.PRIO_PROCESS, 0)) for _ in range(actors)]
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        self.actors = []
+        for number in range(actors):
+            named = {"name": f"{name}-{number}", "namespace": name, "lifetime": "detached", "get_if_exists": True}
+            self.actors.append(crowd.options(**(named if name else {})).remote(node_timeout, nproc, niceness))
         #: Which of them plays an agent.
         self.plays: dict[str, Any] = {}
 
@@ -241,14 +290,18 @@ class Crowds:
         """They have their places."""
         return self
 
-    def remote(self) -> Handle:
+    def remote(self, _title: str) -> Handle:
         """One more agent."""
         return Handle(self)
 
     def place(self, node: str) -> Any:
         """Return the actor that plays an agent, from now on."""
-        actor = self.plays[node] = self.actors[len(self.plays) % len(self.actors)]
+        actor = self.plays[node] = self.actors[int(node.rpartition("-")[2]) % len(self.actors)]
         return actor
+
+    def handle(self, node: str) -> Handle:
+        """Return an agent that another driver has begun."""
+        return Handle(self, node, self.place(node))
 
     def told(self) -> dict[str, Told]:
         """Of all agents."""
@@ -260,20 +313,34 @@ class Crowds:
         ray.get([actor.forget.remote() for actor in self.actors])
 
 
+_GROUP = SimpleNamespace(id=0)
+
+
 class Room:
     """In place of the reservation: every seat is granted at once, on a host of its own."""
 
     def __init__(self, **_: Any) -> None:
         self._gang: list[int] = []
 
-    def gang(self, bundles: Mapping[int, Bundle]) -> None:
+    def reserve_gang(self, bundles: Mapping[int, Bundle]) -> None:
         self._gang = list(bundles)
+
+    def restore(self, groups: Mapping[int, Any], _first: int) -> None:
+        self._gang = list(groups)
+
+    @property
+    def state(self) -> tuple[dict[int, Any], int]:
+        """As if all places were of one placement group."""
+        return {seat: (_GROUP, index) for index, seat in enumerate(self._gang)}, 0
 
     def options(self, *_: Any) -> dict[str, Any]:
         return {}
 
-    def one(self, *_: Any) -> None:
+    def reserve(self, *_: Any) -> None:
         """There is no further place."""
+
+    def release(self, _seat: int) -> None:
+        """Nobody else would take it."""
 
     def when_granted(self, seat: int, call: Callable[[], None]) -> None:
         """At once."""

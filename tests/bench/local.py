@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench import contenders, figures, starts
-from tests.bench.contenders import RAYLAUNCH, TORCHRUN, Started, Task
+from tests.bench.contenders import DDP_SCRIPT, RAYLAUNCH, TORCHRUN, Started, Task
 from tests.bench.figures import Figure, Outcome, Times
 from tests.private_cluster import Cluster
 
@@ -21,7 +21,7 @@ NO_CLUSTER = True
 _ROUNDS = 4
 _ROUNDS_OF_DDP = 2
 _TASK = Task(agents=1, workers=4)
-_DDP = Task(agents=1, workers=4, options=("--ddp",))
+_DDP = Task(agents=1, workers=4, script=DDP_SCRIPT)
 _OWN_RAY = "with its own Ray"
 
 Start = Callable[[], AbstractContextManager[Started]]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench import contenders, figures, processes
-from tests.bench.contenders import RAYLAUNCH, TORCHRUN, Started, Task
+from tests.bench.contenders import DDP_SCRIPT, RAYLAUNCH, TORCHRUN, Started, Task
 from tests.bench.figures import Detail, Figure, Outcome
 from tests.bench.processes import Memory
 from tests.private_cluster import Cluster, marked
@@ -23,7 +23,7 @@ from tests.private_cluster import Cluster, marked
 _START_SECONDS = 60.0
 _SETTLE_SECONDS = 3.0
 _TASK = Task(agents=1, workers=8, stay=True)
-_DDP = Task(agents=1, workers=8, stay=True, options=("--ddp", "--width", "64"))
+_DDP = Task(agents=1, workers=8, stay=True, script=DDP_SCRIPT, options=("--width", "64"))
 
 DRIVER, AGENT, FORK_SERVER, WORKERS, LAUNCHER = "driver", "agent", "fork server and stores", "workers", "torchrun"
 DAEMONS, REST_OF_RAY = "raylet and gcs", "rest of Ray: its log monitor, agents and idle workers"

@@ -20,17 +20,15 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench import contenders, processes, starts
-from tests.bench.contenders import Started, Task
+from tests.bench.contenders import DDP_SCRIPT, SCRIPT, Started, Task
 from tests.bench.figures import Detail, Outcome
 from tests.private_cluster import Cluster, marked
 
 NO_CLUSTER = True
 _ROUNDS = 2
-_SCRIPTS: Mapping[str, tuple[str, ...]] = {
-    "without an optimizer": (),
-    "with DDP and an optimizer": ("--ddp", "--width", "64"),
-}
+_SCRIPTS: Mapping[str, Path] = {"without an optimizer": SCRIPT, "with DDP and an optimizer": DDP_SCRIPT}
 _SETTINGS = {"auto": "auto", "[torch, torch.distributed]": ["torch", "torch.distributed"]}
+_OPTIONS = ("--width", "64")
 _SECONDS = 120.0
 _TRAINING_SECONDS = 3.0
 _SETTLE_SECONDS = 3.0
@@ -61,9 +59,11 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
 
 
 def _start(
-    scratch: Path, options: tuple[str, ...], preload: object, *, workers: int = 2, deaths: int = 0, stay: bool = False
+    scratch: Path, script: Path, preload: object, *, workers: int = 2, deaths: int = 0, stay: bool = False
 ) -> AbstractContextManager[Started]:
-    task = Task(agents=1, workers=workers, deaths=deaths, stay=stay, first=_TRAINING_SECONDS, options=options)
+    task = Task(
+        agents=1, workers=workers, deaths=deaths, stay=stay, first=_TRAINING_SECONDS, script=script, options=_OPTIONS
+    )
     return contenders.raylaunch_alone(scratch, task, settings={"preload": preload})
 
 

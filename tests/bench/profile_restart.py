@@ -13,7 +13,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from tests.bench import recoveries, timeline
-from tests.bench.contenders import CLUSTER_CPUS, Task
+from tests.bench.contenders import CLUSTER_CPUS, DDP_SCRIPT, SCRIPT, Task
 from tests.bench.tables import aligned
 from tests.private_cluster import private_cluster
 
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("deaths", nargs="?", type=int, default=10, metavar="N")
     parser.add_argument("--ddp", action="store_true")
     args = parser.parse_args()
-    task = Task(agents=2, workers=2, deaths=args.deaths, options=("--ddp",) if args.ddp else ())
+    task = Task(agents=2, workers=2, deaths=args.deaths, script=DDP_SCRIPT if args.ddp else SCRIPT)
     scratch = Path(tempfile.mkdtemp(prefix="raylaunch-profile-"))
     try:
         with private_cluster(cpus=CLUSTER_CPUS) as cluster:

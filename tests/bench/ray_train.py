@@ -1,5 +1,7 @@
 """`unchanged.py` as Ray Train v2 runs it: `ray_train.py FOLDER DEATHS [options]`, on the cluster of RAY_ADDRESS.
 
+BENCH_MODULE names another module with `work`.
+
 Ray Train takes a function, not a script, and joins the process group before it calls it. So this function does what
 the script does from there on. Four workers with one CPU each; two agents with two workers each it does not know.
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import ray
@@ -20,6 +23,8 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 _HERE = str(Path(__file__).parent)
+_PASSED = ("BENCH_MODULE", "BENCH_TMPFS")
+"""Variables that workers get: those of Ray's own processes are older."""
 
 
 def train(config: dict[str, list[str]]) -> None:
@@ -27,7 +32,8 @@ def train(config: dict[str, list[str]]) -> None:
     sys.path.insert(0, _HERE)
     import unchanged
 
-    unchanged.work(unchanged.arguments(config["words"]))
+    os.environ.update(zip(_PASSED, config["passed"], strict=True))
+    import_module(os.environ["BENCH_MODULE"]).work(unchanged.arguments(config["words"]))
 
 
 def main(words: list[str]) -> None:
@@ -38,7 +44,7 @@ def main(words: list[str]) -> None:
     failures = FailureConfig(max_failures=deaths + 5)
     TorchTrainer(
         train,
-        train_loop_config={"words": words},
+        train_loop_config={"words": words, "passed": [os.environ.get(name, "unchanged") for name in _PASSED]},
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=4, use_gpu=False),
         run_config=RunConfig(name="bench", storage_path=str(folder / "storage"), failure_config=failures),

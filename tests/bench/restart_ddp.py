@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.bench import figures, recoveries, timeline
-from tests.bench.contenders import RAYLAUNCH, TORCHRUN, Task
+from tests.bench.contenders import DDP_SCRIPT, RAYLAUNCH, TORCHRUN, Task
 from tests.bench.figures import SCRIPT_STATIONS, Figure, Outcome
 from tests.bench.recoveries import Job
 from tests.private_cluster import Cluster
@@ -24,7 +24,7 @@ _STATIONS = {**SCRIPT_STATIONS, "passed": "... past its first optimizer step"}
 def measure(cluster: Cluster, scratch: Path) -> Outcome:
     """Run the contenders in turn."""
     ours, theirs = (
-        Task(agents=2, workers=2, deaths=deaths, first=FIRST_SECONDS, options=("--ddp",))
+        Task(agents=2, workers=2, deaths=deaths, first=FIRST_SECONDS, script=DDP_SCRIPT)
         for deaths in (RAYLAUNCH_DEATHS, TORCHRUN_DEATHS)
     )
     jobs: dict[str, list[Job]] = {RAYLAUNCH: [], TORCHRUN: []}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.bench import figures, recoveries, timeline
-from tests.bench.contenders import RAYLAUNCH, TORCHRUN, Task
+from tests.bench.contenders import HEAVY_SCRIPT, RAYLAUNCH, TORCHRUN, Task
 from tests.bench.figures import SCRIPT_STATIONS, Figure, Outcome
 from tests.private_cluster import Cluster
 
@@ -26,7 +26,7 @@ _PHASES = {**timeline.WITHOUT_STEP, "imported": "imported: torch, pandas, scikit
 def measure(cluster: Cluster, scratch: Path) -> Outcome:
     """Run the contenders in turn."""
     ours, theirs = (
-        Task(agents=2, workers=2, deaths=deaths, first=FIRST_SECONDS, each=EACH_SECONDS, options=("--heavy",))
+        Task(agents=2, workers=2, deaths=deaths, first=FIRST_SECONDS, each=EACH_SECONDS, script=HEAVY_SCRIPT)
         for deaths in (RAYLAUNCH_DEATHS, TORCHRUN_DEATHS)
     )
     jobs = {

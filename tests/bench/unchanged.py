@@ -5,9 +5,7 @@
 writes FOLDER/death-GENERATION and sends itself SIGKILL.
 
 --stay      ranks of the last generation stay idle until FOLDER/leave is there
---ddp       train a model of 10 MB with DDP and Adam; what is passed is then the first optimizer step
---width N   of that model's layers, 1024 otherwise; what it takes falls with the square
---heavy     import pandas and scikit-learn as well, before anything else is done
+--width N   of the layers of the model of `unchanged_ddp.py`; what it takes falls with the square
 --first S   train for so many seconds before the first death, 0.4 otherwise; `--each S`: before each other one
 
 Times are CLOCK_MONOTONIC, which all processes of a machine share. Generations are counted by the deaths, not by
@@ -30,15 +28,11 @@ from pathlib import Path  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-if "--heavy" in sys.argv:
-    import pandas as pd  # noqa: F401
-    import sklearn.ensemble
-    import sklearn.linear_model
-    import sklearn.pipeline  # noqa: F401
-
 imported = time.monotonic()
 
 LONGEST_STAY_SECONDS = 120.0
+Training = Callable[[int], Callable[[], None]]
+"""Makes a model with layers of this width, and returns its training step."""
 
 
 def write(path: Path, text: str) -> None:
@@ -53,22 +47,6 @@ def reducing() -> Callable[[], None]:
     return lambda: dist.all_reduce(torch.ones(1024))
 
 
-def training(width: int) -> Callable[[], None]:
-    """A step of a model and its optimizer: with 2.6 million parameters, if its layers are 1024 wide."""
-    nn = torch.nn
-    layers = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.Linear(width, width // 2))
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    data = torch.randn(8, width)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(data).square().mean().backward()
-        optimizer.step()
-
-    return step
-
-
 def train_until_death(folder: Path, generation: int, seconds: float, step: Callable[[], None]) -> None:
     """Steps until rank 1 kills itself; the others' next one fails, or their launcher ends them first."""
     dies_at = time.monotonic() + seconds
@@ -80,19 +58,19 @@ def train_until_death(folder: Path, generation: int, seconds: float, step: Calla
         time.sleep(0.02)
 
 
-def work(args: Namespace) -> None:
-    """In a process group: pass, and then die, stay or leave."""
+def work(args: Namespace, training: Training | None = None) -> None:
+    """In a process group: pass, and then die, stay or leave. With `training`, pass its first step too."""
     joined = time.monotonic()
     rank = dist.get_rank()
     died = torch.tensor([len(list(args.folder.glob("death-*"))) if rank == 1 else 0])
     dist.all_reduce(died)
     reduced = time.monotonic()
     generation = int(died)
-    step = training(args.width) if args.ddp else reducing()
-    if args.ddp:
+    step = training(args.width) if training else reducing()
+    if training:
         step()
     stations = {"entered": entered, "imported": imported, "joined": joined, "reduced": reduced}
-    marks = {**stations, "passed": time.monotonic() if args.ddp else reduced, "pid": os.getpid()}
+    marks = {**stations, "passed": time.monotonic() if training else reduced, "pid": os.getpid()}
     write(args.folder / f"passed-{generation}-{rank}.json", json.dumps(marks))
     if generation < args.deaths:
         train_until_death(args.folder, generation, args.each if generation else args.first, step)
@@ -101,24 +79,28 @@ def work(args: Namespace) -> None:
         time.sleep(0.1)
 
 
-def arguments(words: list[str]) -> Namespace:
-    """From the command line, or from whoever has none."""
+def argument_parser() -> ArgumentParser:
+    """Of the options that all variants have."""
     parser = ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("deaths", type=int)
-    for flag in ("--stay", "--ddp", "--heavy"):
-        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--stay", action="store_true")
     parser.add_argument("--width", type=int, default=1024)
     for flag in ("--first", "--each"):
         parser.add_argument(flag, type=float, default=0.4)
-    return parser.parse_args(words)
+    return parser
 
 
-def main() -> None:
+def arguments(words: list[str]) -> Namespace:
+    """From the command line, or from whoever has none."""
+    return argument_parser().parse_args(words)
+
+
+def main(training: Training | None = None) -> None:
     """As torchrun starts it."""
     args = arguments(sys.argv[1:])
     dist.init_process_group("gloo")
-    work(args)
+    work(args, training)
     dist.destroy_process_group()
 
 

@@ -1,10 +1,12 @@
 """A deterministic training on four hosts, under faults at random moments, also while it recovers from another.
 
-    python -m tests.chaos [--faults 60] [--seed 1] [--only "subreaper|disk"] [--json FILE]
+    python -m tests.chaos [--faults 60] [--seed 1] [--only "subreaper|disk"] [--state] [--detach] [--json FILE]
 
 In the end: the final parameters are bit for bit those of a run without faults, no two attempts trained at one time, no
 planned resize lost a step, only failures of workers spent restarts, the event log leads to the same decisions again,
-and nothing is left behind on any host. Exit code 1 where any of this is not so.
+and nothing is left behind on any host. With `--state` the job has no checkpoints, but `raylaunch.worker.State`: only
+what a lost host had not copied yet is done again. With `--detach` the driver is an actor (`-d`), and it, its host and
+the head's GCS are killed too. Exit code 1 where any of this is not so.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import head_storage
 from tests.chaos import shortages, verdict
-from tests.chaos.check_steps import problems
-from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.check_steps import committed, problems
+from tests.chaos.faults import FAULTS, OF_DETACHED, Fault
 from tests.chaos.job import Job, reference, wait_for
 from tests.hosts.conftest import leavings
 from tests.hosts.host import Host, why_not
@@ -52,15 +55,18 @@ class Struck:
 class Chaos:
     """The hosts, the job, and the faults so far."""
 
-    def __init__(self, hosts: Hosts, folder: Path, seed: int, faults: list[tuple[int, Fault]]) -> None:
-        """`faults`: those to choose from, with their weights."""
+    def __init__(
+        self, hosts: Hosts, folder: Path, seed: int, faults: list[tuple[int, Fault]], *args: str, detach: bool = False
+    ) -> None:
+        """`faults`: those to choose from, with their weights. `args`: further ones of the script. `detach`: see `Job`."""
         self.hosts = hosts
         self._faults = faults
         self._before = self._leavings()
-        self.job = Job(hosts, folder)
+        self.job = Job(hosts, folder, *args, detach=detach)
         self.random = random.Random(seed)
         random.seed(seed)
         self.struck: list[Struck] = []
+        self._blows: list[verdict.Blow] = []
         self.complaints: list[str] = []
 
     def strike(self) -> None:
@@ -102,9 +108,15 @@ class Chaos:
 
     def _others(self) -> list[Host]:
         """Hosts with workers, beside the head: that has the driver and Ray's own head."""
-        return [host for host in self.hosts.hosts[1:] if self.job.runs_on(host)]
+        driver = self.job.driver
+        return [
+            host for host in self.hosts.hosts[1:] if self.job.runs_on(host) and (not driver or host is not driver[1])
+        ]
 
     def _hosts_for(self, fault: Fault) -> list[Host]:
+        if fault.on_driver:
+            driver = self.job.driver
+            return [driver[1]] if driver and driver[1] is not self.hosts.head and self.job.runs_on(driver[1]) else []
         if fault.needs_two and len(self._others()) < 2:
             return []
         head = [self.hosts.head] if fault.anywhere and self.job.runs_on(self.hosts.head) else []
@@ -119,12 +131,14 @@ class Chaos:
 
     def _strike(self, fault: Fault, host: Host, second: tuple[Fault, Host] | None) -> None:
         began, attempt = time.time(), self.job.attempt
+        self._note(fault, host)
         kinds = fault.strike(self.job, host)
         done = [(fault, host)]
         latest = began
         if second is not None:
             time.sleep(min(3.0, self.random.expovariate(4.0)))
             latest = time.time()
+            self._note(*second)
             second[0].strike(self.job, second[1])
             done.append(second)
         detected = recovered = None
@@ -157,6 +171,12 @@ class Chaos:
             )
         print(self._line(done, detected, recovered), flush=True)
 
+    def _note(self, fault: Fault, host: Host) -> None:
+        """Note that memory may be lost. What is cut off from one host may lead to the loss of another."""
+        if fault.takes_memory:
+            hosts = self.hosts.hosts if fault.needs_two else [host]
+            self._blows += [verdict.Blow(at=time.time(), address=each.address) for each in hosts]
+
     def _told(self, kinds: tuple[str, ...], since: float, host: Host) -> Iterator[dict[str, Any]]:
         """What the driver heard of the fault itself, and not of what followed from it elsewhere."""
         nodes = self.job.nodes_on(host)
@@ -182,7 +202,8 @@ class Chaos:
         found = self.job.attempts()
         self.complaints += problems(self.job.notes(), found[-1].last)
         self.complaints += verdict.lost_steps(self.job.lines(), found)
-        spends = {fault.name: fault.spends for _, fault in FAULTS}
+        self.complaints += verdict.lost_commits(self.job.lines(), found, committed(self.job.training), self._blows)
+        spends = {fault.name: fault.spends for _, fault in (*FAULTS, *OF_DETACHED)}
         self.complaints += verdict.replayed(self.job.log, sum(spends[each.fault] for each in self.struck))
         final = self.job.training / "final.bin"
         if final.read_bytes() != reference(scratch / "reference", found[-1].last).read_bytes():
@@ -207,7 +228,7 @@ def table(chaos: Chaos) -> Iterator[str]:
     """Fault, how often, and how long it took: median and worst of those that came alone."""
     yield "| fault | times | noticed after, s: median (worst) | trains again after, s: median (worst) |"
     yield "|---|---|---|---|"
-    for _, fault in FAULTS:
+    for _, fault in (*FAULTS, *OF_DETACHED):
         mine = [each for each in chaos.struck if each.fault == fault.name]
         alone = [each for each in mine if not each.on_top]
         detected = [each.detected for each in alone if each.detected is not None]
@@ -221,20 +242,34 @@ def _spread(times: list[float]) -> str:
     return f"{statistics.median(times):.2f} ({max(times):.2f})" if times else "-"
 
 
+def summary(job: Job) -> str:
+    """What there was, and what was done twice."""
+    found = job.attempts()
+    planned = verdict.planned_ends(job.lines()) & {one.attempt for one in found}
+    commits = committed(job.training)
+    again = sum(last - one.first + 1 for _, last, one in verdict.committed_again(found, commits))
+    return (
+        f"{len(found)} attempts, {found[-1].last if found else 0} steps; {len(planned)} planned resizes; "
+        f"{sum(one.lost for one in found)} steps were done again"
+    ) + (f", {again} of them committed" if commits else "")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--only", default="", help="choose among the faults whose names have this regular expression")
+    parser.add_argument("--state", action="store_true", help="the job has its state in memory only, by `State`")
+    parser.add_argument("--detach", action="store_true", help="the driver is an actor, and is killed too")
     parser.add_argument("--json", type=Path, help="every fault and what came of it")
-    parser.add_argument("--keep", type=Path, help="where the job's folder is kept if something is wrong")
+    parser.add_argument("--keep", type=Path, help="where the job's folder is copied in the end")
     args = parser.parse_args()
     if reason := why_not():
         print(f"no hosts can be made here: {reason}", file=sys.stderr)
         return 0
     faults = []
-    for weight, fault in FAULTS:
+    for weight, fault in (*FAULTS, *(OF_DETACHED if args.detach else ())):
         if re.search(args.only, fault.name):
             if reason := fault.why_not():
                 print(f"without `{fault.name}`: {reason}")
@@ -243,10 +278,10 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="rlc-") as name,
         shortages.disk(Path(name)) as where,  # before there are hosts, which have mounts of their own
-        Hosts(args.hosts, cpus=2) as hosts,
+        Hosts(args.hosts, cpus=2, storage=args.detach and not head_storage.why_not()) as hosts,
     ):
         scratch = Path(name)
-        chaos = Chaos(hosts, where / "job", args.seed, faults)
+        chaos = Chaos(hosts, where / "job", args.seed, faults, *(["--state"] if args.state else []), detach=args.detach)
         job = chaos.job
         began = time.monotonic()
         try:
@@ -258,19 +293,13 @@ def main() -> int:
             job.end()
         print()
         print("\n".join(table(chaos)))
-        found = job.attempts()
-        planned = verdict.planned_ends(job.lines()) & {one.attempt for one in found}
-        print(
-            f"\n{len(found)} attempts, {found[-1].last if found else 0} steps; {len(planned)} planned resizes; ",
-            end="",
-        )
-        print(f"{time.monotonic() - began:.0f} s")
+        print(f"\n{summary(job)}; {time.monotonic() - began:.0f} s")
         if args.json:
             args.json.write_text(json.dumps([asdict(each) for each in chaos.struck], indent=1))
+        if args.keep:
+            shutil.copytree(job.folder, args.keep, dirs_exist_ok=True)
         if chaos.complaints:
             print(job.said()[-4000:], file=sys.stderr)
-            if args.keep:
-                shutil.copytree(job.folder, args.keep, dirs_exist_ok=True)
             print("\n".join(f"WRONG: {complaint}" for complaint in chaos.complaints))
             return 1
         print("all as promised")

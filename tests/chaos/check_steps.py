@@ -53,11 +53,28 @@ def read(folder: Path, after: int = 0) -> list[Note]:
         if int(file.name.split("-")[0]) <= after:
             continue
         for line in file.read_text().splitlines(keepends=True):
-            numbers = [int(word) for word in line.split()] if line.endswith("\n") else []
+            numbers = _numbers(line) if line.endswith("\n") else []
             if len(numbers) == _FIELDS:
                 began, ended, attempt, size, rank, step = numbers
                 found.append(Note(attempt=attempt, rank=rank, step=step, began=began, ended=ended, world_size=size))
     return sorted(found)
+
+
+def committed(folder: Path) -> dict[int, int]:
+    """By attempt: the last step that all of its ranks have noted as committed; without attempts that have none."""
+    last: dict[int, dict[int, int]] = {}
+    sizes: dict[int, int] = {}
+    for file in folder.glob("*.commits"):
+        for line in file.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                attempt, size, rank, step = _numbers(line)
+                sizes[attempt] = size
+                last.setdefault(attempt, {})[rank] = step
+    return {attempt: min(steps.values()) for attempt, steps in sorted(last.items()) if len(steps) == sizes[attempt]}
+
+
+def _numbers(line: str) -> list[int]:
+    return [int(word) for word in line.split()]
 
 
 def attempts(notes: Sequence[Note]) -> list[AttemptSteps]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests import head_storage
 from tests.chaos import shortages
 from tests.chaos.job import Job, wait_for
 from tests.chaos.network_faults import cut_one_way, flood
@@ -31,6 +32,10 @@ class Fault:
     """The workers have time to save: no step may be lost."""
     harmless: bool = False
     """No attempt may end by it."""
+    takes_memory: bool = False
+    """Commits that were not copied from the host yet may be lost."""
+    on_driver: bool = False
+    """It comes on the host of the driver, if that is not the head and has workers."""
     spends: int = 0
     """So many restarts it may use up."""
     anywhere: bool = False
@@ -107,10 +112,25 @@ def _no_space(job: Job, host: Host) -> Kinds:
 
 
 def _stop_driver_briefly(job: Job, host: Host) -> Kinds:
-    pid = inside(job.process)
+    found = wait_for(lambda: job.driver, 20.0)
+    pid = found[0] if found else inside(job.process)
     send([pid], signal.SIGSTOP)
     time.sleep(2.0)
     send([pid, job.process.pid], signal.SIGCONT)  # `nsenter` stops itself when what it started stops
+    return _NO_EVENT
+
+
+def _kill_driver(job: Job, host: Host) -> Kinds:
+    if found := wait_for(lambda: job.driver, 20.0):
+        send([found[0]], signal.SIGKILL)
+    return _NO_EVENT
+
+
+def _kill_gcs(job: Job, host: Host) -> Kinds:
+    gcs = job.hosts.gcs()
+    gcs.kill()
+    time.sleep(random.uniform(0.0, 3.0))
+    job.hosts.restart_gcs(gcs)
     return _NO_EVENT
 
 
@@ -155,6 +175,13 @@ def _heal(job: Job, host: Host) -> None:
     job.hosts.heal(host)
 
 
+OF_DETACHED: tuple[tuple[int, Fault], ...] = (
+    (8, Fault("kill -9 of the driver", _kill_driver, harmless=True)),
+    (3, Fault("kill -9 of all of the driver's host", _to_host(Hosts.kill), _replace, on_driver=True)),
+    (3, Fault("kill -9 of the GCS, started again", _kill_gcs, harmless=True, why_not=head_storage.why_not)),
+)
+"""Further ones of a job whose driver is an actor."""
+
 FAULTS: tuple[tuple[int, Fault], ...] = (
     (5, Fault("kill -9 of a worker", _signal(Job.workers), spends=1, anywhere=True)),
     (1, Fault("kill -9 of all workers of a host", _signal(Job.workers, all_of_them=True), spends=1, anywhere=True)),
@@ -187,6 +214,7 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
     (1, _lost_helper("SIGSTOP of a hot standby", Job.standbys, signal.SIGSTOP)),
     (1, _lost_helper("kill -9 of a zygote", Job.zygotes)),
     (1, _lost_helper("SIGSTOP of a zygote", Job.zygotes, signal.SIGSTOP)),
+    (1, _lost_helper("kill -9 of a state keeper", Job.state_keepers)),  # where the script uses `State`
     (
         1,
         Fault(
@@ -229,20 +257,46 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
     ),
     (1, Fault("kill -9 of a subreaper", _signal(Job.subreapers), spends=1, anywhere=True)),
     (3, Fault("kill -9 of an agent", _signal(Job.agents), anywhere=True)),
-    (1, Fault("SIGSTOP of an agent, continued after", _signal(Job.agents, signal.SIGSTOP), _go_on(Job.agents))),
+    (
+        1,
+        Fault(
+            "SIGSTOP of an agent, continued after",
+            _signal(Job.agents, signal.SIGSTOP),
+            _go_on(Job.agents),
+            takes_memory=True,
+        ),
+    ),
     (1, Fault("SIGSTOP of the driver for 2 s", _stop_driver_briefly, harmless=True)),
-    (2, Fault("kill -9 of all of a host", _to_host(Hosts.kill), _replace)),
-    (1, Fault("power off", _to_host(Hosts.power_off), _replace)),
-    (2, Fault("network cut, healed after", _to_host(Hosts.cut), _heal)),
-    (1, Fault("network cut on the way to the head", _mute, _heal)),
-    (1, Fault("network cut from one host to another, healed after", cut_one_way, _heal, spends=1, needs_two=True)),
+    (2, Fault("kill -9 of all of a host", _to_host(Hosts.kill), _replace, takes_memory=True)),
+    (1, Fault("power off", _to_host(Hosts.power_off), _replace, takes_memory=True)),
+    (2, Fault("network cut, healed after", _to_host(Hosts.cut), _heal, takes_memory=True)),
+    (1, Fault("network cut on the way to the head", _mute, _heal, takes_memory=True)),
+    (
+        1,
+        Fault(
+            "network cut from one host to another, healed after",
+            cut_one_way,
+            _heal,
+            spends=1,
+            needs_two=True,
+            takes_memory=True,
+        ),
+    ),
     (1, Fault("a flood of strangers at all ports", flood, harmless=True, anywhere=True)),
     (1, Fault("network cut for 1 s", _blip, harmless=True)),
     (
         1,
         Fault("slow network that loses packets", _bad_link, lambda job, host: job.hosts.quick(host), harmless=True),
     ),
-    (2, Fault("all of a host stopped, resumed after", _to_host(Hosts.pause), lambda job, host: job.hosts.resume(host))),
+    (
+        2,
+        Fault(
+            "all of a host stopped, resumed after",
+            _to_host(Hosts.pause),
+            lambda job, host: job.hosts.resume(host),
+            takes_memory=True,
+        ),
+    ),
     (2, Fault("drain notice", _drain, _replace_drained, planned=True)),
     (1, Fault("drain notice, a worker ignores SIGTERM", _drain_ignoring_sigterm, _replace_drained, planned=True)),
     (
@@ -254,6 +308,6 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
             planned=True,
         ),
     ),
-    (1, Fault("kill -9 of a raylet", _to_host(Hosts.kill_raylet), _replace)),
+    (1, Fault("kill -9 of a raylet", _to_host(Hosts.kill_raylet), _replace, takes_memory=True)),
 )
 """Each fault with its weight: how often it is chosen."""

@@ -35,17 +35,29 @@ SETTINGS: dict[str, Any] = {
 class Job:
     """`events` are the journal's lines, as far as they are written; times in them are seconds since 1970."""
 
-    def __init__(self, hosts: Hosts, folder: Path, **more: Any) -> None:
+    def __init__(self, hosts: Hosts, folder: Path, *args: str, detach: bool = False, **more: Any) -> None:
+        """`args`: further ones of the script. `detach`: its driver is an actor, at first on the second host."""
         self.hosts = hosts
         self.folder = folder
         folder.mkdir(parents=True)
         self.training = folder / "training"
-        args = [str(self.training), "--steps", str(_ENDLESS)]
-        job = SETTINGS | more | {"entrypoint": {"script": str(_SCRIPT), "args": args}}
+        command_line = [str(self.training), "--steps", str(_ENDLESS), *args]
+        job = SETTINGS | more | {"entrypoint": {"script": str(_SCRIPT), "args": command_line}}
         (folder / "job.yaml").write_text(json.dumps(job))
         self._said = (folder / "said").open("w")
         command = [sys.executable, "-m", "raylaunch", "job.yaml"]
-        self.process = hosts.popen(hosts.head, command, cwd=folder, stdout=self._said, stderr=self._said)
+        self.is_detached = detach
+        if detach:
+            env = hosts.env(XDG_STATE_HOME=str(folder / "state"))
+            started = hosts.popen(hosts[1], [*command, "-d"], cwd=folder, stdout=self._said, stderr=self._said, env=env)
+            if started.wait(timeout=200):
+                raise RuntimeError(f"the run did not start:\n{self.said()}")
+            command = [sys.executable, "-m", "raylaunch", "attach"]
+            self.process = hosts.popen(
+                hosts.head, command, cwd=folder, stdout=subprocess.DEVNULL, stderr=self._said, env=env
+            )
+        else:
+            self.process = hosts.popen(hosts.head, command, cwd=folder, stdout=self._said, stderr=self._said)
         #: Process ids of fork servers that a fault lets open no files.
         self.limited: list[int] = []
         self._began = 0.0
@@ -122,6 +134,16 @@ class Job:
 
     # The processes of the job.
 
+    @property
+    def driver(self) -> tuple[int, Host] | None:
+        """The process id of the driver, and its host; None: there is none now."""
+        if not self.is_detached:
+            return inside(self.process), self.hosts.head
+        for host in self.hosts.hosts:
+            for process in self.hosts.processes(host, "ray::raylaunch: driver"):
+                return process.pid, host
+        return None
+
     def workers(self, host: Host) -> list[int]:
         """Return the process ids, as seen from outside, of the workers of the current attempt on this host."""
         nodes = set(self.nodes_on(host))
@@ -146,9 +168,12 @@ class Job:
         return list({parent(worker) for worker in self.workers(host)} - set(self.subreapers(host)))
 
     def subreapers(self, host: Host) -> list[int]:
-        """Return the process ids of processes that none of the job's others has started."""
+        """Return the process ids of processes that none of the job's others has started, but for state keepers."""
         pids = {process.pid for process in self.processes(host)}
-        return [pid for pid in pids if parent(pid) not in pids]
+        return [pid for pid in pids - {*self.state_keepers(host)} if parent(pid) not in pids]
+
+    def state_keepers(self, host: Host) -> list[int]:
+        return [process.pid for process in self.processes(host) if "state keeper" in process.command]
 
     def helpers(self, host: Host) -> list[int]:
         """Return the process ids of the fork servers' other children: stores, hot standbys and zygotes."""

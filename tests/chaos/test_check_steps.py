@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.chaos.check_steps import Note, attempts, problems, read, table
+from tests.chaos.check_steps import Note, attempts, committed, problems, read, table
 from tests.warm_command import WarmCommand
 from tests.warm_python import WarmPython
 
@@ -137,3 +137,11 @@ def test_a_line_that_was_cut_off_is_no_note(tmp_path):
     """A process may die while it writes."""
     (tmp_path / "1-0-host-7.steps").write_text("1 2 1 2 0 5\n3 4 1 2 0 6")
     assert read(tmp_path) == [Note(attempt=1, rank=0, step=5, began=1, ended=2, world_size=2)]
+
+
+def test_a_step_is_committed_when_all_ranks_have_noted_it(tmp_path):
+    """An attempt of which a rank has noted none has committed none."""
+    (tmp_path / "1-0-a-7.commits").write_text("1 2 0 4\n1 2 0 5\n")
+    (tmp_path / "1-1-a-8.commits").write_text("1 2 1 4\n1 2 1 5")
+    (tmp_path / "2-0-a-9.commits").write_text("2 2 0 5\n")
+    assert committed(tmp_path) == {1: 4}

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from raylaunch.worker import checkpointed, context, section, should_checkpoint
+from raylaunch.worker import State, checkpointed, context, section, should_checkpoint
 
 WIDTH = 16
 KEEP = 3
@@ -35,6 +35,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=24, help="in each step, over all ranks")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--step-seconds", type=float, default=0.03, help="what a step takes at least")
+    parser.add_argument("--state", action="store_true", help="commit in memory after each step, without checkpoints")
     return parser.parse_args()
 
 
@@ -64,6 +65,7 @@ class Trainer:
         self.parameters = list(self.net.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=1e-2, foreach=False)
         self.done = 0
+        self.state = State(net=self.net, optimizer=self.optimizer, every=1) if args.state else None
         self.samples: Iterator[Rows] = iter(())
 
     def step(self) -> None:
@@ -111,9 +113,12 @@ class Trainer:
     def load(self) -> None:
         """Rank 0 reads for all: they must not begin at different steps."""
         found = [None]
-        if dist.get_rank() == 0 and (known := checkpoints(self.args.folder)):
+        if self.state is not None:
+            self.done = self.state.restore()
+        elif dist.get_rank() == 0 and (known := checkpoints(self.args.folder)):
             found = [torch.load(known[-1], weights_only=True)]
-        dist.broadcast_object_list(found)
+        if self.state is None:
+            dist.broadcast_object_list(found)
         if found[0] is not None:
             self.done = found[0]["done"]
             self.net.load_state_dict(found[0]["net"])
@@ -141,9 +146,12 @@ def write(path: Path, fill) -> None:
     os.close(folder)
 
 
-def notes(folder: Path) -> int:
-    """This process's file of notes: BEGAN ENDED ATTEMPT WORLD_SIZE RANK STEP, a line for each step."""
-    name = f"{context().attempt}-{dist.get_rank()}-{os.uname().nodename}-{os.getpid()}.steps"
+def notes(folder: Path, kind: str) -> int:
+    """A file of notes of this process. `steps`: BEGAN ENDED ATTEMPT WORLD_SIZE RANK STEP, a line for each step.
+
+    `commits`: ATTEMPT WORLD_SIZE RANK STEP, a line for each step when it is committed.
+    """
+    name = f"{context().attempt}-{dist.get_rank()}-{os.uname().nodename}-{os.getpid()}.{kind}"
     return os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
@@ -152,13 +160,16 @@ def train(args: argparse.Namespace) -> None:
         dist.init_process_group("gloo")
         trainer = Trainer(args)
         trainer.load()
-    log = notes(args.folder)
+    log, commits = notes(args.folder, "steps"), notes(args.folder, "commits")
     who = f"{context().attempt} {dist.get_world_size()} {dist.get_rank()}"
     while trainer.done < args.steps:
         began, clock = time.time_ns(), time.monotonic()
         trainer.step()
         os.write(log, f"{began} {time.time_ns()} {who} {trainer.done}\n".encode())
-        if should_checkpoint(trainer.done) or trainer.done % args.checkpoint_every == 0 or trainer.done == args.steps:
+        if trainer.state is not None:
+            trainer.state.commit(trainer.done - 1)
+            os.write(commits, f"{who} {trainer.done}\n".encode())
+        elif should_checkpoint(trainer.done) or trainer.done % args.checkpoint_every == 0 or trainer.done == args.steps:
             trainer.save()
             checkpointed(trainer.done)
         time.sleep(max(0.0, args.step_seconds - (time.monotonic() - clock)))

@@ -1,0 +1,95 @@
+"""What the bench of goodput runs: training with DDP that never ends by itself, and a state of 50 MB in each rank.
+
+`unchanged_goodput.py FOLDER DEATHS [options]`: a step takes 50 ms, most of which is sleep. Each rank writes its process
+id to FOLDER/pid-RANK. Rank 0 notes each step in FOLDER/PID.steps: STEP BEGAN ENDED SAVED, in seconds of CLOCK_MONOTONIC,
+which all processes of a machine share; what comes after ENDED is the commit or the checkpoint.
+
+Under raylaunch the state is that of `State`, with its defaults. Otherwise rank 0 writes a checkpoint to tmpfs with
+`torch.save` after each 20 steps, and all ranks read it when they start.
+"""
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import unchanged
+
+STEP_SECONDS = 0.05
+SAVE_EVERY = 20
+TENSORS = 12
+
+
+class Holds:
+    """What is large, and takes no time in a step."""
+
+    def __init__(self) -> None:
+        self.tensors = [torch.zeros(1_000_000) for _ in range(TENSORS)]
+
+    def state_dict(self) -> dict[int, torch.Tensor]:
+        return dict(enumerate(self.tensors))
+
+    def load_state_dict(self, state: dict[int, torch.Tensor]) -> None:
+        self.tensors = [*state.values()]
+
+
+After = Callable[[int], None]
+"""What follows a step with this number."""
+
+
+def committed(objects: dict[str, Any]) -> tuple[int, After]:
+    """Return the next step, and what commits."""
+    from raylaunch.worker import State
+
+    state = State(**objects)
+    return state.restore(), state.commit
+
+
+def saved(objects: dict[str, Any]) -> tuple[int, After]:
+    """Return the next step, and what saves."""
+    path, done = Path(os.environ["BENCH_TMPFS"]) / "state.pt", 0
+    if path.exists():
+        found = torch.load(path)
+        done = found.pop("done")
+        for name, state in found.items():
+            objects[name].load_state_dict(state)
+
+    def save(step: int) -> None:
+        if dist.get_rank() == 0 and (step + 1) % SAVE_EVERY == 0:
+            states = {name: one.state_dict() for name, one in objects.items()}
+            torch.save({"done": step + 1, **states}, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    return done, save
+
+
+def work(args: Namespace) -> None:
+    """In a process group: train until this process is killed."""
+    torch.set_num_threads(1)
+    rank = dist.get_rank()
+    unchanged.write(args.folder / f"pid-{rank}", str(os.getpid()))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    objects = {"model": model, "optimizer": optimizer, "holds": Holds()}
+    step, after = committed(objects) if "RAYLAUNCH_ATTEMPT" in os.environ else saved(objects)
+    with open(args.folder / f"{os.getpid()}.steps" if rank == 0 else os.devnull, "w", buffering=1) as notes:
+        while True:
+            began = time.monotonic()
+            optimizer.zero_grad()
+            model(torch.ones(8, 256)).square().mean().backward()
+            optimizer.step()
+            time.sleep(max(0.0, began + STEP_SECONDS - time.monotonic()))
+            ended = time.monotonic()
+            after(step)
+            notes.write(f"{step} {began} {ended} {time.monotonic()}\n")
+            step += 1
+
+
+if __name__ == "__main__":
+    arguments = unchanged.argument_parser().parse_args()
+    dist.init_process_group("gloo")
+    work(arguments)
