@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,7 +145,7 @@ class Autoscaler:
 
     def env(self) -> dict[str, str]:
         """For the head."""
-        found = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+        found = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"} | NO_PRESTART
         if self.version == 1:
             return found | {"RAY_enable_autoscaler_v2": "0"}
         return found | {
@@ -159,16 +159,21 @@ class Autoscaler:
 def private_cluster(
     *,
     cpus: int = 4,
+    gpus: int | None = None,
     dashboard: bool = False,
     labels: str = "",
     lean: bool = False,
     autoscaler: Autoscaler | None = None,
+    storage: str = "",
 ) -> Iterator[Cluster]:
     """Start a cluster. `dashboard` is needed for `ray job submit`, and needs `ray[default]`.
 
-    `lean`: see `LEAN` and `NO_PRESTART`, and without the dashboard `lean_ray.py`.
+    `gpus`: logical ones; None: those that Ray finds. `lean`: see `LEAN` and `NO_PRESTART`, and without the dashboard
+    `lean_ray.py`. `storage`: the address of the Redis in which the head keeps its tables; "": in its own memory.
     """
-    cluster = start(cpus=cpus, dashboard=dashboard, labels=labels, lean=lean, autoscaler=autoscaler)
+    cluster = start(
+        cpus=cpus, gpus=gpus, dashboard=dashboard, labels=labels, lean=lean, autoscaler=autoscaler, storage=storage
+    )
     try:
         yield cluster
     finally:
@@ -178,10 +183,12 @@ def private_cluster(
 def start(
     *,
     cpus: int = 4,
+    gpus: int | None = None,
     dashboard: bool = False,
     labels: str = "",
     lean: bool = False,
     autoscaler: Autoscaler | None = None,
+    storage: str = "",
 ) -> Cluster:
     """Start a cluster, which the caller must stop."""
     # Ray's socket paths must stay below 108 characters: a short folder, whatever TMPDIR says.
@@ -200,16 +207,18 @@ def start(
     command = [
         *("--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
         *(f"--num-cpus={cpus}", f"--temp-dir={folder}", f"--include-dashboard={str(dashboard).lower()}"),
-        *(*_labels(labels), f"--dashboard-port={http}"),
+        *(*_labels(labels), f"--dashboard-port={http}", *([] if gpus is None else [f"--num-gpus={gpus}"])),
         *cluster.agent_ports(),
         *("--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000", "--disable-usage-stats"),
-        *(LEAN if lean else ()),
+        *(LEAN if lean else () if autoscaler is None else LEAN[1:]),
     ]
     env = cluster.env(**{MARK: mark})
     del env["RAY_ADDRESS"]
     if autoscaler is not None:
         command.append(f"--autoscaling-config={autoscaler.config(cluster, cpus)}")
         env |= autoscaler.env()
+    if storage:
+        env["RAY_REDIS_ADDRESS"] = storage
     _run(cluster, command, env)
     return cluster
 
@@ -257,16 +266,23 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def marked(mark: str) -> list[int]:
-    """Return the processes whose environment has the mark; zombies have no environment."""
+def marked(mark: str, known: Collection[int] = ()) -> list[int]:
+    """Return the processes whose environment has the mark; zombies have no environment.
+
+    `known`: those that cannot have it. To look at each of hundreds takes milliseconds of CPU.
+    """
     found = []
     needle = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and int(folder.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if needle in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
+    for pid in running() - {os.getpid(), *known}:
+        with contextlib.suppress(OSError):
+            if needle in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
     return found
+
+
+def running() -> set[int]:
+    """Return the process ids of all processes."""
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
 
 
 def end_marked(mark: str, seconds: float = 10.0) -> None:

@@ -59,14 +59,14 @@ class Terminal:
             return bool(data)
         return True
 
-    def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 200.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "\n".join(self.rows)
             if not self.read(0.1) and not condition():
                 raise AssertionError("\n".join(self.rows))
 
-    def end(self, seconds: float = 60.0) -> int:
+    def end(self, seconds: float = 200.0) -> int:
         """Show everything until the program has ended, and return its exit code, or the negative number of a signal."""
         deadline = time.monotonic() + seconds
         while self.read(0.1):

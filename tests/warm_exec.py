@@ -1,7 +1,7 @@
 """What is started in place of Python: has a warm Python fork what it is to run, since importing torch takes 2 s of CPU.
 
 Arguments: the socket of the warm Python, then Python's own: `-u`, and a file or `-m` and a module, with its arguments.
-It gets a signal in place of the fork, passes it on to that and the children of that, and ends as the fork does. It is no
+The fork has the files that this one was started with. It gets a signal in place of the fork, passes it on to that and the children of that, and ends as the fork does. It is no
 stand-in for what is killed by SIGKILL or has a controlling terminal.
 """
 
@@ -15,16 +15,17 @@ STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SI
 IGNORED = [number for number in STOPS if signal.getsignal(number) is signal.SIG_IGN]
 SIGNALS = [number for number in STOPS if number not in IGNORED]
 
+inherited = [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and os.path.exists(f"/proc/self/fd/{fd}")]
 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 argv = [word for word in sys.argv[2:4] if word != "-u"] + sys.argv[4:]
 module, *argv = argv[1:] if argv[0] == "-m" else [os.path.abspath(argv[0]), *argv[1:]]
-request = {"module": module, "argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "fds": [], "namespaces": 0}
+request = {"module": module, "argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "fds": inherited}
 os.umask(umask := os.umask(0))
-request |= {"bound": False, "umask": umask, "ignored": IGNORED}
+request |= {"namespaces": 0, "bound": False, "umask": umask, "ignored": IGNORED}
 ours, theirs = os.pipe()
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
     sock.connect(sys.argv[1])
-    socket.send_fds(sock, [json.dumps(request).encode()], [0, 1, 2, theirs])
+    socket.send_fds(sock, [json.dumps(request).encode()], [0, 1, 2, *inherited, theirs])
 os.close(theirs)
 with open(ours) as status:
     pid = int(status.readline())

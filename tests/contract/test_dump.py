@@ -28,12 +28,12 @@ WANTED: dict[str, str] = {
     "env RAYLAUNCH_PAGE": "where steps are marked, and checkpoints asked for",
     "env RAYLAUNCH_RUN_DIR": "where a script can write what belongs to the run, as for TensorBoard",
     "env RAYLAUNCH_STATE": "where a script that commits its state asks for memory",
+    "env RAYLAUNCH_SURVIVORS": "where an elastic function says that its worker can stay",
     "env RAY_ADDRESS": "`ray.init()` in a script finds the cluster that it runs on",
     "env RAY_AUTH_MODE": "and is let in",
     "env RAY_AUTH_TOKEN": "and is let in",
     "command line": "a title in `ps`, which has the rank and no argument of the script",
     "exit handlers": IMPORTED,
-    "warnings filters": IMPORTED,
     "faulthandler": "a crash leaves its Python stack in stderr.log",
     "files": "the file of its last words, closed on exec; stdin",
     "stdin gives": "the launcher may be on another machine, so nobody's stdin is read",
@@ -45,6 +45,7 @@ WANTED: dict[str, str] = {
 """Fields of the dump in which a worker of raylaunch differs, and why. `env X` is the variable X."""
 IN_SOME_VERSIONS: dict[str, str] = {
     "env TORCHINDUCTOR_CACHE_DIR": IMPORTED,
+    "warnings filters": IMPORTED,
     "builtins": IMPORTED,  # the pybind11 of torch 2.6 keeps its own there
     "env TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun of torch 2.6 does not tell them",
 }

@@ -162,9 +162,10 @@ class Run:
         return [each for each in self.processes(host) if each.inner in pids]
 
     def steps(self) -> list[Step]:
-        """Return the steps that the workers of `STEPS` recorded, in order of time."""
-        lines = [line.split() for path in self.folder.glob("steps.*") for line in path.read_text().splitlines()]
-        found = [Step(float(line[0]), *map(int, line[1:5]), line[5]) for line in lines if len(line) == 6]
+        """Return the steps that the workers of `STEPS` recorded, in order of time. The last line may not be whole yet."""
+        texts = [path.read_text().rpartition("\n")[0] for path in self.folder.glob("steps.*")]
+        lines = [line.split() for text in texts for line in text.splitlines()]
+        found = [Step(float(line[0]), *map(int, line[1:5]), line[5]) for line in lines]
         return sorted(found, key=lambda step: step.at)
 
     def wait_for(self, what: Callable[[], object], seconds: float = 120.0, name: str = "") -> None:
@@ -247,19 +248,26 @@ class Launcher:
         return name
 
     def start(
-        self, text: str = STEPS, *args: str, on: Host | None = None, around: dict[str, str] | None = None, **job: Any
+        self,
+        text: str = STEPS,
+        *args: str,
+        on: Host | None = None,
+        around: dict[str, str] | None = None,
+        more: dict[str, str] | None = None,
+        **job: Any,
     ) -> Run:
         """Run the script with one worker on each of three nodes and no restarts, unless the arguments say otherwise.
 
         `on`: where the driver is, the head if not said; `around`: more of its environment. With that it is a new
-        interpreter, in which Ray has not read its settings yet, else a fork of one that has imported Ray.
+        interpreter, in which Ray has not read its settings yet, else a fork of one that has imported Ray. `more`: more of
+        its environment, without that.
         """
         mark = secrets.token_hex(8)
         defaults = {"nnodes": 3, "nproc_per_node": 1, "cpus_per_worker": 1, "preload": [], "last_call": 0.5}
         job = {"entrypoint": {"script": self.script(text), "args": list(args)}} | defaults | {"show": "none"} | job
         job["env"] = {MARK: mark} | job.get("env", {})
         (self.folder / "job.yaml").write_text(json.dumps(job))
-        host, env = on or self.hosts.head, self.hosts.env(**{MARK: mark} | (around or {}))
+        host, env = on or self.hosts.head, self.hosts.env(**{MARK: mark} | (around or {}) | (more or {}))
         if around:
             command = [sys.executable, "-m", "raylaunch", "job.yaml"]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

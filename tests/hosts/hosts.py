@@ -17,14 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests import head_storage
+from tests.head_storage import GcsProcess
 from tests.hosts.host import NAMESPACES, Host, Process, child, parent, pid_space, send, spawn, start_host
 from tests.private_cluster import LEAN, NO_PRESTART, RAY_START, WORKERS, warm_ray
 from tests.warm_python import WarmPython
 
-_PORT = 6379
+_PORT, _REDIS_PORT = 6379, 6380
 _UP_SECONDS = 240.0
 _PREFIX = "rlh-"
 _NOBODY = "02:00:00:00:00:00"
@@ -34,14 +37,18 @@ _NOBODY = "02:00:00:00:00:00"
 class Hosts:
     """A Ray cluster of that many hosts, each with a raylet. The first is the head, where drivers run."""
 
-    def __init__(self, count: int, *, cpus: int = 2, lean: bool = False) -> None:
-        """`cpus`: what each raylet says it has; `lean`: Ray's workers and helpers are those of `lean_ray.py`, and none is prestarted."""
+    def __init__(self, count: int, *, cpus: int = 2, lean: bool = False, storage: bool = False) -> None:
+        """`cpus`: what each raylet says it has; `lean`: Ray's workers and helpers are those of `lean_ray.py`, and none is prestarted.
+
+        `storage`: the head keeps its tables in a Redis, and its GCS can be killed and started again.
+        """
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
         self.token = secrets.token_hex(32)
         self.hosts: list[Host] = []
         self._cpus = cpus
         self._lean = lean
+        self._storage = contextlib.ExitStack() if storage else None
         self._count = 0
         self._commands: list[subprocess.Popen[Any]] = []
         self._inspector: subprocess.Popen[str] | None = None
@@ -83,7 +90,11 @@ class Hosts:
         return f"{self.head.address}:{_PORT}"
 
     def _start(self, count: int) -> None:
-        self._start_ray(self._make_host())
+        self._make_host()
+        if self._storage is not None:
+            start = partial(self.popen, self.head)
+            self._storage.enter_context(head_storage.redis(self.folder, _REDIS_PORT, self.head.address, start))
+        self._start_ray(self.head)
         self._inspector = self._start_inspector()
         for _ in range(1, count):
             self._start_ray(self._make_host())
@@ -189,6 +200,15 @@ class Hosts:
         """Kill only the raylet."""
         send({process.pid for process in self.processes(host) if "raylet/raylet " in process.command}, 9)
 
+    def gcs(self) -> GcsProcess:
+        """Return the head's GCS, to be killed and started again. `storage` must be set."""
+        return GcsProcess(process.pid for process in self.processes(self.head, "/gcs_server "))
+
+    def restart_gcs(self, gcs: GcsProcess) -> None:
+        """Start it again after it was killed."""
+        gcs.start(partial(self.popen, self.head))
+        gcs.pid = inside(gcs.process)
+
     def restart_ray(self, host: Host) -> None:
         """Start a raylet on a host that lost its own. To Ray it is a new node."""
         gone, host.node_id = host.node_id, ""
@@ -274,7 +294,7 @@ class Hosts:
     def run_in(self, host: Host, command: list[str], **options: Any) -> str:
         """Run a command on a host; return its output."""
         process = self.popen(host, command, stdout=subprocess.PIPE, **options)
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=200)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command, out)
         return out
@@ -285,6 +305,8 @@ class Hosts:
             self.quick(host)
             if host.holder.poll() is None:
                 self.kill(host)
+        if self._storage is not None:
+            self._storage.close()
         if self._warm is not None:
             self._warm.close()
         for process in [*self._commands, self._switch]:
@@ -328,6 +350,7 @@ class Hosts:
         env = self.env(TMPDIR=str(host.folder / "tmp"), **(NO_PRESTART if self._lean else {}))
         if host is self.head:
             del env["RAY_ADDRESS"]
+            env |= {"RAY_REDIS_ADDRESS": f"{host.address}:{_REDIS_PORT}"} if self._storage is not None else {}
         argv = [str(self.folder / WORKERS) if self._lean else "", "start", "--block", *options]
         with open(os.devnull) as nothing, (host.folder / "ray.log").open("w") as log:
             files = (nothing, log, log)

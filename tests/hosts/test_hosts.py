@@ -42,7 +42,7 @@ def seconds_to(hosts, host, other):
     """Return the round-trip time in seconds; None: packets are dropped."""
     command = [sys.executable, "-ISc", KNOCK, other.address]
     knock = hosts.popen(host, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    said, _ = knock.communicate(timeout=100)
+    said, _ = knock.communicate(timeout=200)
     return float(said) if said else None
 
 
@@ -75,7 +75,7 @@ def heard(hosts, ear, callers):
     hearing.stdout.readline()
     for caller in callers:
         hosts.run_in(caller, [sys.executable, "-ISc", CALL, ear.address, caller.name])
-    said, _ = hearing.communicate(timeout=100)
+    said, _ = hearing.communicate(timeout=200)
     return said.strip()
 
 

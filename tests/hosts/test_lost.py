@@ -8,7 +8,7 @@ from tests.hosts.steps import ended, hosts_by_rank, never_two_worlds
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-TIMEOUT = 3
+TIMEOUT = 6
 """`node_timeout` of these runs. Ray itself takes half a minute to notice that a host is gone, a minute for a cut."""
 
 

@@ -55,7 +55,7 @@ def test_an_agent_whose_raylet_was_killed(launcher, hosts):
 
 
 def test_a_driver_that_stood_still_finds_its_workers_ended_and_starts_others(launcher, hosts):
-    run = launcher.start(node_timeout=3)
+    run = launcher.start(node_timeout=6)
     first = run.wait_for_world(3)
     before = {worker.pid for host in hosts.hosts for worker in run.workers(host)}
     assert len(before) == 3
@@ -83,7 +83,7 @@ def test_a_run_ends_when_the_head_does_not_answer_its_driver_any_more(launcher, 
 
 
 def test_a_driver_that_was_cut_off_from_all_others_trains_again_when_it_is_healed(launcher, hosts):
-    run = launcher.start(nnodes="2:3", node_timeout=3)
+    run = launcher.start(nnodes="2:3", node_timeout=6)
     first = run.wait_for_world(3)
     hosts.cut(hosts.head)
     run.wait_for(lambda: not any(run.workers(host) for host in hosts.hosts), name="all workers to end")

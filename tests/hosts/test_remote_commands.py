@@ -52,7 +52,7 @@ def test_a_run_is_looked_at_followed_and_stopped_from_another_machine(launcher, 
 
     def said(*arguments: str, code: int = 0, **env: str) -> str:
         process = start(*arguments, **env)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
         assert process.returncode == code, err
         return out
 
@@ -70,6 +70,12 @@ def test_a_run_is_looked_at_followed_and_stopped_from_another_machine(launcher, 
     assert (shown["state"], shown["host"], shown["folder"]) == ("running", hosts.head.name, f"{private}/train/one")
     node = next(each for each in shown["node_states"] if each["first_rank"] == 1)["name"]
     assert said("logs", "--node", node, "one") == "[1] attempt 1 of rank 1\n"
+    timed = [json.loads(line) for line in said("logs", "--json", "one").splitlines()]
+    assert [each["rank"] for each in timed if each["time"] is not None] == [0, 1, 2]
+    assert said("logs", "--since", timed[2]["time"], "--rank", "2", "-t", "one").split()[0] == timed[2]["time"]
+    assert said("logs", "--since", "2100-01-01", "one") == ""
+    (cluster,) = [each for each in json.loads(said("doctor", "--json"))["findings"] if each["check"] == "cluster"]
+    assert cluster["text"].endswith(f"has {len(hosts.hosts)} nodes")
     assert said("ps", RAY_AUTH_TOKEN="0" * 64).startswith("no run is going on")
     assert said("status", "one", code=ExitCode.USAGE, RAY_AUTH_TOKEN="0" * 64) == ""
 
@@ -85,11 +91,11 @@ def test_a_run_is_looked_at_followed_and_stopped_from_another_machine(launcher, 
         for rank in range(3)
     }
     stopped = start("stop", "-y", "one")
-    _, err = stopped.communicate(timeout=100)
+    _, err = stopped.communicate(timeout=200)
     assert stopped.returncode == 0
     assert err.splitlines()[-1].startswith("raylaunch: train one: done with exit code 143: stopped by ")
     assert run.wait().code == 143
-    _, err = followed.communicate(timeout=100)
+    _, err = followed.communicate(timeout=200)
     assert (followed.returncode, err.splitlines()[-1][:40]) == (143, "raylaunch: train one: done with exit cod")
     wait_until(
         lambda: "one" not in [each["id"] for each in json.loads(said("ps", "-a", "--json"))["runs"]], 100, "its end"
