@@ -3,10 +3,13 @@
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
 # make profile-restart: where the time of a restart goes (N=10 restarts);
 # make dist: build a wheel, and try it in a clean environment (INTO=python: in the environment of that Python);
-# make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk");
+# make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk";
+# DETACH=1: a run with -d, whose driver, its host, and the GCS of Ray's head are killed too);
 # make compat: try other versions of Python, Ray and torch, each in an environment that is removed afterwards (KEEP=1: it
 # is not), with up to 8 GB for a torch with CUDA (ONLY="py3.12 ray2.52 torch2.15": these; ONLY=cheap: two, for CI;
-# IF_AVAILABLE=1: to lack a Python or the package index is no failure).
+# IF_AVAILABLE=1: to lack a Python or the package index is no failure);
+# make gpu: everything that needs a GPU, in nine minutes, without a network (ONLY="hangs state": these; OUT=folder);
+# make gpu-bundle: pack what `make gpu` needs on another machine into gpu-bundle (GPU_PYTHON=3.12: that machine's).
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,12 +32,13 @@ run: install
 	$(BIN)/python -m raylaunch conf/job.yaml ray.address=local
 
 # Half of the time of a test is waiting for processes, for Ray and for torch to start: more parts run at one time than
-# there are CPUs, those that wait most first. The output of each is shown when it has ended.
+# there are CPUs. Those that take longest are first, so that none runs alone at the end; test-node waits most. The output
+# of each is shown when it has ended.
 JOBS ?= $(shell expr $$(nproc) + 2)
-PARTS := check test-own-cluster test-hosts test-sessions test-runs test-contract test-worker test-node test-rest test-agents test-core
+PARTS := test-node test-own-cluster test-hosts test-runs test-worker test-sessions test-rest test-contract test-agents check test-core
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: install run test $(PARTS) fuzz bench profile-restart dist chaos compat clean
+.PHONY: install run test $(PARTS) fuzz bench profile-restart dist chaos compat gpu gpu-bundle clean
 
 # Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
@@ -90,11 +94,26 @@ dist: install
 	rm -rf build
 	$(BIN)/python -m tests.dist dist/*.whl $(if $(INTO),--python $$(command -v $(INTO)))
 
+ifdef DETACH
+chaos: install
+	$(BIN)/python -m tests.chaos --detach --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
+else
 chaos: install
 	$(BIN)/python -m tests.chaos --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
+	$(BIN)/python -m tests.chaos --state --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
+endif
 
 compat: install
 	$(BIN)/python -m tests.compat $(if $(ONLY),--only "$(ONLY)") $(if $(KEEP),--keep) $(if $(IF_AVAILABLE),--if-available)
 
+# Also where nothing was installed: in a bundle, and with the Python that has the machine's torch.
+MACHINE_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+
+gpu:
+	$(MACHINE_PYTHON) -m tests.gpu $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only "$(ONLY)") $(if $(SECONDS),--seconds $(SECONDS))
+
+gpu-bundle: install
+	$(BIN)/python -m tests.gpu.bundle gpu-bundle $(if $(GPU_PYTHON),--python $(GPU_PYTHON))
+
 clean:
-	rm -rf $(VENV) .compat runs checkpoints build dist
+	rm -rf $(VENV) .compat runs checkpoints build dist gpu-bundle
