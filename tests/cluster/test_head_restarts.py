@@ -1,7 +1,5 @@
 """The head of the cluster (its GCS) is killed and started again, with Redis as its storage and without."""
 
-# ruff: noqa: SLF001 - the command that reads on while it is attached
-
 from __future__ import annotations
 
 import json
@@ -109,8 +107,8 @@ def test_a_head_that_is_started_again_with_its_storage(stored):
         three = detached(stored, "three")
         stopped = elsewhere(stored, "stop", three)
         assert stopped.returncode == 0, stopped.stderr
-        command = ["-m", "raylaunch", "attach", "--since", "1d", one]
-        attached = stored._process(command, {"XDG_STATE_HOME": str(stored.folder / "elsewhere")}, ())
+        elsewhere_too = {"XDG_STATE_HOME": str(stored.folder / "elsewhere")}
+        attached = stored.command("raylaunch", "attach", "--since", "1d", one, env=elsewhere_too)
         shown = attached.stdout.readline()
         for name in ("one", "two"):
             (stored.folder / name).touch()
