@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,13 @@ def steps(launcher: Launcher, name: str, rank: int = 0) -> list[list[str]]:
     return [line.split() for line in found.read_text().splitlines(keepends=True)] if found is not None else []
 
 
+def result_of(launcher: Launcher, name: str) -> dict[str, Any]:
+    """Return what the driver writes after it has told commands that the run has ended."""
+    (folder,) = launcher.folder.glob(f"runs/{name}/2*")
+    wait_until((folder / "result.json").exists, 60, f"the result of {name}")
+    return json.loads((folder / "result.json").read_text())
+
+
 def wait_for_steps(launcher: Launcher, *names: str) -> None:
     """Both ranks of these runs go on."""
     for name in names:
@@ -116,7 +124,7 @@ def test_a_head_that_is_started_again_with_its_storage(stored):
         assert attached.returncode == 0, said
         assert two.wait().code == 0, two.err
         for name in ("one", "two"):
-            (result,) = (json.loads(path.read_text()) for path in stored.folder.glob(f"runs/{name}/2*/result.json"))
+            result = result_of(stored, name)
             assert (result["exit_code"], result["restarts"], result["takeovers"]) == (0, 0, int(name == "one"))
             for rank in (0, 1):  # one process made all steps
                 lines = steps(stored, name, rank)
