@@ -115,16 +115,23 @@ class CheckpointWrites:
                 processes.append(self._start([*fds], is_end=True))
         self._process = None
         for process in processes:
-            said = b""
-            while process.stdout is not None and (left := deadline - time.monotonic()) > 0:
-                if select.select([process.stdout], [], [], left)[0]:
-                    data = os.read(process.stdout.fileno(), _CHUNK)
-                    said += data
-                    if not data:
-                        if why := _why(said):
-                            print(f"raylaunch: {why}", file=sys.stderr, flush=True)  # noqa: T201
-                        break
+            if why := self._last_words(process, deadline):
+                print(f"raylaunch: {why}", file=sys.stderr, flush=True)  # noqa: T201
             _close(process)
+
+    def _last_words(self, process: subprocess.Popen[bytes], deadline: float) -> str:
+        """Return why the process has not written its checkpoint by the deadline, for a person; "": it has."""
+        said = b""
+        while process.stdout is not None and (left := deadline - time.monotonic()) > 0:
+            if select.select([process.stdout], [], [], left)[0]:
+                data = os.read(process.stdout.fileno(), _CHUNK)
+                said += data
+                if not data:
+                    return _why(said)
+        return (
+            f"a checkpoint is not written to {self._folder} yet: a process of this node goes on with that in the "
+            "background, and does not end with the run"
+        )
 
 
 def _why(said: bytes) -> str:

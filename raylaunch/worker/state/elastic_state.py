@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
 _VALUES, _RANDOM = "values", "random states"
 """Names of the items of a commit, besides those of the objects."""
-_MUCH = 4
-"""The interval of `auto` is told again after a change by this factor: on a busy machine it often changes a little."""
+_MUCH, _TOLD_SECONDS = 4, 60.0
+"""The interval of `auto` is told again after a change by this factor, and not within so many seconds: on a busy machine
+it often changes.
+"""
 
 
 @dataclass(slots=True)
@@ -87,7 +90,8 @@ class State:
         self._folder = DurableFolder.of(durable, os.environ)
         self._alone: HeartbeatWriter | None = None
         self._rank = RankCommits(self._folder)
-        self._told_interval = 0
+        #: The interval that was told, and when.
+        self._told = 0, -math.inf
         self._unsealed: _Unsealed | None = None
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -220,14 +224,14 @@ class State:
 
     def _tell(self, unsealed: _Unsealed, interval: int, cost: float, writer: HeartbeatWriter) -> None:
         """Say on rank 0 how often `auto` commits, and why; on stderr again only where that changes much."""
-        known = self._told_interval
+        (known, at), now = self._told, monotonic()
         is_measured = self._schedule.is_automatic and unsealed.number > 2 and self._schedule.step_seconds  # noqa: PLR2004
         if not is_measured or unsealed.held.rank:
             return
         writer.record_commit_rate(interval, cost, self._schedule.step_seconds)
-        if known / _MUCH < interval < _MUCH * known:
+        if known / _MUCH < interval < _MUCH * known or now - at < _TOLD_SECONDS:
             return
-        self._told_interval = interval
+        self._told = interval, now
         often = "each step" if interval == 1 else f"every {interval} steps"
         print(
             f"raylaunch: `State` commits {often}: a commit takes {1000 * cost:.1f} ms, a step "

@@ -129,3 +129,32 @@ def test_what_became_of_a_write_is_in_the_buffer(monkeypatch, tmp_path, program,
             writes.poll({fd: (commit, WriteState.TO_WRITE)})
     os.close(fd)
     assert (buffer.header.write_state, outcome in buffer.header.outcome) == (state, True)
+
+
+_STALLS = "import select\nreader = select.poll()\nreader.register(1, 0)\nreader.poll()\n"
+"""A program that says nothing, as one whose disk does not answer, until nobody reads any more what it says."""
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "said"),
+    [
+        (_STALLS, 0.3, "is not written to /somewhere yet"),
+        ('print(\'{"failed": "no space"}\')', 60.0, "raylaunch: no space\n"),
+        ('print(\'{"failed": ""}\')', 60.0, ""),
+    ],
+)
+def test_the_end_of_a_run_says_what_becomes_of_its_last_checkpoint(
+    monkeypatch, capsys, tmp_path, program, seconds, said
+):
+    """It does not wait for long."""
+    (tmp_path / "program.py").write_text(program)
+    monkeypatch.setattr(checkpoint_process, "__file__", str(tmp_path / "program.py"))
+    monkeypatch.setattr(checkpoint_writes, "_END_SECONDS", seconds)
+    fd = os.memfd_create("test")
+    with select.epoll() as epoll:
+        writes = CheckpointWrites(epoll)
+        writes.note_folder(Request(attempt=1, rank=0, index=2, folder="/somewhere", keep=1, write=0))
+        writes.close({fd: Commit(1, 8)})
+    os.close(fd)
+    err = capsys.readouterr().err
+    assert said in err if said else err == ""
