@@ -5,7 +5,7 @@ number of different steps that were done, times the median time of a step, by th
 on. So start, commits, checkpoints, restarts, and steps that are done again all count against it. That is what raylaunch
 reports as `goodput` of a run, without the time before its first step, and with what commits take.
 
-raylaunch has `State` with `every="auto"`; torchrun (with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) and Ray Train have
+raylaunch has `State` with `every="auto"` and `elastic`; torchrun (with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) and Ray Train have
 checkpoints in tmpfs after each 20 steps. BENCH_GOODPUT="SECONDS KILL_EACH" sets other times than 180 and 15 s.
 """
 

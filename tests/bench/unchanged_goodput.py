@@ -4,20 +4,21 @@
 id to FOLDER/pid-RANK. Rank 0 notes each step in FOLDER/PID.steps: STEP BEGAN ENDED SAVED, in seconds of CLOCK_MONOTONIC,
 which all processes of a machine share; what comes after ENDED is the commit or the checkpoint.
 
-Under raylaunch the state is that of `State`, with its defaults. Otherwise rank 0 writes a checkpoint to tmpfs with
-`torch.save` after each 20 steps, and all ranks read it when they start.
+Under raylaunch the state is that of `State`, with its defaults, and workers that were not killed stay (`elastic`).
+Otherwise rank 0 writes a checkpoint to tmpfs with `torch.save` after each 20 steps, and all ranks read it when they start.
 """
 
 import os
 import time
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import unchanged
+
+from raylaunch import worker
 
 STEP_SECONDS = 0.05
 SAVE_EVERY = 20
@@ -37,46 +38,37 @@ class Holds:
         self.tensors = [*state.values()]
 
 
-After = Callable[[int], None]
-"""What follows a step with this number."""
+class Saved:
+    """What stands in for `State` elsewhere: after each 20 steps rank 0 writes a checkpoint to tmpfs."""
 
+    def __init__(self, **objects: Any) -> None:
+        self._objects = objects
+        self._path = Path(os.environ["BENCH_TMPFS"]) / "state.pt"
 
-def committed(objects: dict[str, Any]) -> tuple[int, After]:
-    """Return the next step, and what commits."""
-    from raylaunch.worker import State
-
-    state = State(**objects)
-    return state.restore(), state.commit
-
-
-def saved(objects: dict[str, Any]) -> tuple[int, After]:
-    """Return the next step, and what saves."""
-    path, done = Path(os.environ["BENCH_TMPFS"]) / "state.pt", 0
-    if path.exists():
-        found = torch.load(path)
-        done = found.pop("done")
+    def restore(self) -> int:
+        """Return the number of steps that were done."""
+        if not self._path.exists():
+            return 0
+        found = torch.load(self._path)
+        done = int(found.pop("done"))
         for name, state in found.items():
-            objects[name].load_state_dict(state)
+            self._objects[name].load_state_dict(state)
+        return done
 
-    def save(step: int) -> None:
+    def commit(self, step: int) -> None:
+        """Write a checkpoint, if it is time."""
         if dist.get_rank() == 0 and (step + 1) % SAVE_EVERY == 0:
-            states = {name: one.state_dict() for name, one in objects.items()}
-            torch.save({"done": step + 1, **states}, f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
-
-    return done, save
+            states = {name: one.state_dict() for name, one in self._objects.items()}
+            torch.save({"done": step + 1, **states}, f"{self._path}.tmp")
+            os.replace(f"{self._path}.tmp", self._path)
 
 
-def work(args: Namespace) -> None:
-    """In a process group: train until this process is killed."""
-    torch.set_num_threads(1)
+def train(state: Any, args: Namespace, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Train until this process is killed."""
     rank = dist.get_rank()
     unchanged.write(args.folder / f"pid-{rank}", str(os.getpid()))
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    objects = {"model": model, "optimizer": optimizer, "holds": Holds()}
-    step, after = committed(objects) if "RAYLAUNCH_ATTEMPT" in os.environ else saved(objects)
-    with open(args.folder / f"{os.getpid()}.steps" if rank == 0 else os.devnull, "w", buffering=1) as notes:
+    step = state.restore()
+    with open(args.folder / f"{os.getpid()}.steps" if rank == 0 else os.devnull, "a", buffering=1) as notes:
         while True:
             began = time.monotonic()
             optimizer.zero_grad()
@@ -84,9 +76,21 @@ def work(args: Namespace) -> None:
             optimizer.step()
             time.sleep(max(0.0, began + STEP_SECONDS - time.monotonic()))
             ended = time.monotonic()
-            after(step)
+            state.commit(step)
             notes.write(f"{step} {began} {ended} {time.monotonic()}\n")
             step += 1
+
+
+def work(args: Namespace) -> None:
+    """In a process group: prepare, and train."""
+    torch.set_num_threads(1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    objects = {"model": model, "optimizer": optimizer, "holds": Holds()}
+    if "RAYLAUNCH_ATTEMPT" not in os.environ:
+        train(Saved(**objects), args, model, optimizer)
+        return
+    worker.elastic(train)(worker.State(**objects), args, model, optimizer)
 
 
 if __name__ == "__main__":
