@@ -279,11 +279,11 @@ class Agent:
         """Take note that another agent has taken over what this one left."""
         self._lease.release()
 
-    async def close(self) -> None:
-        """End every process of the run on this node."""
+    async def close(self) -> list[str]:
+        """End every process of the run on this node, and return what to tell a person about it."""
         self._lease.node_closing()
         self._stop_polling()
-        await in_thread(self._supervisor.close)
+        return await in_thread(self._supervisor.close)
 
     def end_node(self) -> None:
         """End every process of the run on this node, from any thread."""

@@ -257,12 +257,12 @@ class AgentActor:
             self._link.release()
         return True
 
-    async def close(self) -> None:
-        """End every process on this node."""
-        if self._client is not None:
-            await asyncio.to_thread(self._client.close)
-        elif self._agent is not None:
-            await self._agent.close()
+    async def close(self) -> list[str]:
+        """End every process on this node, and return what to tell a person about it."""
+        if self._client is None:
+            return await self._agent.close() if self._agent is not None else []
+        await asyncio.to_thread(self._client.close)
+        return []
 
 
 def _described(error: Exception) -> str:
@@ -283,9 +283,8 @@ def _home() -> Home:
 
 def _numeric(address: str) -> str:
     """Return the node's address as Ray knows it, as a number: other nodes may not resolve a name."""
-    return next(
-        (one for one in interfaces.resolve(address) if one == address or not interfaces.is_loopback(one)), address
-    )
+    found = interfaces.resolve(address)
+    return next((one for one in found if one == address or not interfaces.is_loopback(one)), address)
 
 
 def ask_for_logs(actor: Any, asked: LogQuery | LogRead) -> Future[LogAnswer]:
@@ -306,11 +305,16 @@ def ask_for_logs(actor: Any, asked: LogQuery | LogRead) -> Future[LogAnswer]:
     return answer
 
 
-def close(actors: Sequence[Any]) -> None:
-    """Have agents end their processes, and wait for that, for seconds at most."""
-    if actors:
-        with contextlib.suppress(RayError):
-            ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=CLOSE_SECONDS)
+def close(actors: Sequence[Any], say: Callable[[str], None] = lambda _: None) -> None:
+    """Have agents end their processes, and wait for that, for seconds at most. `say` takes what to tell a person."""
+    told = dict[str, None]()
+    with contextlib.suppress(RayError):
+        answers = [actor.close.remote() for actor in actors]
+        for answer in ray.wait(answers, num_returns=len(answers), timeout=CLOSE_SECONDS)[0] if answers else ():
+            with contextlib.suppress(RayError):
+                told |= dict.fromkeys(ray.get(answer))
+    for text in told:
+        say(text)
 
 
 def kill(actors: Sequence[Any], then: Callable[[], None] = lambda: None) -> None:

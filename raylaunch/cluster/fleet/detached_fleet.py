@@ -310,7 +310,7 @@ class DetachedFleet(RayFleet):
         self._stop_thread()
         with self._lock:
             up = [actor for node, actor in self._actors.items() if self._allocator.is_up(node)]
-        close(up)
+        close(up, self._say)
         self._actors = {}
 
     @staticmethod

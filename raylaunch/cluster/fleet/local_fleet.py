@@ -297,7 +297,8 @@ class LocalFleet(FleetBase):
             return  # it ends with this process
         wait = _CLOSE_SECONDS
         try:
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(wait)
+            for text in asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(wait):
+                self._say(text)
         except concurrent.futures.TimeoutError:
             wait = 0.0  # the thread is stuck, perhaps in a file system that does not answer; it ends with this process
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -305,13 +306,14 @@ class LocalFleet(FleetBase):
         if not self._thread.is_alive():
             self._loop.close()
 
-    async def _close(self) -> None:
+    async def _close(self) -> list[str]:
         agents, self._agents = [*self._agents.values()], {}
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        await asyncio.gather(*map(_ended, agents), return_exceptions=True)
+        ended = await asyncio.gather(*map(_ended, agents), return_exceptions=True)
+        return [*dict.fromkeys(text for texts in ended if isinstance(texts, list) for text in texts)]
 
 
-async def _ended(local: _LocalAgent) -> None:
+async def _ended(local: _LocalAgent) -> list[str]:
     local.reports.cancel()
-    await local.agent.close()
+    return await local.agent.close()

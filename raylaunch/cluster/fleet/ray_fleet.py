@@ -327,7 +327,7 @@ class RayFleet(FleetBase):
         if self._agent_reuse is not None:
             self._agent_reuse.close()
         actors, self._actors = dict(self._actors), {}
-        close([actor for node, actor in actors.items() if self._allocator.is_up(node)])
+        close([actor for node, actor in actors.items() if self._allocator.is_up(node)], self._say)
         kill(list(actors.values()), then=self._placement_groups.cancel)
 
     def _stop_thread(self) -> None:

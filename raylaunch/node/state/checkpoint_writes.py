@@ -103,11 +103,12 @@ class CheckpointWrites:
         if not why:
             self._written = commit
 
-    def close(self, fds: Mapping[int, Commit]) -> None:
+    def close(self, fds: Mapping[int, Commit]) -> list[str]:
         """End the run: write the newest commit that all ranks have, unless it is written. `fds`: files of the ranks.
 
-        Waits for seconds at most. The processes go on after that.
+        Waits for seconds at most. The processes go on after that. Return what to tell a person.
         """
+        messages = []
         deadline = time.monotonic() + _END_SECONDS
         processes = [self._process] if self._process is not None else []
         if self._folder and fds and max(fds.values()) != self._written:
@@ -116,8 +117,9 @@ class CheckpointWrites:
         self._process = None
         for process in processes:
             if why := self._last_words(process, deadline):
-                print(f"raylaunch: {why}", file=sys.stderr, flush=True)  # noqa: T201
+                messages.append(why)
             _close(process)
+        return messages
 
     def _last_words(self, process: subprocess.Popen[bytes], deadline: float) -> str:
         """Return why the process has not written its checkpoint by the deadline, for a person; "": it has."""
@@ -139,7 +141,7 @@ def _why(said: bytes) -> str:
     try:
         return str(json.loads(said)["failed"])
     except (ValueError, TypeError, KeyError):
-        return "a checkpoint is not written: the process that does it was ended; training goes on"
+        return "a checkpoint is not written: the process that does it was ended"
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

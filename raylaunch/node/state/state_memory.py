@@ -240,11 +240,15 @@ class StateMemory:
             self._drop_stale()
         return self.files.reserve(key, request.bytes, node_bytes=request.node_bytes)
 
-    def close(self) -> None:
-        """Free all buffers: the run ends on this node. What is not on disk yet is written, if it is to be."""
+    def close(self) -> list[str]:
+        """Free all buffers: the run ends on this node. What is not on disk yet is written, if it is to be.
+
+        Return what to tell a person about that.
+        """
         own = {file.fd: file.held() for _, file in self._own()}
-        self._writes.close({fd: held.commit for fd, held in own.items() if held is not None})
+        messages = self._writes.close({fd: held.commit for fd, held in own.items() if held is not None})
         self.files.close()
         for sock in (self._listener, *self._workers.values()):
             sock.close()
         self._epoll.close()
+        return messages

@@ -191,21 +191,23 @@ class Supervisor:
         self._close_files()
         return client
 
-    def close(self) -> None:
-        """End the fork server and every process that it started. Waits for that, for seconds at most."""
+    def close(self) -> list[str]:
+        """End the fork server and every process that it started. Waits for that, for seconds at most.
+
+        Return what to tell a person.
+        """
         if self._closed:
-            return
+            return []
         self._closed = True
         self.client.end_server()
-        self._close_files()
+        messages = self._close_files()
         self.client.close()
+        return messages
 
-    def _close_files(self) -> None:
-        self._oom_kills.close()
-        self._epoll.close()
-        self._poller.close()
-        self.state.close()
-        self._survivors.close()
+    def _close_files(self) -> list[str]:
+        for each in (self._oom_kills, self._epoll, self._poller, self._survivors):
+            each.close()
+        return self.state.close()
 
     # Events.
 

@@ -40,7 +40,7 @@ class DurableRounds:
         failed = buffers.failed_write() if self._local_rank == 0 else ""
         if failed and failed != self._told:
             self._told = failed
-            print(f"raylaunch: {failed}", file=sys.stderr, flush=True)
+            print(f"raylaunch: {failed}; training goes on", file=sys.stderr, flush=True)
         seconds = now - self._began_at
         if self._rank == 0 and not buffers.is_written and seconds > _LATE_SECONDS and not self._told_late:
             self._told_late = True

@@ -180,7 +180,7 @@ def explained(error: BaseException, folder: DurableFolder, held: HeldCommit | No
     """Return what to tell a person about a checkpoint that could not be written."""
     what = f"the state after {count(held.commit.steps, 'step')}" if held is not None else "the state"
     why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else f"{error}".split("\n", 1)[0]
-    return f"{what} could not be written to {folder.path}: {why or type(error).__name__}; training goes on"
+    return f"{what} could not be written to {folder.path}: {why or type(error).__name__}"
 
 
 def report(write: Callable[[], str], folder: DurableFolder, held: HeldCommit | None) -> str:
