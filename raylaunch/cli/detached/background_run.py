@@ -125,6 +125,8 @@ class _StartObserver:
         self._log = log
         self._tell = tell
         self._has_run = runs
+        #: What the command is told of the run as soon as commands find it; None: nothing, or it was told.
+        self._planned: DriverNews | None = None
         self.on_output = observer.on_output
         self.on_progress = observer.on_progress
         self.on_message = observer.on_message
@@ -134,7 +136,7 @@ class _StartObserver:
         self._log.go_to(run_dir)
         run_id = os.path.basename(run_dir) or job.run_id or ""
         self._observer.on_plan(job, plan, run_dir)
-        self._tell(DriverNews(run_id=run_id, name=job.title, run_dir=run_dir))
+        self._planned = DriverNews(run_id=run_id, name=job.title, run_dir=run_dir)
 
     def on_takeover(self, job: Job, run_dir: str) -> None:
         """The run has a folder, of which the command may not have heard."""
@@ -145,7 +147,10 @@ class _StartObserver:
             self._log.run_already()
 
     def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
-        """The machine has handled an event."""
+        """The machine has handled an event. Before the first one, the run was entered in the registry."""
+        if self._planned is not None:
+            self._tell(self._planned)
+            self._planned = None
         if machine.phase is Phase.RUNNING and not self._has_run:
             self._has_run = True
             self._log.workers_run()  # first: what the observer says is written in another thread
