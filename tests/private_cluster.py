@@ -27,9 +27,7 @@ MARK = "RAYLAUNCH_TEST_MARK"
 BIN = Path(sys.executable).parent
 _HEAD_ID = "f" * 51 + "00000"
 """The id that Ray's node provider for tests gives the head."""
-_PORT_BLOCK = 24
-_PORTS = itertools.cycle(range(_first := 20000 + os.getpid() % 512 * _PORT_BLOCK, _first + _PORT_BLOCK))
-"""Ports of this test process: see `free_ports`."""
+_FIRST_PORT, _PORT_BLOCKS, _PORT_BLOCK = 20000, 512, 24
 LEAN = ("--no-monitor", "--include-log-monitor=false")
 """Options for `ray start` that save a second each: no autoscaler, and no monitor of Ray's own logs."""
 NO_PRESTART = {"RAY_prestart_worker_first_driver": "0"}
@@ -57,6 +55,25 @@ def _env(token: str, address: str, mark: str = "") -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     found = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_ADDRESS": address}
     return kept | found | ({MARK: mark} if mark else {})
+
+
+def _own_ports() -> tuple[socket.socket, Iterator[int]]:
+    """Return the ports of a block that no other test process draws from, and the socket whose name says so."""
+    for block in range(_PORT_BLOCKS):
+        number = (os.getpid() + block) % _PORT_BLOCKS
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0raylaunch-tests-ports-{number}")
+        except OSError:
+            name.close()
+            continue
+        first = _FIRST_PORT + number * _PORT_BLOCK
+        return name, itertools.cycle(range(first, first + _PORT_BLOCK))
+    raise RuntimeError("all blocks of ports are in use")
+
+
+_PORTS_NAME, _PORTS = _own_ports()
+"""The ports of this test process, until it ends: see `free_ports`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +272,7 @@ def free_ports(count: int) -> list[int]:
 
     They are below 32768, where the range begins from which Linux takes the ports of outgoing connections and of sockets
     that are bound to port 0. Inside that range, whoever connects to a port at which nobody listens yet may be connected
-    to itself. Test processes whose ids differ by less than 512 draw from different blocks.
+    to itself. Test processes that run at the same time draw from different blocks.
     """
     ports: list[int] = []
     for port in _PORTS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -42,7 +43,8 @@ class WarmCommand:
         return self._forked.returncode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # as `subprocess.Popen` does
+            os.kill(self.pid, number)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Return what it writes until it ends. `timeout`: seconds until then."""

@@ -5,6 +5,7 @@ The fork has the files that this one was started with. It gets a signal in place
 stand-in for what is killed by SIGKILL or has a controlling terminal.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -29,8 +30,16 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
 os.close(theirs)
 with open(ours) as status:
     pid = int(status.readline())
+
+    def pass_on(number, _):
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:  # it has no group of its own yet, or has just ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     for number in SIGNALS:
-        signal.signal(number, lambda number, _: os.killpg(pid, number))
+        signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     code = os.waitstatus_to_exitcode(int(status.readline()))
 if code < 0:

@@ -47,7 +47,8 @@ class ForkedProcess:
     def kill(self) -> None:
         """Send SIGKILL."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class WarmPython:

@@ -73,6 +73,19 @@ def listed(launcher: Launcher) -> dict[str, int]:
     return {run["name"]: run["pid"] for run in runs if run["state"] == "running"}
 
 
+def listed_both(launcher: Launcher) -> dict[str, int]:
+    """Wait until both runs are listed: a thread of each driver enters it in the registry, and the head answers late."""
+    found: dict[str, int] = {}
+
+    def are_there() -> bool:
+        found.clear()
+        found.update(listed(launcher))
+        return found.keys() == {"one", "two"}
+
+    wait_until(are_there, 100, "both runs to be listed")
+    return found
+
+
 def steps(launcher: Launcher, name: str, rank: int = 0) -> list[list[str]]:
     found = next(iter(launcher.folder.glob(f"runs/{name}/2*/attempt-1/rank-{rank}/stdout.log")), None)
     return [line.split() for line in found.read_text().splitlines(keepends=True)] if found is not None else []
@@ -81,7 +94,7 @@ def steps(launcher: Launcher, name: str, rank: int = 0) -> list[list[str]]:
 def result_of(launcher: Launcher, name: str) -> dict[str, Any]:
     """Return what the driver writes after it has told commands that the run has ended."""
     (folder,) = launcher.folder.glob(f"runs/{name}/2*")
-    wait_until((folder / "result.json").exists, 60, f"the result of {name}")
+    wait_until((folder / "result.json").exists, 100, f"the result of {name}")
     return json.loads((folder / "result.json").read_text())
 
 
@@ -90,7 +103,7 @@ def wait_for_steps(launcher: Launcher, *names: str) -> None:
     for name in names:
         for rank in (0, 1):
             before = len(steps(launcher, name, rank))
-            wait_until(lambda n=name, r=rank, b=before: len(steps(launcher, n, r)) > b + 5, 30, f"steps of {name}")
+            wait_until(lambda n=name, r=rank, b=before: len(steps(launcher, n, r)) > b + 5, 100, f"steps of {name}")
 
 
 def test_a_head_that_is_started_again_with_its_storage(stored):
@@ -99,8 +112,7 @@ def test_a_head_that_is_started_again_with_its_storage(stored):
     one = detached(stored, "one")
     two = stored.start(**settings(stored, "two"))
     wait_for_steps(stored, "one", "two")
-    drivers = listed(stored)
-    assert drivers.keys() == {"one", "two"}
+    drivers = listed_both(stored)
     gcs.kill()
     try:
         wait_for_steps(stored, "one", "two")
@@ -108,9 +120,9 @@ def test_a_head_that_is_started_again_with_its_storage(stored):
         wait_for_steps(stored, "one", "two")
         gcs.start()
         wait_until(
-            lambda: listed(stored).get("one", 0) not in (0, drivers["one"]), 60, "another driver, and the registry"
+            lambda: listed(stored).get("one", 0) not in (0, drivers["one"]), 100, "another driver, and the registry"
         )
-        assert listed(stored)["two"] == drivers["two"]
+        assert listed_both(stored)["two"] == drivers["two"]
         wait_for_steps(stored, "one", "two")
         three = detached(stored, "three")
         stopped = elsewhere(stored, "stop", three)
@@ -130,7 +142,7 @@ def test_a_head_that_is_started_again_with_its_storage(stored):
                 lines = steps(stored, name, rank)
                 assert [line[1] for line in lines] == [str(step) for step in range(len(lines))]
                 assert len({line[2] for line in lines}) == 1
-        wait_until(lambda: left_in_ray(stored.cluster) == [], 60, "actors and placement groups to be gone")
+        wait_until(lambda: left_in_ray(stored.cluster) == [], 100, "actors and placement groups to be gone")
         assert [line.split() for line in (shown + more).splitlines()] == steps(stored, "one")
     finally:
         gcs.end()
@@ -150,7 +162,7 @@ def test_a_head_that_is_started_again_without_storage(unstored):
         assert f"error: {why}" in two.err
         assert "storage" in two.err
         path = unstored.folder / "runs" / one / "result.json"
-        wait_until(path.exists, 60, "the result of the detached run")
+        wait_until(path.exists, 100, "the result of the detached run")
         result = json.loads(path.read_text())
         assert (result["exit_code"], result["why"]) == (3, why)
     finally:

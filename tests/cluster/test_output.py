@@ -142,7 +142,7 @@ print(path, repr(os.environ["TORCHELASTIC_ERROR_FILE"]))
 print("not shown", file=sys.stderr)
 print("last words", end="")
 if sys.argv[1] == "wait":
-    time.sleep(60)
+    time.sleep(280)
 if sys.argv[1] == "fail" and os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGABRT)
 """
@@ -237,7 +237,7 @@ def test_the_last_output_comes_before_the_report(launcher):
         if os.environ["RANK"] == "3":
             sys.stderr.write("x" * 12_000_000 + "\\nlast words")
             os.kill(os.getpid(), 9)
-        import time; time.sleep(60)
+        import time; time.sleep(280)
         """
     )
     run = launcher.run(entrypoint={"script": script}, show="all", shutdown_timeout=5, nnodes=1, nproc_per_node=4)

@@ -39,7 +39,7 @@ def test_what_people_request_loses_no_step(tmp_path: Path):
         cluster.add_node(cpus=1)
         cluster.add_node(cpus=1)
         env = cluster.env(XDG_STATE_HOME=str(tmp_path / "state"))
-        flags = ["--nnodes", "1:3", "--max-restarts", "0", "--set", "run_id=one", "--set", "preload=[]"]
+        flags = ["--nnodes", "3", "--max-restarts", "0", "--set", "run_id=one", "--set", "preload=[]"]
 
         def start(*arguments: str) -> WarmCommand:
             assert cluster.warm is not None
@@ -52,7 +52,8 @@ def test_what_people_request_loses_no_step(tmp_path: Path):
 
         run = start(*flags, "train.py")
         events = tmp_path / "runs" / "train" / "one" / "events.jsonl"
-        wait_until((tmp_path / "steps-2.txt").exists, 200, "three workers")
+        wait_until(lambda: events.exists() and events.read_text().count("WorkersStarted") >= 3, 200, "three workers")
+        wait_until((tmp_path / "steps-0.txt").exists, 200, "a step")
         do("restart", "one")
         do("resize", "1:2", "one")
         do("drain", "node-2", "one")

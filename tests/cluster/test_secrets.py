@@ -178,7 +178,7 @@ def test_only_the_user_may_read(story):
 @pytest.mark.ray
 def test_ray_keeps_no_secret(cluster, launcher):
     """Neither the command line nor the environment of the submitter is in the memory of a process of Ray's own."""
-    script = launcher.script("import os, time\nprint(os.environ['HF_TOKEN'][::-1], flush=True)\ntime.sleep(60)\n")
+    script = launcher.script("import os, time\nprint(os.environ['HF_TOKEN'][::-1], flush=True)\ntime.sleep(280)\n")
     typed = f"env.DB_PASSWD={canary('typed')}"
     job = {"entrypoint": {"script": script}, "nnodes": 1, "nproc_per_node": 1}
     run = launcher.start(typed, env={"HF_TOKEN": canary("submitter")}, **job)

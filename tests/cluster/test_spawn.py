@@ -54,7 +54,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 def fails(i, how):
     if i != 1:
-        time.sleep(60)
+        time.sleep(280)
     if how == "raise":
         raise KeyError("no such shard")
     if how == "exit":

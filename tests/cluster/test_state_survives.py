@@ -68,7 +68,7 @@ def end(what):
         os.kill(int(os.environ["RAYLAUNCH_PAGE"].split("/")[2]), signal.SIGKILL)
     if what in ("fork server", "subreaper"):
         os.kill(ancestor(f"raylaunch: {what}"), signal.SIGKILL)
-    time.sleep(60)  # it is the end of this process too, which may take a moment
+    time.sleep(280)  # it is the end of this process too, which may take a moment
 
 
 def train(keeps):

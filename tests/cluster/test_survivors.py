@@ -210,7 +210,8 @@ def test_survivors_of_what_a_person_requests(alone):
     """Two nodes of one host, of which one is given back; then a restart, and one with a changed script."""
     env, folder = alone
     env |= {"XDG_STATE_HOME": str(folder / "state")}
-    process = start(env, folder, IS_CHANGED, nproc_per_node=1, nnodes="1:2", preload="auto", name="train", run_id="one")
+    job = {"nproc_per_node": 1, "nnodes": "1:2", "last_call": 200, "preload": "auto", "name": "train", "run_id": "one"}
+    process = start(env, folder, IS_CHANGED, **job)
 
     def request(*arguments: str) -> None:
         program = f"{NO_RAYLETS}; from raylaunch.cli.main import main; exit(main())"
@@ -218,8 +219,14 @@ def test_survivors_of_what_a_person_requests(alone):
         subprocess.run(command, env=env, cwd=folder, timeout=200, check=True)
 
     def trains(attempt: int) -> list[int]:
-        wait_until(lambda: facts(folder, attempt, 0)[2] or process.poll() is not None, 200, f"attempt {attempt}")
-        return facts(folder, attempt, 0)
+        found = [0] * 5
+
+        def is_there() -> bool:
+            found[:] = facts(folder, attempt, 0)
+            return found[2] > 0 or process.poll() is not None
+
+        wait_until(is_there, 200, f"attempt {attempt}")
+        return found
 
     first = trains(1)
     request("resize", "1")

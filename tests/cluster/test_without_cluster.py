@@ -91,7 +91,7 @@ def test_a_worker_and_a_fork_server_that_are_killed(alone):
         "import os, signal, time\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "if attempt == '2': print('done'); raise SystemExit\n"
         "if os.environ['RANK'] == '3': os.kill(os.getpid() if attempt == '0' else os.getppid(), signal.SIGKILL)\n"
-        "time.sleep(60)\n"
+        "time.sleep(280)\n"
     )
     out, err = finished(start(env, folder, script, max_restarts=2))
     assert out == ["False", "[0] done", "[1] done", "[2] done", "[3] done"]
@@ -181,7 +181,7 @@ def test_a_signal_to_the_driver(alone):
     """It is passed to the workers, and the exit code tells which it was."""
     env, folder = alone
     script = (
-        "import signal, time\nprint('up', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('saved')\n"
+        "import signal, time\nprint('up', flush=True)\ntry: time.sleep(280)\nexcept KeyboardInterrupt: print('saved')\n"
     )
     process = start(env, folder, script, nnodes=1, nproc_per_node=1)
     assert process.stdout is not None
@@ -527,12 +527,13 @@ def test_every_agent_is_granted_before_it_is_up(crew):
 
 def test_a_thread_that_stands_still_does_not_delay_the_end(crew, monkeypatch):
     """As in a file system that does not answer: agents that are to stop their workers are lost, and are not waited for."""
-    go_on = threading.Event()
+    go_on, has_gone_on = threading.Event(), threading.Event()
 
     class Stuck(Quiet):
         def handle(self, order: Any) -> None:
             super().handle(order)
-            go_on.wait(100)
+            go_on.wait(250)
+            has_gone_on.set()
 
     monkeypatch.setattr(local_fleet, "STALL_SECONDS", 0.5)
     found = crew("1:1", agent=Stuck)
@@ -543,8 +544,7 @@ def test_a_thread_that_stands_still_does_not_delay_the_end(crew, monkeypatch):
         lost = found.inbox.get(timeout=100)
     assert (lost.node, lost.error) == (node, None)
     assert "a file system may not answer" in lost.why
-    began = time.monotonic()
     found.fleet.close()
-    assert time.monotonic() - began < 10
+    assert not has_gone_on.is_set()
     go_on.set()
     Quiet.made = []  # they are not closed, but end with this process

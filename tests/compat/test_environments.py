@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -44,9 +43,7 @@ def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
     found.python.parent.mkdir()
     found.python.symlink_to(sys.executable)
     log = tmp_path / "log"
-    began = time.monotonic()
-    assert found.run(("-c", "print('began', flush=True); import time; time.sleep(1000)"), 2.0, log) is None
-    assert time.monotonic() - began < 100
+    assert found.run(("-ISc", "print('began', flush=True); import time; time.sleep(1000)"), 4.0, log) is None
     assert "KeyboardInterrupt" in log.read_text()
     assert found.run(("-c", "raise SystemExit(3)"), 100.0, log) == 3
 

@@ -35,7 +35,7 @@ def test_notices_that_come_together_are_one_change_and_are_obeyed_before_the_dea
     head, one, other = hosts.hosts
     run.signal(signal.SIGSTOP)
     noticed = now()
-    hosts.drain(one, 25)
+    hosts.drain(one, 100)
     hosts.sigterm(other)
     wait_until(lambda: {one.node_id, other.node_id} <= hosts.ask("draining").keys(), 100, "Ray to know of both")
     run.signal(signal.SIGCONT)
@@ -43,6 +43,6 @@ def test_notices_that_come_together_are_one_change_and_are_obeyed_before_the_dea
     second = run.wait_for_world(1, after=first)
     assert second == first + 1
     assert hosts_by_rank(run, second) == [head.name]
-    assert ended(run, first) < noticed + 25
+    assert ended(run, first) < noticed + 100
     run.stop()
     assert run.result["exit_code"] == 130

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.test_survivors import PATIENT
 from tests.hosts.steps import hosts_by_rank
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -99,7 +100,8 @@ dist.destroy_process_group()
 
 def test_workers_of_other_hosts_stay_when_one_joins_is_drained_or_lost_and_losses_are_as_without(launcher, hosts):
     """A DDP model that was made before, and one of FSDP2. Ranks change, and the ranks of the lost host come last."""
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(launcher.folder)}
+    launcher.script(PATIENT, "sitecustomize.py")
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(launcher.folder), "PYTHONPATH": str(launcher.folder)}
     run = launcher.start(TRAINS, nnodes="1:4", max_restarts=0, preload=["torch"], env=env)
 
     def facts(attempt: int) -> dict[str, Any]:
@@ -137,4 +139,4 @@ def test_workers_of_other_hosts_stay_when_one_joins_is_drained_or_lost_and_losse
     assert run.code == 0, run.err
     restored = {action["attempt"]: action["lost_steps"] for action in run.actions("RestoreCommit")}
     assert (restored[second], restored[third]) == (0, 0)
-    assert set(json.loads((run.folder / "compared").read_text())) == {2, 3, 4}
+    assert {2, 3, 4} <= set(json.loads((run.folder / "compared").read_text()))  # it may have begun in a smaller one

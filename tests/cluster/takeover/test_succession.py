@@ -263,15 +263,18 @@ def test_nothing_is_left_when_no_driver_can_be_started(launcher, tmp_path):
     """Agents and the interim keeper, if there is no agent yet, end after `driver_timeout`, and all that is registered."""
     run = Detached(launcher, driver_timeout=2)
     waiting = Detached(launcher, "--no-wait", nnodes=3, driver_timeout=2)
-    wait_until(lambda: run.lines(1, 1), 60, "steps")
+    wait_until(lambda: run.lines(1, 1), 100, "steps")
     elsewhere = {"XDG_STATE_HOME": str(tmp_path / "elsewhere")}
-    listed = launcher.python("raylaunch", "ps", "--json", env=elsewhere)
-    assert {row["id"] for row in json.loads(listed.stdout)["runs"]} == {run.id, waiting.id}
+
+    def listed() -> set[str]:
+        found = launcher.python("raylaunch", "ps", "--json", env=elsewhere)
+        return {row["id"] for row in json.loads(found.stdout)["runs"]}
+
+    wait_until(lambda: listed() == {run.id, waiting.id}, 100, "the runs to be listed")  # threads enter them
     (tmp_path / "end.py").write_text(END)
     assert launcher.python("end.py").returncode == 0
-    wait_until(lambda: not titles(launcher.cluster), 60, "all processes to end")
-    listed = launcher.python("raylaunch", "ps", "--json", env=elsewhere)
-    assert json.loads(listed.stdout)["runs"] == []
+    wait_until(lambda: not titles(launcher.cluster), 100, "all processes to end")
+    wait_until(lambda: not listed(), 100, "the registry to be empty")
     rows = json.loads(run.command("ps", "--json", "-a").stdout)["runs"]
     assert {(row["id"], row["state"]) for row in rows} == {(run.id, "lost"), (waiting.id, "lost")}
 

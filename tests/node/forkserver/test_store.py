@@ -283,7 +283,7 @@ def test_a_fixed_port_survives_many_restarts(torch_node: Node, pipe: MessagePipe
     """Each time a worker is killed while all are connected to the store; the next attempt has the same port."""
     (port,) = free_ports(1)
     torch_node.set(master_port=port)
-    script = torch_node.script(GROUP.format(then="import time; time.sleep(60)"))
+    script = torch_node.script(GROUP.format(then="import time; time.sleep(280)"))
     for _ in range(8):
         assert torch_node.open_store() == port
         torch_node.launch(script, nproc=2, port=port)
@@ -307,7 +307,7 @@ def test_stopped_processes_do_not_keep_a_fixed_port(torch_node: Node, pipe: Mess
     """Workers and a store stopped by SIGSTOP are killed before the next attempt opens its store."""
     (port,) = free_ports(1)
     torch_node.set(master_port=port)
-    script = torch_node.script(GROUP.format(then="import time; time.sleep(60)"))
+    script = torch_node.script(GROUP.format(then="import time; time.sleep(280)"))
     assert torch_node.open_store() == port
     torch_node.launch(script, nproc=2, port=port)
     pipe.read_lines(2)

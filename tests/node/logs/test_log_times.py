@@ -104,9 +104,10 @@ def test_logs_without_times(log: Log) -> None:
     log.write(b"one\ntwo\n", 1.0, noted=False)
     assert log.between(0, 8) == []
     assert (log.since(0.5), log.since(2.0)) == (b"one\ntwo\n", b"")
+    before = time.time()
     os.utime(log.path)
     ((size, at),) = log.between(0, 8)
-    assert (size, abs(at + LONG_AGO - time.time()) < 60) == (8, True)
+    assert (size, before - 1 < at + LONG_AGO <= time.time()) == (8, True)  # file systems have coarser clocks
 
 
 def test_times_of_blocks(log: Log) -> None:
