@@ -61,9 +61,9 @@ class InterimKeeper:
 
     def _watch(self) -> None:
         seen = time.monotonic()
-        while (now := time.monotonic()) < seen + self._driver_timeout:
+        while time.monotonic() < seen + self._driver_timeout:
             if named_resources.has_driver(self._token):
-                seen = now
+                seen = time.monotonic()  # on a busy machine the answer takes a while
             time.sleep(min(_LOOK_SECONDS, self._driver_timeout / 2))
         named_resources.remove(self._token)
 
