@@ -16,8 +16,9 @@ TOGETHER = "import torch, torch.distributed as dist\ndist.init_process_group('gl
 
 def test_one_of_two_hosts_is_left_out_after_a_cut_on_the_way_between_them(launcher, hosts):
     """Packets of one to the other are lost while both train. No restart is spent."""
-    run = launcher.start(TOGETHER, nnodes="2:3", max_restarts=0, hang_timeout=10, preload=["torch"])
-    first = run.wait_for_world(3)
+    job = {"nnodes": "2:3", "last_call": 100, "max_restarts": 0, "hang_timeout": 10, "preload": ["torch"]}
+    run = launcher.start(TOGETHER, **job)
+    first = run.wait_for_world(3)  # which is the first: ranks are in the order of the hosts, and the head has rank 0
     one, other = (next(host for host in hosts.hosts if host.name == name) for name in hosts_by_rank(run, first)[1:])
     hosts.cut(other, to=one)
     second = run.wait_for_world(2, after=first)
