@@ -16,10 +16,12 @@ from raylaunch.cli.args import flag_values
 from raylaunch.cli.args.flag_values import is_whole
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cli.runs.run_summary import RunSummary, seconds_since, summary
 from raylaunch.cli.runs.worker_logs import AttemptLogs, LineFormat, LogChoice
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.history.run_status import RunStatus
+from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.run_layout import LAYOUTS, LOGS
 from raylaunch.core.text import count
 from raylaunch.errors import ConfigError, ExitCode
@@ -27,6 +29,8 @@ from raylaunch.errors import ConfigError, ExitCode
 _POLL_SECONDS = 0.25
 _NODES_PER_SECOND = 200
 """So many nodes are asked in a second, at most, by one who follows a run."""
+_RESULT_SECONDS = 30.0
+"""How long one who has followed a run waits for its result, which the driver writes when its agents have ended."""
 _TAIL = "100"
 """The value of `--tail` by default, without `--since`."""
 
@@ -189,11 +193,25 @@ class LogFollower:
     def end(self, shown: RunSummary) -> int:
         """Print what is left of a run that is over, and how it ended. Return its exit code."""
         self._write(self._logs.rest() if self._logs is not None else ())
+        shown = self._with_result(shown)
         self._run.reader.close()
         code = ExitCode.INTERNAL if shown.exit_code is None else shown.exit_code
         ended = shown.state if shown.exit_code is None else f"{shown.state} with exit code {code}"
         self._say(f"{self._run.title}: {ended}: {shown.why}")
         return code
+
+    def _with_result(self, shown: RunSummary) -> RunSummary:
+        """Return what is shown of a run that is over when its result is written, unless its driver is gone."""
+        reader, deadline = self._run.reader, time.monotonic() + _RESULT_SECONDS
+        if shown.state != Phase.DONE:
+            return shown
+        while not reader.result() and time.monotonic() < deadline:
+            if not (self._run.is_alive or (isinstance(reader, LiveReader) and not reader.is_gone)):
+                break
+            reader.wait(_POLL_SECONDS)
+        found = summary(self._run, datetime.now(timezone.utc))
+        # The journal of a driver that was killed may end before what it had told.
+        return found if found.state == Phase.DONE else shown
 
     def step(self) -> RunSummary:
         """Print what is new, after a look at the status: what was written before the end of the run is shown."""

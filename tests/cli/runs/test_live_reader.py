@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raylaunch.cli import main
-from raylaunch.cli.runs import known_runs, live_reader
+from raylaunch.cli.runs import follow_logs, known_runs, live_reader
 from raylaunch.cluster.control import cluster_registry, control_server
 from raylaunch.cluster.control.control_client import ControlClient, ControlError
 from raylaunch.cluster.control.control_messages import (
@@ -27,10 +27,11 @@ from raylaunch.cluster.control.control_messages import (
 )
 from raylaunch.cluster.control.control_server import ControlServer
 from raylaunch.core.history.run_status import RunStatus, StatusBuilder
+from raylaunch.core.machine.state import Phase
 from raylaunch.core.record import journal
 from raylaunch.errors import ExitCode
 from raylaunch.node.logs.log_files import LogBlock, LogSpan
-from tests.cli.runs.made_runs import NOBODY, REPLAYS
+from tests.cli.runs.made_runs import NOBODY, REPLAYS, make_folder
 
 ROWS = (REPLAYS / "two-kills-then-finished.jsonl").read_text().splitlines()
 HEADER, ENTRIES = journal.read_header(ROWS[0]), [journal.read_entry(row) for row in ROWS[1:]]
@@ -50,6 +51,7 @@ class Driver:
     def __init__(self) -> None:
         self.count = 5
         self.code: int | None = None
+        self.result_code = 0
         self.stops: list[StopRun] = []
         self.log = b"one\ntwo\nthr"
 
@@ -59,7 +61,9 @@ class Driver:
                 ended = self.code is not None
                 state = RunState(status=status(self.count), log_layout="raylaunch", keeps_logs=True)
                 yield replace(state, ended=ended, exit_code=self.code, why="stopped" if ended else "")
-                if request.wait:  # somebody follows: go on
+                if request.wait and self.count == len(ENTRIES):
+                    self.code = self.result_code
+                elif request.wait:  # somebody follows: go on
                     self.log += b"ee\n"
                     self.count = len(ENTRIES)
             case StopRun():
@@ -166,6 +170,34 @@ def test_a_run_of_another_user_is_meant_only_if_it_is_named(registry, driver, mo
     assert main.main(["stop", "-y"]) == ExitCode.USAGE
     assert "there is no run of this user yet" in capsys.readouterr().err
     assert driver.stops == []
+
+
+def test_a_run_is_followed_until_its_result_is_written(driver, capfd):
+    """Its exit code is that of the result: the end of the agents may still make the run fail."""
+    driver.result_code = 3
+    assert main.main(["logs", "-f", "far"]) == ExitCode.UNAVAILABLE
+    assert "a far: done with exit code 3" in capfd.readouterr().err
+
+
+def test_what_was_told_of_the_end_stands(registry, driver, tmp_path, monkeypatch, capfd):
+    """The driver is killed before its journal has the end: the exit code is what it had told."""
+    (own,) = known_runs.run_registry.runs(registry.folder)
+    folder = make_folder(tmp_path / "runs" / "a" / "near", lines=5)
+    registry.add(folder, name="a", driver=NOBODY, control=own.control, cluster=own.cluster)
+
+    class Client(ControlClient):
+        def state(self, wait: float = 0.0) -> RunState:
+            if driver.count == 0:
+                msg = "10.0.0.9 port 7 cannot be reached: timed out"
+                raise ControlError(msg)
+            found = super().state(wait)
+            driver.count = 0 if found.status.phase is Phase.DONE else driver.count
+            return found
+
+    monkeypatch.setattr(live_reader, "ControlClient", Client)
+    monkeypatch.setattr(follow_logs, "_RESULT_SECONDS", 0.5)
+    assert main.main(["logs", "-f", "near"]) == ExitCode.OK
+    assert "a near: done with exit code 0" in capfd.readouterr().err
 
 
 def test_a_driver_that_cannot_be_reached_for_a_while(driver, monkeypatch, capfd):
