@@ -157,7 +157,10 @@ def launcher(tmp_path: Path, cluster: Cluster) -> Iterator[Launcher]:
                 run.process.kill()
                 run.process.communicate()
             wait_until(lambda run=run: not marked(run.mark), 100, f"processes of the run to be gone ({run.mark})")
-        wait_until(lambda: left_in_ray(cluster) == [], 100, "actors and placement groups to be gone")
+        try:
+            wait_until(lambda: left_in_ray(cluster) == [], 100, "actors and placement groups to be gone")
+        except pytest.fail.Exception as error:
+            raise pytest.fail.Exception(f"{error}: {left_in_ray(cluster)}") from None
     finally:
         for run in found.runs:
             end_marked(run.mark)
