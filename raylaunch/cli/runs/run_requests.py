@@ -14,13 +14,13 @@ import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 
 from raylaunch.cli.args import flag_values
 from raylaunch.cli.run_once import say
-from raylaunch.cli.runs import known_runs
+from raylaunch.cli.runs import known_runs, run_tables
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, details, summary
@@ -37,7 +37,6 @@ from raylaunch.cluster.control.control_messages import (
     StopRun,
 )
 from raylaunch.cluster.driver.run_registry import DriverProcess
-from raylaunch.core.failures.stacks import NO_ANSWER
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.job.job import node_range
 from raylaunch.core.machine.state import Phase
@@ -241,23 +240,10 @@ def stacks(run: KnownRun, arguments: Namespace) -> int:
         texts = [{"rank": stack.rank, "state": stack.state, "text": stack.text} for stack in found.stacks]
         print(json.dumps({"attempt": found.attempt, "groups": groups, "stacks": texts}, indent=2))
     else:
-        print("\n".join(printable(line) for line in _stack_lines(found)))
+        print("\n".join(printable(line) for line in run_tables.stack_lines(found)))
     if missing:
         raise NotDoneError(f"{run.title} has no worker of rank {spans(missing)} now")
     return ExitCode.OK
-
-
-def _stack_lines(found: StacksCollected) -> Iterator[str]:
-    if found.stacks:
-        for stack in found.stacks:
-            yield f"rank {stack.rank}, process state {stack.state}:"
-            yield from (stack.text.rstrip() or NO_ANSWER).splitlines()
-        return
-    workers = sum(len(group.ranks) for group in found.groups)
-    yield f"attempt {found.attempt}: what {count(workers, 'worker')} are doing now"
-    for group in found.groups:
-        yield str(group)
-        yield from (f"    {frame}" for frame in group.frames)
 
 
 class _Change:
@@ -289,8 +275,10 @@ class _Change:
         assert isinstance(accepted, Accepted)
         if not _goes_on(request, accepted):
             say(f"{self._run.title}: {_what_follows(accepted)}")
+        asked = self._live.takeovers
         try:
             while not (done := self._done(request, accepted)):
+                asked = self._ask_again(request, accepted, asked)
                 time.sleep(_LOOK_SECONDS)
             say(f"{self._run.title}: {done}")
             if arguments.json:
@@ -301,6 +289,16 @@ class _Change:
         finally:
             self._live.close()
         return ExitCode.OK
+
+    def _ask_again(self, request: ControlRequest, accepted: Accepted, asked: int) -> int:
+        """Ask the next driver if the last one died before anybody had kept the request. `asked`: of which takeover."""
+        status = self._live.status()
+        if asked == self._live.takeovers or status is None or not self._live.is_asked:
+            return asked
+        if status.attempt == accepted.attempt and status.phase in _GOING_ON:
+            with contextlib.suppress(NotDoneError, ClusterError):  # it knows of it, or has died too
+                self.ask(request)
+        return self._live.takeovers
 
     def _done(self, request: RestartRun | ResizeRun | DrainNode, accepted: Accepted) -> str:
         """Return what was done, for a person; "" as long as it is not. Raises NotDoneError if the run ends before."""

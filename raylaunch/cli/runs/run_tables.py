@@ -1,4 +1,4 @@
-"""The texts of `raylaunch ps` and `raylaunch status`."""
+"""The texts of `raylaunch ps`, `raylaunch status` and `raylaunch stacks`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from datetime import datetime
 
 from raylaunch.cli.output.progress_line import rate_text
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, seconds_since
+from raylaunch.cluster.control.control_messages import StacksCollected
+from raylaunch.core.failures.stacks import NO_ANSWER
 from raylaunch.core.history.run_status import NodeStatus, RunStatus
 from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.record.attempt import Attempt
@@ -159,3 +161,17 @@ def _attempt(run: RunSummary, status: RunStatus, attempt: Attempt) -> tuple[str,
     lost = f" ({attempt.lost_steps} again)" if attempt.lost_steps else ""
     sizes = (str(attempt.number), str(len(attempt.roster)), str(attempt.world_size))
     return (*sizes, duration(max(0.0, time)), f"{attempt.steps or _NOTHING}{lost}", capped(ended, _MOST_WHY))
+
+
+def stack_lines(found: StacksCollected) -> Iterator[str]:
+    """Yield the lines of `stacks`: the stacks of some ranks, or what all workers do, in groups."""
+    if found.stacks:
+        for stack in found.stacks:
+            yield f"rank {stack.rank}, process state {stack.state}:"
+            yield from (stack.text.rstrip() or NO_ANSWER).splitlines()
+        return
+    workers = sum(len(group.ranks) for group in found.groups)
+    yield f"attempt {found.attempt}: what {count(workers, 'worker')} are doing now"
+    for group in found.groups:
+        yield str(group)
+        yield from (f"    {frame}" for frame in group.frames)

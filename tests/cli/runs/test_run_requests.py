@@ -11,15 +11,18 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from raylaunch.cli import main
+from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver.driver import Driver
+from raylaunch.cluster.driver.request_desk import RequestAccepted
 from raylaunch.cluster.driver.run_registry import DriverProcess
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.history.run_status import StatusBuilder
@@ -223,6 +226,27 @@ def served(registry, monkeypatch):
     yield serve
     for one in made:
         one.close()
+
+
+def test_what_died_with_a_driver_is_requested_of_the_next_one(served, capfd, monkeypatch):
+    """A driver accepts a request, and dies before any agent has a state with it."""
+    one = served()
+    change, lost, looks = one.control.change, [], iter((0,))
+
+    def lose_the_first(request):
+        if lost:
+            return change(request)
+        lost.append(request)
+        answer = Future()
+        answer.set_result(RequestAccepted(attempt=1, phase=Phase.SAVING, status="a restart"))
+        return answer
+
+    monkeypatch.setattr(one.control, "change", lose_the_first)
+    takeovers = property(lambda _: next(looks, 1), lambda *_: None)
+    monkeypatch.setattr(LiveReader, "takeovers", takeovers, raising=False)
+    assert main.main(["restart"]) == ExitCode.OK
+    assert "attempt 2 runs" in capfd.readouterr().err
+    assert len(lost) == 1
 
 
 def test_a_run_is_restarted_resized_drained_and_stopped(served, capfd):
