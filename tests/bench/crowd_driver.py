@@ -96,7 +96,10 @@ def main() -> None:
     ray_fleet.PlacementGroups = Room  # type: ignore[assignment,misc]
     ray_fleet.actor_class = lambda: crowds
     named_resources.agents = lambda _token: {f"node-{number}": f"node-{number}" for number in range(1, agents + 1)}
-    ray.get_actor = lambda name, namespace=None: crowds.handle(name)
+    named = ray.get_actor
+    ray.get_actor = lambda name, namespace=None: (
+        crowds.handle(name) if name.startswith("node-") else named(name, namespace)
+    )
     print("connected", flush=True)
     if role == "first":
         first(folder, agents)

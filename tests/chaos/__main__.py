@@ -1,6 +1,6 @@
 """A deterministic training on four hosts, under faults at random moments, also while it recovers from another.
 
-    python -m tests.chaos [--faults 60] [--seed 1] [--only "subreaper|disk"] [--state] [--detach] [--json FILE]
+    python -m tests.chaos [--faults 60] [--minutes 30] [--seed 1] [--only "subreaper|disk"] [--state] [--detach]
 
 In the end: the final parameters are bit for bit those of a run without faults, no two attempts trained at one time, no
 planned resize lost a step, only failures of workers spent restarts, the event log leads to the same decisions again,
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 import shutil
@@ -107,11 +108,10 @@ class Chaos:
         return False
 
     def _others(self) -> list[Host]:
-        """Hosts with workers, beside the head: that has the driver and Ray's own head."""
-        driver = self.job.driver
-        return [
-            host for host in self.hosts.hosts[1:] if self.job.runs_on(host) and (not driver or host is not driver[1])
-        ]
+        """Hosts with workers, beside the head and that of the driver. None as long as there is no driver."""
+        if (driver := self.job.driver) is None:
+            return []
+        return [host for host in self.hosts.hosts[1:] if self.job.runs_on(host) and host is not driver[1]]
 
     def _hosts_for(self, fault: Fault) -> list[Host]:
         if fault.on_driver:
@@ -257,6 +257,7 @@ def summary(job: Job) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=60)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no further fault after so many minutes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--only", default="", help="choose among the faults whose names have this regular expression")
@@ -285,7 +286,8 @@ def main() -> int:
         job = chaos.job
         began = time.monotonic()
         try:
-            while len(chaos.struck) < args.faults and not chaos.complaints:
+            until = began + 60 * args.minutes
+            while len(chaos.struck) < args.faults and not chaos.complaints and time.monotonic() < until:
                 chaos.strike()
             if job.process.poll() is None or not chaos.complaints:
                 chaos.judge(scratch)
@@ -293,7 +295,7 @@ def main() -> int:
             job.end()
         print()
         print("\n".join(table(chaos)))
-        print(f"\n{summary(job)}; {time.monotonic() - began:.0f} s")
+        print(f"\n{len(chaos.struck)} faults; {summary(job)}; {time.monotonic() - began:.0f} s")
         if args.json:
             args.json.write_text(json.dumps([asdict(each) for each in chaos.struck], indent=1))
         if args.keep:

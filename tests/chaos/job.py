@@ -62,18 +62,25 @@ class Job:
         self.limited: list[int] = []
         self._began = 0.0
         self._read = 0
+        self._last_read = b""
         self._lines: list[dict[str, Any]] = []
 
     # What it says.
 
     def lines(self) -> list[dict[str, Any]]:
-        """Entries of events.jsonl, with `at` of the event in seconds since 1970."""
+        """Entries of events.jsonl, with `at` of the event in seconds since 1970.
+
+        A driver that takes over may remove the last entries: then all is read again.
+        """
         if self.log.exists():
-            with self.log.open() as file:
-                file.seek(self._read)
-                while (text := file.readline()).endswith("\n"):
-                    self._read = file.tell()
-                    self._take(json.loads(text))
+            with self.log.open("rb") as file:
+                file.seek(self._read - len(self._last_read))
+                if file.read(len(self._last_read)) != self._last_read:
+                    self._read, self._last_read, self._lines = 0, b"", []
+                    file.seek(0)
+                while (text := file.readline()).endswith(b"\n"):
+                    self._read, self._last_read = file.tell(), text
+                    self._take(text)
         return self._lines
 
     @property
@@ -81,7 +88,8 @@ class Job:
         """The event log; a path that does not exist until there is one."""
         return next(iter(self.folder.glob("runs/*/*/events.jsonl")), self.folder / "events.jsonl")
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _take(self, text: bytes) -> None:
+        line = json.loads(text)
         if "job" in line:
             self._began = datetime.fromisoformat(line["began"]).timestamp()
         elif line["event"] is not None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tests.chaos.job import Job
 from tests.hosts.host import Host
-from tests.hosts.hosts import inside
 
 _LISTENS = "0A"
 _FLOOD = """
@@ -52,8 +51,8 @@ def ports(job: Job, host: Host) -> set[str]:
 
     Ports of gloo are left out: workers believe whoever connects.
     """
-    pids = [*job.agents(host), *job.stores(host)]
-    pids += [inside(job.process)] if host is job.hosts.head else []
+    driver = job.driver
+    pids = [*job.agents(host), *job.stores(host), *([driver[0]] if driver and driver[1] is host else [])]
     ours = {inode for pid in pids for inode in _sockets(pid)}
     with contextlib.suppress(OSError):
         rows = [line.split() for line in Path(f"/proc/{host.init}/net/tcp").read_text().splitlines()[1:]]

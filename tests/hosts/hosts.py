@@ -351,7 +351,9 @@ class Hosts:
         if host is self.head:
             del env["RAY_ADDRESS"]
             env |= {"RAY_REDIS_ADDRESS": f"{host.address}:{_REDIS_PORT}"} if self._storage is not None else {}
-        argv = [str(self.folder / WORKERS) if self._lean else "", "start", "--block", *options]
+        # A `ray start` that stays ends all of a head whose GCS ends.
+        stays = ["--block"] if host is not self.head or self._storage is None else []
+        argv = [str(self.folder / WORKERS) if self._lean else "", "start", *stays, *options]
         with open(os.devnull) as nothing, (host.folder / "ray.log").open("w") as log:
             files = (nothing, log, log)
             host.ray = self.warm.start(str(RAY_START), argv, env=env, cwd=Path("/"), files=files, beside=host.init)

@@ -222,6 +222,11 @@ class Agent:
         self._lease.report_sent()
         return AgentReport(sent_at=NodeTime(time.monotonic()), events=events, output=output, heartbeat=heartbeat)
 
+    def again(self) -> bytes | None:
+        """Return the next report that the present driver has not got, though it was made; None: there is none."""
+        self._lease.driver_called()  # from its first report on, the driver expects others, and the lease is short again
+        return self.session.again()
+
     def _driver_gone(self) -> None:
         assert self._detached is not None
         self.session.driver_gone()
@@ -337,13 +342,8 @@ class Agent:
 
     def _agent_ready(self, ready: Ready) -> AgentReady:
         processes.release_memory()  # from here on this process mostly waits
-        return AgentReady(
-            host=self._host,
-            address=self._address,
-            nproc=self._nproc,
-            ready=ready,
-            interface_env=self._interface_env,
-        )
+        env = self._interface_env
+        return AgentReady(host=self._host, address=self._address, nproc=self._nproc, ready=ready, interface_env=env)
 
     def _wake_if_needed(self) -> None:
         if self._outbox.has_some(more_output=self._logs.behind):

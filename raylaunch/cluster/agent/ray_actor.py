@@ -126,7 +126,7 @@ class AgentActor:
         try:
             session.check(epoch)
             session.acknowledge(acknowledged)
-            if (again := session.again()) is not None:
+            if (again := self._agent.again()) is not None:
                 return again
             report = await self._agent.next_report()
             number = session.next_number() if report.events else 0

@@ -107,7 +107,6 @@ class Driver:
         Raises ClusterError if the run cannot go on: no torch on a node, `master_port` in use, the head lost.
         """
         self._begin()
-        processes.release_memory()  # the agents take seconds to start, and afterwards this process mostly waits
         try:
             while self.machine.phase is not Phase.DONE:
                 for item in self._next_items():
@@ -125,6 +124,7 @@ class Driver:
         self._record([(None, self._perform(self.machine.start()))])
         self.nodes.start(self._inbox.put)
         self._fleet.start(self._tell)
+        processes.release_memory()  # the agents take seconds to start, and afterwards this process mostly waits
 
     def _stepped(self) -> None:
         """Take note that all that was known is dealt with."""

@@ -57,7 +57,8 @@ class NodeRegistry:
         self._nodes: dict[NodeId, _Node] = {}
         #: The names of the nodes that were lost last, as keys: of these something may still arrive.
         self._lost: dict[NodeId, None] = {}
-        #: No node can be overdue before this time. A report makes a node overdue later, so this stays a lower bound.
+        #: No node can be overdue before this time. It is never later than `node_timeout` from when it was set: after a
+        #: takeover, a node need not be heard of for longer than that, but from its first report on it must.
         self._next_check = _NEVER
         self._no_check_before = 0.0
 
@@ -119,7 +120,8 @@ class NodeRegistry:
         if now < self._next_check:
             return []
         overdue_at = {name: node.heard_at + self._timeout for name, node in self._up()}
-        self._next_check = max(self._no_check_before, min(overdue_at.values(), default=_NEVER))
+        nearest = min(now + self._timeout, *overdue_at.values()) if overdue_at else _NEVER
+        self._next_check = max(self._no_check_before, nearest)
         if now - self._next_check > report_interval(self._timeout):
             self._next_check = self._no_check_before = now + report_interval(self._timeout)
         if now < self._next_check:

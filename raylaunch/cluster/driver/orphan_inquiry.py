@@ -22,6 +22,10 @@ class OrphanInquiry:
     def __init__(self) -> None:
         self._asked: set[NodeId] = set()
 
+    def __reduce__(self) -> tuple[type[OrphanInquiry], tuple[()]]:
+        """Leave out what was asked: the answer would come to this process. A driver that takes over asks again."""
+        return OrphanInquiry, ()
+
     def is_open(self, gone: AgentLost, where: CopyAddress | None, tell: Callable[[AgentLost], None]) -> bool:
         """Return whether to wait for an answer before this loss is dealt with. It is asked for if it was not yet.
 

@@ -13,8 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-SUCCESSION_SECONDS = 60.0
-"""How long a node goes on by itself when its driver's process is gone, and not longer: the next one counts on that."""
+SUCCESSION_SECONDS = 100.0
+"""How long a node goes on by itself when its driver's process is gone, and not longer: the next one counts on that.
+
+Ray takes up to 65 s to notice that a host was powered off. It starts the next driver only then if that was the host of
+the last one, or if it had chosen that host for the next one.
+"""
 SUPERSEDED = "another driver has taken over"
 
 

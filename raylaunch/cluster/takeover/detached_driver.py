@@ -26,7 +26,7 @@ from raylaunch.cluster.driver.observer import Observer
 from raylaunch.cluster.driver.request_desk import RequestDesk
 from raylaunch.cluster.driver.run_folder import FolderState, RunFolder
 from raylaunch.cluster.fleet.detached_fleet import DetachedFleet, FleetState
-from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, ReportReceived, SlotGranted
+from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.ray_api import actor_errors
 from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS
 from raylaunch.core.driver_replaced import DriverReplaced
@@ -35,6 +35,7 @@ from raylaunch.core.machine.events_and_actions import Event
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.plan import Plan
+from raylaunch.node.linux import processes
 
 _SAVE_SECONDS = 0.05
 """A state without orders waits so long for others: at the start of a big run many nodes join at the same time."""
@@ -77,6 +78,10 @@ class DriverState:
     """`time.time()` and `time.monotonic()` at that moment."""
     is_driver_gone: bool = False
     """Whether an agent has seen the end of that driver's process. The driver that takes over sets it."""
+
+    def clock_shift(self) -> float:
+        """Return what to add to a time.monotonic() of that driver's host to have it as one of this host."""
+        return time.monotonic() - self.clock - (time.time() - self.wall)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +147,8 @@ class DetachedDriver(Driver):
         self._context = {"driver": self, "fleet": fleet, "folder": folder, "observer": observer, "nodes": self.nodes}
         if taken is not None:
             vars(self).update(_StateUnpickler(io.BytesIO(taken.parts), self._context).load())
+            later = taken.clock_shift()
+            self._draining = {host: replace(it, deadline=it.deadline + later) for host, it in self._draining.items()}
             self.requests = RequestDesk(self.machine, self._monitor, fleet.send, self._inbox.put)
 
     def _begin(self) -> None:
@@ -155,9 +162,10 @@ class DetachedDriver(Driver):
         self.nodes.start(self._inbox.put)
         for node in taken.lost:
             self.nodes.give_up(node)
-        for node, host in taken.hosts.items():  # its node may go on for so long without any driver
-            self.nodes.came_up(node, host, time.monotonic() + SUCCESSION_SECONDS)
         self._asked_at = time.monotonic()
+        for node, host in taken.hosts.items():  # its node may go on for so long without any driver
+            self.nodes.came_up(node, host, self._asked_at)
+            self.nodes.heard(node, self._asked_at + SUCCESSION_SECONDS)
         self._unproved = {} if taken.is_driver_gone else dict(taken.hosts)
         self._unheard, self._hear_until = {*taken.hosts}, time.monotonic() + _HEAR_SECONDS
         self._fleet.start(self._tell)
@@ -165,10 +173,12 @@ class DetachedDriver(Driver):
 
     def _is_hearing(self) -> bool:
         """Return whether agents may still have to tell what has happened while there was no driver."""
-        if not self._unheard:
-            return False
-        self._unheard = {node for node in self._unheard - self._detached.heard if not self.nodes.is_lost(node)}
-        return bool(self._unheard) and time.monotonic() < self._hear_until
+        while self._unheard:  # one is enough: this is called for each item, and there may be a thousand nodes
+            node = next(iter(self._unheard))
+            if node not in self._detached.heard and not self.nodes.is_lost(node):
+                return time.monotonic() < self._hear_until
+            self._unheard.remove(node)
+        return False
 
     def _next_items(self) -> Iterator[Item]:
         if not self._is_hearing():
@@ -194,8 +204,16 @@ class DetachedDriver(Driver):
             return
         if isinstance(item, AgentsAdopted) and self._takeover is not None:
             yield self._replaced(self._takeover)
+            processes.release_memory()  # from here on this process mostly waits
         else:
             yield from super()._events(item)
+
+    def _host_draining(self, item: HostDraining) -> Iterator[Event]:
+        if item.ours:
+            self._observer.on_message(
+                "the host of the driver is being drained: another driver takes over when it is gone"
+            )
+        yield from super()._host_draining(replace(item, ours=False))
 
     def _replaced(self, takeover: TakeoverFacts) -> DriverReplaced:
         return DriverReplaced(
@@ -229,6 +247,8 @@ class DetachedDriver(Driver):
         now = time.monotonic()
         if not (self._is_changed or self._detached.has_unsent):
             return
+        if self._is_hearing() and not self._detached.has_unsent:
+            return  # nothing was decided yet, and the agents keep what the last driver knew
         due = self._saved_at + _SAVE_SECONDS
         if now < due and not self._detached.has_unsent and self.machine.phase is not Phase.DONE:
             self._wake_at = self._run_time(due)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -44,6 +44,8 @@ class Succession:
     """The state of the driver before; None: this is the first one."""
     takeover: TakeoverFacts | None = None
     """None: as `taken`."""
+    agents: Mapping[str, Any] = field(default_factory=dict)
+    """The agents that there were when the state was looked for: handles of actors by their names."""
 
     def facts(self, asked: Job, job: Job, plan: Plan, run_id: str, began: str, spec: AgentSpec) -> RunFacts:
         """Return what the drivers of the run need. The arguments are its fields."""
@@ -61,8 +63,8 @@ class Succession:
         state = None
         if self.taken is not None:
             state = self.taken.fleet
-            state.allocator.shift(time.monotonic() - self.taken.clock - (time.time() - self.taken.wall))
-        return DetachedFleet(plan, spec, say, epoch=self.epoch, state=state)
+            state.allocator.shift(self.taken.clock_shift())
+        return DetachedFleet(plan, spec, say, epoch=self.epoch, state=state, agents=self.agents)
 
     def driver(
         self,
@@ -113,6 +115,7 @@ def find(token: str, since: float) -> Succession | None:
         epoch=newest.epoch,
         taken=replace(newest.state, is_driver_gone=newest.saw_end),
         takeover=takeover,
+        agents=newest.agents,
     )
 
 
@@ -122,7 +125,10 @@ class _Newest:
     def __init__(self, key: StateKey, interim: InterimState | None) -> None:
         self._key = key
         self._kept = interim.kept if interim is not None else (0, 0)
-        self.state = load(key.open(interim.state)) if interim is not None else None
+        #: The newest that was not decrypted yet.
+        self._sealed = interim.state if interim is not None else b""
+        self.state: DriverState | None = None
+        self.agents: dict[str, Any] = {}
         #: Higher than any that anybody has seen.
         self.epoch = interim.epoch if interim is not None else 1
         self.alone = 0.0
@@ -133,31 +139,36 @@ class _Newest:
 
         Raises RayError if one that may have the only state does not answer.
         """
-        names = {
-            actor: NodeId(node)
-            for name, node in named_resources.agents(token).items()
-            if (actor := named_resources.actor(name))
-        }
-        asked = {actor.look.remote(): node for actor, node in names.items()}
+        nodes = named_resources.agents(token)
+        self.agents = {name: actor for name in nodes if (actor := named_resources.actor(name))}
+        asked = {actor.look.remote(): NodeId(nodes[name]) for name, actor in self.agents.items()}
         deadline = time.monotonic() + _LOOK_SECONDS
         awaits = True
         while asked and awaits and time.monotonic() < deadline:
             ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=_WAIT_SECONDS)
             for found in _answers(ready):
                 self._take(found)
-            asked = {reference: node for reference, node in asked.items() if reference not in ready}
+            for reference in ready:
+                del asked[reference]
             awaits = self._awaits(asked.values())
+        self._open()
         if asked and self.state is None:
             raise GetTimeoutError("no agent has told the state of the run, and some do not answer")
 
     def _awaits(self, nodes: Iterable[NodeId]) -> bool:
+        self._open()
         return self.state is None or not {*self.state.fleet.allocator.up_nodes()}.isdisjoint(nodes)
 
     def _take(self, found: Adoption) -> None:
         self.epoch, self.alone = max(self.epoch, found.epoch + 1), max(self.alone, found.alone)
         self.saw_end |= found.saw_end
         if found.state and found.kept > self._kept:
-            self._kept, self.state = found.kept, load(self._key.open(found.state))
+            self._kept, self._sealed = found.kept, found.state
+
+    def _open(self) -> None:
+        """Decrypt only the newest: several agents keep one, and each may be large."""
+        if self._sealed:
+            self.state, self._sealed = load(self._key.open(self._sealed)), b""
 
 
 def _answers(ready: list[Any]) -> list[Adoption]:

@@ -93,8 +93,9 @@ def test_an_error_of_the_agent_can_be_sent(monkeypatch, actor):
     async def fail() -> None:
         raise OSError("no caf\udce9")
 
-    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(next_report=fail, session=AgentSession(keeps=False)))
-    with pytest.raises(ray_actor.AgentError) as raised:
+    session = AgentSession(keeps=False)
+    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(next_report=fail, session=session, again=session.again))
+    with pytest.raises(ray_actor.AgentError, match="no caf") as raised:
         asyncio.run(actor.next_report())
     "".join(traceback.format_exception(raised.value)).encode()
 

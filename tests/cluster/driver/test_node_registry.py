@@ -75,6 +75,21 @@ def silent(registry: NodeRegistry, now: float) -> list[str]:
     return [gone.node for gone in registry.silent(now)]
 
 
+def test_a_node_that_was_up_before_a_takeover_must_be_heard_of_from_its_first_report_on():
+    """Until then it has longer."""
+    registry = NodeRegistry(5.0, None)
+    for node in ("node-1", "node-2"):
+        registry.came_up(node, "a", 100.0)
+        registry.heard(node, 160.0)
+    registry.heard("node-1", 101.0)
+    assert silent(registry, registry.next_check) == []
+    assert silent(registry, 106.0) == ["node-1"]
+    registry.give_up("node-1")
+    for now in range(107, 165):
+        assert silent(registry, float(now)) == []
+    assert silent(registry, 165.0) == ["node-2"]
+
+
 def test_a_node_without_reports_for_node_timeout_is_silent():
     registry = NodeRegistry(5.0, None)
     registry.came_up("node-1", "a", 100.0)

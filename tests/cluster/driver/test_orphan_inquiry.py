@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import queue
 import socket
 
@@ -41,3 +42,12 @@ def test_who_is_not_asked(nobody):
     assert not inquiry.is_open(GONE, None, told.put)
     assert not inquiry.is_open(AgentLost(node=NODE, why="silent", silent=True), nobody, told.put)
     assert told.empty()
+
+
+def test_another_driver_asks_again(nobody):
+    """The answer goes to the process that has asked: if that is gone, the loss would never be dealt with."""
+    inquiry, told = OrphanInquiry(), queue.SimpleQueue()
+    assert inquiry.is_open(GONE, nobody, lambda _: None)
+    restored = pickle.loads(pickle.dumps(inquiry))
+    assert restored.is_open(GONE, nobody, told.put)
+    assert told.get(timeout=60).held == ()

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -19,15 +19,19 @@ from ray._private.authentication_test_utils import reset_auth_token_state
 from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import GetTimeoutError
-from ray.util.placement_group import placement_group_table
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
-from raylaunch.cluster.fleet import ray_fleet
+from raylaunch.cluster.fleet import detached_fleet, ray_fleet
+from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
-from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, HostDraining, ReportReceived, SlotGranted
+from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.cluster.session.ray_session import nodes
+from raylaunch.cluster.succession import named_resources
+from raylaunch.cluster.succession.agent_session import Adoption, AgentSession, DetachedSettings
+from raylaunch.cluster.succession.registry_key import NAMESPACE
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.plan import make_plan
@@ -154,6 +158,50 @@ class Garbled(Agent):
         return await super().next_report() if self.unsaid else b"!garbage"
 
 
+class Kept(Agent):
+    """An agent of a detached run. The first message to node-3 is lost, as that of a driver that has died."""
+
+    def __init__(self, title: str = "") -> None:
+        super().__init__(title)
+        self.session = AgentSession(keeps=True)
+        self.misses = "node-3" in title
+
+    async def begin(self, message: bytes) -> None:
+        if self.misses:
+            self.misses = False
+        elif not self.begun.is_set():
+            await super().begin(message)
+
+    async def next_report(self, epoch: int = 0, acknowledged: int = 0) -> bytes:
+        await self.begun.wait()
+        self.session.check(epoch)
+        self.session.acknowledge(acknowledged)
+        if (again := self.session.again()) is not None:
+            return again
+        if not self.unsaid:
+            await asyncio.sleep(1000)
+        number = self.session.next_number()
+        report = pickle.dumps(AgentReport(sent_at=float(os.getpid()), events=[self.unsaid.pop()], number=number))
+        self.session.add(number, report, epoch)
+        return report
+
+    async def obey(self, epoch: int, _orders: object, serial: int, state: bytes) -> None:
+        self.session.check(epoch)
+        self.session.keep(epoch, serial, state)
+
+    async def look(self) -> Adoption:
+        return replace(self.session.look(), has_begun=self.begun.is_set())
+
+    async def adopt(self, epoch: int, _link: object) -> Adoption:
+        found = await self.look()
+        if self.begun.is_set():
+            self.session.adopt(epoch)
+        return found
+
+    async def leave(self, _epoch: int) -> None:
+        os._exit(0)
+
+
 class Dying(Agent):
     def __init__(self, _title: str = "") -> None:
         os._exit(1)
@@ -184,19 +232,27 @@ class Crew:
         """Handle items until the condition is true."""
         deadline = time.monotonic() + seconds
         while not done():
-            assert time.monotonic() < deadline, self.items
+            assert time.monotonic() < deadline, "\n".join(map(str, self.items))
             try:
                 item = self.inbox.get(timeout=0.05)
             except queue.Empty:
                 continue
             self.items.append(item)
-            if isinstance(item, ReportReceived):
+            if isinstance(item, ReportReceived) and self.is_new(item):
                 for word in item.report.events:
                     if self.fleet.joined(item.node, word.host):
                         self.up[item.node] = (word.host, int(item.report.sent_at))
             elif isinstance(item, AgentLost):
                 self.up.pop(item.node, None)
                 self.fleet.replace(item)
+            self.dealt_with()
+
+    def is_new(self, _: ReportReceived) -> bool:
+        """Return whether no driver before has dealt with this report."""
+        return True
+
+    def dealt_with(self) -> None:
+        """Take note that an item was dealt with."""
 
     def count(self, number: int) -> None:
         """Handle items until so many nodes are up."""
@@ -204,6 +260,57 @@ class Crew:
 
     def told(self, kind: type) -> list[Any]:
         return [item for item in self.items if isinstance(item, kind)]
+
+
+TOKEN = "0123456789abcdef"
+
+
+@dataclass
+class DetachedCrew(Crew):
+    """A fleet whose agents outlive it, and its state as it was when an item was dealt with for the last time."""
+
+    state: bytes = b""
+    plan: Any = None
+
+    def is_new(self, item: ReportReceived) -> bool:
+        return self.fleet.is_new(item.node, item.report)
+
+    def dealt_with(self) -> None:
+        with self.fleet.locked():
+            self.state = pickle.dumps(self.fleet.state())
+        self.fleet.flush(self.state)
+
+    def die(self) -> None:
+        """Do nothing any more, as if the process were gone."""
+        self.fleet._stop_thread()  # noqa: SLF001
+        self.fleet._tell = lambda _: None  # noqa: SLF001
+        self.fleet._actors = {}  # noqa: SLF001
+
+
+@pytest.fixture
+def detached(hosts: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DetachedCrew]]:
+    """Start the fleet of a detached run, or that of the next driver, and check that nothing of the run is left."""
+    crews: list[DetachedCrew] = []
+    monkeypatch.setattr(detached_fleet, "end_this_process", lambda: None)
+
+    def start(nnodes: str = "", after: DetachedCrew | None = None) -> DetachedCrew:
+        wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes)
+        plan = after.plan if after else make_plan(wanted, nodes(local=False), local=False)
+        spec = replace(SPEC, detached=DetachedSettings(token=TOKEN, driver_timeout=600.0))
+        lines: list[str] = []
+        state = pickle.loads(after.state) if after else None
+        fleet = DetachedFleet(plan, spec, lines.append, epoch=2 if after else 1, state=state)
+        found = DetachedCrew(fleet, lines=lines, plan=plan, up={**after.up} if after else {})
+        fleet.actor_class = ray.remote(max_restarts=0)(Kept)
+        crews.append(found)
+        fleet.start(found.tell)
+        return found
+
+    yield start
+    for each in crews:
+        each.fleet.close()
+    named_resources.remove(TOKEN)
+    wait_until(lambda: left_in_ray(hosts) == [], 100, "actors and placement groups to be gone")
 
 
 @pytest.fixture
@@ -366,19 +473,39 @@ def test_close_with_an_agent_that_does_not_answer(crew, monkeypatch):
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 100, "the agents to be gone")
 
 
+def test_nodes_that_come_and_go_while_there_is_no_driver(detached):
+    """One agent dies; another starts, but the driver was gone before it had told it what to do."""
+    occupied = placement_group([{"CPU": 1}])
+    ray.get(occupied.ready())
+    first = detached("1:3")
+    first.count(2)
+    wait_until(lambda: groups("PENDING") == 1, 100, "another place to be asked for")
+    first.die()
+    os.kill(first.up["node-2"][1], signal.SIGKILL)
+    remove_placement_group(occupied)
+    late = ray.get_actor(named_resources.agent_name(TOKEN, 1, "node-3"), NAMESPACE)
+    assert not ray.get(late.look.remote()).has_begun
+    second = detached(after=first)
+    second.until(lambda: "node-2" not in second.up)
+    second.count(3)
+    assert second.up["node-1"] == first.up["node-1"]
+    assert "node-3" in second.up
+    assert [item.node for item in second.told(AgentLost)] == ["node-2"]
+    assert len(second.told(AgentsAdopted)) == 1
+
+
 def test_a_drain_notice(crew, hosts):
     """It is told with its deadline; another host is asked for at once, while the agent there stays as long as it can.
 
-    The last test: the host does not come back.
+    The host does not come back.
     """
     found = crew("2")
     found.count(2)
     head = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
     leaving = next(node for node, (host, _) in found.up.items() if host != head)
     host = found.up[leaving][0]
-    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     deadline = time.monotonic() + 300
-    GcsClient(address=hosts.address).drain_node(host, reason, "spot", int((time.time() + 300) * 1000))
+    drain(hosts, host)
     found.until(lambda: found.told(HostDraining))
     (notice,) = found.told(HostDraining)
     assert (notice.host, notice.ours) == (host, False)
@@ -386,6 +513,26 @@ def test_a_drain_notice(crew, hosts):
     found.count(3)
     assert len({where for where, _ in found.up.values()}) == 3
     assert found.told(AgentLost) == []
+
+
+def test_a_drain_notice_while_there_is_no_driver(detached, hosts):
+    """The next driver is told, also of those that the last one was told of. The last test: there is one host left."""
+    first = detached("1:2")
+    first.count(2)
+    head = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
+    (host,) = {where for where, _ in first.up.values()} - {head}
+    known = {item.host for item in first.told(HostDraining)}
+    first.die()
+    drain(hosts, host)
+    second = detached(after=first)
+    second.until(lambda: {item.host for item in second.told(HostDraining)} == known | {host})
+    assert second.told(AgentLost) == []
+
+
+def drain(hosts: Cluster, host: str) -> None:
+    """Tell Ray that a host will be taken away in five minutes."""
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    GcsClient(address=hosts.address).drain_node(host, reason, "spot", int((time.time() + 300) * 1000))
 
 
 def groups(state: str) -> int:

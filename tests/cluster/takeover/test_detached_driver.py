@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NO_NODE, RunTime
 from raylaunch.core.placement.plan import make_plan
-from raylaunch.node.protocol.messages import ProcessesExited
+from raylaunch.node.protocol.messages import DumpStacks, ProcessesExited, ProposeCheckpoint, StacksDumped
 from tests.fakes import READY, FakeFleet, RunRecorder, process_failure
 from tests.profiles import examples
 
@@ -43,6 +44,7 @@ class KeptFleet(FakeFleet):
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes)
         self.items: list[object] = []
+        self.heard: set[str] = set()
 
     def start(self, tell) -> None:
         def noting(item):
@@ -217,6 +219,9 @@ class DeafFleet(CourseFleet):
         pass
 
 
+HANG_TIMEOUT = 10.0
+_MOST = 7
+"""A choice is at most this."""
 Heard = tuple[float, Any]
 """A time, and what the driver hears then; see `SimulatedDriver.hear`."""
 
@@ -236,6 +241,9 @@ def nodes_do(fleet: CourseFleet, what: str, choice: int) -> None:
             fleet.lose_peers(part.base_rank)
         case "beat":
             marks = [WorkerProgress(rank=rank, marks=choice, age=0.0, step=choice) for rank in part.ranks]
+            fleet.report(part.node, heartbeat=Heartbeat(attempt=part.attempt, marks=tuple(marks)))
+        case "stall":
+            marks = [WorkerProgress(rank=rank, marks=_MOST, age=3 * HANG_TIMEOUT, step=_MOST) for rank in part.ranks]
             fleet.report(part.node, heartbeat=Heartbeat(attempt=part.attempt, marks=tuple(marks)))
         case "finish":
             fleet.finish()
@@ -275,10 +283,10 @@ def heard_in(found: SimulatedDriver, fleet: CourseFleet, course: Course) -> Iter
 Course = list[tuple[str, int, float, int]]
 """What happens, to whom, after how many seconds, and how many reports the driver hears then."""
 BEGINNING = [("join", 0, 0.0, 9), ("join", 1, 0.0, 9), ("tick", 0, 0.0, 9), ("beat", 3, 1.0, 9)]
-MOVES = ("join", "tick", "beat", "fail", "lose peers", "lose", "drain", "restart", "resize", "finish", "stop")
+MOVES = ("join", "tick", "beat", "fail", "stall", "lose peers", "lose", "drain", "restart", "resize", "finish", "stop")
 moves = st.sampled_from([what for number, what in enumerate(MOVES) for _ in range(len(MOVES) - number)])
 pauses = st.sampled_from((0.0, 0.1, 3.0))
-courses = st.lists(st.tuples(moves, st.integers(0, 7), pauses, st.integers(0, 9)), min_size=6, max_size=24)
+courses = st.lists(st.tuples(moves, st.integers(0, _MOST), pauses, st.integers(0, 9)), min_size=6, max_size=24)
 
 
 @examples(40)
@@ -294,6 +302,7 @@ def test_in_any_course_a_driver_that_takes_over_at_any_entry_gives_the_same_orde
         max_restarts=2,
         last_call=0.5,
         join_timeout=20.0,
+        hang_timeout=HANG_TIMEOUT,
         node_timeout=1e6,  # by the clock of this machine, which is not simulated
     )
     fleet = CourseFleet()
@@ -321,3 +330,84 @@ def test_in_any_course_a_driver_that_takes_over_at_any_entry_gives_the_same_orde
         assert deaf.orders == fleet.orders[ordered:]
         assert after.machine.state == whole.machine.state
         assert after.machine.world == whole.machine.world
+
+
+GAP_SECONDS = 5.0
+
+
+def between(nodes: int, **more: Any) -> tuple[SimulatedDriver, DeafFleet]:
+    """Return a driver that has just taken over a run on so many nodes, 5 s after the last one has died."""
+    job = Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:3", last_call=0.0, node_timeout=1e6, **more)
+    fleet, deaf = CourseFleet(), DeafFleet()
+    before: SimulatedDriver = driver(fleet, job, kind=SimulatedDriver)
+    before._begin()
+    for host in range(nodes):
+        fleet.join_on(f"host-{host}")
+    while fleet.unheard:
+        before.hear(before.clock, fleet.unheard.popleft())
+    assert before.machine.phase is Phase.RUNNING
+    after: SimulatedDriver = driver(deaf, job, load(before.state()), kind=SimulatedDriver)
+    after._begin()
+    deaf.names, deaf._parts = fleet.names, fleet._parts
+    after._began, after.clock = before._began, before.clock + GAP_SECONDS
+    for event in after._events(AgentsAdopted()):
+        after._step(event)
+    return after, deaf
+
+
+def hears(found: SimulatedDriver, fleet: DeafFleet) -> list[object]:
+    """Have the driver hear what the nodes have told. Return its orders since then, without their nodes."""
+    fleet.orders.clear()
+    while fleet.unheard:
+        found.hear(found.clock, fleet.unheard.popleft())
+    return [order for _, order in fleet.orders]
+
+
+def test_a_hang_that_began_while_there_was_no_driver():
+    """Its seconds are those since the last step, which the agent tells."""
+    found, fleet = between(1, hang_timeout=HANG_TIMEOUT, max_restarts=1)
+    nodes_do(fleet, "stall", 0)
+    assert DumpStacks(attempt=1) in hears(found, fleet)
+    for node in fleet._parts:
+        fleet.report(node, StacksDumped(node=node, attempt=1, stacks=()))
+    hears(found, fleet)
+    assert (found.machine.attempt, found.machine.restarts) == (2, 1)
+
+
+def test_a_node_that_joined_while_there_was_no_driver():
+    """The workers save, and the next attempt has it."""
+    found, fleet = between(1)
+    fleet.join_on("host-1")
+    assert [*map(type, hears(found, fleet))] == [ProposeCheckpoint]
+    assert found.machine.phase is Phase.SAVING
+
+
+def test_a_node_that_was_lost_while_there_was_no_driver():
+    """The next attempt does without it."""
+    found, fleet = between(2)
+    attempt = found.machine.attempt
+    fleet.lose("node-1")
+    hears(found, fleet)
+    assert (found.machine.attempt, found.machine.roster) == (attempt + 1, ("node-2",))
+
+
+def test_a_host_that_was_drained_while_there_was_no_driver():
+    """The workers save. A node that comes up there later is left, too, whatever the clock of the next driver's host."""
+    found, fleet = between(2)
+    fleet.tell(HostDraining(host="host-0", deadline=found._began + found.clock + 90.0, why="it is being drained"))
+    assert [*map(type, hears(found, fleet))] == [ProposeCheckpoint] * 2
+    assert found.machine.phase is Phase.SAVING
+    state = load(found.state())
+    elsewhere = driver(MuteFleet(), found.machine.job, replace(state, clock=state.clock - 1000.0))
+    (notice,) = elsewhere._draining.values()
+    assert notice.deadline == pytest.approx(found._began + found.clock + 1090.0, abs=60.0)
+
+
+def test_the_host_of_the_driver_is_drained():
+    """It does not end the run."""
+    found, fleet = between(1)
+    fleet.tell(HostDraining(host="elsewhere", deadline=0.0, why="it is being drained", ours=True))
+    hears(found, fleet)
+    assert found._observer.lines[-1:] == [
+        "the host of the driver is being drained: another driver takes over when it is gone"
+    ]
