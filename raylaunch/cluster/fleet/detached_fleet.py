@@ -68,23 +68,15 @@ class DetachedFleet(RayFleet):
     """Orders wait until `flush` sends them, with the state of the driver that follows from what it has decided."""
 
     def __init__(
-        self,
-        plan: Plan,
-        spec: AgentSpec,
-        say: Callable[[str], None],
-        *,
-        epoch: int,
-        state: FleetState | None = None,
-        agents: Mapping[str, Any] | None = None,
+        self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], *, epoch: int, state: FleetState | None = None
     ) -> None:
-        """`epoch`: that of this driver. `state`: of the driver before it. `agents`: those that are known, by name."""
+        """`epoch`: that of this driver. `state`: of the driver before it."""
         super().__init__(plan, spec, say)
         assert spec.detached is not None
         self._token = spec.detached.token
         self._epoch = epoch
         self._serial = 0
         self._restored = state
-        self._known = agents or {}
         self._placement_groups = PlacementGroups(spread=plan.spread, token=self._token)
         self._orders: dict[NodeId, deque[tuple[int, bytes]]] = defaultdict(deque)
         self._numbers: dict[NodeId, int] = defaultdict(int)
@@ -238,14 +230,13 @@ class DetachedFleet(RayFleet):
     def _adopt_agents(self) -> None:
         """Take command of all agents that a slot still has, and end the others."""
         for name, node in named_resources.agents(self._token).items():
-            actor = self._known.get(name) or named_resources.actor(name)  # to look for one takes a call to the head
+            actor = named_resources.actor(name)
             if actor is None:
                 continue  # it has just died
             if NodeId(node) in self._actors or self._allocator.start_of(NodeId(node)) is None:
                 ray.kill(actor)
             else:
                 self._actors[NodeId(node)] = actor
-        self._known = {}
         self._unadopted = {node for node in self._actors if self._allocator.is_up(node)}
         if not self._unadopted:
             self._tell(AgentsAdopted())

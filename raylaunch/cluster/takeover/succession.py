@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -44,8 +44,6 @@ class Succession:
     """The state of the driver before; None: this is the first one."""
     takeover: TakeoverFacts | None = None
     """None: as `taken`."""
-    agents: Mapping[str, Any] = field(default_factory=dict)
-    """The agents that there were when the state was looked for: handles of actors by their names."""
 
     def facts(self, asked: Job, job: Job, plan: Plan, run_id: str, began: str, spec: AgentSpec) -> RunFacts:
         """Return what the drivers of the run need. The arguments are its fields."""
@@ -64,7 +62,7 @@ class Succession:
         if self.taken is not None:
             state = self.taken.fleet
             state.allocator.shift(self.taken.clock_shift())
-        return DetachedFleet(plan, spec, say, epoch=self.epoch, state=state, agents=self.agents)
+        return DetachedFleet(plan, spec, say, epoch=self.epoch, state=state)
 
     def driver(
         self,
@@ -115,7 +113,6 @@ def find(token: str, since: float) -> Succession | None:
         epoch=newest.epoch,
         taken=replace(newest.state, is_driver_gone=newest.saw_end),
         takeover=takeover,
-        agents=newest.agents,
     )
 
 
@@ -128,7 +125,6 @@ class _Newest:
         #: The newest that was not decrypted yet.
         self._sealed = interim.state if interim is not None else b""
         self.state: DriverState | None = None
-        self.agents: dict[str, Any] = {}
         #: Higher than any that anybody has seen.
         self.epoch = interim.epoch if interim is not None else 1
         self.alone = 0.0
@@ -139,9 +135,12 @@ class _Newest:
 
         Raises RayError if one that may have the only state does not answer.
         """
-        nodes = named_resources.agents(token)
-        self.agents = {name: actor for name in nodes if (actor := named_resources.actor(name))}
-        asked = {actor.look.remote(): NodeId(nodes[name]) for name, actor in self.agents.items()}
+        names = {
+            actor: NodeId(node)
+            for name, node in named_resources.agents(token).items()
+            if (actor := named_resources.actor(name))
+        }
+        asked = {actor.look.remote(): node for actor, node in names.items()}
         deadline = time.monotonic() + _LOOK_SECONDS
         awaits = True
         while asked and awaits and time.monotonic() < deadline:
