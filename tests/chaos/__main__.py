@@ -72,6 +72,7 @@ class Chaos:
 
     def strike(self) -> None:
         """One fault at a random moment of an attempt that trains; now and then another before it has recovered."""
+        self._replace_lost_hosts()
         if not self._trains():
             return
         time.sleep(self.random.uniform(0.1, 2.0))
@@ -84,6 +85,12 @@ class Chaos:
         if not fault.harmless and self.random.random() < _ON_TOP:
             second = self._second(fault, host)
         self._strike(fault, host, second)
+
+    def _replace_lost_hosts(self) -> None:
+        """Replace hosts whose raylet has ended: one that Ray had counted as dead before its network was healed."""
+        for host in [host for host in self.hosts.hosts[1:] if not self.hosts.processes(host, "raylet/raylet ")]:
+            self.hosts.remove(host)
+            self.hosts.add(wait=False)
 
     def _second(self, first: Fault, struck: Host) -> tuple[Fault, Host] | None:
         """Both befall one host only where that is still there after the first."""

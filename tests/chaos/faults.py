@@ -127,6 +127,8 @@ def _kill_driver(job: Job, host: Host) -> Kinds:
 
 
 def _kill_gcs(job: Job, host: Host) -> Kinds:
+    """Ray forgets to start an actor that it was about to start when its GCS was killed: all agents are there first."""
+    wait_for(lambda: all(job.agents(each) for each in job.hosts.hosts), 30.0)
     gcs = job.hosts.gcs()
     gcs.kill()
     time.sleep(random.uniform(0.0, 3.0))
