@@ -210,8 +210,9 @@ class Crowd:
         self._stub(node).session.adopt(epoch)
         return found
 
-    async def close(self, node: str) -> None:
-        """There is nothing to end."""
+    async def close(self, node: str) -> list[str]:
+        """There is nothing to end, or to tell of it."""
+        return []
 
     # What the bench does with them.
 

@@ -100,8 +100,8 @@ class Agent:
             await asyncio.sleep(1000)
         return pickle.dumps(AgentReport(sent_at=float(os.getpid()), events=[self.unsaid.pop()]))
 
-    async def close(self) -> None:
-        pass
+    async def close(self) -> list[str]:
+        return []
 
 
 class Unable(Agent):
