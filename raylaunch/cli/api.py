@@ -104,12 +104,14 @@ class CheckedLaunch:
         """
         console = Console()
         observer = run_observer(self.job, console)
+
+        def conclude(result: RunResult) -> None:
+            write_at_the_end(self.job, result, os.environ, console.say, run_once.version())
+
         try:
             text = job_file.dump(shown(self.job, os.environ))
             observer = observe(observer) if observe is not None else observer
-            outcome = run_job(self.job, text, observer, payload=self.payload, port=port)
-            write_at_the_end(self.job, outcome.result, os.environ, console.say, run_once.version())
-            return outcome
+            return run_job(self.job, text, observer, payload=self.payload, port=port, conclude=conclude)
         finally:
             console.close()
 

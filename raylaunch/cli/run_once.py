@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from raylaunch.cluster.driver.observer import RunObserver
     from raylaunch.cluster.takeover.succession import Succession
     from raylaunch.core.job.job import Job
+    from raylaunch.core.record.result import RunResult
     from raylaunch.node.protocol.terminal_messages import Keyboard
 
 # Imports are made where they are used, so that `--help` and error messages do not wait for Ray.
@@ -52,14 +53,25 @@ def run(
     from raylaunch.cli.output.console import Console, run_observer  # noqa: PLC0415
     from raylaunch.cli.output.report import is_failed_check, report, write_error_file  # noqa: PLC0415
     from raylaunch.cluster.driver.observer import described  # noqa: PLC0415
-    from raylaunch.cluster.driver.run_folder import STALL_SECONDS  # noqa: PLC0415
+    from raylaunch.cluster.local.file_writer import STALL_SECONDS  # noqa: PLC0415
     from raylaunch.cluster.run import run_job  # noqa: PLC0415
 
     job, keyboard = with_terminal(job)
     console = Console()
+    told: list[str] = []
+
+    def conclude(result: RunResult) -> None:
+        if not is_check:
+            from raylaunch.cli.html_report.run_report import write_at_the_end  # noqa: PLC0415
+
+            write_at_the_end(job, result, os.environ, told.append, version())
+
     try:
         observer = observe(run_observer(job, console))
-        result = run_job(job, job_text, observer, payload=payload, keyboard=keyboard, succession=succession).result
+        outcome = run_job(
+            job, job_text, observer, payload=payload, keyboard=keyboard, succession=succession, conclude=conclude
+        )
+        result = outcome.result
         try:
             writer = threading.Thread(
                 target=write_error_file, args=(result, os.environ, console.on_message), daemon=True
@@ -68,10 +80,8 @@ def run(
             writer.join(STALL_SECONDS)  # the file system may not answer
             if not (is_check and is_failed_check(result)):
                 console.report(report(result), ok=result.ok)
-            if not is_check:
-                from raylaunch.cli.html_report.run_report import write_at_the_end  # noqa: PLC0415
-
-                write_at_the_end(job, result, os.environ, console.say, version())
+            for line in told:
+                console.say(line)
         except Exception as error:  # noqa: BLE001
             console.on_message(f"the report cannot be made: {described(error)} (this is a bug in raylaunch)")
             console.on_message(result.why)

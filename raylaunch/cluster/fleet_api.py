@@ -68,7 +68,12 @@ class AgentsAdopted:
     """After a takeover: each agent that there was obeys this driver, or is lost."""
 
 
-Item = SlotGranted | ReportReceived | AgentLost | HostDraining | FleetFailed | AgentsAdopted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandTaken:
+    """After a takeover: an agent obeys this driver, or there is none, so the last driver can command nothing more."""
+
+
+Item = SlotGranted | ReportReceived | AgentLost | HostDraining | FleetFailed | AgentsAdopted | CommandTaken
 Tell = Callable[[Item], None]
 """Takes an item. It is called from several threads, and must not block."""
 

@@ -109,6 +109,11 @@ def keep_in_head(key: bytes, value: bytes | None, namespace: bytes, seconds: flo
         _own_client().internal_kv_put(key, value, True, namespace=namespace, timeout=int(seconds))
 
 
+def own_kept(key: bytes, namespace: bytes, seconds: float) -> bytes:
+    """Return what the head of this process's cluster keeps under a key; empty: nothing. Raises as `ask_head`."""
+    return bytes(_own_client().internal_kv_get(key, namespace=namespace, timeout=int(seconds)) or b"")
+
+
 def kept_in_head(address: str, prefix: bytes, namespace: bytes, seconds: float) -> dict[bytes, bytes]:
     """Return what the head at an address keeps under keys with this prefix. Raises as `ask_head`.
 

@@ -45,7 +45,7 @@ from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.terminal_messages import Keyboard
 
 if TYPE_CHECKING:
-    from raylaunch.cluster.takeover.detached_driver import DriverState, RunFacts
+    from raylaunch.cluster.takeover.driver_state import DriverState, RunFacts
     from raylaunch.cluster.takeover.succession import Succession
 
 WANTED = "ray>=2.44"
@@ -96,12 +96,14 @@ def run_job(
     port: RunPort | None = None,
     keyboard: Keyboard | None = None,
     succession: Succession | None = None,
+    conclude: Callable[[RunResult], None] = lambda _: None,
 ) -> RunOutcome:
     """Run a job and return its outcome, whatever happened to its workers. Several threads may each run a job.
 
     `job_text`: the job as it is written to the run folder. `payload`: (function, args, kwargs), pickled with
     cloudpickle, to run instead of the job's entry point. `port`: by which this process asks the run.
     `keyboard`: the terminal that one rank gets. `succession`: which driver of a detached run on a cluster it is.
+    `conclude` is called when the journal is complete, before `result.json` is written: who waits for that has all.
 
     Raises ConfigError if the run folder cannot be made or there is no working folder, ClusterError if the cluster
     cannot be reached, cannot hold the job at all or cannot go on with it, and InterruptedByUserError if a signal
@@ -129,7 +131,7 @@ def run_job(
             ) as entry,
         ):
             values, error = _execute(run, handler, control, want_values=bool(payload))
-            result = _report(run, session, secrets, error)
+            result = _report(run, session, secrets, error, conclude)
             entry.exit_code = result.exit_code
             control.ended(result)
         if error is not None:
@@ -206,7 +208,7 @@ def _prepare(
     planning.refuse_hopeless(plan, session)
     began, began_at = datetime.now(timezone.utc), time.monotonic()
     run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
-    folder = RunFolder.create(job, run_id, observer.on_message)
+    folder = RunFolder.create(job, run_id, observer.on_message, succession.epoch if succession is not None else 0)
     folder.open(settled(job, plan), job_text, plan, began.isoformat(), began_at)
     observer.on_plan(job, plan, folder.where)
     if planning.NO_CLUSTER in plan.assumed and not plan.fallback:
@@ -250,7 +252,8 @@ def _resume(succession: Succession, taken: DriverState, observer: RunObserver, s
     """Go on with a run after another driver."""
     facts = taken.facts
     path = Path(taken.folder.path) if taken.folder.path else None
-    folder = RunFolder(path, LAYOUTS[facts.job.log_layout], Redactor.of(facts.job, os.environ), observer.on_message)
+    layout, secrets = LAYOUTS[facts.job.log_layout], Redactor.of(facts.job, os.environ)
+    folder = RunFolder(path, layout, secrets, observer.on_message, succession.epoch)
     folder.resume(taken.folder, facts.job)
     observer.on_takeover(facts.job, folder.where)
     observer.on_message(succession.describe())
@@ -268,7 +271,7 @@ def _detached(
     links: LinkServer | None,
 ) -> _PreparedRun:
     """Return a run whose driver may be followed by another. `began_at`: the time.monotonic() of its beginning."""
-    fleet = succession.fleet(facts.plan, facts.spec, observer.on_message)
+    fleet = succession.fleet(facts.plan, facts.spec, observer.on_message, folder.fence.leave)
     return _PreparedRun(
         job=facts.asked,
         folder=folder,
@@ -312,7 +315,13 @@ def _values(run: _PreparedRun, finish: Finish) -> dict[int, bytes]:
         return {}
 
 
-def _report(run: _PreparedRun, session: Session, secrets: Redactor, error: ClusterError | None) -> RunResult:
+def _report(
+    run: _PreparedRun,
+    session: Session,
+    secrets: Redactor,
+    error: ClusterError | None,
+    conclude: Callable[[RunResult], None],
+) -> RunResult:
     """Derive the result from the journal and write it to the run folder."""
     result = run.folder.result.result(run_dir=run.folder.where, began=run.began)
     if error is not None:
@@ -320,7 +329,7 @@ def _report(run: _PreparedRun, session: Session, secrets: Redactor, error: Clust
     elif result.exit_code == ExitCode.UNAVAILABLE:
         result = replace(result, why=f"{result.why}\n{_shortage(run.job, session, result)}")
     result = secrets.shown(result)
-    run.folder.close(result)
+    run.folder.close(result, conclude if error is None else None)
     return result
 
 

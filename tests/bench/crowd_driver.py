@@ -64,11 +64,18 @@ def first(folder: Path, agents: int) -> None:
         log_dir=str(folder),
     )
     plan, began = _plan(agents), time.monotonic()
-    run_folder = RunFolder.create(job, "crowd", print)
+    run_folder = RunFolder.create(job, "crowd", print, 1)
     run_folder.open(job, "{}", plan, BEGAN, began)
     place = Succession(token=TOKEN, request=b"", key=StateKey.make(TOKEN))
     facts = place.facts(job, job, plan, "crowd", BEGAN, _settings(job, run_folder.where))
-    driver = place.driver(facts, place.fleet(plan, facts.spec, print), run_folder, Says(is_first=True), began, None)
+    driver = place.driver(
+        facts,
+        place.fleet(plan, facts.spec, print, run_folder.fence.leave),
+        run_folder,
+        Says(is_first=True),
+        began,
+        None,
+    )
     driver.run()
 
 
@@ -80,9 +87,9 @@ def another(folder: Path) -> None:
     assert place.taken is not None
     facts = place.taken.facts
     path = Path(place.taken.folder.path)
-    run_folder = RunFolder(path, LAYOUTS[facts.job.log_layout], Redactor.of(facts.job, os.environ), print)
+    run_folder = RunFolder(path, LAYOUTS[facts.job.log_layout], Redactor.of(facts.job, os.environ), print, 2)
     run_folder.resume(place.taken.folder, facts.job)
-    fleet = place.fleet(facts.plan, facts.spec, print)
+    fleet = place.fleet(facts.plan, facts.spec, print, run_folder.fence.leave)
     place.driver(facts, fleet, run_folder, Says(is_first=False), place.began_at(), None).run()
 
 

@@ -44,8 +44,8 @@ class FakeRun:
         self.nodes = self.folder = ""
         self.is_over = False
 
-    def __call__(self, job, text, observer, *, payload, port):
-        del text
+    def __call__(self, job, text, observer, *, payload, port, conclude):
+        del text, conclude
         if self.folder:
             observer.on_plan(job, make_plan(job, (local_machine.facts(job),), local=True), self.folder)
         with port.opened(self) if port is not None else contextlib.nullcontext():

@@ -93,7 +93,7 @@ def test_what_a_head_keeps(monkeypatch):
             return [*(key for key in kept if key.startswith(prefix)), b"a: just removed"]
 
         def internal_kv_get(self, key: bytes, *, namespace: bytes, timeout: int) -> bytes | None:
-            assert (self.address, namespace, timeout) == ("h:1", b"n", 2)
+            assert (self.address in ("h:1", ""), namespace, timeout) == (True, b"n", 2)
             return kept.get(key)
 
     monkeypatch.setattr(worker, "global_worker", SimpleNamespace(gcs_client=Store()))
@@ -101,6 +101,7 @@ def test_what_a_head_keeps(monkeypatch):
     for key in (b"a:1", b"a:2", b"b:1"):
         ray_internals.keep_in_head(key, b"x", b"n", 2.5)
     assert ray_internals.kept_in_head("h:1", b"a:", b"n", 2.5) == {b"a:1": b"x", b"a:2": b"x"}
+    assert [ray_internals.own_kept(key, b"n", 2.5) for key in (b"a:1", b"c:1")] == [b"x", b""]
     ray_internals.keep_in_head(b"a:1", None, b"n", 2.5)
     ray_internals.remove_from_head("h:1", b"a:2", b"n", 2.5)
     assert list(kept) == [b"b:1"]

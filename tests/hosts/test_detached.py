@@ -1,7 +1,8 @@
-"""Detached runs whose driver's host is killed: another driver takes over on another host."""
+"""Detached runs whose driver's host is killed, cut off or stopped: another driver takes over on another host."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from raylaunch.core.record import journal
 from tests.cluster.conftest import wait_until
+from tests.hosts.conftest import STEPS
 from tests.hosts.host import Host, send
 from tests.hosts.steps import hosts_by_rank, never_two_worlds
 from tests.warm_command import WarmCommand
@@ -67,17 +70,45 @@ def takeovers(run) -> list[str]:
     return re.findall(r"driver (\d+) has taken over", log(run))
 
 
-@pytest.mark.parametrize("fault", ["kill"])
+TALKING = STEPS.replace("        log.write(", "        print(attempt, rank, step, flush=True)\n        log.write(")
+"""Each rank also prints the number of each step."""
+
+
+def said(run, attempt: int) -> list[int]:
+    """Return the steps of rank 0 in an attempt that one who is attached has seen."""
+    lines = [line.split()[-3:] for line in run.out.splitlines()]
+    return [int(line[2]) for line in lines if line[:2] == [str(attempt), "0"]]
+
+
+def check_files(run) -> None:
+    """The journal and the result are those of the last driver, and the output has no line twice and no gap."""
+    (path,) = run.folder.glob("runs/*/latest/events.jsonl")
+    lines = path.read_text().splitlines()
+    job, entries = journal.read(lines)
+    assert journal.replay(job, [entry.event for entry in entries if entry.event is not None]) == entries
+    assert len(entries) == len(lines) - 1
+    assert json.loads(lines[0])["epoch"] == int(takeovers(run)[-1])
+    assert (run.result["exit_code"], run.result["takeovers"]) == (1, len(run.events("DriverReplaced")))
+    assert (path.parent / "report.html").exists()
+    last = max(step.attempt for step in run.steps())
+    for attempt in range(1, last + 1):
+        seen = said(run, attempt)
+        assert seen == [*range(seen[0], seen[0] + len(seen))] if seen else attempt < last
+    log = (path.parent / f"attempt-{last}" / "rank-0" / "stdout.log").read_text()
+    assert said(run, last)[-1] == int(log.split()[-1])
+
+
+@pytest.mark.parametrize("fault", ["kill", "cut", "pause"])
 def test_another_driver_takes_over_when_the_host_of_the_driver_is_lost(fault, detached, hosts):
-    """Attempts and spent restarts go on. A driver that comes back can command nothing, and ends."""
-    run = detached(nnodes="2:3", max_restarts=1, node_timeout=3)
+    """Attempts and spent restarts go on. A driver that comes back can command nothing, writes nothing, and ends."""
+    run = detached(text=TALKING, nnodes="2:3", max_restarts=1, node_timeout=3)
     first = run.wait_for_world(3)
     send([run.workers(hosts.head)[0].pid], signal.SIGKILL)  # a node that is lost soon would explain its own failure
     first = run.wait_for_world(3, after=first)
     while (found := driver(hosts)).host is hosts.head:  # Ray starts it on any host, and this one has to stay
+        before = len(takeovers(run))
         send([found.pid], signal.SIGKILL)
-        wait_until(lambda found=found: driver(hosts).pid != found.pid, 100, "another driver")
-    wait_until(lambda: "runs" in log(run), 100, "it to be in command")
+        wait_until(lambda before=before: len(takeovers(run)) > before, 100, "another driver to be in command")
     known, lost = len(takeovers(run)), found.host
     getattr(hosts, fault)(lost)
     hosts.ask("bury", lost.node_id)  # Ray itself takes half a minute to notice that a host is gone
@@ -91,3 +122,4 @@ def test_another_driver_takes_over_when_the_host_of_the_driver_is_lost(fault, de
     left = next(host for host in hosts.hosts if host.name == hosts_by_rank(run, second)[0])
     send([run.workers(left)[0].pid], signal.SIGKILL)  # the only restart was spent before
     assert run.wait().code == 1, run.err
+    check_files(run)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raylaunch.cli import run_once
 from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews, Tell
 from raylaunch.cluster.driver.observer import RunObserver
+from raylaunch.cluster.succession import folder_fence
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
@@ -35,6 +38,8 @@ def drive(run: DetachedRun, tell: Tell, succession: Succession | None = None) ->
     `succession`: see `run_job`.
     """
     log = DriverLog(tell)
+    if succession is not None:
+        succession = replace(succession, on_command=partial(log.take_over, epoch=succession.epoch))
     job = replace(run.job, detach=False, keep_warm=0.0, show="none", tee=0, progress=_progress(run.job))
 
     def observe(observer: RunObserver) -> RunObserver:
@@ -64,6 +69,7 @@ class DriverLog(io.TextIOBase):
         self._fd = -1
         self._is_told = True
         self._is_last_awaited = False
+        self._lock = threading.Lock()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -76,12 +82,12 @@ class DriverLog(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write to the file, as far as that is possible, and tell the command."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.write(self._fd, text.encode(errors="backslashreplace"))
-        elif self._early_size < _MOST_EARLY:
-            self._early.append(text)
-            self._early_size += len(text)
+        with self._lock:
+            if self._fd >= 0:
+                self._put(text)
+            elif self._early_size < _MOST_EARLY:
+                self._early.append(text)
+                self._early_size += len(text)
         if self._is_told:
             self._tell(DriverNews(text=text))
         if self._is_last_awaited and _LAST_WORDS in text:
@@ -91,13 +97,35 @@ class DriverLog(io.TextIOBase):
 
     def go_to(self, run_dir: str) -> None:
         """Write to this folder from now on; `""`: nothing is kept."""
-        early, self._early, self._early_size = self._early, [], _MOST_EARLY
+        fd = -1
         if run_dir:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             with contextlib.suppress(OSError, ValueError):
-                os.makedirs(run_dir, 0o700, exist_ok=True)  # it may have been on the host of an earlier driver
-                self._fd = os.open(Path(run_dir) / run_layout.DRIVER_LOG, flags, 0o600)
-                os.write(self._fd, "".join(early).encode(errors="backslashreplace"))
+                fd = folder_fence.opened(Path(run_dir) / run_layout.DRIVER_LOG)
+        self._begin(fd)
+
+    def take_over(self, run_dir: str, epoch: int) -> None:
+        """Write to this folder from now on, into which an earlier driver has written. Waits for no file system."""
+
+        def take() -> None:
+            fd = -1
+            if run_dir:
+                with contextlib.suppress(OSError, ValueError):
+                    fd = folder_fence.take_log(Path(run_dir) / run_layout.DRIVER_LOG, epoch)
+            self._begin(fd)
+
+        threading.Thread(target=take, daemon=True, name="raylaunch-log").start()
+
+    def _begin(self, fd: int) -> None:
+        """Write what there is so far to this file; -1: nothing is kept."""
+        with self._lock:
+            self._fd, self._early_size = fd, _MOST_EARLY
+            self._put("".join(self._early))
+            self._early = []
+
+    def _put(self, text: str) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._fd, text.encode(errors="backslashreplace"))
 
     def workers_run(self) -> None:
         """Tell the command that the workers run, as soon as the line that says so is written, and nothing more."""
@@ -140,7 +168,6 @@ class _StartObserver:
 
     def on_takeover(self, job: Job, run_dir: str) -> None:
         """The run has a folder, of which the command may not have heard."""
-        self._log.go_to(run_dir)
         self._observer.on_takeover(job, run_dir)
         self._tell(DriverNews(run_id=os.path.basename(run_dir) or job.run_id or "", name=job.title, run_dir=run_dir))
         if self._has_run:

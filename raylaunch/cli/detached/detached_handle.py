@@ -70,6 +70,8 @@ class DetachedHandle(Handle[RunResult]):
                 raise TimeoutError(msg)
             time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
         with self._lock:
+            if found.exit_code is not None:
+                self._run.await_result()
             status = self._run.reader.status()
         if found.exit_code is None or status is None:
             raise ClusterError(f"{self._run.title} is {found.state}: {found.why}")

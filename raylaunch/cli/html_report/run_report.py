@@ -11,7 +11,7 @@ from pathlib import Path
 from raylaunch.cli.html_report.outcome_text import RunEnd
 from raylaunch.cli.html_report.report_facts import ReportFacts, RunRecordRead, facts
 from raylaunch.cluster.driver.observer import described
-from raylaunch.cluster.driver.run_folder import STALL_SECONDS, open_private
+from raylaunch.cluster.local.file_writer import STALL_SECONDS, open_private
 from raylaunch.core.history.run_history import HistoryBuilder
 from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Job

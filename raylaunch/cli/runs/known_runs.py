@@ -26,6 +26,9 @@ from raylaunch.node.linux import procfs
 
 _MOST_NAMED = 5
 _RECENT_SECONDS = 0.3
+_RESULT_SECONDS = 10.0
+"""How long a driver may take to write its result, at most, where others wait for it."""
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,16 @@ class KnownRun:
     def title(self) -> str:
         """Name and id, as messages name the run."""
         return f"{self.name} {self.id}"
+
+    def await_result(self) -> None:
+        """Wait, for some seconds, for the result of a run whose workers have ended: its driver writes it last."""
+        deadline = time.monotonic() + _RESULT_SECONDS
+        while self._may_have_result_soon() and time.monotonic() < deadline:
+            self.reader.wait(_LOOK_SECONDS)
+
+    def _may_have_result_soon(self) -> bool:
+        has_driver = self.driver is not None and self.exit_code is None and self.is_alive is not False
+        return has_driver and not (self.reader.result() or self.reader.is_gone or self.reader.problem)
 
 
 def all_runs(environ: Mapping[str, str]) -> list[KnownRun]:

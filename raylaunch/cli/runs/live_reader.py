@@ -186,8 +186,11 @@ class DetachedReader(LiveReader):
 
     @property
     def awaits_logs(self) -> bool:
-        """Whether logs could not be read to their end, and another driver will answer."""
-        return self.has_missed_logs and not self.is_gone and not self.result()
+        """Whether logs may not be read to their end, and another driver will answer.
+
+        The journal of a driver that has died may have an attempt that the next driver knows nothing of.
+        """
+        return (self.has_missed_logs or not self.is_asked) and not self.is_gone and not self.result()
 
     def await_driver(self) -> None:
         """Wait for some seconds until a driver answers, or the run is over."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,20 +39,35 @@ class RunReader:
         if self.problem:
             return
         try:
-            if self._file is None:
-                self._file = (self.folder / run_layout.EVENTS).open("rb")
-            while (line := self._file.readline()).endswith(b"\n"):
-                self._line_number += 1
-                self._add(line.decode(errors="replace"))
-            self._file.seek(-len(line), 1)
+            if self._is_replaced():
+                RunReader.close(self)
+            self._read()
         except FileNotFoundError:
             return  # the driver has not made it yet
         except OSError as error:
+            if error.errno == errno.ESTALE:  # as NFS says of a file that was replaced
+                RunReader.close(self)
+                return
             self.problem = f"{run_layout.EVENTS} cannot be read: {error.strerror}"
         except (ValueError, RecursionError) as error:
             self.problem = (
                 f"{run_layout.EVENTS} is damaged, or of another version, at line {self._line_number}: {error}"
             )
+
+    def _read(self) -> None:
+        if self._file is None:
+            self._file = (self.folder / run_layout.EVENTS).open("rb")
+            self._line_number, self._builder = 0, None
+        while (line := self._file.readline()).endswith(b"\n"):
+            self._line_number += 1
+            self._add(line.decode(errors="replace"))
+        self._file.seek(-len(line), 1)
+
+    def _is_replaced(self) -> bool:
+        """Return whether another driver of a detached run has made the journal anew: what is read may not be in it."""
+        return self._file is not None and not os.path.samestat(
+            os.fstat(self._file.fileno()), os.stat(self.folder / run_layout.EVENTS)
+        )
 
     def wait(self, seconds: float) -> None:
         """Wait so many seconds for news, at most, and then refresh."""

@@ -57,6 +57,10 @@ def entered(run: RegisteredRun, environ: Mapping[str, str], warn: Callable[[str]
 def _announce(run: RegisteredRun, ended: threading.Event, warn: Callable[[str], None]) -> None:
     key = registry_key.registry_key(run.token or random.token_hex(8))  # that of the next driver replaces this one
 
+    def is_replaced() -> bool:
+        found = run_registry.load(_internals().own_kept(key, _NAMESPACE, _ASK_SECONDS)) if run.is_detached else None
+        return found is not None and found.control != run.control
+
     def write() -> None:
         value = run_registry.dump(replace(run, renewed=time.time())).encode()
         _internals().keep_in_head(key, value, _NAMESPACE, _ASK_SECONDS)
@@ -67,9 +71,11 @@ def _announce(run: RegisteredRun, ended: threading.Event, warn: Callable[[str], 
         warn(f"other machines will not find this run: {error}")
     while not ended.wait(RENEW_SECONDS):
         with contextlib.suppress(Exception):
-            write()
+            if not is_replaced():
+                write()
     with contextlib.suppress(Exception):
-        _internals().keep_in_head(key, None, _NAMESPACE, _ASK_SECONDS)
+        if not is_replaced():
+            _internals().keep_in_head(key, None, _NAMESPACE, _ASK_SECONDS)
 
 
 def _internals() -> ModuleType:

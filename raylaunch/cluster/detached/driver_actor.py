@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews, Tell
 from raylaunch.cluster.ray_api import actor_errors
 from raylaunch.cluster.session import ray_session
@@ -27,7 +29,7 @@ from raylaunch.cluster.takeover import succession
 from raylaunch.cluster.takeover.state_key import StateKey
 from raylaunch.cluster.takeover.succession import Succession
 from raylaunch.core.job.job import RayOptions
-from raylaunch.errors import ClusterError, ExitCode
+from raylaunch.errors import ClusterError, ConfigError, ExitCode
 from raylaunch.node.linux import processes
 
 TITLE = "raylaunch: driver"
@@ -147,18 +149,24 @@ class DriverActor:
             run, drive = _load(place.request)
             _take_place_of(run, needs_folder=place.taken is None)
             code = drive(replace(run, job=replace(run.job, ray=RayOptions())), self._tell, place)
+        except ConfigError as error:
+            code = error.exit_code
+            self._tell(DriverNews(text=f"error: {error.message}\n\nhint: {error.hint}\n"))
         except Exception as error:  # noqa: BLE001
             self._tell(DriverNews(text=f"the driver cannot begin: {type(error).__name__}: {error}\n"))
         finally:
-            named_resources.remove_nodes(self._token)
-            self._leave(code)
+            if place.is_in_command():
+                named_resources.remove_nodes(self._token)
+            self._leave(code, place)
 
-    def _leave(self, code: int) -> None:
-        """Tell the command that the run has ended, and end what is left of it."""
+    def _leave(self, code: int, place: Succession | None = None) -> None:
+        """Tell the command that the run has ended, and end what is left of it, if this driver is in command."""
         self._tell(DriverNews(exit_code=code))
         deadline = time.monotonic() + _LINGER_SECONDS
         while self._told < len(self._news) and time.monotonic() < deadline:
             time.sleep(0.05)
+        if place is not None and not place.is_in_command():
+            end_this_process()
         self._end()
 
     def _end(self) -> None:
@@ -178,8 +186,17 @@ def _load(message: bytes) -> tuple[DetachedRun, Drive]:
 
 
 def _take_place_of(run: DetachedRun, *, needs_folder: bool) -> None:
-    """Make this process one as that which requested the run, but connected to Ray as it is. See `DetachedRun.enter`."""
-    run.enter(needs_folder=needs_folder)
+    """Make this process one as that which requested the run, but connected to Ray as it is. See `DetachedRun.enter`.
+
+    Raises ConfigError.
+    """
+    try:
+        run.enter(needs_folder=needs_folder)
+    except OSError as error:
+        host = f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
+        msg = f"the folder {run.cwd}, in which the run was started, cannot be used on {host}: {error.strerror}"
+        hint = "Ray has started the driver there; a detached run needs its folder on all nodes, by a shared file system"
+        raise ConfigError(msg, hint=hint) from None
     processes.set_niceness(run.niceness)
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
 

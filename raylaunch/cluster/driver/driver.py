@@ -223,7 +223,7 @@ class Driver:
                 yield from self._host_draining(item)
             case FleetFailed():
                 raise item.error
-            case fleets.AgentsAdopted():
+            case fleets.AgentsAdopted() | fleets.CommandTaken():
                 return  # after a takeover, which `DetachedDriver` knows of
             case _ if self.nodes.is_lost(item.node):
                 return  # a report that was on its way when the node was given up

@@ -137,6 +137,10 @@ class NodeRegistry:
         self._nodes.pop(node, None)
         if len(self._lost) > _MOST_LOST:
             del self._lost[next(iter(self._lost))]
+        self.end(node)
+
+    def end(self, node: NodeId) -> None:
+        """Tell a node's agent to end, if its link is up. Any thread may call this."""
         if self._links is not None:
             self._links.shut_down(node)
 

@@ -7,15 +7,14 @@ files 0600. Secrets are never written.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import importlib.metadata
 import json
 import os
 import platform
-import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,9 +23,12 @@ from secrets import token_hex
 from typing import TextIO
 
 from raylaunch.cluster.driver.observer import described
+from raylaunch.cluster.local.file_writer import FileWriter, open_private
+from raylaunch.cluster.succession.folder_fence import FolderFence
 from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
+from raylaunch.core.machine.state import Phase
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.journal import JournalEntry
@@ -37,10 +39,8 @@ from raylaunch.errors import ConfigError
 from raylaunch.worker.runtime.process_setup import encodable, refuse_strangers
 
 _FOLDER_MODE = 0o700
-_FILE_MODE = 0o600
 _PACKAGES = ("raylaunch", "torch", "ray", "omegaconf")
-STALL_SECONDS = 5.0
-"""The end of a run waits this long for a file system that does not answer."""
+_FENCE_SECONDS = 1.0
 _MOST_LAST = 64
 MOST_WAITING = 20_000
 """If so many entries of the journal wait for the file system, it ends there: the others would fill the memory."""
@@ -62,9 +62,19 @@ class FolderState:
 class RunFolder:
     """The folder of one run. The result is also computed in memory, so that it needs no disk."""
 
-    def __init__(self, path: Path | None, layout: RunLayout, secrets: Redactor, warn: Callable[[str], None]) -> None:
-        """`path` None: nothing is written. `warn` takes a line for a person."""
+    def __init__(
+        self, path: Path | None, layout: RunLayout, secrets: Redactor, warn: Callable[[str], None], epoch: int = 0
+    ) -> None:
+        """`path` None: nothing is written. `warn` takes a line for a person.
+
+        `epoch`: that of the driver, if another one may take the folder over; else 0.
+        """
         self.path = path
+        self.fence = FolderFence(path if epoch else None, epoch)
+        self._epoch = epoch or 1
+        #: Set when an agent obeys this driver; until then nothing is written.
+        self._commands = threading.Event()
+        self._fence_check_at = 0.0
         self._status = StatusBuilder(Job())
         self._status_lock = threading.Lock()
         self._shown_status: RunStatus | None = None  # without secrets, until the next entry
@@ -80,14 +90,14 @@ class RunFolder:
         self._last: deque[JournalEntry] = deque(maxlen=_MOST_LAST)
 
     @classmethod
-    def create(cls, job: Job, run_id: str, warn: Callable[[str], None]) -> RunFolder:
+    def create(cls, job: Job, run_id: str, warn: Callable[[str], None], epoch: int = 0) -> RunFolder:
         """Make a new folder, with a number added to its name if that is taken. Raises ConfigError.
 
-        Waits for the file system, but a signal interrupts that.
+        Waits for the file system, but a signal interrupts that. `epoch`: see the constructor.
         """
         layout, secrets = LAYOUTS[job.log_layout], Redactor.of(job, os.environ)
         if job.log_dir == run_layout.NOWHERE:
-            return cls(None, layout, secrets, warn)
+            return cls(None, layout, secrets, warn, epoch)
         name = layout.run_dir(title=job.title, run_id=run_id, random=token_hex(4))
         first = Path(encodable(str(Path(job.log_dir).absolute() / name)))
         made: list[Path | OSError | ValueError] = []
@@ -96,7 +106,7 @@ class RunFolder:
         thread.join()
         (path,) = made
         if isinstance(path, Path):
-            return cls(path, layout, secrets, warn)
+            return cls(path, layout, secrets, warn, epoch)
         blocked = ""
         if isinstance(path, (FileExistsError, NotADirectoryError)):
             blocked = next((str(above) for above in first.parents if above.is_file()), "")
@@ -129,28 +139,27 @@ class RunFolder:
         )
 
     def resume(self, state: FolderState, job: Job) -> None:
-        """Go on with the folder of another driver. The journal has exactly the entries of the state then."""
+        """Go on with the folder of another driver, as soon as `take_command` is called."""
         self._status, self._began, self._count = state.status, state.began, state.count
         self._last.extend(state.last)
         if self._writer is not None:
-            header = journal.header(self._secrets.shown(job), state.began, 0.0, _versions())
-            self._writer.put(lambda: self._resume_journal(state, header))
+            header = journal.header(self._secrets.shown(job), state.began, 0.0, _versions(), epoch=self._epoch)
+            self._writer.put(lambda: self._take_journal(state, header))
 
-    def _resume_journal(self, state: FolderState, header: str) -> None:
-        """Who follows the journal has its file open, so it is changed in place, and only where it differs."""
-        assert self.path is not None
-        ends = [journal.line(self._secrets.shown(entry)) for entry in state.last]
+    def take_command(self) -> None:
+        """Write into the folder of another driver from now on, which no longer can: agents obey this one."""
+        self._commands.set()
+
+    def _take_journal(self, state: FolderState, header: str) -> None:
+        """The last driver may have written what it could not decide any more: the state has what it decided last."""
+        self._commands.wait()
+        last = [journal.line(self._secrets.shown(entry)) for entry in state.last]
         try:
-            self.path.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
-            fd = os.open(self.path / run_layout.EVENTS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
-            self._events = os.fdopen(fd, "r+", encoding="utf-8", errors="backslashreplace")
-            lines = self._events.read().split("\n")[:-1] or [header]
-            if (missing := state.count - len(ends) - len(lines) + 1) > 0:
+            self._events, missing = self.fence.take_journal(header, state.count - len(last), last)
+            if missing:
                 self._warn(f"{self.where} is not that of the last driver: {missing} entries of the journal are missing")
-            self._events.seek(0)
-            self._events.writelines(f"{line}\n" for line in (*lines[: 1 + state.count - len(ends)], *ends))
-            self._events.truncate()
-            self._events.flush()
+            if self.status().phase is not Phase.DONE:
+                self.fence.remove(run_layout.RESULT, run_layout.REPORT)
         except (OSError, ValueError) as error:
             self._close_journal(error)
 
@@ -163,7 +172,9 @@ class RunFolder:
         self._writer.put(lambda: self._write(run_layout.JOB, lambda: job_text))
         self._writer.put(lambda: self._write(run_layout.PLAN, lambda: _json(self._secrets.shown(asdict(plan)))))
         self._writer.put(
-            lambda: self._open_journal(lambda: journal.header(self._secrets.shown(job), began, clock, _versions()))
+            lambda: self._open_journal(
+                lambda: journal.header(self._secrets.shown(job), began, clock, _versions(), epoch=self._epoch)
+            )
         )
 
     def _link_latest(self) -> None:
@@ -210,8 +221,15 @@ class RunFolder:
             self._events.write(f"{line()}\n")
             if self._writer is not None and not self._writer.waiting:
                 self._events.flush()
+                self._check_fence()
         except Exception as error:  # noqa: BLE001
             self._close_journal(error)
+
+    def _check_fence(self) -> None:
+        """End this process, at most a second after another driver has taken over, if it decides something then."""
+        if time.monotonic() >= self._fence_check_at:
+            self._fence_check_at = time.monotonic() + _FENCE_SECONDS
+            self.fence.check()
 
     def _close_journal(self, error: Exception | None = None) -> None:
         """Close the journal. `error`: a line could not be written."""
@@ -233,14 +251,18 @@ class RunFolder:
         self._writer.put(lambda: self._write(name, lambda: printable(self._secrets.hide(text), several_lines=True)))
         return str(path)
 
-    def close(self, result: RunResult) -> None:
-        """Write the result and close the journal. The result appears whole, by a rename.
+    def close(self, result: RunResult, conclude: Callable[[RunResult], None] | None = None) -> None:
+        """Write the result and close the journal. The result appears whole, by a rename, after all other files.
 
         Waits until all is written, but gives up, with a warning, if the file system does not answer for seconds.
+        `conclude` is called between, unless the file system does not answer.
         """
         if self._writer is None:
             return
         self._writer.put(self._close_journal)
+        self._writer.put(self.fence.check)
+        if self._writer.drain() and conclude is not None:
+            conclude(result)
         self._writer.put(lambda: self._write(run_layout.RESULT, lambda: _json(self._secrets.shown(facts(result)))))
         if not self._writer.close():
             self._warn(f"the file system of {self.where} does not answer: what was written last is missing there")
@@ -256,6 +278,7 @@ class RunFolder:
                 target.parent.mkdir(_FOLDER_MODE)
             with open_private(aside) as file:
                 file.write(text())
+            self.fence.check()
             aside.replace(target)
         except Exception as error:  # noqa: BLE001
             with contextlib.suppress(OSError):
@@ -285,12 +308,6 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def open_private(path: Path) -> TextIO:
-    """Open a new or emptied file that only the user may read, to write text. Raises OSError, also for a link."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, _FILE_MODE), "w", encoding="utf-8", errors="backslashreplace")
-
-
 def _made(first: Path) -> Path | OSError | ValueError:
     """Make the folder `first`, or one with a number added to its name, and return it; or return what went wrong."""
     path, number = first, 1
@@ -312,37 +329,3 @@ def _made(first: Path) -> Path | OSError | ValueError:
     except (OSError, ValueError) as error:  # ValueError: no path has a NUL, or half a surrogate pair
         return error
     return path
-
-
-class FileWriter:
-    """Does in a thread, one after the other, what may wait for a file system."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._do, daemon=True, name="raylaunch-journal")
-        self._thread.start()
-        atexit.register(self.close)  # the journal is needed most after an unexpected end
-
-    def put(self, work: Callable[[], None]) -> None:
-        """Have the thread do something. Never blocks."""
-        self._work.put(work)
-
-    @property
-    def waiting(self) -> int:
-        """How much waits to be done."""
-        return self._work.qsize()
-
-    def close(self) -> bool:
-        """Wait until all is done, and return True; False if nothing was done for 5 s, or on Ctrl-C."""
-        atexit.unregister(self.close)
-        self._work.put(None)
-        left = None
-        with contextlib.suppress(KeyboardInterrupt):
-            while self._thread.is_alive() and left != self._work.qsize():
-                left = self._work.qsize()
-                self._thread.join(STALL_SECONDS)
-        return not self._thread.is_alive()
-
-    def _do(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()

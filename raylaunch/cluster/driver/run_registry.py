@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from raylaunch.cluster.agent.acceptor import SecretAddress
-from raylaunch.cluster.driver.run_folder import FileWriter, open_private
+from raylaunch.cluster.local.file_writer import FileWriter, open_private
 from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 from raylaunch.node.linux import procfs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +16,11 @@ from ray.util.placement_group import PlacementGroup
 
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
-from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.ray_actor import close
 from raylaunch.cluster.fleet.allocator import Allocator
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet.slot_table import StartAgent, StopAgent
-from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, Tell
+from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, CommandTaken, Tell
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.cluster.succession import interim_keeper, named_resources
 from raylaunch.cluster.succession.agent_session import SUPERSEDED, Adoption
@@ -68,13 +68,23 @@ class DetachedFleet(RayFleet):
     """Orders wait until `flush` sends them, with the state of the driver that follows from what it has decided."""
 
     def __init__(
-        self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], *, epoch: int, state: FleetState | None = None
+        self,
+        plan: Plan,
+        spec: AgentSpec,
+        say: Callable[[str], None],
+        *,
+        epoch: int,
+        leave: Callable[[str], None],
+        state: FleetState | None = None,
     ) -> None:
-        """`epoch`: that of this driver. `state`: of the driver before it."""
+        """`epoch`: that of this driver. `leave` ends this process, and says why. `state`: of the driver before it."""
         super().__init__(plan, spec, say)
         assert spec.detached is not None
         self._token = spec.detached.token
         self._epoch = epoch
+        self._leave = leave
+        #: The time.monotonic() at which the head has said last that this host is alive: no other driver was started.
+        self.head_answered_at = 0.0
         self._serial = 0
         self._restored = state
         self._placement_groups = PlacementGroups(spread=plan.spread, token=self._token)
@@ -83,11 +93,13 @@ class DetachedFleet(RayFleet):
         self._seen: dict[NodeId, int] = {}
         self._acknowledgements = _Acknowledgements()
         #: The number of the last report that each node had made when it was adopted: what is later is of now.
-        self._reported: dict[NodeId, int] = {}
+        self.adopted: dict[NodeId, int] = {}
         #: Nodes that were adopted, and have told since what is true there.
         self.heard: set[NodeId] = set()
         #: Nodes that are up, were asked to obey this driver, and have not answered.
         self._unadopted: set[NodeId] = set()
+        #: Whether an agent obeys this driver, after another one, or there is none.
+        self._commands = False
         #: The number of the last state that the interim keeper has; None: it has ended.
         self._interim: int | None = 0
         self._has_other_hosts = False
@@ -99,6 +111,11 @@ class DetachedFleet(RayFleet):
             self._orders.update(state.orders)
             self._numbers.update(state.numbers)
             self._seen.update(state.seen)
+
+    @property
+    def here(self) -> HostId:
+        """The host of this process."""
+        return self._here
 
     # Orders, and the state.
 
@@ -116,17 +133,20 @@ class DetachedFleet(RayFleet):
         return bool(self._unsent)
 
     def flush(self, state: bytes) -> None:
-        """Send the orders that wait. First those to the agents that also get the driver's state, which has them."""
-        self._serial += 1
-        self._acknowledgements.unsure[self._serial] = dict(self._seen)
+        """Send the orders that wait. First those to the agents that also get the driver's state, which has them.
+
+        `state`: empty if orders must not wait for it.
+        """
         unsent, self._unsent = self._unsent, {}
-        keepers = self._keepers()
-        if self._needs_interim(keepers):
+        keepers = self._keepers() if state else []
+        if state:
+            self._serial += 1
+            self._acknowledgements.unsure[self._serial] = dict(self._seen)
+        if state and self._needs_interim(keepers):
             self._interim = self._serial
             self._to_do.put(partial(self._keep_for_the_time_being, self._serial, state))
         for node in (*keepers, *(node for node in unsent if node not in keepers)):
-            actor = self._actors.get(node)
-            if actor is not None:
+            if (actor := self._actors.get(node)) is not None:
                 copy = state if node in keepers else b""
                 actor.obey.remote(self._epoch, unsent.get(node, []), self._serial, copy)
 
@@ -171,7 +191,7 @@ class DetachedFleet(RayFleet):
 
     def is_new(self, node: NodeId, report: AgentReport) -> bool:
         """Take note of a report that the driver is about to deal with. False: an earlier driver has."""
-        if not 0 < report.number <= self._reported.get(node, 0):  # else it tells what the driver before has sent
+        if not 0 < report.number <= self.adopted.get(node, 0):  # else it tells what the driver before has sent
             self.heard.add(node)
             self._kept(node, report.kept)
         orders = self._orders[node]
@@ -194,8 +214,12 @@ class DetachedFleet(RayFleet):
 
     def _gone(self, node: NodeId, error: BaseException) -> None:
         if SUPERSEDED in str(error):
-            end_this_process()  # without another word: what this driver decides is not the run's any more
+            self._leave(f"{node} obeys another driver")
         super()._gone(node, error)
+
+    def _head_answers(self) -> None:
+        self.head_answered_at = time.monotonic()
+        super()._head_answers()
 
     # Agents.
 
@@ -205,8 +229,7 @@ class DetachedFleet(RayFleet):
 
     def _end(self, request: StopAgent) -> None:
         """Have the agent end itself, if this driver is in command: Ray would kill it whoever asks."""
-        actor = self._actors.pop(request.node, None)
-        if actor is not None:
+        if (actor := self._actors.pop(request.node, None)) is not None:
             actor.leave.remote(self._epoch)
         if request.why:
             self._tell(AgentLost(node=request.node, why=request.why))
@@ -239,6 +262,8 @@ class DetachedFleet(RayFleet):
                 self._actors[NodeId(node)] = actor
         self._unadopted = {node for node in self._actors if self._allocator.is_up(node)}
         if not self._unadopted:
+            self._commands = True
+            self._tell(CommandTaken())
             self._tell(AgentsAdopted())
         for found in [*self._actors]:
             self._adopt(found)
@@ -253,6 +278,10 @@ class DetachedFleet(RayFleet):
         with self._lock:
             is_last = self._unadopted == {node}
             self._unadopted.discard(node)
+            obeys = is_last or (future.exception() is None and future.result().has_begun)
+            is_first, self._commands = obeys and not self._commands, self._commands or obeys
+        if is_first:
+            self._tell(CommandTaken())
         if is_last:
             self._tell(AgentsAdopted())
 
@@ -261,13 +290,13 @@ class DetachedFleet(RayFleet):
             found: Adoption = future.result()
         except Exception as error:  # noqa: BLE001
             if SUPERSEDED in str(error):
-                end_this_process()
+                self._leave(f"{node} obeys another driver")
             self._gone(node, error)
             return
         if not found.has_begun:
             self._to_do.put(partial(self._begin_again, node))
             return
-        self._reported[node] = found.reported
+        self.adopted[node] = found.reported
         if found.is_over or found.handled > self._numbers[node]:
             what = "nothing was heard of the driver for too long"
             unknown = "it has carried out an order that no other agent knows of"

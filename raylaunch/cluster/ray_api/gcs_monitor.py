@@ -72,7 +72,7 @@ class GcsMonitor:
         """Ask once. Return why the run has to end; None: it can go on."""
         try:
             is_same = is_same_head(_ANSWER_SECONDS)
-            is_alive = not is_same or _is_this_machine_alive()
+            is_alive = not is_same or is_this_machine_alive()
         except Exception:  # noqa: BLE001
             now = time.monotonic()
             # Counted from the end of the first failed question, in which this process itself may have stood still.
@@ -90,7 +90,8 @@ class GcsMonitor:
         return None
 
 
-def _is_this_machine_alive() -> bool:
+def is_this_machine_alive() -> bool:
+    """Return whether the head counts this machine as alive. Raises an exception of Ray's if it does not answer."""
     try:
         return ray_internals.is_this_node_alive(_ANSWER_SECONDS)
     except ray_internals.UNEXPECTED:  # this Ray cannot be asked, as a person was told when this process connected

@@ -3,5 +3,5 @@
 `agent_session` records, in an agent, which driver is in command (the one with the highest epoch, a fencing token), the
 orders that were carried out, the reports that no driver has acknowledged, and a copy of the driver's state.
 `interim_keeper` is an actor that has this copy while no agent has it. `named_resources` names what a run has in the
-cluster.
+cluster. `folder_fence` keeps a driver that was replaced from writing into the run folder.
 """

@@ -23,6 +23,7 @@ _DRIVER, _AGENT, _GROUP = "raylaunch-driver", "raylaunch-agent", "raylaunch-slot
 _INTERIM = "raylaunch-interim-keeper"
 _ANSWER_SECONDS = 5.0
 """How long a driver may take to say that it is there."""
+_HEAD_SECONDS = 2.0
 
 
 def driver_name(token: str) -> str:
@@ -65,6 +66,25 @@ def group_name(token: str, slot: int) -> str:
 def key_name(token: str) -> bytes:
     """Return the name by which the head keeps the key to the states of the run's drivers."""
     return token.encode()
+
+
+def announce(token: str, epoch: int) -> None:
+    """Have the head tell who asks that the driver of this epoch takes over. Raises an exception of Ray's."""
+    ray_internals.keep_in_head(_epoch_name(token), str(epoch).encode(), KEYS, _ANSWER_SECONDS)
+
+
+def announced(token: str) -> int | None:
+    """Return the epoch of the driver that has taken over last; 0: none has; None: nothing is left of the run.
+
+    Raises an exception of Ray's if the head does not answer.
+    """
+    if not ray_internals.own_kept(key_name(token), KEYS, _HEAD_SECONDS):
+        return None
+    return int(ray_internals.own_kept(_epoch_name(token), KEYS, _HEAD_SECONDS) or 0)
+
+
+def _epoch_name(token: str) -> bytes:
+    return f"{token}-epoch".encode()
 
 
 def groups(token: str) -> list[str]:
@@ -116,7 +136,8 @@ def remove_nodes(token: str) -> None:
 def remove(token: str) -> None:
     """Remove all that a run has in the cluster; the calling process comes last, if it is part of the run."""
     me = ray.get_runtime_context().get_actor_name()
-    for key, namespace in ((registry_key(token), NAMESPACE.encode()), (key_name(token), KEYS)):
+    keys = ((registry_key(token), NAMESPACE.encode()), (key_name(token), KEYS), (_epoch_name(token), KEYS))
+    for key, namespace in keys:
         with contextlib.suppress(Exception):  # the head does not answer
             ray_internals.keep_in_head(key, None, namespace, _ANSWER_SECONDS)
     for name in {driver_name(token), interim_keeper_name(token)} - {me}:

@@ -13,93 +13,48 @@ import io
 import pickle
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.driver.driver import Driver, Item
 from raylaunch.cluster.driver.node_registry import AgentLinks
 from raylaunch.cluster.driver.observer import Observer
 from raylaunch.cluster.driver.request_desk import RequestDesk
-from raylaunch.cluster.driver.run_folder import FolderState, RunFolder
-from raylaunch.cluster.fleet.detached_fleet import DetachedFleet, FleetState
-from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, HostDraining, ReportReceived, SlotGranted
+from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
+from raylaunch.cluster.fleet_api import (
+    AgentLost,
+    AgentsAdopted,
+    CommandTaken,
+    HostDraining,
+    ReportReceived,
+    SlotGranted,
+)
 from raylaunch.cluster.ray_api import actor_errors
 from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS
+from raylaunch.cluster.takeover.driver_state import (
+    DriverState,
+    RunFacts,
+    StatePickler,
+    StateUnpickler,
+    TakeoverFacts,
+)
 from raylaunch.core.driver_replaced import DriverReplaced
-from raylaunch.core.job.job import Job
-from raylaunch.core.machine.events_and_actions import Event
+from raylaunch.core.machine.events_and_actions import Action, Event, Finish, Launch, Stop
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import HostId, NodeId
-from raylaunch.core.placement.plan import Plan
 from raylaunch.node.linux import processes
+from raylaunch.node.protocol.messages import StopWorkers
 
 _SAVE_SECONDS = 0.05
 """A state without orders waits so long for others: at the start of a big run many nodes join at the same time."""
+_ADOPT_SECONDS = 1.0
+"""How long a driver that was replaced leaves its successor to adopt all agents, after it has adopted one."""
+_OTHERS_SECONDS = 3.0
+"""How long a driver to which the head does not answer waits for reports of other hosts. They come once a second."""
 _HEAR_SECONDS = 5.0
 """After a takeover no deadline is enforced for so long, until all agents have told what is true now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What does not change in a run, as far as a driver needs it."""
-
-    request: bytes
-    """The `DetachedRun`, and what runs it, pickled."""
-    asked: Job
-    job: Job
-    """As it was asked for, and with the numbers that the plan has for it."""
-    plan: Plan
-    run_id: str
-    began: str
-    """The time of day, in ISO 8601."""
-    spec: AgentSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverState:
-    """All that another driver needs to go on with a run."""
-
-    facts: RunFacts
-    parts: bytes
-    """The machine and what else has a state in the driver, pickled by `_StatePickler`."""
-    hosts: dict[NodeId, HostId]
-    """Of the nodes that are up."""
-    lost: tuple[NodeId, ...]
-    fleet: FleetState
-    folder: FolderState
-    now: float
-    """Seconds since the run began."""
-    wall: float
-    clock: float
-    """`time.time()` and `time.monotonic()` at that moment."""
-    is_driver_gone: bool = False
-    """Whether an agent has seen the end of that driver's process. The driver that takes over sets it."""
-
-    def clock_shift(self) -> float:
-        """Return what to add to a time.monotonic() of that driver's host to have it as one of this host."""
-        return time.monotonic() - self.clock - (time.time() - self.wall)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeoverFacts:
-    """What a driver that takes over knows of the time before it."""
-
-    driver: int
-    process_seconds: float
-    state_seconds: float
-    """See `DriverReplaced`."""
-    found_at: float
-    """The time.monotonic() at which it had the state."""
-
-
-def load(state: bytes) -> DriverState:
-    """Return the state that these bytes are. They are pickles: only agents of the run have them."""
-    found: DriverState = pickle.loads(state)  # noqa: S301
-    return found
 
 
 class DetachedDriver(Driver):
@@ -121,10 +76,12 @@ class DetachedDriver(Driver):
         taken: DriverState | None = None,
         takeover: TakeoverFacts | None = None,
         seal: Callable[[bytes], bytes] = bytes,
+        is_in_command: Callable[[], bool | None] = lambda: True,
+        on_command: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`taken`: the state with which to begin; None: this is the first driver of the run.
 
-        `seal` encrypts the states that agents keep.
+        `seal` encrypts the states that agents keep. `is_in_command` and `on_command`: see `Succession`.
         """
         super().__init__(facts.job, facts.run_id, fleet, folder, observer, began, links)
         self._facts = facts
@@ -133,6 +90,13 @@ class DetachedDriver(Driver):
         self._taken = taken
         self._takeover = takeover
         self._seal = seal
+        self._is_in_command = is_in_command
+        self._on_command = on_command
+        self._commands = taken is None
+        #: When a node was lost last of which nothing but its silence is known: this host may be cut off.
+        self._doubt_at = -float("inf")
+        #: Whether there is a launch that waits for an answer of the head.
+        self._holds_launch = False
         #: The time.monotonic() at which agents were told to obey this driver.
         self._asked_at = 0.0
         #: Whether there is something that no agent keeps.
@@ -141,23 +105,65 @@ class DetachedDriver(Driver):
         #: Nodes of which nothing was heard since the takeover, and until when they are awaited.
         self._unheard: set[NodeId] = set()
         self._hear_until = 0.0
-        #: Nodes that were up, if the last driver may be alive.
+        #: Nodes that were up, and that may be alive though Ray counts their hosts as dead.
         self._unproved: dict[NodeId, HostId] = {}
+        self._is_last_gone = False
         #: Those of its parts that are not in the state.
         self._context = {"driver": self, "fleet": fleet, "folder": folder, "observer": observer, "nodes": self.nodes}
         if taken is not None:
-            vars(self).update(_StateUnpickler(io.BytesIO(taken.parts), self._context).load())
+            vars(self).update(StateUnpickler(io.BytesIO(taken.parts), self._context).load())
             later = taken.clock_shift()
             self._draining = {host: replace(it, deadline=it.deadline + later) for host, it in self._draining.items()}
             self.requests = RequestDesk(self.machine, self._monitor, fleet.send, self._inbox.put)
+
+    def run(self) -> Finish:
+        """Run as `Driver` does. At the end, this process ends if another driver may go on with the run."""
+        try:
+            return super().run()
+        finally:
+            asked_at = time.monotonic()
+            known = self._is_in_command()
+            if known is False:
+                self._folder.fence.leave("another driver has taken over, or Ray starts one, or the run was ended")
+            if known is None and (not self._commands or self._is_cut_off(asked_at)):
+                self._folder.fence.leave("it reaches neither the head of the cluster nor agents on other hosts")
+
+    def end_nodes(self) -> None:
+        """Have all agents end that obey no other driver, nor will in a moment. Any thread may call this."""
+        time.sleep(_ADOPT_SECONDS)
+        for node in self.nodes.hosts():
+            self.nodes.end(node)
+
+    def _is_cut_off(self, since: float) -> bool:
+        """Return whether this host may be cut off, while the head does not answer. Waits for reports of other hosts."""
+        if self._is_in_doubt:
+            return True
+        here = self._detached.here
+        others = [node for node, host in self.nodes.hosts().items() if host != here]
+        while others and not any(self.nodes.last_heard(node) > since for node in others):
+            if time.monotonic() > since + _OTHERS_SECONDS:
+                return True
+            time.sleep(_SAVE_SECONDS)
+        return False
+
+    @property
+    def _is_in_doubt(self) -> bool:
+        """Whether nodes were lost that may rather be on the other side of a network that is cut."""
+        return self._doubt_at >= self._detached.head_answered_at
+
+    def _take_command(self) -> None:
+        self._commands = True
+        self._folder.take_command()
+        self._on_command(self._folder.where)
 
     def _begin(self) -> None:
         taken, self._taken = self._taken, None
         if taken is None:
             super()._begin()
-            self._detached.flush(self.state())
+            self._detached.flush(self._seal(self.state()))
             return
         if self.machine.phase is Phase.DONE:
+            self._take_command()
             return  # only the result may not be written
         self.nodes.start(self._inbox.put)
         for node in taken.lost:
@@ -166,7 +172,9 @@ class DetachedDriver(Driver):
         for node, host in taken.hosts.items():  # its node may go on for so long without any driver
             self.nodes.came_up(node, host, self._asked_at)
             self.nodes.heard(node, self._asked_at + SUCCESSION_SECONDS)
-        self._unproved = {} if taken.is_driver_gone else dict(taken.hosts)
+        self._is_last_gone = taken.is_driver_gone
+        on_its_host = {node for node, host in taken.hosts.items() if taken.is_driver_gone and host == taken.host}
+        self._unproved = {node: host for node, host in taken.hosts.items() if node not in on_its_host}
         self._unheard, self._hear_until = {*taken.hosts}, time.monotonic() + _HEAR_SECONDS
         self._fleet.start(self._tell)
         self._is_changed = True
@@ -197,7 +205,11 @@ class DetachedDriver(Driver):
 
     def _events(self, item: Item) -> Iterator[Event]:
         if isinstance(item, LinkDown) and item.is_replaced:
-            end_this_process()
+            self._folder.fence.leave(f"{item.node} obeys another driver")
+        if isinstance(item, CommandTaken):
+            self._take_command()
+        if isinstance(item, AgentsAdopted):
+            self._expect_reports()
         if isinstance(item, SlotGranted) and item.node in self.machine.nodes:
             return  # the fleet says again what an earlier driver may not have heard
         if isinstance(item, AgentLost) and self._may_be_alive(item):
@@ -215,6 +227,28 @@ class DetachedDriver(Driver):
             )
         yield from super()._host_draining(replace(item, ours=False))
 
+    def _expect_reports(self) -> None:
+        """Agents that obey this driver report to it from now on: they have no minute without a driver any more."""
+        now = time.monotonic()
+        for node in self._detached.adopted:
+            if self.nodes.last_heard(node) > now:
+                self.nodes.heard(node, now)
+                self.nodes.came_up(node, self.nodes.hosts()[node], now)
+
+    def _node_lost(self, gone: AgentLost) -> Iterator[Event]:
+        if gone.silent:
+            self._doubt_at = time.monotonic()
+        yield from super()._node_lost(gone)
+
+    def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
+        if self._is_in_doubt and any(isinstance(action, Launch) for action in actions):
+            for stop in [action for action in actions if isinstance(action, Stop)]:
+                for node in stop.nodes:  # else the launch would stop its workers
+                    self._fleet.send(node, StopWorkers(attempt=stop.attempt, grace=stop.grace, signal=stop.signal))
+            self._detached.flush(b"")
+            self._holds_launch = True
+        return super()._perform(actions)
+
     def _replaced(self, takeover: TakeoverFacts) -> DriverReplaced:
         return DriverReplaced(
             at=self._now(),
@@ -228,11 +262,15 @@ class DetachedDriver(Driver):
     def _may_be_alive(self, gone: AgentLost) -> bool:
         """Return whether Ray may only think that the host is dead; then the node is lost when its lease must be over.
 
-        It was the host of the last driver, perhaps, which stands still or is cut off: no link proves anything of it.
+        If the last driver may be alive, its host stands still or is cut off, perhaps with others. If its process has
+        ended, a node may have seen that before it was cut off, and go on for a minute, as `_begin` assumes. Only a host
+        of which both the driver's process and the raylet have ended is dead.
         """
         host = self._unproved.pop(gone.node, None)
         if host is None or not actor_errors.is_of_dead_host(gone.error) or gone.node in self._detached.heard:
             return False
+        if self._is_last_gone:
+            return True
         stops_at = time.monotonic() + self._facts.job.node_timeout  # by then that driver has missed the other nodes
         self.nodes.heard(gone.node, stops_at)
         self.nodes.came_up(gone.node, host, stops_at)
@@ -249,6 +287,10 @@ class DetachedDriver(Driver):
             return
         if self._is_hearing() and not self._detached.has_unsent:
             return  # nothing was decided yet, and the agents keep what the last driver knew
+        self._holds_launch &= self._is_in_doubt
+        if self._holds_launch:  # on the other side of the cut, another driver may launch
+            self._wake_at = self._run_time(now + _SAVE_SECONDS)
+            return
         due = self._saved_at + _SAVE_SECONDS
         if now < due and not self._detached.has_unsent and self.machine.phase is not Phase.DONE:
             self._wake_at = self._run_time(due)
@@ -260,7 +302,7 @@ class DetachedDriver(Driver):
     def state(self) -> bytes:
         """Return the state, for `load`."""
         file = io.BytesIO()
-        _StatePickler(file, self._context).dump({name: getattr(self, name) for name in self._PARTS})
+        StatePickler(file, self._context).dump({name: getattr(self, name) for name in self._PARTS})
         with self._detached.locked():
             found = DriverState(
                 facts=self._facts,
@@ -272,25 +314,6 @@ class DetachedDriver(Driver):
                 now=self._now(),
                 wall=time.time(),
                 clock=time.monotonic(),
+                host=self._detached.here,
             )
             return pickle.dumps(found)
-
-
-class _StatePickler(pickle.Pickler):
-    """Leaves out what the next driver makes anew: it is pickled by name."""
-
-    def __init__(self, file: io.BytesIO, context: Mapping[str, object]) -> None:
-        super().__init__(file)
-        self._names = {id(value): name for name, value in context.items()}
-
-    def persistent_id(self, obj: object) -> str | None:
-        return self._names.get(id(obj))
-
-
-class _StateUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, context: Mapping[str, object]) -> None:
-        super().__init__(file)
-        self._context = context
-
-    def persistent_load(self, pid: Any) -> object:
-        return self._context[pid]

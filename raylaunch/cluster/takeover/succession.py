@@ -16,10 +16,12 @@ from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.driver.observer import Observer
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
+from raylaunch.cluster.ray_api import gcs_monitor
 from raylaunch.cluster.succession import interim_keeper, named_resources
 from raylaunch.cluster.succession.agent_session import Adoption, DetachedSettings
 from raylaunch.cluster.succession.interim_keeper import InterimState
-from raylaunch.cluster.takeover.detached_driver import DetachedDriver, DriverState, RunFacts, TakeoverFacts, load
+from raylaunch.cluster.takeover.detached_driver import DetachedDriver
+from raylaunch.cluster.takeover.driver_state import DriverState, RunFacts, TakeoverFacts, load
 from raylaunch.cluster.takeover.state_key import StateKey
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NodeId
@@ -28,6 +30,11 @@ from raylaunch.core.placement.plan import Plan
 _LOOK_SECONDS = 2.0
 """How long agents may take to say what they keep."""
 _WAIT_SECONDS = 0.3
+_HEAD_SECONDS = 2.0
+
+
+def _nothing(_: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,8 @@ class Succession:
     key: StateKey
     """By which agents get the states of the run's drivers."""
     epoch: int = 1
+    on_command: Callable[[str], None] = _nothing
+    """Is called with the path of the run folder when this driver has taken over, in its thread."""
     taken: DriverState | None = None
     """The state of the driver before; None: this is the first one."""
     takeover: TakeoverFacts | None = None
@@ -56,13 +65,28 @@ class Succession:
         assert self.taken is not None
         return time.monotonic() - self.taken.now - max(0.0, time.time() - self.taken.wall)
 
-    def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> DetachedFleet:
-        """Return the agents: those that there are, or none yet."""
+    def is_in_command(self) -> bool | None:
+        """Return whether no other driver has taken over, or is about to, and the run was not ended.
+
+        None: the head does not answer.
+        """
+        try:
+            if not gcs_monitor.is_same_head(_HEAD_SECONDS):
+                return True  # a head that was started anew knows no other driver
+            latest = named_resources.announced(self.token)
+            return latest is not None and latest <= self.epoch and gcs_monitor.is_this_machine_alive()
+        except Exception:  # noqa: BLE001
+            return None
+
+    def fleet(
+        self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], leave: Callable[[str], None]
+    ) -> DetachedFleet:
+        """Return the agents: those that there are, or none yet. `leave` ends this process, if it was replaced."""
         state = None
         if self.taken is not None:
             state = self.taken.fleet
             state.allocator.shift(self.taken.clock_shift())
-        return DetachedFleet(plan, spec, say, epoch=self.epoch, state=state)
+        return DetachedFleet(plan, spec, say, epoch=self.epoch, leave=leave, state=state)
 
     def driver(
         self,
@@ -74,7 +98,21 @@ class Succession:
         links: LinkServer | None,
     ) -> DetachedDriver:
         """Return the driver. `began`: the time.monotonic() of the run's beginning."""
-        return DetachedDriver(facts, fleet, folder, observer, began, links, self.taken, self.takeover, self.key.seal)
+        driver = DetachedDriver(
+            facts,
+            fleet,
+            folder,
+            observer,
+            began,
+            links,
+            self.taken,
+            self.takeover,
+            self.key.seal,
+            self.is_in_command,
+            self.on_command,
+        )
+        folder.fence.on_leave = driver.end_nodes
+        return driver
 
     def describe(self) -> str:
         """Return what to say of the takeover."""
@@ -94,11 +132,13 @@ def find(token: str, since: float) -> Succession | None:
     if key is None:
         return None
     if interim is not None and not interim.state:  # its driver died before it had any agent
+        named_resources.announce(token, interim.epoch)
         return Succession(token=token, request=key.open(interim.request), key=key, epoch=interim.epoch)
     newest = _Newest(key, interim)
     newest.ask(token)
     if newest.state is None:
         return None
+    named_resources.announce(token, newest.epoch)
     now = time.monotonic()
     takeover = TakeoverFacts(
         driver=newest.epoch,

@@ -1,8 +1,9 @@
 """The journal of a run: each event with the actions that followed. Replaying the events gives the same actions.
 
-`events.jsonl` is JSON lines. The first is `{"job": ..., "began": ..., "clock": ..., "versions": ...}`, the second
-`{"event": null, "actions": [...]}` with the actions before any event, and each further line
-`{"event": {...}, "actions": [...]}`, in the order in which the machine handled the events.
+`events.jsonl` is JSON lines. The first is `{"job": ..., "began": ..., "clock": ..., "versions": ..., "epoch": ...}`,
+the second `{"event": null, "actions": [...]}` with the actions before any event, and each further line
+`{"event": {...}, "actions": [...]}`, in the order in which the machine handled the events. Another driver that takes a
+detached run over makes the file anew, with a higher epoch.
 """
 
 from __future__ import annotations
@@ -79,12 +80,16 @@ class JournalEntry:
     actions: tuple[Action, ...]
 
 
-def header(job: Job, began: str, clock: float = 0.0, versions: Mapping[str, str] | None = None) -> str:
+def header(
+    job: Job, began: str, clock: float = 0.0, versions: Mapping[str, str] | None = None, *, epoch: int = 1
+) -> str:
     """Return the first line.
 
-    `began` is the time that `at` counts from (ISO 8601), `clock` the driver's `time.monotonic()` at that time.
+    `began` is the time that `at` counts from (ISO 8601), `clock` the driver's `time.monotonic()` at that time. `epoch`:
+    of the driver.
     """
-    return json.dumps({"job": encode(job), "began": began, "clock": clock, "versions": dict(versions or {})})
+    known = {"job": encode(job), "began": began, "clock": clock, "versions": dict(versions or {}), "epoch": epoch}
+    return json.dumps(known)
 
 
 def line(entry: JournalEntry) -> str:

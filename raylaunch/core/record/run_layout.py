@@ -10,6 +10,7 @@
         result.json     the result (see `raylaunch.core.record.result`)
         report.html     the report for a browser (see `raylaunch.cli.html_report`)
         driver.log      what raylaunch said of a detached run, which has no terminal
+        driver-N.log    why driver N of a detached run has ended by itself, if another one had taken over
         attempt-N/rank-R/{stdout.log, stderr.log, error.json}
         attempt-N/rank-R/{stdout.times, stderr.times}    when their lines were written, for `raylaunch logs -t`
         attempt-N/stacks.txt    what its workers were doing when they hung

@@ -86,7 +86,7 @@ def driver(registry) -> Iterator[Driver]:
     server = ControlServer("127.0.0.1", found.answers)
     server.start()
     registry.add("/on/host-1/far", name="a", driver=NOBODY, control=server.address, user="ann", cluster="10.0.0.1:6379")
-    found.close = server.close
+    found.close, found.address = server.close, server.address
     yield found
     server.close()
 
@@ -217,6 +217,20 @@ def test_a_driver_that_cannot_be_reached_for_a_while(driver, monkeypatch, capfd)
     out, err = capfd.readouterr()
     assert out.startswith("[2] one\n[2] two\n[2] three\n")
     assert "a far: done with exit code 0" in err
+
+
+def test_a_detached_run_without_a_driver_is_not_followed_into_another_attempt(driver, tmp_path):
+    """The last driver may have written that one begins when nobody knew yet: the next driver decides that anew."""
+    make_folder(tmp_path / "run")
+    reader = live_reader.DetachedReader(driver.address, str(tmp_path / "run"), lambda: driver.address)
+    reader.refresh()
+    assert (reader.is_asked, reader.awaits_logs) == (True, False)
+    driver.close()
+    reader.wait(0.0)
+    assert (reader.is_asked, reader.is_gone, reader.awaits_logs) == (False, False, True)
+    (tmp_path / "run" / "result.json").write_text('{"exit_code": 0}')
+    assert not reader.awaits_logs
+    reader.close()
 
 
 def test_a_driver_whose_machine_has_vanished(registry, driver, monkeypatch, capsys):

@@ -46,6 +46,7 @@ def head(monkeypatch) -> dict[bytes, bytes]:
 
     monkeypatch.setattr(ray_internals, "keep_in_head", keep)
     monkeypatch.setattr(ray_internals, "kept_in_head", having)
+    monkeypatch.setattr(ray_internals, "own_kept", lambda key, *_: kept.get(key, b""))
     monkeypatch.setattr(ray_internals, "remove_from_head", lambda _, key, *__: kept.pop(key))
     monkeypatch.setattr(ray_session, "find", lambda _: "10.0.0.1:6379")
     return kept
@@ -71,6 +72,25 @@ def test_a_run_is_found_while_it_lasts(head, run, tmp_path, monkeypatch, until):
         (path,) = run_registry.folder(environ).iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(head) == [b"run:other"]
+
+
+def test_a_driver_that_was_replaced_leaves_the_entry_of_the_next_one(head, run, tmp_path, monkeypatch, until):
+    """It stood still meanwhile: it neither writes its own entry again, nor removes that of the driver in command."""
+    monkeypatch.setattr(cluster_registry, "RENEW_SECONDS", 0.01)
+    run = replace(run, token="1234")
+    looks: list[bytes] = []
+    following = run_registry.dump(replace(run, control=replace(AT, port=8))).encode()
+
+    def look(key: bytes, *_: object) -> bytes:
+        if not looks:
+            head[key] = following  # the next driver has just written it
+        looks.append(key)
+        return head[key]
+
+    monkeypatch.setattr(ray_internals, "own_kept", look)
+    with cluster_registry.entered(run, {"XDG_STATE_HOME": str(tmp_path)}, pytest.fail):
+        until(lambda: len(looks) > 3, 100, "it to look")
+    assert head == {b"run:1234": following}
 
 
 def test_an_entry_that_nobody_renews(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -11,6 +12,21 @@ from tests.warm_command import WarmCommand
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
+GONE = """
+import os, sys
+from raylaunch.cli.detached import background_run
+from raylaunch.cluster.detached import driver_actor
+from raylaunch.cluster.detached.detached_run import DetachedRun
+from raylaunch.core.job.job import Entrypoint, Job
+
+os.chdir("gone")
+run = DetachedRun.of_this_process(Job(entrypoint=Entrypoint(script="train.py")), "", b"")
+os.chdir("..")
+os.rmdir("gone")
+for news in driver_actor.start(run, background_run.drive, os.environ["RAY_ADDRESS"]):
+    sys.stderr.write(news.text)
+sys.exit(news.exit_code)
+"""
 SCRIPT = """
 import os, time
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ.get("SECRET_OF_MINE"), flush=True)
@@ -41,7 +57,24 @@ def test_a_run_whose_driver_is_an_actor(launcher, tmp_path):
     line = attached.stdout.readline()  # first, since an ended run is not found from elsewhere any more
     (tmp_path / "end").touch()
     assert attached.wait() == 0, attached.stderr.read()
+    written = {path.name for path in (tmp_path / "runs" / "train" / run_id).iterdir()}
+    assert written >= {"result.json", "report.html"}, "attach ends when all is written"
     assert line == "rank 0 of 2 hunter2\n"
     folder = tmp_path / "runs" / "train" / run_id
     assert (folder / "attempt-1" / "rank-0" / "stdout.log").read_text() == "rank 0 of 2 hunter2\n"
     wait_until(lambda: "all 2 workers finished" in (folder / "driver.log").read_text(), 100, "the driver's last words")
+
+
+def test_a_driver_on_a_host_without_the_folder(launcher, tmp_path):
+    """The run ends, and the command says which folder is missing on which host."""
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "begin.py").write_text(GONE)
+    begun = launcher.python("begin.py")
+    assert begun.returncode == 2, begun.stderr
+    told = begun.stderr.splitlines()
+    assert re.fullmatch(
+        rf"error: the folder {tmp_path}/gone, in which the run was started, cannot be used on \S+ \([\d.]+\): "
+        "No such file or directory",
+        told[0],
+    ), told
+    assert told[2].startswith("hint: Ray has started the driver there")

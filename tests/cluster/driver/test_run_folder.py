@@ -17,6 +17,7 @@ import pytest
 from raylaunch.cli.config import job_file
 from raylaunch.cluster.driver import run_folder
 from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.local import file_writer
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.job import redaction
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule
@@ -201,7 +202,7 @@ def test_a_disk_that_hangs_for_long_does_not_fill_the_memory(tmp_path, monkeypat
 
 def test_a_disk_that_never_answers_does_not_keep_the_run(tmp_path, monkeypatch):
     """The end of the run waits for some seconds only, whatever is written to it, and says so."""
-    monkeypatch.setattr(run_folder, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(file_writer, "STALL_SECONDS", 0.05)
     of = job_with_secrets(tmp_path)
     messages: list[str] = []
     folder = RunFolder.create(of, "1", messages.append)

@@ -21,7 +21,8 @@ from raylaunch.cluster.agent.agent import AgentReady
 from raylaunch.cluster.driver.request_desk import PersonRequest
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet_api import AgentsAdopted, HostDraining
-from raylaunch.cluster.takeover.detached_driver import DetachedDriver, RunFacts, TakeoverFacts, load
+from raylaunch.cluster.takeover.detached_driver import DetachedDriver
+from raylaunch.cluster.takeover.driver_state import RunFacts, TakeoverFacts, load
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.history.run_status import StatusBuilder
@@ -40,11 +41,14 @@ class KeptFleet(FakeFleet):
     """Notes what it tells the driver; each flush takes the driver's state."""
 
     has_unsent = False
+    head_answered_at = 0.0
+    here = "id-node-1"
 
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes)
         self.items: list[object] = []
         self.heard: set[str] = set()
+        self.adopted: dict[str, int] = {}
 
     def start(self, tell) -> None:
         def noting(item):
@@ -94,7 +98,7 @@ def driver(fleet, job: Job, taken=None, kind: type[DetachedDriver] = DetachedDri
     recorder = RunRecorder()
     folder = RunFolder(None, None, None, print)
     folder._status = StatusBuilder(job)
-    recorder.state = folder.state
+    recorder.state, recorder.take_command, recorder.where = folder.state, folder.take_command, ""
     takeover = (
         TakeoverFacts(driver=2, process_seconds=1.0, state_seconds=0.1, found_at=time.monotonic()) if taken else None
     )

@@ -237,33 +237,53 @@ def test_a_driver_that_is_killed_ten_times(launcher):
         assert len({line[3] for line in lines}) == 1
         assert [line for each in seen.splitlines() if (line := each.split()[-4:])[0] == str(attempt)] == lines
     assert first[2:] == [int(run.lines(attempt, 0)[-1][2]) + 1 for attempt in (2, 3)]
-    check_journal(run)
+    assert any(each.process_seconds for each in check_journal(run))  # 0 where no agent was up that could see the end
 
 
-def check_journal(run: Detached) -> None:
-    """The journal is that of one driver, and has the takeovers."""
+def check_journal(run: Detached) -> list[DriverReplaced]:
+    """The journal is that of one driver, and has the takeovers, which are returned."""
     job, entries = journal.read((run.folder / "events.jsonl").read_text().splitlines())
     events = [entry.event for entry in entries if entry.event is not None]
     assert journal.replay(job, events) == entries
     replaced = [event for event in events if isinstance(event, DriverReplaced)]  # none, if killed before it commanded
     assert run.result["takeovers"] == len(replaced) > 0
     assert all(0 <= each.process_seconds < each.seconds for each in replaced)
-    assert any(each.process_seconds for each in replaced)  # 0 where no agent was up that could see the end
+    return replaced
 
 
 def test_a_driver_that_was_stopped_and_replaced_commands_nothing_more(launcher, tmp_path):
-    """It is stopped (SIGSTOP), another one takes over, and it goes on: it ends by itself, and training goes on."""
+    """It is stopped (SIGSTOP), another one takes over, and it goes on: it ends by itself, and training goes on.
+
+    The files of the run are those of the second driver, and the first one says in one of its own why it has ended.
+    """
     run = Detached(launcher)
     first = run.driver
     os.kill(first, signal.SIGSTOP)
     (tmp_path / "second.py").write_text(SECOND)
     assert launcher.python("second.py").returncode == 0
     wait_until(lambda: run.takeovers == ["2"], 100, "the second driver")
+    epoch = lambda: json.loads((run.folder / "events.jsonl").read_text().splitlines()[0])["epoch"]  # noqa: E731
+    wait_until(lambda: epoch() == 2, 100, "its journal")
+    files = {open_files(first, run.folder / name) for name in ("events.jsonl", "driver.log")}
+    assert files == {0}, "the first driver can write into files of the second one"
     os.kill(first, signal.SIGCONT)
     wait_until(lambda: not Path(f"/proc/{first}").exists(), 100, "the first driver to end")
+    assert (run.folder / "driver-1.log").read_text().startswith("raylaunch: driver 1 ends: ")
     run.ends()
     assert len(run.result["attempts"]) == 1
+    check_journal(run)
+    wait_until((run.folder / "report.html").exists, 100, "the report")
+    assert "driver 1 ends" not in (run.folder / "driver.log").read_text()
     assert marked(launcher.cluster.mark)
+
+
+def open_files(pid: int, path: Path) -> int:
+    """Return how many descriptors of a process refer to the file that has this name now."""
+    found = 0
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.path.samestat(each.stat(), path.stat())
+    return found
 
 
 def test_nothing_is_left_when_no_driver_can_be_started(launcher, tmp_path):

@@ -183,7 +183,7 @@ def test_exit_codes_are_written_as_numbers():
 def test_header_has_the_job_and_the_start_time():
     """`began` is the wall-clock time at which `at` is 0."""
     head = json.loads(journal.header(job(), "2026-01-01T00:00:00+00:00"))
-    assert head["began"] == "2026-01-01T00:00:00+00:00"
+    assert (head["began"], head["epoch"]) == ("2026-01-01T00:00:00+00:00", 1)
     assert (head["job"]["is"], head["job"]["entrypoint"]["script"]) == ("Job", "train.py")
 
 
