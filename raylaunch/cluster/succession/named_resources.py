@@ -87,11 +87,11 @@ def _epoch_name(token: str) -> bytes:
     return f"{token}-epoch".encode()
 
 
-def groups(token: str) -> list[str]:
-    """Return the names of the run's placement groups."""
+def groups(token: str) -> dict[str, str]:
+    """Return the ids of the run's placement groups, by their names."""
     prefix = f"{_GROUP}-{token}-"
-    found = placement_group_table().values()
-    return [each["name"] for each in found if each["name"].startswith(prefix) and each["state"] != "REMOVED"]
+    found = [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
+    return {each["name"]: each["placement_group_id"] for each in found if each["name"].startswith(prefix)}
 
 
 def remove_group(name: str) -> None:
@@ -122,15 +122,22 @@ def kill(name: str) -> None:
 
 
 def remove_nodes(token: str) -> None:
-    """Remove the agents of a run and its placement groups; what has the calling process in it comes last."""
+    """Remove the placement groups of a run and its agents; what has the calling process in it comes last.
+
+    Several agents may do that at one time. None kills another before the group of that one is removed: else two could
+    kill each other, and their groups would stay.
+    """
     me, mine = ray.get_runtime_context().get_actor_name(), get_current_placement_group()
+    own: list[str] = []
     with contextlib.suppress(Exception):
+        found = groups(token)
+        own = [name for name, identity in found.items() if mine is not None and identity == mine.id.hex()]
+        for name in found.keys() - {*own}:
+            remove_group(name)
         for name in agents(token).keys() - {me}:
             kill(name)
-    with contextlib.suppress(Exception):
-        own = [group_of for group_of in groups(token) if mine is not None and get_placement_group(group_of) == mine]
-        for name in (*({*groups(token)} - {*own}), *own):
-            remove_group(name)
+    for name in own:
+        remove_group(name)
 
 
 def remove(token: str) -> None:

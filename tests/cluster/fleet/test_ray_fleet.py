@@ -23,7 +23,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 
 from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
-from raylaunch.cluster.fleet import detached_fleet, ray_fleet
+from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, FleetFailed, HostDraining, ReportReceived, SlotGranted
@@ -288,10 +288,9 @@ class DetachedCrew(Crew):
 
 
 @pytest.fixture
-def detached(hosts: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DetachedCrew]]:
+def detached(hosts: Cluster) -> Iterator[Callable[..., DetachedCrew]]:
     """Start the fleet of a detached run, or that of the next driver, and check that nothing of the run is left."""
     crews: list[DetachedCrew] = []
-    monkeypatch.setattr(detached_fleet, "end_this_process", lambda: None)
 
     def start(nnodes: str = "", after: DetachedCrew | None = None) -> DetachedCrew:
         wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes)
@@ -299,7 +298,7 @@ def detached(hosts: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         spec = replace(SPEC, detached=DetachedSettings(token=TOKEN, driver_timeout=600.0))
         lines: list[str] = []
         state = pickle.loads(after.state) if after else None
-        fleet = DetachedFleet(plan, spec, lines.append, epoch=2 if after else 1, state=state)
+        fleet = DetachedFleet(plan, spec, lines.append, epoch=2 if after else 1, leave=lambda _: None, state=state)
         found = DetachedCrew(fleet, lines=lines, plan=plan, up={**after.up} if after else {})
         fleet.actor_class = ray.remote(max_restarts=0)(Kept)
         crews.append(found)

@@ -45,7 +45,7 @@ def test_a_failure_is_said_once_for_each_node(capsys):
     for _ in range(2):
         for one in rounds:
             one.tell(Buffers(why="no space"), 1.0)
-    assert capsys.readouterr().err == "raylaunch: no space\n" * 2
+    assert capsys.readouterr().err == "raylaunch: no space; training goes on\n" * 2
 
 
 def test_a_disk_that_does_not_answer_is_said_once(capsys):
