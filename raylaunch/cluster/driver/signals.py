@@ -52,11 +52,13 @@ class Signals:
         """
         if not self.is_main:
             return
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._forwarded)  # handlers of those that came run in here
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._before)  # handlers of those that came run in here
             for name in self._early:
                 tell(name)
             self._listener = _SignalListener(self._before.keys(), self._stops if ends_process else (), tell)
+            self._listener.start()
             self.install()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -116,9 +118,13 @@ class _SignalListener:
         os.set_blocking(self._writable, False)
         self._before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True, name="raylaunch-signals")
+
+    def start(self) -> None:
+        """Tell of signals from now on, also of those that have come since this object was made."""
         self._thread.start()
 
     def _listen(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # the main thread may not take any for a while
         while numbers := os.read(self._readable, 64):
             for number in numbers:
                 if number in self._numbers:

@@ -236,3 +236,36 @@ def test_a_signal_to_forward_that_comes_early_is_not_lost():
     """The command of a daemon gets it when the workers run, but before it has heard of that."""
     done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("SIGUSR1 SIGUSR1\n", "")
+
+
+BETWEEN = """
+import os, signal, time
+from raylaunch.cluster.driver import signals
+from raylaunch.core.job.job import Job
+
+class Listener(signals._SignalListener):
+    def __init__(self, *args):
+        os.kill(os.getpid(), signal.SIGHUP)
+        super().__init__(*args)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+
+    def start(self):
+        super().start()
+        time.sleep(0.01)
+
+signals._SignalListener = Listener
+told = []
+with signals.handled(Job(signals_to_handle=["SIGTERM", "SIGHUP"])) as handler:
+    handler.go_to(told.append)
+    while len(told) < 2:
+        time.sleep(0.001)
+    time.sleep(0.1)
+print(*sorted(told))
+"""
+
+
+def test_a_signal_that_comes_while_the_listener_is_made_is_told():
+    """Else the command of a daemon would end, and the run would get SIGTERM in place of the signal."""
+    done = subprocess.run([sys.executable, "-c", BETWEEN], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr) == ("SIGHUP SIGTERM\n", "")
