@@ -25,6 +25,7 @@ WANTED: dict[str, str] = {
     "env TORCHELASTIC_RUN_ID": "names the run by its time instead of by chance",
     "env TORCHELASTIC_ERROR_FILE": "an absolute path, whatever the script's folder",
     "env RAYLAUNCH_ATTEMPT": "counts all starts, of which TORCHELASTIC_RESTART_COUNT counts some",
+    "env RAYLAUNCH_FAST_DIR": "where checkpoints survive the loss of a node",
     "env RAYLAUNCH_PAGE": "where steps are marked, and checkpoints asked for",
     "env RAYLAUNCH_RUN_DIR": "where a script can write what belongs to the run, as for TensorBoard",
     "env RAYLAUNCH_STATE": "where a script that commits its state asks for memory",

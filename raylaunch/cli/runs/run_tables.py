@@ -123,7 +123,8 @@ def _commits(run: RunSummary) -> Iterator[str]:
 
 
 def _memory(memory: NodeMemory | None) -> tuple[str, ...]:
-    return (_NOTHING, _NOTHING) if memory is None else (_mib(memory.own), _mib(memory.copies))
+    found = (0, 0, 0) if memory is None else (memory.own, memory.files, memory.copies)
+    return tuple(map(_mib, found))
 
 
 def _mib(size: int) -> str:
@@ -133,7 +134,7 @@ def _mib(size: int) -> str:
 def _nodes(nodes: Sequence[NodeStatus]) -> str:
     has_memory = any(node.memory is not None for node in nodes)
     rows: list[tuple[str, ...]] = [("NODE", "ADDRESS", "STATE", "RANKS", "PIDS")]
-    rows[0] += ("COMMITS", "COPIES") if has_memory else ()
+    rows[0] += ("COMMITS", "FILES", "COPIES") if has_memory else ()
     for node in nodes[:_MOST_NODES]:
         ranks = range(node.first_rank, node.first_rank + node.workers) if node.first_rank is not None else ()
         pids = " ".join(map(str, node.pids[:_MOST_ATTEMPTS])) + (" ..." if len(node.pids) > _MOST_ATTEMPTS else "")

@@ -28,7 +28,7 @@ from raylaunch.node.linux import interfaces, limits, processes
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol.copy_messages import CopyTo
+from raylaunch.node.protocol.copy_messages import CopyOrder
 from raylaunch.node.protocol.messages import (
     AnnounceCommit,
     LaunchWorkers,
@@ -247,15 +247,14 @@ class Agent:
             if self._terminal is not None:
                 self._terminal.handle(order)
             return
-        if isinstance(order, CopyTo):
-            self._copies.copy_to(order)
+        if isinstance(order, CopyOrder):
+            self._copies.handle(order)
             return
         if isinstance(order, AnnounceCommit):
             self._copies.announce(order, lambda: self._supervisor.handle(order))
             return
-        self._supervisor.handle(order)
+        self._supervisor.handle(self._copies.launch(order) if isinstance(order, LaunchWorkers) else order)
         if isinstance(order, LaunchWorkers):
-            self._copies.begin()
             self._logs.follow(order.assignment, self._supervisor.spec, self._view, self._terminal)
 
     async def logs(self, asked: LogQuery | LogRead) -> LogAnswer:

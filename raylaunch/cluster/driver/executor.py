@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 
-from raylaunch.cluster.driver.orphan_inquiry import OrphanInquiry
+from raylaunch.cluster.driver.copy_ring import CopyRing
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
-from raylaunch.cluster.fleet_api import AgentLost, Fleet
+from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.core.machine.commits import RestoreCommit
 from raylaunch.core.machine.events_and_actions import (
     Action,
@@ -25,12 +24,11 @@ from raylaunch.core.machine.events_and_actions import (
     Uncordon,
 )
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.newtypes import HostId, NodeId, RunTime
-from raylaunch.core.placement.environment import Member, Rendezvous, assign
+from raylaunch.core.newtypes import NodeId, RunTime
+from raylaunch.core.placement.environment import Rendezvous, assign
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyTo
+from raylaunch.node.protocol.copy_messages import CopiesServed
 from raylaunch.node.protocol.messages import (
-    AnnounceCommit,
     CommitCheckpoint,
     LaunchWorkers,
     OpenStore,
@@ -186,14 +184,15 @@ class Executor:
             signals_to_handle=tuple(self._machine.job.signals_to_handle),
             virtual_local_rank=self._machine.job.virtual_local_rank,
         )
-        parts = assign(launch.attempt, members)
+        parts, peers = assign(launch.attempt, members), self.copies.peers()
         for part in parts:
             order = LaunchWorkers(
                 assignment=part,
                 rendezvous=meeting,
                 staying=part.node in launch.staying,
                 has_survivors=bool(launch.staying),
-                awaits_commit=self.copies.are_used,
+                awaits_commit=self.copies.has_state,
+                peers=peers,
             )
             self._fleet.send(part.node, order)
         self.copies.launched()
@@ -201,95 +200,6 @@ class Executor:
         self._stores = {key: other for key, other in self._stores.items() if key[1] > launch.attempt}
         if not self._machine.job.master_port:
             self._order_store(launch.roster[0], launch.attempt + 1)
-
-
-class CopyRing:
-    """Tells each agent to which one it copies its ranks' commits: one on the next host of the world, in rank order."""
-
-    def __init__(self, machine: Machine, fleet: Fleet) -> None:
-        self._machine = machine
-        self._fleet = fleet
-        #: Where agents serve what they hold. Those that are missing know of no `State` yet.
-        self._served: dict[NodeId, CopyAddress] = {}
-        self._inquiry = OrphanInquiry()
-        #: What each node was told last.
-        self._told: dict[NodeId, CopyTo] = {}
-
-    @property
-    def are_used(self) -> bool:
-        """Whether the script is known to use `State`."""
-        return bool(self._served)
-
-    def served(self, node: NodeId, where: CopiesServed) -> None:
-        """Take note that an agent serves what it holds."""
-        self._served[node] = CopyAddress(node=node, host=where.host, port=where.port, secret=where.secret)
-        self.renew()
-
-    def asks_keeper(self, gone: AgentLost, tell: Callable[[AgentLost], None]) -> bool:
-        """Return whether the state keeper of an agent is being asked what it holds. `tell` gets the loss again then."""
-        return self._inquiry.is_open(gone, self._served.get(gone.node), tell)
-
-    def launched(self) -> None:
-        """Take note that an attempt is launched."""
-        self._told.clear()
-        self.renew()
-
-    def announcement(self, node: NodeId, action: RestoreCommit) -> AnnounceCommit:
-        """Return what a node is told of the commit to restore."""
-        return AnnounceCommit(
-            attempt=action.attempt,
-            commit=action.commit,
-            world_size=action.world_size,
-            kept=action.kept,
-            fetches=tuple(
-                (fetch.part, replace(where, orphaned=fetch.source not in self._machine.nodes))
-                for fetch in action.fetches
-                if fetch.node == node and (where := self._served.get(fetch.source)) is not None
-            ),
-        )
-
-    def renew(self) -> None:
-        """Tell the nodes whose copies are to go to another node than before: nodes may have come, or be drained."""
-        avoided = self._machine.leaving
-        for node, target in targets(self._machine.world.members, avoided).items():
-            if target not in self._served:
-                continue
-            order = CopyTo(attempt=self._machine.attempt, target=self._served[target])
-            if self._told.get(node) != order:
-                self._told[node] = order
-                self._fleet.send(node, order)
-
-
-def targets(members: Sequence[Member], avoided: Container[NodeId] = ()) -> dict[NodeId, NodeId]:
-    """Return to which node each one copies: one of the next host that has nodes which are not `avoided`.
-
-    Several nodes of a host share those of the next one. Where there is no other host, there are copies only if nodes
-    are `avoided`, since these are about to go: each node copies to another one that stays, if there is one.
-    """
-    hosts: dict[HostId, list[NodeId]] = {}
-    for member in members:
-        hosts.setdefault(member.host, []).append(member.node)
-    groups = [*hosts.values()]
-    if len(groups) == 1:
-        return _targets_on_host(groups[0], avoided)
-    found: dict[NodeId, NodeId] = {}
-    for place, group in enumerate(groups):
-        others = [*groups[place + 1 :], *groups[:place]]
-        staying = [after for other in others if (after := [node for node in other if node not in avoided])]
-        for after in (staying or others)[:1]:
-            found |= {node: after[index % len(after)] for index, node in enumerate(group)}
-    return found
-
-
-def _targets_on_host(nodes: Sequence[NodeId], avoided: Container[NodeId]) -> dict[NodeId, NodeId]:
-    staying = [node for node in nodes if node not in avoided]
-    if len(staying) == len(nodes):
-        return {}
-    found: dict[NodeId, NodeId] = {}
-    for place, node in enumerate(nodes):
-        later = [other for other in (*nodes[place + 1 :], *nodes[:place]) if other in staying]
-        found |= dict.fromkeys([node] if later else [], *later[:1])
-    return found
 
 
 class SyncPoint:

@@ -219,8 +219,8 @@ class Job:
     shutdown_timeout: float = 30.0
     """The time between SIGTERM and SIGKILL for workers."""
     state_memory: float | None = None
-    """Memory of each node, in GiB, that `raylaunch.worker.State` may use. Default: half of what is free there when it
-    is first needed."""
+    """Memory of each node, in GiB, that `raylaunch.worker.State` may use, together with files in RAYLAUNCH_FAST_DIR.
+    Default: half of what is free there when it is first needed."""
     durable: str | None = None
     """A folder that all nodes see, into which the nodes write commits of `raylaunch.worker.State` as checkpoints of
     `torch.distributed.checkpoint`, at the end of the run and now and then. `restore` of a new run begins with the

@@ -115,7 +115,9 @@ class NodeMemory:
     own: int
     """The buffers in which its own ranks commit their `State`."""
     copies: int
-    """Copies of what ranks of other hosts have committed."""
+    """Copies of what ranks of other hosts have committed, or have written to RAYLAUNCH_FAST_DIR."""
+    files: int = 0
+    """Files that its own ranks have in RAYLAUNCH_FAST_DIR."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from raylaunch.node.forkserver.promotion import agent_is_gone
 from raylaunch.node.linux import command_line, processes, scratch
 from raylaunch.node.linux.processes import fork
 from raylaunch.node.protocol import wire
@@ -57,8 +58,9 @@ class StandbyLink:
 
     def finish(self) -> None:
         """Clean up after everything of this fork server has ended."""
-        for folder in self.folders:
-            scratch.remove(folder)
+        if agent_is_gone(self.lifeline):  # else it may start another fork server
+            for folder in self.folders:
+                scratch.remove_unless_locked(folder)
         with contextlib.suppress(ProcessLookupError):
             if os.getppid() == self.subreaper:
                 os.kill(self.subreaper, signal.SIGCONT)  # if it was stopped, it goes on and ends

@@ -80,7 +80,7 @@ def _remove(folders: list[str]) -> None:
     from raylaunch.node.linux import scratch  # noqa: PLC0415
 
     for folder in folders:
-        scratch.remove(folder)
+        scratch.remove_unless_locked(folder)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import secrets
 import shutil
@@ -40,12 +41,36 @@ def clear(path: str) -> None:
     """Remove everything in the folder. The folder stays, so that nobody else can take its name."""
     with contextlib.suppress(OSError):
         for name in os.listdir(path):
-            remove(os.path.join(path, name))
+            inner = os.path.join(path, name)
+            remove(inner)
+            with contextlib.suppress(OSError):  # it was a folder
+                os.unlink(inner)
 
 
 def remove(path: str) -> None:
     """Remove the folder and everything in it, as far as that is possible."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_unless_locked(path: str) -> None:
+    """Remove the folder, unless another process, which will do that, has a lock on it (flock(2))."""
+    if not is_locked(path):
+        remove(path)
+
+
+def is_locked(path: str) -> bool:
+    """Return whether another process has a lock on the folder. False, too, where there is no folder."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def discard_before(fd: int, end: int) -> None:

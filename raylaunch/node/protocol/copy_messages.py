@@ -27,17 +27,26 @@ class CopyTo:
     target: CopyAddress
 
 
-CopyOrder = CopyTo
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeCopies:
+    """Take copies of other nodes, which have some now. Leads to `CopiesServed`."""
+
+
+CopyOrder = CopyTo | ServeCopies
 """What the driver sends to a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesServed:
-    """The script uses `State` on the node, which can be asked for parts of commits from now on."""
+    """The node can be asked for parts of commits and for files from now on, and takes copies of others."""
 
     host: str
     port: int
     secret: str = field(repr=False)
+    uses_state: bool = True
+    """The script uses `State` on the node."""
+    uses_files: bool = False
+    """There are files in its RAYLAUNCH_FAST_DIR."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

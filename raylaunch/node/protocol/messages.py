@@ -39,6 +39,10 @@ class LaunchWorkers:
     """Workers of the attempt before that can stay are not killed. They take part in the next one as they are."""
     has_survivors: bool = False
     """The same on any node of the attempt."""
+    peers: tuple[CopyAddress, ...] = ()
+    """Where other agents have files of RAYLAUNCH_FAST_DIR, which this node may need; empty: nobody has any."""
+    awaits_files: bool = False
+    """The workers wait until their node has its files. The agent sets this."""
     awaits_commit: bool = False
     """The script is known to use `State`: the workers wait for `AnnounceCommit`, even if this node holds nothing."""
 

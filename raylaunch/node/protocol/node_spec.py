@@ -16,7 +16,7 @@ from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.protocol.terminal_messages import LONG_TIMEOUT, TerminalSpec
 from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
-from raylaunch.worker.runtime import entry, numa
+from raylaunch.worker.runtime import entry, files_wait, numa
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.survivors import survivor_link
@@ -85,6 +85,8 @@ class NodeSpec:
     """The path of the terminal for the rank that has one; `""`: there is none."""
     page: str
     """Path of the shared page on which workers show their progress."""
+    fast_dir: str
+    """What workers get as RAYLAUNCH_FAST_DIR, in a folder that has copies of other nodes' files too."""
     state_address: str = ""
     """Where workers ask for memory; see `worker/state/buffer_client.py`."""
     survivors_address: str = ""
@@ -96,11 +98,13 @@ class NodeSpec:
 
     def temporary_folders(self) -> list[str]:
         """Return the folders that are removed at the end of the run."""
-        return [] if self.template.kept else [self.run_dir]
+        files = str(PurePath(self.fast_dir).parent)
+        return [files] if self.template.kept else [files, self.run_dir]
 
     def workers(self, order: LaunchWorkers) -> tuple[WorkerSpec, ...]:
         """Return the specifications of the workers of an attempt, by local rank."""
         shared = {slot_owner.WITH_SURVIVORS_VARIABLE: "1"} if order.has_survivors else {}
+        shared |= {files_wait.WAIT_VARIABLE: "1"} if order.awaits_files else {}
         found = (self.worker(order.assignment, rank, order.rendezvous) for rank in range(order.assignment.nproc))
         return tuple(replace(spec, env=spec.env | shared) for spec in found)
 
@@ -146,7 +150,7 @@ class NodeSpec:
         has_slot = local_rank < shared_page.MAX_WORKERS
         slot = {shared_page.PAGE_VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
         run_dir = {RUN_DIR_VARIABLE: self.run_dir} if self.template.kept else {}
-        state = {buffer_client.ADDRESS_VARIABLE: self.state_address}
+        state = {buffer_client.ADDRESS_VARIABLE: self.state_address, files_wait.FOLDER_VARIABLE: self.fast_dir}
         if has_slot and self.template.kind != "command":
             state[survivor_link.ADDRESS_VARIABLE] = self.survivors_address
         return slot | run_dir | state | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}

@@ -5,6 +5,9 @@ the place of one that was killed. There is one for each run on each host. It end
 leave, or was gone for so many seconds. As long as its agents live, it only holds the files and never reads them. When
 one was killed, it gives them to other agents at that agent's port: see `orphaned_parts`.
 
+It also has a lock on the folders of files of agents (`fast_dir`), so that nobody else removes them. At its end it
+removes those whose agents were killed, and that no other agent has taken over.
+
 Messages are packets of JSON, with one descriptor at most; what an agent sends is in `fd_store_client`.
 """
 
@@ -61,6 +64,8 @@ class FdStore:
         self._agents: dict[int, socket.socket] = {}
         #: By descriptor of an agent's connection: what serves its files when it was killed.
         self._heirs: dict[int, OrphanedParts] = {}
+        #: By path: the descriptor that has the lock, and that of the agent's connection; -1: the agent was killed.
+        self._folders: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
         #: When to end, if no agent comes before; None: an agent was never lost.
         self._deadline: float | None = None
@@ -79,6 +84,10 @@ class FdStore:
                     poll.unregister(fd)
                     self._agents.pop(fd).close()
             wait = None if self._agents else self._seconds_left()
+        for folder in self._orphaned_folders():
+            import shutil  # noqa: PLC0415  # it would delay the start
+
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _accept(self) -> socket.socket | None:
         agent = self._listener.accept()[0]
@@ -105,6 +114,8 @@ class FdStore:
         except OSError:
             pass
         self._deadline = time.monotonic() + self._seconds
+        for path, (fd, owner) in self._folders.items():
+            self._folders[path] = fd, -1 if owner == agent.fileno() else owner
         if (heir := self._heirs.pop(agent.fileno(), None)) is not None:
             with contextlib.suppress(RuntimeError):  # "can't start new thread"
                 heir.start()
@@ -119,18 +130,17 @@ class FdStore:
             case {"do": "drop", "rank": int(rank), "index": int(index)}:
                 with self._lock:
                     self._drop((rank, index))
+            case {"do": "protect" | "release" as do, "path": str(path)}:
+                self._release(path)
+                if do == "protect" and fds:
+                    self._folders[path] = fds.pop(), agent.fileno()
             case {"do": "answer", "secret": str(secret)} if fds:
                 self._close_port(agent)
                 self._heirs[agent.fileno()] = self._heir(socket.socket(fileno=fds.pop()), secret)
             case {"do": "take"}:
-                agent.settimeout(_SEND_SECONDS)
-                for (rank, index), fd in sorted(self._files.items()):
-                    self._deadline = None  # it has taken the place of the agent that was lost
-                    socket.send_fds(agent, [json.dumps({"rank": rank, "index": index}).encode()], [fd])
-                agent.send(b"{}")
-                agent.setblocking(False)
+                self._give(agent)
             case {"do": "leave"}:
-                self._close_port(agent)
+                self._leave(agent)
                 return False
             case _:
                 pass  # of another version
@@ -143,9 +153,32 @@ class FdStore:
 
         return OrphanedParts(server, secret, self._files, self._lock)
 
+    def _give(self, agent: socket.socket) -> None:
+        """Give an agent all files, and the paths of the folders of agents that were killed."""
+        if self._files or self._orphaned_folders():
+            self._deadline = None  # it takes the place of the agent that was lost
+        agent.settimeout(_SEND_SECONDS)
+        for (rank, index), fd in sorted(self._files.items()):
+            socket.send_fds(agent, [json.dumps({"rank": rank, "index": index}).encode()], [fd])
+        agent.send(json.dumps({"folders": self._orphaned_folders()}).encode())
+        agent.setblocking(False)
+
+    def _leave(self, agent: socket.socket) -> None:
+        self._close_port(agent)
+        for path in [path for path, (_, owner) in self._folders.items() if owner == agent.fileno()]:
+            self._release(path)
+
     def _close_port(self, agent: socket.socket) -> None:
         if (heir := self._heirs.pop(agent.fileno(), None)) is not None:
             heir.close()
+
+    def _orphaned_folders(self) -> list[str]:
+        return [path for path, (_, owner) in self._folders.items() if owner < 0]
+
+    def _release(self, path: str) -> None:
+        fd, _ = self._folders.pop(path, (-1, -1))
+        if fd >= 0:
+            os.close(fd)
 
     def _drop(self, key: tuple[int, int]) -> None:
         fd = self._files.pop(key, None)

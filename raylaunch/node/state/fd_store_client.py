@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -38,6 +39,8 @@ class FdStoreClient:
         self._seconds = seconds
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        #: The folders of agents that were killed, as `take` has found them.
+        self.orphaned_folders: list[str] = []
 
     def connect(self) -> bool:
         """Return whether there is a state keeper, and be connected to it then. Raises OSError where one cannot be."""
@@ -92,12 +95,28 @@ class FdStoreClient:
         """Have the state keeper close a file. Raises OSError where it is gone."""
         self._send({"do": "drop", "rank": rank, "index": index})
 
+    def protect(self, path: str) -> None:
+        """Have the state keeper lock a folder, and remove it if this agent is killed. Raises OSError."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            self._send({"do": "protect", "path": path}, fd)
+        finally:
+            os.close(fd)  # the lock is the keeper's from now on
+
+    def release(self, path: str) -> None:
+        """Have the state keeper unlock a folder. Raises OSError where it is gone."""
+        self._send({"do": "release", "path": path})
+
     def answer(self, fd: int, secret: str) -> None:
         """Have the keeper answer at this listening socket if the agent is killed. Raises OSError where it is gone."""
         self._send({"do": "answer", "secret": secret}, fd)
 
     def take(self) -> Iterator[tuple[int, int, int]]:
-        """Yield rank, index and descriptor of each file. Raises OSError, also for no answer in time."""
+        """Yield rank, index and descriptor of each file, then set `orphaned_folders`.
+
+        Raises OSError, also for no answer in time.
+        """
         self._send({"do": "take"})
         while self._sock is not None:
             data, fds, _, _ = socket.recv_fds(self._sock, fd_store.MESSAGE_BYTES, 1)
@@ -105,6 +124,7 @@ class FdStoreClient:
             if answer is None:
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
             if not fds:
+                self.orphaned_folders = answer["folders"]
                 return
             yield answer["rank"], answer["index"], fds[0]
 

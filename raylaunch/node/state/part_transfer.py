@@ -87,7 +87,7 @@ def send_request(line: socket.socket, kind: bytes, part: HeldCommit, size: int =
 def read_request(line: socket.socket) -> tuple[bytes, HeldCommit, int] | None:
     """Return kind, part and size; None: the connection is at its end. Raises OSError."""
     try:
-        data = _read(line, REQUEST.size)
+        data = read_bytes(line, REQUEST.size)
     except EOFError:
         return None
     kind, rank, world_size, attempt, steps, size = REQUEST.unpack(data)
@@ -103,8 +103,8 @@ def answer(line: socket.socket, *, size: int = 0, why: str = "") -> None:
 def read_answer(line: socket.socket) -> int:
     """Return the size in an answer. Raises CopyRefusedError, and OSError."""
     try:
-        is_done, size, length = _ANSWER.unpack(_read(line, _ANSWER.size))
-        text = _read(line, length)
+        is_done, size, length = _ANSWER.unpack(read_bytes(line, _ANSWER.size))
+        text = read_bytes(line, length)
     except EOFError:
         raise ConnectionResetError from None
     if not is_done:
@@ -112,14 +112,15 @@ def read_answer(line: socket.socket) -> int:
     return int(size)
 
 
-def _read(line: socket.socket, size: int) -> bytes:
-    data = b""
+def read_bytes(line: socket.socket, size: int) -> bytes:
+    """Return so many bytes. Raises EOFError where the connection ends before, and OSError."""
+    data = bytearray()
     while len(data) < size:
         more = line.recv(size - len(data))
         if not more:
             raise EOFError
         data += more
-    return data
+    return bytes(data)
 
 
 def answer_list(line: socket.socket, parts: Collection[HeldCommit]) -> None:
@@ -141,7 +142,7 @@ def ask_list(address: CopyAddress, *, seconds: float) -> tuple[HeldCommit, ...]:
         if not 0 <= number <= _MOST_LISTED:
             raise ConnectionAbortedError
         try:
-            data = _read(line, number * _LISTED.size)
+            data = read_bytes(line, number * _LISTED.size)
         except EOFError:
             raise ConnectionResetError from None
     return tuple(
@@ -219,7 +220,7 @@ def receive_part(line: socket.socket, file: MemoryFile, part: HeldCommit, size: 
         with view[HEADER_BYTES:size] as body:
             checksum = _receive_into(line, body, checksum)
     try:
-        is_whole, expected = TRAILER.unpack(_read(line, TRAILER.size))
+        is_whole, expected = TRAILER.unpack(read_bytes(line, TRAILER.size))
     except EOFError:
         raise ConnectionResetError from None
     if not is_whole or expected != checksum:

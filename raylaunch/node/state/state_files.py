@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.node.linux import limits
+from raylaunch.node.state import fast_dir
+from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store_client import FdStoreClient
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.worker.state.commit_buffer import BUFFERS_WITH_COPIES
@@ -32,8 +34,11 @@ Key = tuple[int, int]
 class StateFiles:
     """The files, by rank and index. Any thread may call the methods, but only the event loop `renew_keeper`."""
 
-    def __init__(self, secret: str, most_bytes: int | None, epoll: select.epoll) -> None:
-        """`secret` and `most_bytes`: as in `StateMemory`. The connection to the state keeper is in `epoll`."""
+    def __init__(self, secret: str, most_bytes: int | None, epoll: select.epoll, folder: FastDir) -> None:
+        """`secret`, `most_bytes` and `folder`: as in `StateMemory`. `epoll` has the connection to the state keeper."""
+        self.folder = folder
+        #: Whether the state keeper protects the folder.
+        self._protects_folder = False
         self._most_bytes = most_bytes
         self._epoll = epoll
         self._files: dict[Key, MemoryFile] = {}
@@ -92,8 +97,10 @@ class StateFiles:
     def usage(self) -> tuple[int, int]:
         """Return the sizes in bytes of all buffers of the node's own ranks, and of all copies."""
         with self._lock:
+            copied = self.folder.copied_bytes
             sizes = [(index >= FIRST_COPY, file.size) for (_, index), file in self]
-        return sum(size for copied, size in sizes if not copied), sum(size for copied, size in sizes if copied)
+        own = sum(size for is_copy, size in sizes if not is_copy)
+        return own, copied + sum(size for is_copy, size in sizes if is_copy)
 
     # Memory.
 
@@ -106,8 +113,9 @@ class StateFiles:
             before = self._files[key].size if key in self._files else 0
             if size <= before:
                 return ""
-            used = sum(file.size for file in self._files.values())
-            needed = max(used - before + size, node_bytes)
+            files = self.folder.own_bytes + self.folder.copied_bytes
+            used = sum(file.size for file in self._files.values()) + files
+            needed = max(used - before + size, node_bytes + files)
             most, what = self._limit(used)
             if needed > most:
                 return (
@@ -131,6 +139,20 @@ class StateFiles:
         if self._most_bytes > used + free:
             return used + free, what
         return self._most_bytes, "the job allows no more"
+
+    def why_no_room(self, size: int) -> str:
+        """Return why a copy of a file of so many bytes is not to be made here, for a person; "": it may be."""
+        with self._lock:
+            used = sum(self.usage()) + self.folder.own_bytes
+        most, what = self._limit(used)
+        if used + size > most:
+            return (
+                f"files and `State` would need {_gib(used + size)} of that node's memory, and may use {_gib(most)}: "
+                f"{what}; `state_memory` sets how much it may be"
+            )
+        if size > (room := fast_dir.room(self.folder.root)):
+            return f"the file has {_gib(size)}, and {_gib(room)}, half of what is free, may be used of /dev/shm"
+        return ""
 
     def drop(self, is_useless: Callable[[Key, MemoryFile], bool]) -> None:
         """Free files, except copies that are being written."""
@@ -181,8 +203,24 @@ class StateFiles:
                         os.close(fd)
                     else:
                         self._files[rank, index] = MemoryFile(fd)
+                for path in self._keeper.orphaned_folders:
+                    self.folder.adopt(path)
+                    self._keeper.release(path)
             except OSError:
                 self._lose_keeper()
+
+    def protect_folder(self) -> None:
+        """Let the folder outlive this agent from now on. Without a state keeper, that is said with the next commit."""
+        with self._lock:
+            if not self._protects_folder:
+                self._protects_folder = True
+                self._tell_keeper(lambda: self._keeper.protect(self.folder.root))
+
+    def release_folder(self) -> None:
+        """Let the folder be removed by whoever ends last on this node: the run ends."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._protects_folder:
+                self._keeper.release(self.folder.root)
 
     def answer_when_killed(self, fd: int, secret: str) -> None:
         """Let other agents get the files at this listening socket if this agent is killed. `secret`: that they know."""
@@ -202,9 +240,14 @@ class StateFiles:
             self._lose_keeper()
             for key in self._files:
                 self._keep(key)
+            if self._protects_folder:
+                self._tell_keeper(lambda: self._keeper.protect(self.folder.root))
 
     def _keep(self, key: Key) -> None:
-        """Have the state keeper hold a file too. Without one, training goes on; what is lost then is said."""
+        self._tell_keeper(lambda: self._keeper.keep(*key, self._files[key].fd))
+
+    def _tell_keeper(self, tell: Callable[[], None]) -> None:
+        """Have the state keeper hold something too. Without one, training goes on; what is lost then is said."""
         try:
             if self._keeper.fileno() < 0:
                 if not self._keepers_left:
@@ -216,7 +259,7 @@ class StateFiles:
                 self._epoll.register(self._keeper, select.EPOLLIN)
                 if self._port is not None:
                     self._keeper.answer(*self._port)
-            self._keeper.keep(*key, self._files[key].fd)
+            tell()
             self.why = ""
         except OSError as error:
             self._lose_keeper()

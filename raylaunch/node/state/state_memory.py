@@ -19,6 +19,7 @@ from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.messages import AnnounceCommit, WorkersForked
 from raylaunch.node.state import fd_store
 from raylaunch.node.state.checkpoint_writes import CheckpointWrites
+from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.state.state_files import FIRST_COPY, Key, StateFiles
 from raylaunch.worker.heartbeats import shared_page as fields
@@ -32,14 +33,17 @@ _BACKLOG = 1024
 class StateMemory:
     """The buffers of one node. Its owner waits until `fileno()` is readable, and then calls `poll`."""
 
-    def __init__(self, page: SharedPage, secret: str, most_bytes: int | None) -> None:
+    def __init__(self, page: SharedPage, secret: str, most_bytes: int | None, folder: FastDir | None = None) -> None:
         """`secret`: as in `FdStoreClient`. `most_bytes`: what all buffers may use; None: a share of what is free.
+
+        `folder`: that of the node for files, which its owner makes and removes.
 
         Raises OSError.
         """
         self._page = page
         self._epoll = select.epoll()
-        self.files = StateFiles(secret, most_bytes, self._epoll)
+        self.files = StateFiles(secret, most_bytes, self._epoll, folder or FastDir())
+        self._has_adopted = False
         self._assignment: Assignment | None = None
         #: What was chosen for the attempt; None: not yet.
         self._chosen: AnnounceCommit | None = None
@@ -49,7 +53,9 @@ class StateMemory:
         #: Where workers connect: an abstract name, without its first byte.
         self.address: str = self._listener.getsockname()[1:].decode()
         self._workers: dict[int, socket.socket] = {}
-        self._page.numbers[fields.RESTORE_DECIDED] = 0  # an earlier run on the same page has numbered attempts, too
+        self._page.numbers[fields.RESTORE_DECIDED] = self._page.numbers[fields.FILES_READY] = (
+            0  # an earlier run on the same page has numbered attempts, too
+        )
         self._epoll.register(self._listener, select.EPOLLIN)
         self._writes = CheckpointWrites(self._epoll)
 
@@ -60,14 +66,24 @@ class StateMemory:
     # An attempt begins.
 
     def begin(self, assignment: Assignment) -> None:
-        """Take note of the ranks of an attempt. A new agent looks for what one before it has left."""
-        if self._assignment is None:
-            self.files.adopt()
+        """Take note of the ranks of an attempt."""
+        self.adopt()
         self._assignment = assignment
         self._chosen = None
         for field in (fields.RESTORE_DECIDED, fields.COPYING, fields.COPIED_STEPS):
             self._page.numbers[field] = 0
         self._writes.begin(self._for_disk())
+
+    def adopt(self) -> None:
+        """Take what an agent before this one has left, unless that is done."""
+        if not self._has_adopted:
+            self._has_adopted = True
+            self.files.adopt()
+
+    def files_ready(self, attempt: int) -> None:
+        """Tell the workers of an attempt that the folder has their files. Any thread may call this."""
+        with contextlib.suppress(ValueError):  # the run is over, and the page is closed
+            self._page.numbers[fields.FILES_READY] = attempt
 
     def held(self) -> tuple[HeldCommit, ...]:
         """Return the parts of commits that the node has. When an attempt begins, they stay so until `announce`.
@@ -89,7 +105,7 @@ class StateMemory:
     def usage(self, node: NodeId) -> NodeMemory:
         """Return what this node holds."""
         own, copies = self.files.usage()
-        return NodeMemory(node=node, own=own, copies=copies)
+        return NodeMemory(node=node, own=own, copies=copies, files=self.files.folder.own_bytes)
 
     def announce(self, order: AnnounceCommit) -> None:
         """Tell the workers of the attempt what to restore. The node has what they need."""

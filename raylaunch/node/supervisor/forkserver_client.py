@@ -21,6 +21,7 @@ from raylaunch.node.linux.processes import CLEANUP_WAIT_SECONDS
 from raylaunch.node.protocol import forkserver_messages, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
+from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime.process_setup import encodable
 
@@ -74,8 +75,8 @@ class ForkServerProcess:
 class ForkServerClient:
     """The fork server's process, its control socket, and what it is told at its start.
 
-    That is the shared page, the file timer's pipe and a temporary folder for logs. At most one supervisor uses a client
-    at a time.
+    That is the shared page, the file timer's pipe, the folder for files and a temporary one for logs. At most one
+    supervisor uses a client at a time.
     """
 
     def __init__(self, env: Mapping[str, str], *, kept: bool) -> None:
@@ -83,6 +84,8 @@ class ForkServerClient:
         self.page, self._page_fd = SharedPage.create()
         self._timer_env = file_timer.variables(env)
         self._folder = "" if kept else scratch.new_path()
+        #: The folder for files of workers, which lasts as long as the client.
+        self.fast_dir = FastDir()
         self._server: ForkServerProcess | None = None
         #: The fork server's process id, once it was reset.
         self.pid = 0
@@ -111,6 +114,7 @@ class ForkServerClient:
             cwd=encodable(cwd),
             run_dir=self._folder or encodable(template.run_dir),
             page=f"/proc/{os.getpid()}/fd/{self._page_fd}",
+            fast_dir=self.fast_dir.path,
         )
 
     def start(self, spec: NodeSpec, preload: tuple[str, ...]) -> None:
@@ -120,6 +124,7 @@ class ForkServerClient:
             self._server = ForkServerProcess(spec, theirs)
         if self._folder:
             scratch.create(self._folder)  # only now: the process that removes it is there
+        self.fast_dir.create()
         self.control = ours
         self._initialize = forkserver_messages.Initialize(
             preload=preload,
@@ -179,6 +184,7 @@ class ForkServerClient:
         self.pid = done.pid
         if self._folder:
             scratch.clear(self._folder)
+        self.fast_dir.clear()
         return True
 
     def memory(self) -> int:
@@ -224,12 +230,13 @@ class ForkServerClient:
             self._standby = None
 
     def close(self) -> None:
-        """End the fork server, and remove the page and the temporary folder."""
+        """End the fork server, and remove the page and the temporary folders."""
         self.end_server()
         self.page.close()
         os.close(self._page_fd)
         if self._folder:
             scratch.remove(self._folder)
+        self.fast_dir.remove()
 
     @property
     def subreaper_pid(self) -> int:

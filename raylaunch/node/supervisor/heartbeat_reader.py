@@ -29,7 +29,7 @@ def read_heartbeat(page: SharedPage, state: AttemptState | None, memory: NodeMem
     return Heartbeat(
         attempt=state.attempt,
         marks=tuple(marks),
-        memory=memory if memory.own or memory.copies else None,
+        memory=memory if memory.own or memory.copies or memory.files else None,
         copied=page.numbers[fields.COPIED_STEPS] or None,
     )
 

@@ -67,7 +67,7 @@ class Supervisor:
         self.client = ForkServerClient(env, kept=template.kept) if client is None else client
         self._page = self.client.page
         own = self.client.complete(template, node=node, address=address, env=env, cwd=cwd)
-        self.state = StateMemory(self._page, template.state_secret, template.state_bytes)
+        self.state = StateMemory(self._page, template.state_secret, template.state_bytes, self.client.fast_dir)
         self._survivors = SurvivorTable()
         own = replace(own, state_address=self.state.address, survivors_address=self._survivors.address)
         self.spec = replace(own, interface_env=interface_env or {})
@@ -199,6 +199,7 @@ class Supervisor:
         if self._closed:
             return []
         self._closed = True
+        self.state.files.release_folder()
         self.client.end_server()
         messages = self._close_files()
         self.client.close()

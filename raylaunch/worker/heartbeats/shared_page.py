@@ -49,6 +49,8 @@ COPIED_STEPS: Final = 11
 """Header, written by the agent: how many steps were completed in that attempt's last commit that is copied; 0: none."""
 AWAITS_COPY: Final = 12
 """Header, written by the agent before PROPOSED_STEP: 1 if what is committed after that step is to be copied first."""
+FILES_READY: Final = 13
+"""Header, written by the agent: the last attempt for which RAYLAUNCH_FAST_DIR has the files that it may lack."""
 
 PROGRESS: Final = 0
 """Slot: the number of optimizer steps and heartbeats in the attempt."""

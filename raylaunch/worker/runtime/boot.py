@@ -29,7 +29,7 @@ from raylaunch.core.text import capped, printable
 from raylaunch.worker import cpython_internals, torch_internals
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.import_hook import when_imported
-from raylaunch.worker.runtime import entry, import_recorder, numa, stack_signal, tcpstore_patch
+from raylaunch.worker.runtime import entry, files_wait, import_recorder, numa, stack_signal, tcpstore_patch
 from raylaunch.worker.runtime.process_setup import (
     SHORTAGES,
     append_output,
@@ -110,6 +110,7 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
     `imports_fd` the one for the modules that the script imports, or -1.
     """
     faulthandler.enable()
+    files_wait.wait()
     _reseed()
     _prepare_torch(spec)
     try:

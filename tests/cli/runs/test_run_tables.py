@@ -60,13 +60,14 @@ def test_what_nodes_hold_for_state(several):
     rate = CommitRate(every=4, commit_seconds=0.0067, step_seconds=0.0828)
     shown = replace(summary(run, NOW), committed_step=840, copied_step=820, commit_rate=rate)
     status = run.reader.status()
-    memory = NodeMemory(node=status.nodes[0].name, own=200 << 20, copies=0)
+    memory = NodeMemory(node=status.nodes[0].name, own=200 << 20, copies=0, files=3 << 20)
     nodes = (replace(status.nodes[0], memory=memory), *status.nodes[1:])
     text = run_tables.page(shown, replace(status, nodes=nodes))
     said = "  state      committed after step 840, copied to other hosts after step 820; every 4 steps, "
     assert f"{said}since a commit takes 6.7 ms and a step 82.8 ms\n" in text
     rows = text.partition("NODE ")[2].splitlines()
-    assert [row.split()[-2:] for row in rows[:3]] == [["COMMITS", "COPIES"], ["MiB", "-"], ["-", "-"]]
+    assert [row.split()[-5:] for row in rows[1:2]] == [["200", "MiB", "3", "MiB", "-"]]
+    assert [row.split()[-3:] for row in (rows[0], rows[2])] == [["COMMITS", "FILES", "COPIES"], ["-", "-", "-"]]
 
 
 def test_a_run_with_very_many_attempts(several):

@@ -94,7 +94,7 @@ jobs = st.builds(
 
 
 commit_rates = st.builds(CommitRate, every=st.integers(1, 9), commit_seconds=times, step_seconds=times)
-memories = st.builds(NodeMemory, node=texts, own=st.integers(0, 9), copies=st.integers(0, 9))
+memories = st.builds(NodeMemory, node=texts, own=st.integers(0, 9), copies=st.integers(0, 9), files=st.integers(0, 9))
 peers = st.builds(UnreachablePeer, node=texts, peer=texts, why=texts)
 
 

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 
 from raylaunch.cluster.agent.acceptor import Acceptor
+from raylaunch.cluster.agent.copies.file_server import FileServer
 from raylaunch.core.machine.commits import Commit, HeldCommit
-from raylaunch.node.state import part_transfer
+from raylaunch.node.state import file_transfer, part_transfer
 from raylaunch.node.state.state_files import StateFiles
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES
 
@@ -26,6 +27,7 @@ class PartServer(Acceptor):
         """Listen at this address of the machine only. `spared`: copies of which commits must stay. Raises OSError."""
         super().__init__(address, thread="raylaunch-part-server")
         self._files = files
+        self._file_server = FileServer(files)
         self._spared = spared
         self._lines: set[socket.socket] = set()
         self._is_closed = False
@@ -70,6 +72,9 @@ class PartServer(Acceptor):
             self._lines.discard(line)
 
     def _answer(self, line: socket.socket, kind: bytes, part: HeldCommit, size: int) -> None:
+        if kind == file_transfer.FILES:
+            self._file_server.answer(line, size)
+            return
         numbers = (part.rank, part.world_size, part.commit.attempt, part.commit.steps, size)
         if not all(0 <= number < _MOST_NUMBER for number in numbers) or part.rank >= part.world_size:
             raise ConnectionAbortedError

@@ -1,4 +1,7 @@
-"""The agent's part of copies: pushes the commits of its ranks to another host, and fetches what its node lacks."""
+"""The agent's part of copies: pushes the commits of its ranks to another host, and fetches what its node lacks.
+
+It does the same for files by `FileCopies`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from raylaunch.cluster.agent.copies.file_copies import FileCopies
 from raylaunch.cluster.agent.copies.part_server import PartServer
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.text import printable
-from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyFailed, CopyReport, CopyTo
-from raylaunch.node.protocol.messages import AnnounceCommit
+from raylaunch.node.protocol.copy_messages import (
+    CopiesServed,
+    CopyAddress,
+    CopyFailed,
+    CopyOrder,
+    CopyReport,
+    CopyTo,
+    ServeCopies,
+)
+from raylaunch.node.protocol.messages import AnnounceCommit, LaunchWorkers
 from raylaunch.node.state import part_transfer
 from raylaunch.node.state.part_transfer import CopyRefusedError, TornError
 from raylaunch.node.state.state_files import StateFiles
@@ -51,24 +63,63 @@ class StateCopies:
         self._report = report
         self._in_loop = in_loop
         self._server: PartServer | None = None
-        self._is_served = False
+        self._is_refused = False
+        #: Whether it was said that the script uses `State`, and files.
+        self._told: tuple[bool, bool] | None = None
+        self._uses_files = self._has_other_hosts = False
+        self._files = FileCopies(memory, self._say_in_loop, self._found_files)
         self._pushing, self._fetching = _Work(), _Work()
 
-    def serve(self) -> None:
-        """Begin to serve other agents, once the node holds something of a script's `State`."""
-        if self._is_served or not any(True for _ in self._memory.files):
+    def serve(self, *, is_asked: bool = False) -> None:
+        """Begin to serve other agents, once the node has something of a script's `State` or files, or is asked to."""
+        if self._told == (True, True) or self._is_refused:
             return
-        self._is_served = True
-        try:
-            server = PartServer(self._address, self._memory.files, lambda: self._memory.spared)
-            server.start()
-        except (OSError, RuntimeError) as error:
-            self._report(CopyFailed(why=f"no copies of the state are made: {error}"))
+        uses_state = (self._told is not None and self._told[0]) or any(True for _ in self._memory.files)
+        used = uses_state, self._uses_files and self._has_other_hosts
+        if used == self._told or not (any(used) or is_asked):
             return
-        self._server = server
-        where = server.address
-        self._memory.files.answer_when_killed(server.fileno(), where.secret)
-        self._report(CopiesServed(host=where.host, port=where.port, secret=where.secret))
+        if self._server is None:
+            try:
+                server = PartServer(self._address, self._memory.files, lambda: self._memory.spared)
+                server.start()
+            except (OSError, RuntimeError) as error:
+                self._is_refused = True
+                self._report(CopyFailed(why=f"no copies of the state are made: {error}"))
+                return
+            self._server = server
+            self._memory.files.answer_when_killed(server.fileno(), server.address.secret)
+        self._told, where = used, self._server.address
+        self._report(
+            CopiesServed(host=where.host, port=where.port, secret=where.secret, uses_state=used[0], uses_files=used[1])
+        )
+
+    def _found_files(self) -> None:
+        def serve() -> None:
+            self._uses_files = True
+            self.serve()
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._in_loop(serve)
+
+    def _say_in_loop(self, why: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._in_loop(lambda: self._report(CopyFailed(why=why)))
+
+    def launch(self, order: LaunchWorkers) -> LaunchWorkers:
+        """Take note that another attempt begins. Returns the order, saying whether workers have to wait for files."""
+        self.begin()
+        self._memory.adopt()
+        self._has_other_hosts = order.assignment.nhosts > 1
+        self.serve(is_asked=bool(order.peers))
+        return self._files.launched(order)
+
+    def handle(self, order: CopyOrder) -> None:
+        """Carry out an order of the driver's."""
+        match order:
+            case CopyTo():
+                self.copy_to(order)
+            case ServeCopies():
+                self.serve(is_asked=True)
 
     def begin(self) -> None:
         """Take note that another attempt begins: nothing of the last one is copied any more."""
@@ -83,6 +134,7 @@ class StateCopies:
         """Copy the commits of an attempt to another agent from now on, or to another one than before."""
         self._pushing.stop.set()
         self._pushing = _Work()
+        self._files.copy_to(order.target)
         self._memory.begin_copies(order.attempt)
         threading.Thread(
             target=self._push_all, args=(self._pushing, order), daemon=True, name="raylaunch-state-copies"
@@ -110,6 +162,7 @@ class StateCopies:
     def close(self) -> None:
         """Close the port and end the threads: nothing is copied or fetched any more."""
         self._stop()
+        self._files.close()
         if self._server is not None:
             self._server.close()
 
@@ -165,8 +218,7 @@ class StateCopies:
         """Wait before the next try. From the second failure on, say why."""
         if failures and not work.stop.is_set():
             why = printable(f"a node {what}: {error or type(error).__name__}")
-            with contextlib.suppress(RuntimeError):
-                self._in_loop(lambda: self._report(CopyFailed(why=why)))
+            self._say_in_loop(why)
         work.stop.wait(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
         return failures + 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from raylaunch.cluster.driver.executor import CopyRing, targets
+from raylaunch.cluster.driver.copy_ring import CopyRing, targets
 from raylaunch.core.machine.commits import Commit, PartFetch, RestoreCommit
 from raylaunch.core.placement.environment import Member
 from raylaunch.node.protocol.copy_messages import CopiesServed, CopyTo
@@ -52,14 +52,14 @@ class Sent:
 
 def test_nodes_are_told_as_soon_as_their_target_is_known_and_again_when_it_changes():
     members = (member("a", "1"), member("b", "2"), member("c", "3"))
-    machine = SimpleNamespace(attempt=1, world=SimpleNamespace(members=members), leaving=set())
+    machine = SimpleNamespace(attempt=1, nodes=set("abc"), world=SimpleNamespace(members=members), leaving=set())
     fleet = Sent()
     ring = CopyRing(machine, fleet)
     ring.launched()
-    assert (ring.are_used, fleet.take()) == (False, [])
+    assert (ring.has_state, fleet.take()) == (False, [])
     for number, node in enumerate("abc"):
         ring.served(node, CopiesServed(host="h", port=number, secret="s"))
-    assert (ring.are_used, fleet.take()) == (True, [("c", "a"), ("a", "b"), ("b", "c")])
+    assert (ring.has_state, fleet.take()) == (True, [("c", "a"), ("a", "b"), ("b", "c")])
     ring.renew()
     assert fleet.take() == []
     machine.leaving = {"b"}

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from raylaunch.cluster.driver.orphan_inquiry import OrphanInquiry
+from raylaunch.cluster.driver.copy_ring import OrphanInquiry
 from raylaunch.cluster.fleet_api import AgentLost
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.protocol.copy_messages import CopyAddress

@@ -1,0 +1,274 @@
+"""The agent's part for files of RAYLAUNCH_FAST_DIR: copies them to another host, and fetches what its ranks lack."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+from raylaunch.core.text import printable
+from raylaunch.node.linux import limits
+from raylaunch.node.protocol.copy_messages import CopyAddress
+from raylaunch.node.protocol.messages import LaunchWorkers
+from raylaunch.node.state import fast_dir, file_transfer, part_transfer
+from raylaunch.node.state.fast_dir import FilesOwner, FileStamp, TooManyFilesError
+from raylaunch.node.state.part_transfer import CopyRefusedError
+from raylaunch.node.state.state_memory import StateMemory
+
+_LOOK_SECONDS = 0.2
+"""How often is looked for files that are to be copied; more rarely where that takes long."""
+_LOOK_SHARE = 0.05
+_FETCH_TRIES = 3
+_RETRY_SECONDS = 0.3
+_ASK_SECONDS = 3.0
+"""How long another agent may take to say which files it has."""
+_KEPT_SECONDS = 120.0
+"""How long copies stay that nobody uses, of a node that copies to another one now, or is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where files of a node are: at another agent, or here in the copies (None)."""
+
+    owner: FilesOwner
+    at: CopyAddress | None
+    is_copy: bool
+
+    @property
+    def node(self) -> str:
+        """How that agent calls them: by the node's name if they are copies, else "", its own."""
+        return self.owner.node if self.is_copy else ""
+
+
+class FileCopies:
+    """Has one thread, from the first attempt on. Its methods are called in the event loop, and return at once."""
+
+    def __init__(self, memory: StateMemory, report: Callable[[str], None], found_files: Callable[[], None]) -> None:
+        """`report` is given sentences for a person, and `found_files` is called when there are files, in the thread."""
+        self._memory = memory
+        self._folder = memory.files.folder
+        self._report = report
+        self._found_files = found_files
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._launch: LaunchWorkers | None = None
+        self._target: CopyAddress | None = None
+        #: What was copied last: where to, whose files, and which.
+        self._done: tuple[object, ...] = ()
+        self._told: set[str] = set()
+        self._has_files = False
+
+    def launched(self, order: LaunchWorkers) -> LaunchWorkers:
+        """Take note of the ranks of an attempt. Returns the order, saying whether workers have to wait for files."""
+        own, mine = self._folder.own, _owner(order)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="raylaunch-files")
+            self._thread.start()
+        is_same = own is not None and replace(own, attempt=mine.attempt, world_size=mine.world_size) == mine
+        is_complete = not order.peers or (is_same and own is not None and own.attempt == mine.attempt - 1)
+        with self._lock:
+            self._launch, self._target = None if is_complete else order, None
+            if is_complete:
+                self._folder.become(mine)
+        self._wake.set()
+        return replace(order, awaits_files=not is_complete)
+
+    def copy_to(self, target: CopyAddress) -> None:
+        """Copy files to this agent from now on."""
+        self._target = target
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._wake.set()
+
+    # In the thread.
+
+    def _run(self) -> None:
+        part_transfer.lower_priority()
+        pause = _LOOK_SECONDS
+        while not self._stop.is_set():
+            self._wake.wait(pause)
+            self._wake.clear()
+            began = time.monotonic()
+            if (launch := self._launch) is not None:
+                self._complete(launch)
+            if not self._stop.is_set():
+                self._look()
+            pause = max(_LOOK_SECONDS, (time.monotonic() - began) / _LOOK_SHARE)
+
+    def _is_interrupted(self) -> bool:
+        return self._stop.is_set() or self._launch is not None
+
+    def _look(self) -> None:
+        """Copy what has changed since the last time."""
+        try:
+            found = fast_dir.scan(self._folder.path)
+        except TooManyFilesError:
+            self._say(f"RAYLAUNCH_FAST_DIR has more than {fast_dir.MOST_FILES} files, which are not copied")
+            return
+        except OSError:
+            return  # the run is over
+        self._folder.own_bytes = sum(stamp.size for stamp in found.values())
+        if found and not self._has_files:
+            self._has_files = True
+            self._memory.files.protect_folder()
+            self._found_files()
+        own, target = self._folder.own, self._target
+        if own is not None:
+            self._folder.forget_before(own.attempt, _KEPT_SECONDS)
+        if own is None or target is None:
+            return
+        state = (target, own, tuple(found.items()))
+        if self._done == state or not (found or self._done):
+            return
+        try:
+            if self._push(target, own, found):
+                self._done = state
+        except CopyRefusedError as error:
+            self._done = state  # until something changes
+            self._say(f"{own.node} has no copy of files on {target.node}: {error}")
+        except OSError:
+            pass  # that agent may be gone, and the driver names another one
+
+    def _push(self, target: CopyAddress, own: FilesOwner, found: dict[str, FileStamp]) -> bool:
+        """Copy what the other agent lacks. Return whether it has all; False: some files are being written."""
+        is_complete, refused = True, ""
+        with part_transfer.connection(target) as line:
+            lacking = file_transfer.ask(line, "offer", owner=asdict(own), files=file_transfer.listed(found))
+            # Files that name others are written after them, and so they are copied after them.
+            for name in sorted(set(lacking) & found.keys(), key=lambda each: (found[each].mtime_ns, each)):
+                try:
+                    is_complete &= self._put(line, own.node, name, found[name])
+                except CopyRefusedError as error:
+                    refused = refused or str(error)
+            file_transfer.ask(line, "finish", owner=asdict(own), names=[*found])
+        if refused:
+            raise CopyRefusedError(refused)
+        return is_complete
+
+    def _put(self, line: socket.socket, node: str, name: str, stamp: FileStamp) -> bool:
+        try:
+            fd = fast_dir.open_complete(self._folder.path, name)
+        except OSError:  # it is gone
+            return False
+        if fd is None:
+            return False
+        try:
+            status = os.fstat(fd)
+            if FileStamp(status.st_size, status.st_mtime_ns) != stamp:
+                return False
+            body = {"node": node, "name": name, "size": stamp.size, "mtime_ns": stamp.mtime_ns}
+            file_transfer.ask(line, "put", **body)
+            rate = part_transfer.COPY_BYTES_PER_SECOND
+            is_whole = file_transfer.send_file(line, fd, stamp, is_stopped=self._is_interrupted, rate=rate)
+            if is_whole:
+                part_transfer.read_answer(line)
+            else:
+                with contextlib.suppress(CopyRefusedError):
+                    part_transfer.read_answer(line)
+            return is_whole
+        finally:
+            os.close(fd)
+
+    # At the beginning of an attempt.
+
+    def _complete(self, launch: LaunchWorkers) -> None:
+        """Get the files that the node's ranks had elsewhere, and let the workers begin."""
+        error: Exception | None = None
+        for _ in range(_FETCH_TRIES):
+            try:
+                for source in self._sources(launch):
+                    self._fetch(source)
+                error = None
+                break
+            except (OSError, CopyRefusedError, TooManyFilesError, ValueError) as failure:
+                error = failure
+            if self._stop.wait(_RETRY_SECONDS) or self._launch is not launch:
+                return
+        with self._lock:
+            if self._launch is not launch:
+                return
+            self._launch = None
+            if error is None:
+                self._folder.become(_owner(launch))
+        if error is not None:
+            why = limits.explained(error, "the agent") if isinstance(error, OSError) else str(error)
+            self._say(f"{launch.assignment.node} does not have all files of its ranks in RAYLAUNCH_FAST_DIR: {why}")
+        self._memory.files_ready(launch.attempt)
+
+    def _sources(self, launch: LaunchWorkers) -> list[_Source]:
+        """Return whose files the node's ranks need, of those that there are, but for its own."""
+        own = self._folder.owners(before=launch.attempt)
+        found = [_Source(owner, None, is_copy=bool(node)) for node, owner in own.items()]
+        for peer in launch.peers:
+            if peer.node == launch.assignment.node:
+                continue
+            with contextlib.suppress(OSError), part_transfer.connection(peer, seconds=_ASK_SECONDS) as line:
+                theirs = file_transfer.ask(line, "owners", before=launch.attempt)
+                found += [_Source(FilesOwner(**owner), peer, is_copy=bool(node)) for node, owner in theirs.items()]
+        chosen = [source for rank in launch.assignment.ranks if (source := choose(rank, found)) is not None]
+        return [one for one in dict.fromkeys(chosen) if one.at is not None or one.is_copy]
+
+    def _fetch(self, source: _Source) -> None:
+        if source.at is None:
+            folder = self._folder.folder(source.node)
+            for name, stamp in fast_dir.scan(folder).items():
+                self._folder.link(folder, name, stamp)
+            return
+        with part_transfer.connection(source.at) as line:
+            listed = file_transfer.from_list(file_transfer.ask(line, "list", node=source.node))
+            for name, stamp in listed.items():
+                self._fetch_file(line, source, name, stamp)
+
+    def _fetch_file(self, line: socket.socket, source: _Source, name: str, stamp: FileStamp) -> None:
+        there = fast_dir.stamp_of(os.path.join(self._folder.path, fast_dir.checked(name)))
+        if there is not None and there.mtime_ns >= stamp.mtime_ns:
+            return
+        folder = self._folder.folder(source.owner.node)
+        if fast_dir.stamp_of(os.path.join(folder, name)) == stamp:
+            self._folder.link(folder, name, stamp)
+            return
+        try:
+            found = file_transfer.ask(line, "get", node=source.node, name=name)
+        except CopyRefusedError:
+            return  # it is gone, or was not complete when its writer ended
+        try:
+            now = FileStamp(int(found[0]), int(found[1]))
+        except (TypeError, IndexError):
+            raise ConnectionAbortedError from None
+        with self._folder.incoming() as path:
+            file_transfer.reserve(path, now.size)
+            file_transfer.receive_file(line, path, now.size)
+            self._folder.place(path, self._folder.path, name, now)
+
+    def _say(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._report(printable(text))
+
+
+def _owner(order: LaunchWorkers) -> FilesOwner:
+    part = order.assignment
+    return FilesOwner(
+        node=part.node,
+        attempt=part.attempt,
+        first_rank=part.base_rank,
+        nproc=part.nproc,
+        world_size=part.world_size,
+    )
+
+
+def choose(rank: int, found: list[_Source]) -> _Source | None:
+    """Return whose files a rank needs: of those who had it in the newest attempt, the first; None: nobody had it."""
+    for attempt in sorted({one.owner.attempt for one in found}, reverse=True):
+        having = [one for one in found if one.owner.attempt == attempt and one.owner.has(rank)]
+        if having:
+            return min(having, key=lambda one: (one.is_copy, one.at is not None))
+    return None

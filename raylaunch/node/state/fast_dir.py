@@ -1,0 +1,349 @@
+"""The folder RAYLAUNCH_FAST_DIR of a node: files in memory, which outlive the workers and, as copies, the node.
+
+`FastDir` is the agent's part: it makes the folder, and knows whose files it has. Beside the folder are copies of the
+files of other nodes. What goes over the network is in `file_transfer`.
+
+Who removes it: the subreaper or the fork server, whoever ends last on the node, or the agent. On a cluster the state
+keeper has a lock (flock(2)) on it once there are files, so that it outlives the agent, and removes it if no other agent
+of the run takes it over. If all of them are killed, the next run on the host removes it (`_remove_stale`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from raylaunch.node.linux import scratch
+
+MOST_FILES = 10_000
+"""A folder with more files is not copied: to look for changes would take too long."""
+_MEMORY = "/dev/shm"  # noqa: S108
+_PREFIX = "raylaunch-files-"
+_STALE_SECONDS = 60.0
+"""A folder without an owner that is younger may just be made."""
+_MOST_NAME = 1000
+_FILES, _COPIES, _INCOMING, _OWNERS = "files", "copies", "incoming", "owners.json"
+
+_F_SETSIG = 10
+"""From `asm-generic/fcntl.h`; Python's `fcntl` has it from 3.13 on."""
+_SIGURG = 23
+"""Which does nothing by default."""
+
+
+class TooManyFilesError(Exception):
+    """The folder has more than `MOST_FILES` files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesOwner:
+    """Whose files some are: a node, and the ranks that it had when they were complete there."""
+
+    node: str
+    attempt: int
+    first_rank: int
+    nproc: int
+    world_size: int
+
+    def has(self, rank: int) -> bool:
+        """Return whether the rank, of a world of any size, would have found its files there."""
+        return self.first_rank <= rank % self.world_size < self.first_rank + self.nproc
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """By which a file is known to be the same: nobody has changed it since."""
+
+    size: int
+    mtime_ns: int
+
+
+class FastDir:
+    """The folder of one node, and the copies of others beside it. Any thread may call the methods."""
+
+    def __init__(self) -> None:
+        parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
+        #: What is removed in the end.
+        self.root = os.path.join(parent, _PREFIX + secrets.token_hex(8))
+        #: What workers get.
+        self.path = os.path.join(self.root, _FILES)
+        self._fd = -1
+        self._lock = threading.RLock()
+        #: By node, "" for the folder itself: whose files there are, now and in an attempt before.
+        self._owners: dict[str, tuple[FilesOwner, ...]] = {}
+        #: The bytes in the folder, and in copies by node, as they were when somebody looked last.
+        self.own_bytes = 0
+        self._copied_bytes: dict[str, int] = {}
+        #: When copies were used last, by time.monotonic().
+        self._used_at: dict[str, float] = {}
+
+    def create(self) -> None:
+        """Make the folder, unless there is one. Where that is not possible, a script that uses it finds out why."""
+        with contextlib.suppress(OSError):
+            if self._fd < 0:
+                _remove_stale(os.path.dirname(self.root))
+            for path in (self.root, self.path, self._at(_COPIES), self._at(_INCOMING)):
+                scratch.create(path)
+            if self._fd < 0:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def clear(self) -> None:
+        """Remove all files: the run is over, and the next one may use the folder."""
+        with self._lock:
+            self._owners, self._copied_bytes, self.own_bytes = {}, {}, 0
+            for path in (self.path, self._at(_COPIES), self._at(_INCOMING)):
+                scratch.clear(path)
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+            scratch.remove(self.root)
+
+    def _at(self, *names: str) -> str:
+        return os.path.join(self.root, *names)
+
+    # Whose files there are.
+
+    @property
+    def own(self) -> FilesOwner | None:
+        """Whose files the folder has; None: it was not used in an attempt yet."""
+        return self._owners[""][-1] if "" in self._owners else None
+
+    def owners(self, before: float = math.inf) -> dict[str, FilesOwner]:
+        """Return whose files there are, or were in the last attempt before this one: by node, "" for the folder itself.
+
+        Nodes that have begun an attempt must not hide from others whose files they had.
+        """
+        with self._lock:
+            found = {node: [one for one in known if one.attempt < before] for node, known in self._owners.items()}
+        return {node: known[-1] for node, known in found.items() if known}
+
+    @property
+    def copied_bytes(self) -> int:
+        """The bytes in all copies of others' files."""
+        with self._lock:
+            return sum(self._copied_bytes.values())
+
+    def become(self, own: FilesOwner) -> None:
+        """Take note that the folder has all files that the node's ranks need."""
+        with self._lock:
+            self._add("", own)
+
+    def _add(self, node: str, owner: FilesOwner) -> None:
+        before = [one for one in self._owners.get(node, ()) if one.attempt != owner.attempt]
+        self._owners[node] = (*before[-1:], owner)
+        self._save()
+
+    def copied(self, owner: FilesOwner) -> None:
+        """Take note that the copies of a node's files are complete."""
+        with self._lock:
+            scratch.create(self.folder(owner.node))  # there may be no file yet that could be copied
+            found = scan(self.folder(owner.node)).values()
+            self._copied_bytes[owner.node] = sum(stamp.size for stamp in found)
+            self._add(owner.node, owner)
+
+    def added(self, node: str, size: int) -> None:
+        """Take note of the copy of one more file."""
+        with self._lock:
+            self._copied_bytes[node] = self._copied_bytes.get(node, 0) + size
+
+    def forget_before(self, attempt: int, seconds: float) -> None:
+        """Remove the copies of nodes that were last complete before this attempt, and not used for so many seconds."""
+        with self._lock:
+            for node, owner in self.owners().items():
+                is_unused = time.monotonic() - self._used_at.get(node, 0.0) > seconds
+                if node and owner.attempt < attempt and is_unused:
+                    del self._owners[node]
+                    self._copied_bytes.pop(node, None)
+                    scratch.remove(self.folder(node))
+                    self._save()
+
+    def _save(self) -> None:
+        """Leave a note for an agent that takes the place of this one."""
+        owners = {node: asdict(known[-1]) for node, known in self._owners.items()}
+        with contextlib.suppress(OSError):
+            path = self._at(_INCOMING, _OWNERS)
+            Path(path).write_text(json.dumps(owners))
+            os.replace(path, self._at(_OWNERS))
+
+    def adopt(self, root: str) -> None:
+        """Take over the folder of an agent of the run that was killed, and remove it."""
+        with self._lock, contextlib.suppress(OSError, ValueError, TypeError):
+            for node, found in json.loads(Path(root, _OWNERS).read_text()).items():
+                owner = FilesOwner(**found)
+                if not node and self.own is None:
+                    self.become(owner)
+                with contextlib.suppress(OSError):
+                    if node:
+                        os.rename(os.path.join(root, _COPIES, node), self.folder(node))
+                        self.copied(owner)
+        old = os.path.join(root, _FILES)
+        with contextlib.suppress(OSError, TooManyFilesError):
+            for name, stamp in scan(old).items():
+                with contextlib.suppress(OSError):
+                    self.link(old, name, stamp)
+        scratch.remove(root)
+
+    # Files.
+
+    def folder(self, node: str = "") -> str:
+        """Return where the copies of a node's files are; "": the folder itself. Raises ValueError for no valid name."""
+        if not node:
+            return self.path
+        if "/" in node:
+            msg = f"no name of a node: {node!r}"
+            raise ValueError(msg)
+        self._used_at[node] = time.monotonic()
+        return self._at(_COPIES, checked(node))
+
+    def link(self, folder: str, name: str, stamp: FileStamp) -> None:
+        """Have a file of another folder here in this one too, unless what is there is as new. Raises OSError."""
+        with self.incoming() as path:
+            os.unlink(path)
+            os.link(os.path.join(folder, checked(name)), path, follow_symlinks=False)
+            self.place(path, self.path, name, stamp)
+
+    @contextlib.contextmanager
+    def incoming(self) -> Iterator[str]:
+        """Give the path of a new file beside the folder, which is removed unless it is placed. Raises OSError."""
+        path = self._at(_INCOMING, secrets.token_hex(8))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            yield path
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def place(self, incoming: str, folder: str, name: str, stamp: FileStamp) -> None:
+        """Give a file its name in a folder, if there is none that is newer. Raises OSError."""
+        path = os.path.join(folder, checked(name))
+        _make_parents(folder, name)
+        with self._lock:
+            there = stamp_of(path)
+            if folder != self.path or there is None or there.mtime_ns < stamp.mtime_ns:
+                os.utime(incoming, ns=(stamp.mtime_ns, stamp.mtime_ns))
+                os.replace(incoming, path)
+
+
+def checked(name: str) -> str:
+    """Return the name of a file, which another host may have told. Raises ValueError unless it is below its folder."""
+    parts = name.split("/")
+    if not name or len(name) > _MOST_NAME or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        msg = f"no name of a file: {name[:_MOST_NAME]!r}"
+        raise ValueError(msg)
+    return name
+
+
+def _make_parents(folder: str, name: str) -> None:
+    """Make the subfolders of a name. Raises OSError, also where one is a link, which may lead anywhere."""
+    scratch.create(folder)
+    for part in name.split("/")[:-1]:
+        folder = os.path.join(folder, part)
+        scratch.create(folder)
+
+
+def stamp_of(path: str) -> FileStamp | None:
+    """Return the stamp of a regular file; None: there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return FileStamp(found.st_size, found.st_mtime_ns)
+
+
+def scan(folder: str) -> dict[str, FileStamp]:
+    """Return all regular files of a folder and its subfolders, by their names; no links are followed.
+
+    Raises TooManyFilesError, and OSError where there is no folder.
+    """
+    found: dict[str, FileStamp] = {}
+    with os.scandir(folder) as entries:
+        _scan(entries, "", found)
+    return found
+
+
+def _scan(entries: Iterator[os.DirEntry[str]], prefix: str, found: dict[str, FileStamp]) -> None:
+    for entry in entries:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it is gone meanwhile
+            if entry.is_dir(follow_symlinks=False):
+                with os.scandir(entry.path) as inner:
+                    _scan(inner, f"{prefix}{entry.name}/", found)
+            elif entry.is_file(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                found[prefix + entry.name] = FileStamp(status.st_size, status.st_mtime_ns)
+                if len(found) > MOST_FILES:
+                    raise TooManyFilesError
+
+
+def prune(folder: str, names: set[str]) -> None:
+    """Remove all files of a folder but these, and subfolders that are empty then."""
+    for base, folders, files in os.walk(folder, topdown=False):
+        prefix = "" if base == folder else os.path.relpath(base, folder) + "/"
+        for name in files:
+            if prefix + name not in names:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(base, name))
+        for name in folders:
+            with contextlib.suppress(OSError):  # it is not empty
+                os.rmdir(os.path.join(base, name))
+
+
+def open_complete(folder: str, name: str, *, settled: float = 0.1) -> int | None:
+    """Open a file to read it; None: somebody is writing it, or it has just got its name, and may get another one.
+
+    Raises OSError.
+    """
+    fd = os.open(os.path.join(folder, checked(name)), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    age = abs(time.time() - os.fstat(fd).st_ctime)
+    if age < settled or is_written(fd, age):
+        os.close(fd)
+        return None
+    return fd
+
+
+def is_written(fd: int, age: float) -> bool:
+    """Return whether a process has the file open to write it: then the kernel gives no read lease (fcntl(2))."""
+    try:
+        fcntl.fcntl(fd, _F_SETSIG, _SIGURG)  # for a writer who comes before the lease is given back
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file is another user's, or the system has no leases
+        return age < 1.0
+    return False
+
+
+def room(folder: str) -> int:
+    """Return how many bytes copies may use of the file system: half of what is free."""
+    return shutil.disk_usage(folder).free // 2
+
+
+def _remove_stale(parent: str) -> None:
+    """Remove the folders of runs of which nothing is left on this host: nobody has a lock on them."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX) and _is_stale(entry):
+                scratch.remove(entry.path)
+
+
+def _is_stale(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):
+        status = entry.stat(follow_symlinks=False)
+        if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _STALE_SECONDS:
+            return not (scratch.is_locked(entry.path) or scratch.is_locked(os.path.join(entry.path, _FILES)))
+    return False
