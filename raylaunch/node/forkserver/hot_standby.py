@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from raylaunch.node.forkserver.promotion import agent_is_gone
-from raylaunch.node.linux import command_line, processes, scratch
+from raylaunch.node.forkserver.promotion import remove_folders
+from raylaunch.node.linux import command_line, processes
 from raylaunch.node.linux.processes import fork
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StandbyReady
@@ -58,9 +58,7 @@ class StandbyLink:
 
     def finish(self) -> None:
         """Clean up after everything of this fork server has ended."""
-        if agent_is_gone(self.lifeline):  # else it may start another fork server
-            for folder in self.folders:
-                scratch.remove_unless_locked(folder)
+        remove_folders(self.folders, self.lifeline)
         with contextlib.suppress(ProcessLookupError):
             if os.getppid() == self.subreaper:
                 os.kill(self.subreaper, signal.SIGCONT)  # if it was stopped, it goes on and ends

@@ -55,14 +55,16 @@ def _serve(
         heir = server.standby.pid if server.has_lost_subreaper and not promotion.agent_is_gone(link.lifeline) else 0
         with contextlib.suppress(OSError):  # no file descriptor is left: the subreaper ends the rest
             server.end(spared=heir)
-        if heir and not _be_subreaper(server):
-            return 0  # the agent may start another fork server
+        if heir:
+            _be_subreaper(server)
+    with contextlib.suppress(OSError):  # `_be_subreaper` has closed it
+        control.close()  # an agent that is alive notices the end
     link.finish()
     return 0
 
 
-def _be_subreaper(server: ForkServer) -> bool:
-    """Let the standby serve, with this process as its subreaper. Returns at the end whether the agent is gone."""
+def _be_subreaper(server: ForkServer) -> None:
+    """Let the standby serve, with this process as its subreaper. Returns when all of the node has ended."""
     command_line.set_helper_title("subreaper")
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -71,7 +73,7 @@ def _be_subreaper(server: ForkServer) -> bool:
         wire.send(server.control, forkserver_messages.SubreaperReplaced(pid=os.getpid()))
     process_setup.close_other_fds(server.promote, server.link.lifeline)
     processes.release_memory()
-    return promotion.run_standbys(0, server.promote, server.link.lifeline)
+    promotion.run_standbys(0, server.promote, server.link.lifeline)
 
 
 def _be_standby(server: ForkServer, line: socket.socket, imported: ImportManifest | None) -> int:

@@ -11,11 +11,13 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterable
 
 from raylaunch.node.linux import processes
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, CLEANUP_WAIT_SECONDS
 
 _POLL_SECONDS = 1.0
+_REMOVE_SECONDS = 2.0
 _F_SETSIG = 10
 """From `asm-generic/fcntl.h`; Python's `fcntl` has it from 3.13 on."""
 
@@ -25,6 +27,25 @@ def agent_is_gone(lifeline: int) -> bool:
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)  # nothing is ever sent
     return bool(poll.poll(0))
+
+
+def remove_folders(folders: Iterable[str], lifeline: int) -> None:
+    """Remove folders of the node at its end, but not those that the agent or the state keeper has a lock on.
+
+    Waits until the agent is gone, for a short time: what kills the subreaper often kills the agent next. If it lives,
+    it notices the end of the fork server, and closes the socket, but goes on with what it has a lock on. The lock of a
+    dead agent does not count, since its end may take a while.
+    """
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    happened = poll.poll(1000 * _REMOVE_SECONDS)
+    if not happened:
+        return
+    from raylaunch.node.linux import scratch  # noqa: PLC0415  # the subreaper stays small
+
+    is_dead = bool(happened[0][1] & select.POLLHUP)  # else only its end is shut down
+    for folder in folders:
+        scratch.remove_unless_locked(folder, *([] if is_dead else [os.path.join(folder, "files")]))
 
 
 def run_standbys(server: int, promote: int, lifeline: int) -> bool:

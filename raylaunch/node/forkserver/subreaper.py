@@ -18,7 +18,7 @@ if __name__ == "__main__":
 import os
 import time
 
-from raylaunch.node.forkserver.promotion import agent_is_gone, run_standbys
+from raylaunch.node.forkserver.promotion import agent_is_gone, remove_folders, run_standbys
 from raylaunch.node.linux import command_line, processes
 
 _PATIENCE = 5.0
@@ -38,8 +38,8 @@ def main() -> int:
         os.close(control)
         os.close(promotion)
         processes.release_memory()
-        if run_standbys(server, promote, lifeline):
-            _remove(folders)
+        run_standbys(server, promote, lifeline)
+        remove_folders(folders, lifeline)
         return 0
     os.close(promote)
     os.setpgid(0, 0)  # a group that loses its last tie to the session is woken by the kernel, with SIGHUP
@@ -74,13 +74,6 @@ def _tell(control: int, error: OSError) -> None:
     wire.send(
         socket.socket(fileno=control), forkserver_messages.ServerFailed(why=limits.explained(error, "the subreaper"))
     )
-
-
-def _remove(folders: list[str]) -> None:
-    from raylaunch.node.linux import scratch  # noqa: PLC0415
-
-    for folder in folders:
-        scratch.remove_unless_locked(folder)
 
 
 if __name__ == "__main__":

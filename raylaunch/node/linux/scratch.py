@@ -52,9 +52,9 @@ def remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_unless_locked(path: str) -> None:
-    """Remove the folder, unless another process, which will do that, has a lock on it (flock(2))."""
-    if not is_locked(path):
+def remove_unless_locked(path: str, *others: str) -> None:
+    """Remove a folder, unless a process, which will do that, has a lock on it or on one of `others` (flock(2))."""
+    if not any(map(is_locked, (path, *others))):
         remove(path)
 
 

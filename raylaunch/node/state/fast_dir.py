@@ -105,12 +105,17 @@ class FastDir:
             for path in (self.path, self._at(_COPIES), self._at(_INCOMING)):
                 scratch.clear(path)
 
-    def remove(self) -> None:
-        """Remove the folder."""
+    def release(self) -> None:
+        """Let the folder be removed by whoever ends last on the node."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        self.release()
+        with self._lock:
             scratch.remove(self.root)
 
     def _at(self, *names: str) -> str:

@@ -218,6 +218,7 @@ class StateFiles:
 
     def release_folder(self) -> None:
         """Let the folder be removed by whoever ends last on this node: the run ends."""
+        self.folder.release()
         with self._lock, contextlib.suppress(OSError):
             if self._protects_folder:
                 self._keeper.release(self.folder.root)
