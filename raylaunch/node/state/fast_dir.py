@@ -16,7 +16,6 @@ import json
 import math
 import os
 import secrets
-import shutil
 import tempfile
 import threading
 import time
@@ -331,11 +330,6 @@ def is_written(fd: int, age: float) -> bool:
     except OSError:  # the file is another user's, or the system has no leases
         return age < 1.0
     return False
-
-
-def room(folder: str) -> int:
-    """Return how many bytes copies may use of the file system: half of what is free."""
-    return shutil.disk_usage(folder).free // 2
 
 
 def _remove_stale(parent: str) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.node.linux import limits
-from raylaunch.node.state import fast_dir
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store_client import FdStoreClient
 from raylaunch.node.state.memory_file import MemoryFile
@@ -150,7 +150,7 @@ class StateFiles:
                 f"files and `State` would need {_gib(used + size)} of that node's memory, and may use {_gib(most)}: "
                 f"{what}; `state_memory` sets how much it may be"
             )
-        if size > (room := fast_dir.room(self.folder.root)):
+        if size > (room := shutil.disk_usage(self.folder.root).free // 2):
             return f"the file has {_gib(size)}, and {_gib(room)}, half of what is free, may be used of /dev/shm"
         return ""
 

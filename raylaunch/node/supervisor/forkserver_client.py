@@ -231,6 +231,7 @@ class ForkServerClient:
 
     def close(self) -> None:
         """End the fork server, and remove the page and the temporary folders."""
+        self.fast_dir.release()
         self.end_server()
         self.page.close()
         os.close(self._page_fd)

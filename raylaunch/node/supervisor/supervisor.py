@@ -192,10 +192,7 @@ class Supervisor:
         return client
 
     def close(self) -> list[str]:
-        """End the fork server and every process that it started. Waits for that, for seconds at most.
-
-        Return what to tell a person.
-        """
+        """End the fork server and all that it started, for seconds at most. Return what to tell a person."""
         if self._closed:
             return []
         self._closed = True

@@ -1,0 +1,78 @@
+"""Which folders of a node are removed at its end, and by whom."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from raylaunch.node.forkserver import promotion
+
+
+@pytest.fixture
+def folder(tmp_path):
+    found = tmp_path / "folder"
+    (found / "files").mkdir(parents=True)
+    return found
+
+
+def locked(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def removed(folder: Path, *, is_dead: bool, lock: Path | None = None) -> bool:
+    """Return whether a folder is removed when the agent has died, or has only shut down its end of the lifeline."""
+    agents, ours = socket.socketpair()
+    fd = locked(lock) if lock is not None else -1
+    with ours, agents:
+        if is_dead:
+            agents.close()
+        else:
+            agents.shutdown(socket.SHUT_WR)
+        promotion.remove_folders([str(folder)], ours.fileno())
+    if fd >= 0:
+        os.close(fd)
+    return not folder.exists()
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_at_the_end_of_the_node_its_folders_are_removed(folder, is_dead):
+    assert removed(folder, is_dead=is_dead)
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_what_the_state_keeper_has_stays(folder, is_dead):
+    assert not removed(folder, is_dead=is_dead, lock=folder)
+
+
+def test_what_the_agent_goes_on_with_stays_when_it_starts_another_fork_server(folder):
+    assert not removed(folder, is_dead=False, lock=folder / "files")
+
+
+def test_the_lock_of_an_agent_that_was_killed_does_not_count(folder):
+    """Its end may take a while."""
+    assert removed(folder, is_dead=True, lock=folder / "files")
+
+
+def test_an_agent_that_is_killed_a_little_later_than_the_subreaper_is_waited_for(folder):
+    agents, ours = socket.socketpair()
+    with ours, agents:
+        killer = threading.Timer(0.2, agents.close)
+        killer.start()
+        promotion.remove_folders([str(folder)], ours.fileno())
+        killer.join()
+    assert not folder.exists()
+
+
+def test_an_agent_that_goes_on_keeps_its_folders(folder, monkeypatch):
+    monkeypatch.setattr(promotion, "_REMOVE_SECONDS", 0.05)
+    agents, ours = socket.socketpair()
+    with ours, agents:
+        promotion.remove_folders([str(folder)], ours.fileno())
+    assert folder.exists()
