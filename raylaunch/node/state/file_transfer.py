@@ -12,10 +12,11 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from raylaunch.node.state import part_transfer
-from raylaunch.node.state.fast_dir import FileStamp
+from raylaunch.node.state.fast_dir import FilesOwner, FileStamp
 from raylaunch.node.state.part_transfer import TRAILER, TornError
 
 FILES = b"J"
@@ -68,6 +69,17 @@ def from_list(found: object) -> dict[str, FileStamp]:
         return {str(name): FileStamp(int(size), int(mtime_ns)) for name, size, mtime_ns in found}  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         raise ConnectionAbortedError from None
+
+
+def owner_from(found: object) -> FilesOwner:
+    """Return whose files some are, as it was sent by `asdict`. Raises ConnectionAbortedError for anything else."""
+    if isinstance(found, dict) and found.keys() == {each.name for each in fields(FilesOwner)}:
+        node, *numbers = (found[each.name] for each in fields(FilesOwner))
+        if isinstance(node, str) and all(type(number) is int and number >= 0 for number in numbers):
+            owner = FilesOwner(**found)
+            if owner.world_size:
+                return owner
+    raise ConnectionAbortedError
 
 
 def send_file(

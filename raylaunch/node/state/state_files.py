@@ -39,6 +39,7 @@ class StateFiles:
         self.folder = folder
         #: Whether the state keeper protects the folder.
         self._protects_folder = False
+        self._is_over = False
         self._most_bytes = most_bytes
         self._epoll = epoll
         self._files: dict[Key, MemoryFile] = {}
@@ -212,7 +213,7 @@ class StateFiles:
     def protect_folder(self) -> None:
         """Let the folder outlive this agent from now on. Without a state keeper, that is said with the next commit."""
         with self._lock:
-            if not self._protects_folder:
+            if not (self._protects_folder or self._is_over):
                 self._protects_folder = True
                 self._tell_keeper(lambda: self._keeper.protect(self.folder.root))
 
@@ -220,7 +221,9 @@ class StateFiles:
         """Let the folder be removed by whoever ends last on this node: the run ends."""
         self.folder.release()
         with self._lock, contextlib.suppress(OSError):
+            self._is_over = True
             if self._protects_folder:
+                self._protects_folder = False
                 self._keeper.release(self.folder.root)
 
     def answer_when_killed(self, fd: int, secret: str) -> None:
@@ -275,6 +278,7 @@ class StateFiles:
     def close(self) -> None:
         """Free all files: the run ends on this node."""
         with self._lock:
+            self._is_over = True
             self._keeper.leave()
             for file in self._files.values():
                 file.close()

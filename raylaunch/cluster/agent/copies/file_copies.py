@@ -188,7 +188,7 @@ class FileCopies:
                     self._fetch(source)
                 error = None
                 break
-            except (OSError, CopyRefusedError, TooManyFilesError, ValueError) as failure:
+            except Exception as failure:  # noqa: BLE001  # whatever it is, the workers wait
                 error = failure
             if self._stop.wait(_RETRY_SECONDS) or self._launch is not launch:
                 return
@@ -212,7 +212,9 @@ class FileCopies:
                 continue
             with contextlib.suppress(OSError), part_transfer.connection(peer, seconds=_ASK_SECONDS) as line:
                 theirs = file_transfer.ask(line, "owners", before=launch.attempt)
-                found += [_Source(FilesOwner(**owner), peer, is_copy=bool(node)) for node, owner in theirs.items()]
+                found += [
+                    _Source(file_transfer.owner_from(owner), peer, is_copy=bool(node)) for node, owner in theirs.items()
+                ]
         chosen = [source for rank in launch.assignment.ranks if (source := choose(rank, found)) is not None]
         return [one for one in dict.fromkeys(chosen) if one.at is not None or one.is_copy]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from raylaunch.node.linux import limits
 from raylaunch.node.state import fast_dir, file_transfer, part_transfer
-from raylaunch.node.state.fast_dir import FilesOwner, FileStamp, TooManyFilesError
+from raylaunch.node.state.fast_dir import FileStamp, TooManyFilesError
 from raylaunch.node.state.part_transfer import TornError
 from raylaunch.node.state.state_files import StateFiles
 
@@ -25,7 +25,7 @@ class FileServer:
         """Read a request of this many bytes, and answer it. Raises OSError, also for what is no request."""
         try:
             self._answer(line, file_transfer.read_body(line, size))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, TooManyFilesError):
             raise ConnectionAbortedError from None
 
     def _answer(self, line: socket.socket, request: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class FileServer:
             case "get":
                 self._give(line, request["node"], request["name"])
             case "offer":
-                owner, offered = FilesOwner(**request["owner"]), file_transfer.from_list(request["files"])
+                owner, offered = file_transfer.owner_from(request["owner"]), file_transfer.from_list(request["files"])
                 if self._copies(owner.node) and owner.node not in self._folder.owners():
                     self._folder.copied(owner)  # what comes is better than nothing, even if it is not all
                 file_transfer.reply(line, self._lacking(self._copies(owner.node), offered))
@@ -51,7 +51,7 @@ class FileServer:
                 stamp = FileStamp(int(request["size"]), int(request["mtime_ns"]))
                 self._take(line, request["node"], request["name"], stamp)
             case "finish":
-                owner = FilesOwner(**request["owner"])
+                owner = file_transfer.owner_from(request["owner"])
                 fast_dir.prune(self._copies(owner.node), set(request["names"]))
                 self._folder.copied(owner)
                 file_transfer.reply(line, None)

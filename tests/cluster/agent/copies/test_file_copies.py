@@ -301,7 +301,18 @@ def test_a_link_in_the_place_of_a_subfolder_is_not_followed(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"null", b"[]", b"{}", b"\xff", b'{"do": "x"}', b'{"do": "offer", "owner": {}, "files": []}']
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"do": "x"}',
+        b'{"do": "offer", "owner": {}, "files": []}',
+        b'{"do": "get", "node": "b", "name": 5}',
+        b"[" * 100_000,
+    ],
 )
 def test_nonsense_ends_the_connection_and_nothing_else(start, body):
     side = start("a")
