@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -59,10 +60,11 @@ class Side:
         os.replace(path.with_suffix(".new"), path)
 
     def files(self, node: str = "") -> dict[str, str]:
-        folder = self.folder.folder(node)
-        return {
-            name: Path(folder, name).read_text() for name in (fast_dir.scan(folder) if os.path.isdir(folder) else ())
-        }
+        folder, found = self.folder.folder(node), {}
+        for name in fast_dir.scan(folder) if os.path.isdir(folder) else ():
+            with contextlib.suppress(FileNotFoundError):  # it is removed meanwhile
+                found[name] = Path(folder, name).read_text()
+        return found
 
     @property
     def why(self) -> str:
