@@ -23,6 +23,7 @@ def test_the_interface_is_told_only_in_a_world_of_several_hosts(nhosts):
         cwd="/",
         run_dir="/runs",
         page="/page",
+        fast_dir="/files",
     )
     part = Assignment(
         attempt=1, node="node-1", node_rank=0, nnodes=2, base_rank=0, nproc=1, world_size=2, nhosts=nhosts
@@ -42,7 +43,14 @@ def test_the_run_folder_is_told_if_files_are_kept(kept):
     )  # fmt: skip
     env = {"RAYLAUNCH_RUN_DIR": "/runs/of/another"}
     spec = NodeSpec(
-        template=template, node="node-1", address="10.0.0.7", env=env, cwd="/", run_dir="/runs/a/1", page="/page"
+        template=template,
+        node="node-1",
+        address="10.0.0.7",
+        env=env,
+        cwd="/",
+        run_dir="/runs/a/1",
+        page="/page",
+        fast_dir="/files",
     )
     part = Assignment(attempt=1, node="node-1", node_rank=0, nnodes=1, base_rank=2, nproc=2, world_size=4)
     meeting = Rendezvous(master_addr="10.0.0.7", master_port=1, run_id="run", max_restarts=0, restart_count=0)
@@ -57,7 +65,9 @@ def test_the_gpus_of_the_node_are_told_beside_the_worker_s_own():
         run_dir="/runs", kind="command", target="true", args=(), env={}, backend=None, preload=(), start_method="fork"
     )
     env = {"CUDA_VISIBLE_DEVICES": "4,5"}
-    spec = NodeSpec(template=template, node="node-1", address="", env=env, cwd="/", run_dir="/runs", page="/page")
+    spec = NodeSpec(
+        template=template, node="node-1", address="", env=env, cwd="/", run_dir="/runs", page="/page", fast_dir="/files"
+    )
     part = Assignment(attempt=1, node="node-1", node_rank=0, nnodes=1, base_rank=0, nproc=2, world_size=2)
     meeting = Rendezvous(
         master_addr="", master_port=1, run_id="run", max_restarts=0, restart_count=0, virtual_local_rank=True
