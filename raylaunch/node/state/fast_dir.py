@@ -112,7 +112,7 @@ class FastDir:
                 self._fd = -1
 
     def remove(self) -> None:
-        """Remove the folder."""
+        """Remove the folder with all files and copies; somebody else may have done so."""
         self.release()
         with self._lock:
             scratch.remove(self.root)

@@ -41,7 +41,7 @@ def read_body(line: socket.socket, size: int) -> dict[str, Any]:
 
 
 def reply(line: socket.socket, found: object) -> None:
-    """Answer a request."""
+    """Send `found` as JSON on the line of a request, with its size first. Raises OSError."""
     body = json.dumps(found).encode()
     part_transfer.answer(line, size=len(body))
     line.sendall(body)

@@ -84,7 +84,7 @@ class FileCopies:
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread."""
+        """Have the thread end, without waiting for it; a file that it is sending may not arrive."""
         self._stop.set()
         self._wake.set()
 
