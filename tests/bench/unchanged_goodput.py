@@ -17,25 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import unchanged
+from unchanged_state import Holds
 
 from raylaunch import worker
 
 STEP_SECONDS = 0.05
 SAVE_EVERY = 20
 TENSORS = 12
-
-
-class Holds:
-    """What is large, and takes no time in a step."""
-
-    def __init__(self) -> None:
-        self.tensors = [torch.zeros(1_000_000) for _ in range(TENSORS)]
-
-    def state_dict(self) -> dict[int, torch.Tensor]:
-        return dict(enumerate(self.tensors))
-
-    def load_state_dict(self, state: dict[int, torch.Tensor]) -> None:
-        self.tensors = [*state.values()]
 
 
 class Saved:
@@ -86,7 +74,7 @@ def work(args: Namespace) -> None:
     torch.set_num_threads(1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    objects = {"model": model, "optimizer": optimizer, "holds": Holds()}
+    objects = {"model": model, "optimizer": optimizer, "holds": Holds(TENSORS)}
     if "RAYLAUNCH_ATTEMPT" not in os.environ:
         train(Saved(**objects), args, model, optimizer)
         return

@@ -18,8 +18,9 @@ TENSORS = 25
 class Holds:
     """What is large, and takes no time in a step."""
 
-    def __init__(self) -> None:
-        self.tensors = [torch.zeros(1_000_000) for _ in range(TENSORS)]
+    def __init__(self, tensors: int = TENSORS) -> None:
+        """`tensors`: how many there are, of 4 MB each."""
+        self.tensors = [torch.zeros(1_000_000) for _ in range(tensors)]
 
     def state_dict(self) -> dict[int, torch.Tensor]:
         return dict(enumerate(self.tensors))
