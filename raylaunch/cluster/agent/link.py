@@ -129,7 +129,10 @@ class Link:
         threading.Thread(target=self._hold, daemon=True, name="raylaunch-link").start()
 
     def moved_to(self, address: SecretAddress | None) -> Link | None:
-        """Close the link, and return one to another driver; None: it has no address."""
+        """Close the link, and return one to another driver; None: it has no address. One to that driver stays."""
+        if address == self._address:  # that driver has begun this agent itself, and would believe it was replaced
+            return self
+        self._released = True
         if self._line is not None:
             with contextlib.suppress(OSError):
                 self._line.send(_REPLACED)
@@ -164,6 +167,8 @@ class Link:
             contextlib.suppress(ConnectionResetError, BrokenPipeError),  # the driver's host does not know it any more
         ):
             self._line = line
+            if self._released:  # before the other thread knew the connection: the driver is not to hear of its end
+                return False
             line.sendall(f"{self._address.secret} {self._node}\n".encode())
             line.settimeout(KEEPALIVE_SECONDS)
             while not self._released:

@@ -304,3 +304,41 @@ def test_a_driver_that_was_replaced_is_told_so(link_server, until):
         assert some.wait(100)
         assert events == [LinkDown(node="node-1", is_replaced=True)]
         assert not called.is_set()
+
+
+def test_a_driver_that_adopts_an_agent_that_it_has_begun_is_not_told_that_it_was_replaced(link_server, until):
+    """The driver before it died before it had begun the agent. The link is to the driver in command: it stays."""
+    events, _ = start_recording(link_server)
+    called = threading.Event()
+    begun = link.Link(link_server.address, "node-1", called.set, called.set)
+    until(lambda: link_server.is_up("node-1"), 100, "the link to be known")
+    assert begun.moved_to(link_server.address) is begun
+    round_trip(link_server.address)
+    assert link_server.is_up("node-1")
+    assert events == []
+    assert not called.is_set()
+
+
+def test_a_link_that_moves_before_it_is_up_does_not_end_at_the_driver_before(link_server, monkeypatch):
+    """That driver would take the end for that of the agent."""
+    events, _ = start_recording(link_server)
+    connecting, moved = threading.Event(), threading.Event()
+    create_connection = socket.create_connection
+
+    def late(*args, **kwargs):
+        connection = create_connection(*args, **kwargs)
+        connecting.set()
+        assert moved.wait(100)
+        return connection
+
+    monkeypatch.setattr(link.socket, "create_connection", late)
+    before = {*threading.enumerate()}
+    first = link.Link(link_server.address, "node-1", lambda: None)
+    assert connecting.wait(100)
+    (thread,) = [one for one in {*threading.enumerate()} - before if one.name == "raylaunch-link"]
+    assert first.moved_to(None) is None
+    moved.set()
+    thread.join(100)
+    monkeypatch.undo()
+    round_trip(link_server.address)
+    assert events == []
