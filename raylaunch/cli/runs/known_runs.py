@@ -238,17 +238,17 @@ def _known(run: RegisteredRun, *, is_registered: bool = True) -> KnownRun:
 def _reader(run: RegisteredRun) -> RunReader:
     """Return what reads the run: its folder if that is on this machine, else its driver is asked while it lasts."""
     if run.is_detached and not run.ended and run.control is not None:
-        return DetachedReader(run.control, run.folder, partial(_control_of, run))
+        return DetachedReader(run.control, run.folder, partial(_newest_entry, run))
     has_folder_here = run.folder and run.driver.is_here
     if run.ended or run.control is None or has_folder_here or run.driver.is_alive is False:
         return RunReader(run.folder)
     return LiveReader.at(run.control, run.folder, is_stale=cluster_registry.is_stale(run))
 
 
-def _control_of(run: RegisteredRun) -> SecretAddress | None:
-    """Return where the driver of a detached run is asked; None: its cluster does not know the run any more."""
+def _newest_entry(run: RegisteredRun) -> RegisteredRun | None:
+    """Return what the cluster knows of a detached run; None: it does not know the run any more."""
     found = (each for each in _recent_runs() if each.token == run.token)
-    return next((each.control for each in found if not cluster_registry.is_stale(each)), None)
+    return next((each for each in found if not cluster_registry.is_stale(each)), None)
 
 
 def _recent_runs() -> list[RegisteredRun]:

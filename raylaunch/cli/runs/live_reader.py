@@ -11,6 +11,7 @@ from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control.control_client import ControlClient, ControlError, DriverClient, RefusedError
 from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs, RunState
+from raylaunch.cluster.driver.run_registry import RegisteredRun
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
@@ -162,8 +163,8 @@ class LiveReader(RunReader):
 class DetachedReader(LiveReader):
     """Reads a detached run, of which another driver may take over: then that one is asked."""
 
-    def __init__(self, address: SecretAddress, folder: str, find: Callable[[], SecretAddress | None]) -> None:
-        """`find` returns where the driver answers that the cluster knows; None: it does not know the run any more."""
+    def __init__(self, address: SecretAddress, folder: str, find: Callable[[], RegisteredRun | None]) -> None:
+        """`find` returns what the cluster knows of the run; None: it does not know the run any more."""
         super().__init__(lambda: ControlClient(self._address), folder)
         self._address = address
         self._find = find
@@ -173,16 +174,19 @@ class DetachedReader(LiveReader):
     def wait(self, seconds: float) -> None:
         """As in `LiveReader`; then ask another driver, if one has taken over."""
         super().wait(seconds)
+        self.no_driver = ""
         if not self._lost or super().result():
             return
         found, now = self._find(), time.monotonic()
         self._unknown_since = (self._unknown_since or now) if found is None else None
         patience = _TAKEOVER_SECONDS if self._state is not None else 0.0  # of one who follows the run
         self.is_gone = self._unknown_since is not None and now >= self._unknown_since + patience
-        if found is not None and found != self._address:
-            self._address, self._lost, self.problem, self.takeovers = found, "", "", self.takeovers + 1
+        if found is not None and found.control not in (self._address, None):
+            self._address, self._lost, self.problem, self.takeovers = found.control, "", "", self.takeovers + 1
             super().wait(0.0)
             self.is_gone = False
+        elif found is not None and found.no_driver:
+            self.no_driver = f"no driver is in command: {found.no_driver}"
 
     @property
     def awaits_logs(self) -> bool:

@@ -28,6 +28,8 @@ class RunReader:
         self.header: JournalHeader | None = None
         #: Why the journal cannot be read, or not to its end; "": it can.
         self.problem = "" if folder else "the run keeps no files"
+        #: Why no driver is in command of a detached run, as the one says that looks for the state; "": one is.
+        self.no_driver = ""
         self._file: BinaryIO | None = None
         self._line_number = 0
         self._builder: StatusBuilder | None = None

@@ -64,7 +64,7 @@ class RunSummary:
     cluster: str
     folder: str
     problem: str
-    """Why the journal cannot be read, or not to its end; "": it can."""
+    """Why the journal cannot be read, or not to its end, or why a detached run has no driver now; "": neither."""
 
     @property
     def is_over(self) -> bool:
@@ -123,7 +123,7 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
         pid=run.driver.pid if run.driver is not None else None,
         cluster=run.cluster,
         folder=run.folder,
-        problem=run.reader.problem if run.folder or run.control is not None else "",
+        problem=run.reader.no_driver or (run.reader.problem if run.folder or run.control is not None else ""),
     )
 
 

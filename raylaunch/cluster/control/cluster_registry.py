@@ -78,6 +78,21 @@ def _announce(run: RegisteredRun, ended: threading.Event, warn: Callable[[str], 
             _internals().keep_in_head(key, None, _NAMESPACE, _ASK_SECONDS)
 
 
+def note_absence(token: str, why: str) -> RegisteredRun | None:
+    """Renew the entry of a detached run that has no driver in command, with the reason, and return it.
+
+    None: there is none, or the head does not answer.
+    """
+    key = registry_key.registry_key(token)
+    with contextlib.suppress(Exception):
+        run = run_registry.load(_internals().own_kept(key, _NAMESPACE, _ASK_SECONDS))
+        if run is not None:
+            value = run_registry.dump(replace(run, no_driver=why, renewed=time.time())).encode()
+            _internals().keep_in_head(key, value, _NAMESPACE, _ASK_SECONDS)
+        return run
+    return None
+
+
 def _internals() -> ModuleType:
     return import_module("raylaunch.cluster.ray_internals")
 

@@ -8,10 +8,13 @@ import os
 import pickle
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,16 +22,18 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raylaunch.cluster.agent.lease import end_this_process
+from raylaunch.cluster.control import cluster_registry
 from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews, Tell
 from raylaunch.cluster.ray_api import actor_errors
 from raylaunch.cluster.session import ray_session
-from raylaunch.cluster.succession import interim_keeper, named_resources
+from raylaunch.cluster.succession import folder_fence, interim_keeper, named_resources
 from raylaunch.cluster.succession.interim_keeper import InterimState
 from raylaunch.cluster.succession.registry_key import NAMESPACE
 from raylaunch.cluster.takeover import succession
 from raylaunch.cluster.takeover.state_key import StateKey
 from raylaunch.cluster.takeover.succession import Succession
-from raylaunch.core.job.job import RayOptions
+from raylaunch.core.job.job import Job, RayOptions
+from raylaunch.core.record import run_layout
 from raylaunch.errors import ClusterError, ConfigError, ExitCode
 from raylaunch.node.linux import processes
 
@@ -45,8 +50,6 @@ _KEEP_SECONDS = 10.0
 """How long the command waits, at most, until an interim keeper has what was requested."""
 _BEGIN_SECONDS = 60.0
 """How long a driver waits for the command to tell what to run."""
-_FIND_SECONDS = 30.0
-"""How long a driver that was started again looks for agents that keep the state of the last one."""
 
 Drive = Callable[[DetachedRun, Tell, Succession], int]
 """Runs it, and returns the exit code. A function of a module, which the actor's process can import too."""
@@ -58,9 +61,13 @@ class DriverActor:
     If its process dies, Ray starts it anew. Then it goes on with the state that agents keep, or an interim keeper.
     """
 
-    def __init__(self, *, takes_over: bool = False) -> None:
-        """`takes_over`: another driver has begun the run, though Ray has not started this one in its place."""
+    def __init__(self, patience: float, *, takes_over: bool = False) -> None:
+        """`patience`: for so many seconds after a driver is gone, some agent may keep its state.
+
+        `takes_over`: another driver has begun the run, though Ray has not started this one in its place.
+        """
         type(self).__name__ = TITLE
+        self._patience = patience
         context = ray.get_runtime_context()
         self._me = context.current_actor
         self._token = named_resources.token_of(str(context.get_actor_name()))
@@ -76,6 +83,8 @@ class DriverActor:
         self._interim: Any = None
         self._request: bytes | None = None
         self._requested = threading.Event()
+        #: Why this driver is not in command yet, as it was said last, and the time.monotonic() of that.
+        self._said, self._said_at = "", 0.0
         threading.Thread(target=self._drive, daemon=True, name="raylaunch-driver").start()
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
@@ -131,17 +140,23 @@ class DriverActor:
     def _found(self) -> Succession | None:
         """Return the place of a driver after another, or of one that begins; None: nobody knows what to run."""
         since = time.monotonic()
-        while time.monotonic() < since + _FIND_SECONDS:
-            with contextlib.suppress(RayError):  # the head does not answer, or an agent
-                found = succession.find(self._token, since)
-                if found is None and self._request is not None:
-                    found = self._first()
-                if found is not None:
-                    if found.taken is None:
-                        named_resources.remove_nodes(self._token)  # the last driver may have started some
-                    return found
-            self._requested.wait(_RETRY_SECONDS)
-        return None
+
+        def look() -> Succession | None:
+            found = succession.find(self._token, since)
+            return self._first() if found is None and self._request is not None else found
+
+        place = succession.await_state(look, self._patience, self._say)
+        if place is not None and place.taken is None:
+            named_resources.remove_nodes(self._token)  # the last driver may have started some
+        return place
+
+    def _say(self, why: str) -> None:
+        """Have `status`, `driver.log` and Ray's log say why this driver is not in command yet."""
+        now, is_new = time.monotonic(), why != self._said
+        if is_new or now >= self._said_at + cluster_registry.RENEW_SECONDS:
+            self._said, self._said_at = why, now
+            noting = partial(_note_absence, self._token, why, is_new=is_new)
+            threading.Thread(target=noting, daemon=True, name="raylaunch-say").start()  # a file system may not answer
 
     def _run(self, place: Succession) -> None:
         code = int(ExitCode.INTERNAL)
@@ -180,6 +195,18 @@ class DriverActor:
             self._loop.call_soon_threadsafe(self._changed.set)
 
 
+def _note_absence(token: str, why: str, *, is_new: bool) -> None:
+    line = f"raylaunch: no driver is in command: {why}\n"
+    if is_new:
+        sys.stderr.write(line)
+    run = cluster_registry.note_absence(token, why)
+    if is_new and run is not None and run.folder:
+        with contextlib.suppress(OSError):
+            log = folder_fence.opened(Path(run.folder) / run_layout.DRIVER_LOG)
+            os.write(log, line.encode(errors="backslashreplace"))
+            os.close(log)
+
+
 def _load(message: bytes) -> tuple[DetachedRun, Drive]:
     found: tuple[DetachedRun, Drive] = pickle.loads(message)  # noqa: S301
     return found
@@ -208,12 +235,14 @@ def start(run: DetachedRun, drive: Drive, address: str) -> Iterator[DriverNews]:
     """
     with ray_session.connected(run.job, address):
         try:
-            yield from _news(_started(), pickle.dumps((run, drive)))
+            yield from _news(_started(run.job), pickle.dumps((run, drive)))
         except RayError as error:
             raise ClusterError(f"the driver of the run is lost: {actor_errors.summary(error)}") from error
 
 
-def _started() -> Any:
+def _started(job: Job) -> Any:
+    # An agent that was cut off learns that its driver is gone only when its lease has expired.
+    patience = job.driver_timeout + job.node_timeout
     here = ray.get_runtime_context().get_node_id()
     return (
         ray.remote(max_restarts=-1, max_task_retries=0, enable_task_events=False)(DriverActor)
@@ -224,7 +253,7 @@ def _started() -> Any:
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
         )
-        .remote()
+        .remote(patience)
     )
 
 

@@ -89,6 +89,8 @@ class RegisteredRun:
     """The name of the user whose run it is."""
     renewed: float = 0.0
     """In the registry of the cluster: when the driver wrote it last, in seconds since 1970; 0: not known."""
+    no_driver: str = ""
+    """In the registry of the cluster: why no driver is in command of a detached run; `""`: one is, or was last."""
     token: str = ""
     """Of a detached run on a cluster, in which another driver may follow this one: it then replaces the entry."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
@@ -25,12 +24,20 @@ from raylaunch.cluster.takeover.driver_state import DriverState, RunFacts, Takeo
 from raylaunch.cluster.takeover.state_key import StateKey
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NodeId
+from raylaunch.core.placement.environment import natural_key
 from raylaunch.core.placement.plan import Plan
+from raylaunch.core.text import capped
 
 _LOOK_SECONDS = 2.0
 """How long agents may take to say what they keep."""
 _WAIT_SECONDS = 0.3
 _HEAD_SECONDS = 2.0
+_NOBODY_SECONDS = 30.0
+"""How long a driver looks on when all who may keep the state have answered, and nobody does."""
+_RETRY_SECONDS = (0.2, 2.0)
+"""The first pause before it looks again, and the longest."""
+_MOST_NAMED = 200
+"""Characters of the names of agents that do not answer."""
 
 
 def _nothing(_: str) -> None:
@@ -121,13 +128,50 @@ class Succession:
         return f"driver {self.epoch} has taken over, {gone:.1f} s after the last one was gone"
 
 
+class UnansweredError(Exception):
+    """Somebody who may keep the state of the run does not answer; who, for a person."""
+
+
+def await_state(
+    look: Callable[[], Succession | None],
+    patience: float,
+    say: Callable[[str], None],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Succession | None:
+    """Return what `look` finds, which is called until it finds something. None: there is nothing to go on with.
+
+    That is so if `look` returns None for half a minute, or after `patience` seconds: who did not answer until then does
+    not keep the state any more. As long as `look` raises UnansweredError, or RayError or RuntimeError, as Ray does when
+    the head does not answer, nobody can tell. `say` takes that each time, for a person.
+    """
+    began = answered = clock()
+    pause, longest = _RETRY_SECONDS
+    while True:
+        found = None
+        try:
+            found = look()
+        except (UnansweredError, RayError, RuntimeError) as error:
+            who = str(error) if isinstance(error, UnansweredError) else "the head of the cluster"
+            say(f"{who} does not answer")
+            answered = clock()
+        if found is not None or clock() >= min(began + patience, answered + _NOBODY_SECONDS):
+            return found
+        sleep(pause)
+        pause = min(longest, 2 * pause)
+
+
 def find(token: str, since: float) -> Succession | None:
     """Ask agents and the interim keeper of a run for the newest state. None: nobody keeps any, or the key to it.
 
-    `since`: the time.monotonic() at which this process began to look for it. Raises RayError if the head, or an agent
-    that may have the state, does not answer.
+    `since`: the time.monotonic() at which this process began to look for it. Raises UnansweredError if an agent that
+    may have the state does not answer, and RayError or RuntimeError if the head does not.
     """
-    interim = interim_keeper.look(token, _LOOK_SECONDS)
+    try:
+        interim = interim_keeper.look(token, _LOOK_SECONDS)
+    except (GetTimeoutError, RayActorError):
+        raise UnansweredError("the interim keeper of the state") from None
     key = StateKey.find(token)
     if key is None:
         return None
@@ -173,7 +217,7 @@ class _Newest:
     def ask(self, token: str) -> None:
         """Ask the agents. Those that were not up yet by the newest state need not answer: some may wait for a host.
 
-        Raises RayError if one that may have the only state does not answer.
+        Raises UnansweredError if one that may have the only state does not answer.
         """
         names = {
             actor: NodeId(node)
@@ -182,17 +226,22 @@ class _Newest:
         }
         asked = {actor.look.remote(): node for actor, node in names.items()}
         deadline = time.monotonic() + _LOOK_SECONDS
+        silent: list[NodeId] = []
         awaits = True
         while asked and awaits and time.monotonic() < deadline:
             ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=_WAIT_SECONDS)
-            for found in _answers(ready):
+            answers, unreached = _answers(ready)
+            for found in answers:
                 self._take(found)
+            silent += [asked[reference] for reference in unreached]
             for reference in ready:
                 del asked[reference]
             awaits = self._awaits(asked.values())
         self._open()
-        if asked and self.state is None:
-            raise GetTimeoutError("no agent has told the state of the run, and some do not answer")
+        silent += asked.values()
+        if silent and self.state is None:
+            listed = ", ".join(sorted(silent, key=natural_key))
+            raise UnansweredError(f"an agent that may keep the state ({capped(listed, _MOST_NAMED)})")
 
     def _awaits(self, nodes: Iterable[NodeId]) -> bool:
         self._open()
@@ -210,13 +259,20 @@ class _Newest:
             self.state, self._sealed = load(self._key.open(self._sealed)), b""
 
 
-def _answers(ready: list[Any]) -> list[Adoption]:
-    """Return what agents have answered; one that died has not. All at once, which is faster where there are many."""
+def _answers(ready: list[Any]) -> tuple[list[Adoption], list[Any]]:
+    """Return what agents have answered, and the references to answers of those that cannot be reached now.
+
+    One that died has not answered. All at once, which is faster where there are many.
+    """
     try:
-        return [*ray.get(ready)]
-    except ActorDiedError:
-        found = []
+        return [*ray.get(ready)], []
+    except RayActorError:
+        found, unreached = [], []
         for reference in ready:
-            with contextlib.suppress(ActorDiedError):
+            try:
                 found.append(ray.get(reference))
-        return found
+            except ActorUnavailableError:
+                unreached.append(reference)
+            except ActorDiedError:
+                pass
+        return found, unreached

@@ -219,17 +219,24 @@ def test_a_driver_that_cannot_be_reached_for_a_while(driver, monkeypatch, capfd)
     assert "a far: done with exit code 0" in err
 
 
-def test_a_detached_run_without_a_driver_is_not_followed_into_another_attempt(driver, tmp_path):
+def test_a_detached_run_without_a_driver_is_not_followed_into_another_attempt(registry, driver, tmp_path):
     """The last driver may have written that one begins when nobody knew yet: the next driver decides that anew."""
     make_folder(tmp_path / "run")
-    reader = live_reader.DetachedReader(driver.address, str(tmp_path / "run"), lambda: driver.address)
+    (entry,) = known_runs.run_registry.runs(registry.folder)
+    reader = live_reader.DetachedReader(driver.address, str(tmp_path / "run"), lambda: entry)
     reader.refresh()
     assert (reader.is_asked, reader.awaits_logs) == (True, False)
     driver.close()
     reader.wait(0.0)
     assert (reader.is_asked, reader.is_gone, reader.awaits_logs) == (False, False, True)
+    assert reader.no_driver == ""
+    entry = replace(entry, no_driver="node-1 does not answer")
+    reader.wait(0.0)
+    assert reader.no_driver == "no driver is in command: node-1 does not answer"
     (tmp_path / "run" / "result.json").write_text('{"exit_code": 0}')
     assert not reader.awaits_logs
+    reader.wait(0.0)
+    assert reader.no_driver == ""
     reader.close()
 
 

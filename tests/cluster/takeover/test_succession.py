@@ -60,7 +60,7 @@ ray.init(log_to_driver=False, logging_level="ERROR", namespace=own)
 
 class SecondDriver(DriverActor):
     def __init__(self):
-        super().__init__(takes_over=True)
+        super().__init__(600.0, takes_over=True)
 
 actor = ray.remote(SecondDriver).options(name=name, namespace="second", lifetime="detached", num_cpus=0).remote()
 ray.get(actor.news.remote(0))
@@ -277,6 +277,30 @@ def test_a_driver_that_was_stopped_and_replaced_commands_nothing_more(launcher, 
     assert marked(launcher.cluster.mark)
 
 
+def test_a_driver_waits_for_agents_that_do_not_answer(launcher):
+    """They may keep the state. `status` and `driver.log` say what it waits for. When they answer, it takes over."""
+    run = Detached(launcher)
+    wait_until(lambda: run.lines(1, 1), 100, "steps")
+    agents = [pid for pid in marked(launcher.cluster.mark) if title(pid).startswith("ray::raylaunch: agent")]
+    assert len(agents) == 2
+    for pid in agents:
+        os.kill(pid, signal.SIGSTOP)
+    run.kill()
+    why = "no driver is in command: an agent that may keep the state (node-1, node-2) does not answer"
+    wait_until(lambda: f"raylaunch: {why}\n" in (run.folder / "driver.log").read_text(), 100, "the reason")
+    shown = lambda: json.loads(run.command("status", "--json", run.id).stdout)  # noqa: E731
+    wait_until(lambda: shown()["problem"] == why, 100, "the reason in the status")
+    assert run.takeovers == []
+    for pid in agents:
+        os.kill(pid, signal.SIGCONT)
+    run.until_taken_over()
+    run.ends()
+    assert shown()["problem"] == ""
+    assert len(run.result["attempts"]) == 1
+    assert (run.folder / "driver.log").read_text().count(why) == 1
+    check_journal(run)
+
+
 def open_files(pid: int, path: Path) -> int:
     """Return how many descriptors of a process refer to the file that has this name now."""
     found = 0
@@ -308,9 +332,10 @@ def test_nothing_is_left_when_no_driver_can_be_started(launcher, tmp_path):
 
 def titles(cluster) -> list[str]:
     """Return the titles of the processes of runs that there are: drivers, agents and what these have started."""
-    found = []
-    for pid in marked(cluster.mark):
-        with contextlib.suppress(OSError):
-            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            found += [title] if "raylaunch: " in title else []
-    return found
+    return [found for pid in marked(cluster.mark) if "raylaunch: " in (found := title(pid))]
+
+
+def title(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""

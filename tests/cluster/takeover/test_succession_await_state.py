@@ -1,0 +1,147 @@
+"""How long a driver that was started again looks for the state of the last one. Without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RpcError
+
+from raylaunch.cluster.succession import interim_keeper, named_resources
+from raylaunch.cluster.succession.agent_session import Adoption
+from raylaunch.cluster.takeover import succession
+from raylaunch.cluster.takeover.state_key import StateKey
+from raylaunch.cluster.takeover.succession import UnansweredError, await_state
+
+FOUND: Any = object()
+SILENT = UnansweredError("node-1")
+
+
+@dataclass
+class Clock:
+    """Looks at what `finds` has until so many seconds; then the next of them."""
+
+    finds: list[tuple[float, Any]]
+    now: float = 1000.0
+    looks: int = 0
+    said: list[str] = field(default_factory=list)
+
+    def look(self) -> Any:
+        self.looks += 1
+        found = next((found for until, found in self.finds if self.now - 1000.0 < until), FOUND)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def wait(self, patience: float) -> Any:
+        return await_state(self.look, patience, self.said.append, clock=lambda: self.now, sleep=self.sleep)
+
+
+@pytest.mark.parametrize("error", [SILENT, RpcError("no connection"), RuntimeError("Failed to list named actors")])
+def test_who_does_not_answer_is_awaited_as_long_as_it_may_keep_the_state(error):
+    """As long as agents wait for a driver."""
+    clock = Clock([(500.0, error)])
+    assert clock.wait(605.0) is FOUND
+    assert 500.0 <= clock.now - 1000.0 < 503.0
+    assert clock.looks < 300
+    assert {*clock.said} == {f"{'node-1' if error is SILENT else 'the head of the cluster'} does not answer"}
+    late = Clock([(700.0, error)])
+    assert late.wait(605.0) is None
+    assert 605.0 <= late.now - 1000.0 < 608.0
+
+
+def test_if_all_have_answered_and_nobody_keeps_a_state_it_is_soon_over():
+    """What was requested may still come, or another driver's part may just end. Who did not answer is awaited first."""
+    clock = Clock([(1e9, None)])
+    assert clock.wait(605.0) is None
+    assert 30.0 <= clock.now - 1000.0 < 33.0
+    assert clock.said == []
+    clock = Clock([(100.0, SILENT), (120.0, None)])
+    assert clock.wait(605.0) is FOUND
+    clock = Clock([(100.0, SILENT), (1e9, None)])
+    assert clock.wait(605.0) is None
+    assert 126.0 <= clock.now - 1000.0 < 135.0
+
+
+def test_what_is_no_lack_of_an_answer_ends_it():
+    """To look again would not mend it."""
+    with pytest.raises(ValueError, match="damaged"):
+        Clock([(1e9, ValueError("damaged"))]).wait(605.0)
+
+
+# Whom it asks.
+
+
+@pytest.fixture
+def cluster(monkeypatch) -> Iterator[SimpleNamespace]:
+    """A cluster with agents that answer, or not. `answers`: an `Adoption` or an exception, by node; None: nothing yet."""
+    found = SimpleNamespace(answers={}, announced=[], interim=None)
+
+    def get(asked):
+        if isinstance(asked, list):
+            return [get(each) for each in asked]
+        if isinstance(found.answers[asked], Exception):
+            raise found.answers[asked]
+        return found.answers[asked]
+
+    def wait(asked, **_):
+        ready = [each for each in asked if found.answers[each] is not None]
+        return ready, [each for each in asked if each not in ready]
+
+    def look(*_):
+        if found.interim is not None:
+            raise found.interim
+
+    class Agent:
+        def __init__(self, name):
+            self.look = SimpleNamespace(remote=lambda: name)
+
+    monkeypatch.setattr(succession, "ray", SimpleNamespace(get=get, wait=wait))
+    monkeypatch.setattr(succession, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(interim_keeper, "look", look)
+    monkeypatch.setattr(named_resources, "agents", lambda _: {node: node for node in found.answers})
+    monkeypatch.setattr(named_resources, "actor", Agent)
+    monkeypatch.setattr(named_resources, "announce", lambda _, epoch: found.announced.append(epoch))
+    monkeypatch.setattr(StateKey, "find", lambda _: SimpleNamespace(open=bytes))
+    state = SimpleNamespace(
+        facts=SimpleNamespace(request=b""),
+        fleet=SimpleNamespace(allocator=SimpleNamespace(up_nodes=lambda: ["node-1"])),
+    )
+    monkeypatch.setattr(succession, "load", lambda _: state)
+    monkeypatch.setattr(succession, "replace", lambda state, **_: state)
+    return found
+
+
+KEPT = Adoption(epoch=1, kept=(1, 7), state=b"sealed")
+
+
+def test_an_agent_that_cannot_be_reached_does_not_hide_those_that_answer(cluster):
+    """Ray says so of a host that was lost a moment ago, by an error that is not that of a dead one."""
+    cluster.answers = {"node-2": ActorUnavailableError("node-2", b"0" * 16), "node-1": KEPT, "node-3": None}
+    found = succession.find("token", 0.0)
+    assert found is not None
+    assert (found.epoch, cluster.announced) == (2, [2])
+
+
+def test_an_agent_that_may_keep_the_only_state_is_awaited(cluster):
+    """Not one that has died, which keeps nothing."""
+    unreached = ActorUnavailableError("node-10", b"0" * 16)
+    cluster.answers = {"node-10": unreached, "node-9": None, "node-1": Adoption(epoch=1), "node-4": ActorDiedError()}
+    with pytest.raises(UnansweredError, match=r"an agent that may keep the state \(node-9, node-10\)"):
+        succession.find("token", 0.0)
+    cluster.answers = {"node-1": Adoption(epoch=1), "node-4": ActorDiedError()}
+    assert succession.find("token", 0.0) is None
+
+
+@pytest.mark.parametrize("error", [GetTimeoutError("2 s"), ActorUnavailableError("it", b"0" * 16)])
+def test_an_interim_keeper_that_does_not_answer_is_awaited(cluster, error):
+    """It exists only while no agent keeps the newest state."""
+    cluster.interim, cluster.answers = error, {"node-1": KEPT}
+    with pytest.raises(UnansweredError, match="the interim keeper of the state"):
+        succession.find("token", 0.0)
