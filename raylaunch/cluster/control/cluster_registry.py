@@ -22,6 +22,7 @@ from raylaunch.cluster.driver import run_registry
 from raylaunch.cluster.driver.run_registry import RegisteredRun, RegistryEntry
 from raylaunch.cluster.session import discovery
 from raylaunch.cluster.succession import registry_key
+from raylaunch.cluster.succession.registry_key import RENEW_SECONDS
 from raylaunch.core.job.job import RayOptions
 
 _NAMESPACE, _PREFIX = registry_key.NAMESPACE.encode(), registry_key.PREFIX.encode()
@@ -29,8 +30,6 @@ _ASK_SECONDS = 3.0
 """How long the head may take to answer."""
 LIST_SECONDS = 6.0
 """How long it may take to find a cluster, and to read what runs there."""
-RENEW_SECONDS = 30.0
-"""How often a driver writes its entry again: somebody who could not reach the driver may have removed it."""
 STALE_SECONDS = 10 * RENEW_SECONDS
 """When a driver that does not answer counts as gone, after it wrote its entry last. Clocks may differ by minutes."""
 

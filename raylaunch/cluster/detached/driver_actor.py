@@ -28,7 +28,7 @@ from raylaunch.cluster.ray_api import actor_errors
 from raylaunch.cluster.session import ray_session
 from raylaunch.cluster.succession import folder_fence, interim_keeper, named_resources
 from raylaunch.cluster.succession.interim_keeper import InterimState
-from raylaunch.cluster.succession.registry_key import NAMESPACE
+from raylaunch.cluster.succession.registry_key import NAMESPACE, RENEW_SECONDS
 from raylaunch.cluster.takeover import succession
 from raylaunch.cluster.takeover.state_key import StateKey
 from raylaunch.cluster.takeover.succession import Succession
@@ -153,7 +153,7 @@ class DriverActor:
     def _say(self, why: str) -> None:
         """Have `status`, `driver.log` and Ray's log say why this driver is not in command yet."""
         now, is_new = time.monotonic(), why != self._said
-        if is_new or now >= self._said_at + cluster_registry.RENEW_SECONDS:
+        if is_new or now >= self._said_at + RENEW_SECONDS:
             self._said, self._said_at = why, now
             noting = partial(_note_absence, self._token, why, is_new=is_new)
             threading.Thread(target=noting, daemon=True, name="raylaunch-say").start()  # a file system may not answer

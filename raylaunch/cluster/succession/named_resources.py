@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import ray
@@ -15,7 +16,7 @@ from ray.util.placement_group import (
 )
 
 from raylaunch.cluster import ray_internals
-from raylaunch.cluster.succession.registry_key import NAMESPACE, registry_key
+from raylaunch.cluster.succession.registry_key import NAMESPACE, RENEW_SECONDS, registry_key
 
 KEYS = b"raylaunch-keys"
 """The namespace of `key_name` in the key-value store of the head."""
@@ -24,6 +25,8 @@ _INTERIM = "raylaunch-interim-keeper"
 _ANSWER_SECONDS = 5.0
 """How long a driver may take to say that it is there."""
 _HEAD_SECONDS = 2.0
+_RENEWAL_SECONDS = 2 * RENEW_SECONDS
+"""In this time, a driver that reaches the head has renewed the entry of its run."""
 
 
 def driver_name(token: str) -> str:
@@ -108,11 +111,27 @@ def actor(name: str) -> Any:
 
 
 def has_driver(token: str) -> bool:
-    """Return whether the run has a driver that answers. Waits for seconds."""
-    with contextlib.suppress(RayError):
-        driver = actor(driver_name(token))
-        return driver is not None and bool(ray.get(driver.is_there.remote(), timeout=_ANSWER_SECONDS))
-    return False
+    """Return whether the run has a driver. Waits until the head answers: before, this host may be cut off.
+
+    A driver that does not answer here may be reached by others. It shows by the entry of the run, which it renews: for
+    that, this waits for another minute.
+    """
+    while True:
+        try:
+            entry = _entry(token)
+            driver = actor(driver_name(token))
+            if driver is None:
+                return False
+            with contextlib.suppress(RayError):
+                return bool(ray.get(driver.is_there.remote(), timeout=_ANSWER_SECONDS))
+            time.sleep(_RENEWAL_SECONDS)
+            return _entry(token) != entry
+        except (RayError, RuntimeError):  # Ray ends this process when no head has answered for a minute
+            time.sleep(_HEAD_SECONDS)
+
+
+def _entry(token: str) -> bytes:
+    return ray_internals.own_kept(registry_key(token), NAMESPACE.encode(), _ANSWER_SECONDS)
 
 
 def kill(name: str) -> None:

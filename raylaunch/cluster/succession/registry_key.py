@@ -3,6 +3,8 @@
 NAMESPACE = "raylaunch"
 """That of the entries in the store, and of the names of detached actors."""
 PREFIX = "run:"
+RENEW_SECONDS = 30.0
+"""How often a driver writes its entry again: somebody who could not reach the driver may have removed it."""
 
 
 def registry_key(mark: str) -> bytes:
