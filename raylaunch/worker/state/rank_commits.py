@@ -15,9 +15,9 @@ from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.state import buffer_client, random_states, snapshot
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
 from raylaunch.worker.state.commit_buffer import CommitBuffer
-from raylaunch.worker.state.durable_rounds import DurableRounds
 from raylaunch.worker.state.rank_buffers import RankBuffers
 from raylaunch.worker.state.snapshot import Restored, Snapshot
 

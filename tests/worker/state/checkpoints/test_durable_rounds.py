@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
-from raylaunch.worker.state.durable_rounds import DurableRounds
+from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 
 FOLDER = DurableFolder("/shared", 600.0, 3)
 
