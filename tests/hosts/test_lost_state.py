@@ -10,11 +10,17 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 KEEPS = """
     import os, socket, time
+    import torch
+    import torch.distributed as dist
     from pathlib import Path
+    from torch.nn.parallel import DistributedDataParallel
     from raylaunch.worker import State
     attempt, rank, world = (os.environ[name] for name in ("RAYLAUNCH_ATTEMPT", "RANK", "WORLD_SIZE"))
-    state = State(every=1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(600, 601))
+    state = State(model=model, every=1)
     done = state.restore()
+    assert done == 0 or all(bool((one == done).all()) for one in model.parameters()), done
     total = state.get("total", int(rank))
     assert total == sum(range(done)) + int(rank), (done, total)
     state["ballast"] = os.urandom(3_000_000)
@@ -23,12 +29,17 @@ KEEPS = """
         while not Path("enough").exists():
             total += step
             state["total"] = total
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.fill_(step + 1)
             time.sleep(0.02)
             state.commit(step)
             log.write(f"{time.monotonic()} {attempt} {rank} {world} {step} {socket.gethostname()}\\n")
             step += 1
 """
-"""Each rank has a state of its own, of which it checks the value. `commit` is what makes ranks wait for each other."""
+"""Each rank has a state of its own, of which it checks the value, and one that is equal on all ranks. `commit` is what
+makes ranks wait for each other.
+"""
 
 
 def first_steps(run, attempt: int) -> dict[int, int]:
@@ -50,8 +61,9 @@ def last_step(run, attempt: int) -> int:
 
 
 def test_training_goes_on_from_the_copies_of_a_lost_host_and_what_had_none_is_said(launcher, hosts):
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(launcher.folder)}
     run = launcher.start(
-        KEEPS, nnodes=2, spares=1, nproc_per_node=2, cpus_per_worker=0.5, preload=["torch.distributed"]
+        KEEPS, nnodes=2, spares=1, nproc_per_node=2, cpus_per_worker=0.5, preload=["torch.nn.parallel"], env=env
     )
     first = run.wait_for_world(4)
     run.wait_for(lambda: len(run.events("NodeJoined")) == 3, name="the spare to be warm")

@@ -42,6 +42,18 @@ class HeldCommit:
     """Whether the parts of all ranks have the same tensors, so that one of them is enough for any rank."""
     copied: bool = False
     """Whether another node's rank wrote it, or an earlier agent's: it was copied to the node that has it."""
+    first_sharer: int = 0
+    sharers: int = 0
+    """The ranks of a node, from `first_sharer` on, each of whose parts has a share of the tensors that are equal on all
+    ranks. 0: the part has all of its tensors.
+    """
+    digest: int = 0
+    """Of the tensors that are equal on all ranks: where it differs between the parts of a commit, they were not."""
+
+    @property
+    def sharing(self) -> range:
+        """The ranks whose parts are needed to put together what this one has only a share of; empty: none."""
+        return range(self.first_sharer, self.first_sharer + self.sharers)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,6 +65,8 @@ class CompleteCommit:
     """Of the world in which it was written: it has the parts 0 to `world_size` - 1."""
     replicated: bool = False
     """As in `HeldCommit`, of all parts."""
+    sharing: Mapping[int, range] = field(default_factory=dict, compare=False)
+    """By rank, as in `HeldCommit`; without the ranks that share nothing."""
 
     def has(self, one: HeldCommit) -> bool:
         """Return whether this is one of its parts."""
@@ -60,11 +74,12 @@ class CompleteCommit:
 
     def parts_for(self, ranks: Iterable[int], world_size: int) -> tuple[int, ...]:
         """Return the parts that the ranks of a node need, in a world of this size."""
+        parts: Iterable[int] = range(self.world_size)
         if world_size == self.world_size:
-            return tuple(ranks)
-        if self.replicated:
-            return tuple(sorted({rank % self.world_size for rank in ranks}))
-        return tuple(range(self.world_size))
+            parts = ranks
+        elif self.replicated:
+            parts = {rank % self.world_size for rank in ranks}
+        return tuple(sorted({one for part in parts for one in (part, *self.sharing.get(part, ()))}))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,14 +98,19 @@ class KnownCommits:
 
 def newest_complete(held: Iterable[HeldCommit]) -> CompleteCommit | None:
     """Return the newest commit that each rank of the world in which it was written has; None: there is none."""
-    parts: defaultdict[tuple[Commit, int], dict[int, bool]] = defaultdict(dict)
+    found: defaultdict[tuple[Commit, int], dict[int, HeldCommit]] = defaultdict(dict)
     for one in held:
-        if 0 <= one.rank < one.world_size:
-            parts[one.commit, one.world_size][one.rank] = one.replicated
+        if 0 <= one.rank < one.world_size and 0 <= one.sharing.start <= one.sharing.stop <= one.world_size:
+            found[one.commit, one.world_size][one.rank] = one
     complete = (
-        CompleteCommit(commit, size, all(found.values()))
-        for (commit, size), found in parts.items()
-        if len(found) == size
+        CompleteCommit(
+            commit,
+            size,
+            all(one.replicated for one in parts.values()),
+            {rank: one.sharing for rank, one in parts.items() if one.sharing},
+        )
+        for (commit, size), parts in found.items()
+        if len(parts) == size and len({one.digest for one in parts.values()}) == 1
     )
     return max(complete, default=None)
 
@@ -214,6 +234,8 @@ def reason(held: Collection[HeldCommit], chosen: CompleteCommit | None, lost: in
     what = f"the state after {count(newest.commit.steps, 'step')} cannot be restored from memory"
     having = {one.rank for one in held if (one.commit, one.world_size) == (newest.commit, newest.world_size)}
     missing = [rank for rank in range(newest.world_size) if rank not in having]
+    if not missing:
+        return f"{what}: parameters that DistributedDataParallel keeps equal differed between the ranks"
     names = ", ".join(map(str, missing[:_MOST_NAMED]))
     more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
     return f"{what}: the nodes that are left do not have the part of rank {names}{more}"

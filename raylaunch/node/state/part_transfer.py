@@ -19,7 +19,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.text import printable
@@ -42,8 +41,8 @@ REQUEST = struct.Struct("!c5q")
 _ANSWER = struct.Struct("!?qH")
 """Whether it is done; bytes of the part, for FETCH, or the number of parts, for LIST; the length of the text that
 follows, which says why not."""
-_LISTED = struct.Struct("!4q??")
-"""A part in the answer to LIST: rank, size of its world, attempt, steps; `replicated` and `copied` of `HeldCommit`."""
+_LISTED = struct.Struct("!4q??3q")
+"""A part in the answer to LIST: rank, size of its world, attempt, steps; the other fields of `HeldCommit`."""
 _MOST_LISTED = 100_000
 TRAILER = struct.Struct("!?I")
 """Whether the part was whole all the time; the CRC-32 of its bytes."""
@@ -128,7 +127,7 @@ def answer_list(line: socket.socket, parts: Collection[HeldCommit]) -> None:
     answer(line, size=len(parts))
     line.sendall(
         b"".join(
-            _LISTED.pack(one.rank, one.world_size, one.commit.attempt, one.commit.steps, one.replicated, one.copied)
+            _LISTED.pack(one.rank, one.world_size, one.commit.attempt, one.commit.steps, *_described(one))
             for one in parts
         )
     )
@@ -146,9 +145,22 @@ def ask_list(address: CopyAddress, *, seconds: float) -> tuple[HeldCommit, ...]:
         except EOFError:
             raise ConnectionResetError from None
     return tuple(
-        HeldCommit(rank=rank, world_size=world, commit=Commit(attempt, steps), replicated=replicated, copied=copied)
-        for rank, world, attempt, steps, replicated, copied in _LISTED.iter_unpack(data)
+        HeldCommit(
+            rank=rank,
+            world_size=world,
+            commit=Commit(attempt, steps),
+            replicated=replicated,
+            copied=copied,
+            first_sharer=first,
+            sharers=sharers,
+            digest=digest,
+        )
+        for rank, world, attempt, steps, replicated, copied, first, sharers, digest in _LISTED.iter_unpack(data)
     )
+
+
+def _described(one: HeldCommit) -> tuple[bool, bool, int, int, int]:
+    return one.replicated, one.copied, one.first_sharer, one.sharers, one.digest
 
 
 # Parts.
@@ -160,17 +172,19 @@ def part_bytes(fd: int, part: HeldCommit) -> int:
         msg = "the buffer has no such part any more"
         raise TornError(msg)
     with mmap.mmap(fd, HEADER_BYTES, prot=mmap.PROT_READ) as memory, _header(memory) as header:
-        sizes = header.sizes()
-        return _size(header, part, *sizes, most=os.fstat(fd).st_size)
+        return _size(header, part, most=os.fstat(fd).st_size)
 
 
-def _size(header: CommitHeader, part: HeldCommit, tensors: int, pickled: int, *, most: int) -> int:
+def _size(header: CommitHeader, part: HeldCommit, *, most: int) -> int:
+    """Return how many bytes a part has, by its header. `part`: only what a request says of it."""
     held = header.held()
-    size = HEADER_BYTES + tensors + pickled
-    if held is None or replace(held, replicated=part.replicated) != part or min(tensors, pickled) < 0 or size > most:
-        msg = "the buffer has no such part any more"
-        raise TornError(msg)
-    return size
+    with contextlib.suppress(ValueError):
+        size = header.part_bytes()
+        names = (part.rank, part.world_size, part.commit)
+        if held is not None and (held.rank, held.world_size, held.commit) == names and size <= most:
+            return size
+    msg = "the buffer has no such part any more"
+    raise TornError(msg)
 
 
 @contextlib.contextmanager
@@ -228,13 +242,20 @@ def receive_part(line: socket.socket, file: MemoryFile, part: HeldCommit, size: 
         raise TornError(msg)
     target = file.header()
     with _header(top) as header:
-        tensors, pickled = header.sizes()
-        if _size(header, part, tensors, pickled, most=size) != size or target is None:
+        if _size(header, part, most=size) != size or target is None:
             msg = "the part is not what was announced"
             raise TornError(msg)
         held = header.held()
         assert held is not None
-        target.seal(held, tensors=tensors, pickled=pickled, kept=header.is_kept, interval=header.interval)
+        tensors, pickled = header.sizes()
+        target.seal(
+            held,
+            tensors=tensors,
+            pickled=pickled,
+            shared=header.shared_bytes,
+            kept=header.is_kept,
+            interval=header.interval,
+        )
 
 
 def _receive_into(line: socket.socket, view: memoryview, checksum: int) -> int:

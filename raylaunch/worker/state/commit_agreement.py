@@ -54,10 +54,15 @@ class CommitAgreement:
         self._alive = alive
         self._store: Any = None
         self._proposed = {0: Proposal()}
+        #: What the digests of all commits of a slot add up to, if they were equal on all ranks.
+        self._digests = [0] * _SLOTS
         self._prefix = f"{_PREFIX}/{os.environ.get(_RESTARTS_VARIABLE, '')}"
 
-    def announce(self, number: int, proposal: Proposal) -> None:
-        """Say that this rank has this commit whole. `proposal`: that of rank 0; not used of others."""
+    def announce(self, number: int, proposal: Proposal, digest: int = 0) -> None:
+        """Say that this rank has this commit whole. `proposal`: that of rank 0; not used of others.
+
+        `digest`: of what is equal on all ranks; 0: there is nothing on any of them.
+        """
         if self._world_size == 1:
             self._proposed = {number: proposal}
             return
@@ -67,7 +72,30 @@ class CommitAgreement:
                 f"{self._prefix}/proposal/{number % _SLOTS}",
                 f"{proposal.interval} {proposal.to_disk:d} {proposal.is_kept:d}",
             )
+        if digest:
+            store.add(f"{self._prefix}/digests/{number % _SLOTS}", digest)
+            self._digests[number % _SLOTS] += self._world_size * digest
         store.add(f"{self._prefix}/count/{number % _SLOTS}", 1)
+
+    def had_same_digest(self, number: int) -> bool:
+        """Return whether all ranks have announced this commit, which they all have, with the same digest.
+
+        That is so if their sum is that of as many equal ones. By chance, it is so for one in 2**30 that differ.
+        """
+        if number == 0 or self._world_size == 1 or not self._digests[number % _SLOTS]:
+            return True
+        total = self._connected().add(f"{self._prefix}/digests/{number % _SLOTS}", 0)
+        return bool(total == self._digests[number % _SLOTS])
+
+    def is_same(self, name: str, value: int) -> bool:
+        """Return whether all ranks give the same number. All must ask, once for each name; this waits for them."""
+        if self._world_size == 1:
+            return True
+        store, key = self._connected(), f"{self._prefix}/same/{name}"
+        store.add(key, value)
+        store.add(f"{key}/count", 1)
+        self._await(f"{key}/count", self._world_size, "have not come to their first commit")
+        return bool(store.add(key, 0) == self._world_size * value)
 
     def agree(self, name: str, value: Callable[[], str]) -> str:
         """Return the same on all ranks: what `value` returns on rank 0. All ranks must ask, once for each name."""
@@ -86,24 +114,28 @@ class CommitAgreement:
         """Wait until all ranks have this commit, and return what rank 0 proposed with it."""
         if number == 0 or self._world_size == 1:
             return self._proposed.get(number, Proposal())
-        store = self._connected()
         wanted = self._world_size * ((number + 1) // _SLOTS)
+        self._await(f"{self._prefix}/count/{number % _SLOTS}", wanted, "have not made the commit before")
+        store = self._connected()
+        interval, to_disk, is_kept = map(int, store.get(f"{self._prefix}/proposal/{number % _SLOTS}").split())
+        return Proposal(interval, bool(to_disk), bool(is_kept))
+
+    def _await(self, key: str, wanted: int, what: str) -> None:
+        """Wait until a counter has this value. `what` the missing ranks have not done is said after a while."""
+        store = self._connected()
         began, pause, told = monotonic(), _POLL_SECONDS[0], False
-        while (having := store.add(f"{self._prefix}/count/{number % _SLOTS}", 0)) < wanted:
+        while (having := store.add(key, 0)) < wanted:
             self._alive()
             sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS[1])
             if not told and monotonic() - began > _PATIENCE:
                 told = True
-                missing = wanted - having
                 print(
-                    f"raylaunch: rank {self._rank} waits in `State.commit`, since {missing} of {self._world_size} "
-                    "ranks have not made the commit before; every rank must commit the same steps",
+                    f"raylaunch: rank {self._rank} waits in `State.commit`, since {wanted - having} of "
+                    f"{self._world_size} ranks {what}; every rank must commit the same steps",
                     file=sys.stderr,
                     flush=True,
                 )
-        interval, to_disk, is_kept = map(int, store.get(f"{self._prefix}/proposal/{number % _SLOTS}").split())
-        return Proposal(interval, bool(to_disk), bool(is_kept))
 
     def count_copied(self, nodes: int) -> int:
         """Add so many nodes to those that have copied a commit to another host; return how many there are by now."""
@@ -148,11 +180,22 @@ class CopyRounds:
 
     def begin_last(self, commit: Commit, agreement: CommitAgreement) -> None:
         """Take note of a commit after which the workers are stopped. It is copied instead of that of the round."""
-        if self._local_rank == 0 and not self._is_counted:
-            agreement.count_copied(1)
+        self._skip(agreement)
         self.copying = commit
         self._rounds += 1
         self._is_counted = False
+
+    def drop(self, commit: Commit, agreement: CommitAgreement) -> None:
+        """Take note that a commit is not valid, so that no node copies it."""
+        if self.copying == commit:
+            self._skip(agreement)
+            self.copying = self.kept
+
+    def _skip(self, agreement: CommitAgreement) -> None:
+        """Have this node counted without a copy of the commit of the round."""
+        if self._local_rank == 0 and not self._is_counted:
+            self._is_counted = True
+            agreement.count_copied(1)
 
     def give_up(self) -> None:
         """Keep nothing any more, since the node has no memory for it."""

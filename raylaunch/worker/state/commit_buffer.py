@@ -1,9 +1,10 @@
 """One buffer for a rank's part of a commit: a memory file (memfd) of the node, mapped into the worker.
 
-The file begins with a header of 64-bit numbers. Behind it are the tensors, each aligned, and then the pickle of
-everything else. SEALED is set last, and cleared before anything is overwritten: a buffer whose writer died in the
-middle does not count. Each rank has two buffers, so the commit before stays until the next one is sealed. With a
-durable folder it has a third one, whose commit stays until it is written to disk.
+The file begins with a header of 64-bit numbers. Behind it are the tensors, each aligned, then the pickle of everything
+else, and then the rank's share of the tensors that are equal on all ranks (see `shared_tensors`). SEALED is set last,
+and cleared before anything is overwritten: a buffer whose writer died in the middle does not count. Each rank has two
+buffers, so the commit before stays until the next one is sealed. With a durable folder it has a third one, whose commit
+stays until it is written to disk.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BUFFERS_WITH_COPIES: Final = 5
 HEADER_BYTES: Final = 4096
 ALIGNMENT: Final = 64
 """Of each tensor, in bytes: that of torch's own allocations."""
-_VERSION: Final = 0x524C_5354_0003
+_VERSION: Final = 0x524C_5354_0004
 """In the field FORMAT: "RLST", and the version of the layout."""
 
 _FORMAT: Final = 0
@@ -48,7 +49,12 @@ _KEPT: Final = 11
 """1 if the commit is to be copied to another host. It is not overwritten before a newer one is copied."""
 _INTERVAL: Final = 12
 """After how many steps all ranks make the next commit, as they had agreed when this one was made."""
-_FIELDS: Final = 13
+_FIRST_SHARER: Final = 13
+_SHARERS: Final = 14
+_DIGEST: Final = 15
+_SHARED_BYTES: Final = 16
+"""Of all tensors that are equal on all ranks, of which this part has the rank's share."""
+_FIELDS: Final = 17
 _OUTCOME: Final = 2048
 """Offset in the header: what became of writing, for a person, in UTF-8, up to a zero byte."""
 
@@ -62,9 +68,20 @@ class WriteState(IntEnum):
     FAILED = 3
 
 
-def bytes_needed(tensors: int, pickled: int) -> int:
-    """Return the size of a file for so many bytes of tensors, and of a pickle that may become a little larger."""
-    return HEADER_BYTES + tensors + pickled + pickled // 4 + HEADER_BYTES
+def bytes_needed(tensors: int, pickled: int, share: int = 0) -> int:
+    """Return the size of a file for so many bytes of tensors, of a pickle that may grow a little, and of a share."""
+    return HEADER_BYTES + tensors + pickled + pickled // 4 + HEADER_BYTES + share
+
+
+def share_start(tensors: int, pickled: int) -> int:
+    """Return where in the file the share begins, behind so many bytes of tensors and of the pickle."""
+    return round_up(HEADER_BYTES + tensors + pickled)
+
+
+def share_of(total: int, index: int, sharers: int) -> range:
+    """Return which bytes of the shared tensors are in the part of one of the sharers, who are counted from 0 on."""
+    each = round_up(-(-total // sharers)) if sharers else 0
+    return range(min(total, index * each), min(total, (index + 1) * each))
 
 
 class CommitHeader:
@@ -84,6 +101,9 @@ class CommitHeader:
             world_size=numbers[_WORLD_SIZE],
             commit=commit,
             replicated=bool(numbers[_REPLICATED]),
+            first_sharer=numbers[_FIRST_SHARER],
+            sharers=numbers[_SHARERS],
+            digest=numbers[_DIGEST],
         )
 
     @property
@@ -105,11 +125,13 @@ class CommitHeader:
         write: WriteState = WriteState.NONE,
         kept: bool = False,
         interval: int = 1,
+        shared: int = 0,
     ) -> None:
-        """Declare that the buffer has this commit, whole. `tensors` and `pickled` are numbers of bytes."""
+        """Declare that the buffer has this commit, whole. `tensors`, `pickled` and `shared` are numbers of bytes."""
         commit = held.commit
         what = (held.world_size, held.rank, tensors, pickled, held.replicated, token, write, kept, interval)
-        values = (_VERSION, 0, commit.attempt, commit.steps, *what)
+        sharing = (held.first_sharer, held.sharers, held.digest, shared)
+        values = (_VERSION, 0, commit.attempt, commit.steps, *what, *sharing)
         for field, value in zip(range(_FIELDS), values, strict=True):
             self._numbers[field] = value
         self._numbers[_SEALED] = 1
@@ -141,6 +163,28 @@ class CommitHeader:
     def sizes(self) -> tuple[int, int]:
         """Return the numbers of bytes of the tensors and of the pickle."""
         return self._numbers[_TENSOR_BYTES], self._numbers[_PICKLE_BYTES]
+
+    @property
+    def shared_bytes(self) -> int:
+        """The number of bytes of all shared tensors."""
+        return self._numbers[_SHARED_BYTES]
+
+    def share(self) -> tuple[int, range]:
+        """Return where in the file the rank's share begins, and which bytes of the shared tensors it has.
+
+        Raises ValueError where the header is damaged.
+        """
+        tensors, pickled = self.sizes()
+        first, sharers, rank = self._numbers[_FIRST_SHARER], self._numbers[_SHARERS], self._numbers[_RANK]
+        if min(tensors, pickled, self.shared_bytes, sharers) < 0 or (sharers and not 0 <= rank - first < sharers):
+            msg = "the header of the buffer is damaged"
+            raise ValueError(msg)
+        return share_start(tensors, pickled), share_of(self.shared_bytes, rank - first, sharers)
+
+    def part_bytes(self) -> int:
+        """Return how many bytes of the file the part has. Raises ValueError where the header is damaged."""
+        start, share = self.share()
+        return start + len(share) if share else HEADER_BYTES + sum(self.sizes())
 
 
 def set_outcome(fd: int, state: WriteState, outcome: str) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter, completed_steps
 from raylaunch.worker.state import random_states, rank_commits
@@ -36,7 +35,8 @@ class _Unsealed:
     """A commit whose CUDA tensors are still being copied."""
 
     number: int
-    held: HeldCommit
+    completed: int
+    """After how many steps."""
     found: Snapshot
     copies: CudaCopies
     interval: int
@@ -199,12 +199,11 @@ class State:
         self._rank.begin(writer)
         proposal = self._rank.wait_for_all(completed, is_last=is_last, is_copied=writer.copied_steps() is not None)
         began = perf_counter()
-        found = Snapshot(self._collect(), [OBJECT + name for name, one in self._objects.items() if _is_of_world(one)])
+        found = self._rank.snapshot(self._objects, self._collect())
         copies = self._rank.buffers.write(found, to_disk=proposal.to_disk)
-        held = self._rank.identify(completed, found)
         self._schedule.committed(completed, proposal.interval)
         seconds = perf_counter() - began
-        self._unsealed = _Unsealed(self._rank.number, held, found, copies, proposal.interval, seconds)
+        self._unsealed = _Unsealed(self._rank.number, completed, found, copies, proposal.interval, seconds)
         if not copies.is_running:
             self._finish(writer)
 
@@ -215,18 +214,19 @@ class State:
             return
         began = perf_counter()
         seconds = unsealed.copies.finish()
-        self._rank.buffers.seal(unsealed.held, unsealed.found, self._rank.token, unsealed.interval)
+        held = self._rank.identify(unsealed.completed, unsealed.found)
+        self._rank.buffers.seal(held, unsealed.found, self._rank.token, unsealed.interval)
         cost = unsealed.seconds + seconds + perf_counter() - began
         proposed = self._schedule.proposed_interval(unsealed.number, cost)
         self._rank.announce(unsealed.number, writer, proposed)
-        writer.record_committed(unsealed.held.commit.steps)
-        self._tell(unsealed, proposed, cost, writer)
+        writer.record_committed(unsealed.completed)
+        self._tell(held.rank, proposed, cost, writer)
 
-    def _tell(self, unsealed: _Unsealed, interval: int, cost: float, writer: HeartbeatWriter) -> None:
+    def _tell(self, rank: int, interval: int, cost: float, writer: HeartbeatWriter) -> None:
         """Say on rank 0 how often `auto` commits, and why; on stderr again only where that changes much."""
         (known, at), now = self._told, monotonic()
-        is_measured = self._schedule.is_automatic and unsealed.number > 2 and self._schedule.step_seconds  # noqa: PLR2004
-        if not is_measured or unsealed.held.rank:
+        is_measured = self._schedule.is_automatic and self._rank.number > 2 and self._schedule.step_seconds  # noqa: PLR2004
+        if not is_measured or rank:
             return
         writer.record_commit_rate(interval, cost, self._schedule.step_seconds)
         if known / _MUCH < interval < _MUCH * known or now - at < _TOLD_SECONDS:
@@ -265,11 +265,6 @@ def _load(target: Any, found: Restored | Resharded, name: str) -> None:
     target.load_state_dict(found.item(name, copied=False))
     if found.is_aliased([*target.parameters(), *target.buffers()]):  # its class loads tensors in a way of its own
         target.load_state_dict(found.item(name))
-
-
-def _is_of_world(found: Any) -> bool:
-    """Return whether all ranks have the state of an object together: that of a module or an optimizer."""
-    return isinstance(found, getattr(sys.modules.get("torch.nn"), "Module", ())) or hasattr(found, "param_groups")
 
 
 def _refuse_fsdp1(name: str, found: Any) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from itertools import chain
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
-from raylaunch.worker.state import commit_buffer, snapshot
+from raylaunch.worker.state import commit_buffer
 from raylaunch.worker.state.buffer_client import Request
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.commit_agreement import CopyRounds
@@ -19,6 +20,7 @@ from raylaunch.worker.state.commit_buffer import (
     WriteState,
 )
 from raylaunch.worker.state.cuda_copies import CudaCopies
+from raylaunch.worker.state.shared_tensors import PartMemory
 from raylaunch.worker.state.snapshot import Snapshot
 
 _FILES_FOR_COPIES = 4
@@ -35,7 +37,7 @@ class RankBuffers:
         self,
         attempt: int,
         rank: int,
-        workers: int,
+        sharers: range,
         *,
         spared: Commit | None,
         folder: DurableFolder | None,
@@ -43,7 +45,7 @@ class RankBuffers:
         ask: Callable[[Request], tuple[int | None, str]],
         known: RankBuffers | None = None,
     ) -> None:
-        """`workers`: those of this node. `spared`: the commit to restore, whose buffer is not the first overwritten.
+        """`sharers`: the ranks of this node. `spared`: the commit to restore, whose buffer is not overwritten first.
 
         `folder`: where commits are also written; None: nowhere. `ask`: what `buffer_client.ask` does. `known`: those
         of an attempt before in this process, which need not be mapped again. Raises OSError where the agent cannot be
@@ -53,15 +55,15 @@ class RankBuffers:
         self._ask = ask
         self._attempt = attempt
         self._rank = rank
-        self._workers = workers
+        self._sharers = sharers
         self._notes: set[str] = set()
         #: Buffers by inode and size of their files.
         self.mapped: dict[tuple[int, int], CommitBuffer] = known.mapped if known is not None else {}
         self._copies = copies
         self._required = range(BUFFERS if folder is not None else DURABLE_BUFFER)
         self._buffers = [self._get(index) for index in range(BUFFERS_WITH_COPIES)]
-        #: The last commit that all ranks have when the next one is begun.
-        self._newest = spared
+        #: The last commit that all ranks have when the next one is begun, and the one before it.
+        self._newest = self._before = spared
         #: Index of the buffer of the commit that is being made.
         self._target = 0
 
@@ -73,7 +75,7 @@ class RankBuffers:
                 rank=self._rank,
                 index=index,
                 bytes=size,
-                node_bytes=(len(self._required) + copies) * self._workers * size,
+                node_bytes=(len(self._required) + copies) * len(self._sharers) * size,
                 folder=self._folder.path if self._folder is not None else "",
                 keep=self._folder.keep if self._folder is not None else 0,
                 write=int(write),
@@ -129,15 +131,22 @@ class RankBuffers:
         buffer.header.unseal()
         buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
         on_device = []
-        if found.tensors:
+        if found.tensors or found.shared:
+            memory, start = PartMemory(buffer), commit_buffer.share_start(found.tensor_bytes, len(found.pickled))
             with sys.modules["torch"].no_grad():
-                for target, source in snapshot.views(buffer, found.tensors):
+                for target, source in chain(
+                    memory.pairs(found.tensors), memory.share_pairs(start, self._share(found), found.shared)
+                ):
                     if source.is_cuda:
                         on_device.append((target, source))
                     else:
                         target.copy_(source)
                 return CudaCopies(buffer, on_device)
         return CudaCopies(buffer, ())
+
+    def _share(self, found: Snapshot) -> range:
+        """Return which bytes of the shared tensors this rank copies."""
+        return commit_buffer.share_of(found.shared_bytes, self._sharers.index(self._rank), len(self._sharers))
 
     def _large_enough(self, found: Snapshot, *, to_disk: bool) -> CommitBuffer:
         """Choose the next buffer. Those that are required are made at once, to notice too little memory at first."""
@@ -167,9 +176,9 @@ class RankBuffers:
     def _make(self, index: int, found: Snapshot) -> CommitBuffer:
         """Return a buffer that is large enough."""
         buffer = self._buffers[index]
-        needed = commit_buffer.HEADER_BYTES + found.tensor_bytes + len(found.pickled)
-        if buffer is None or buffer.size < needed:
-            size = commit_buffer.bytes_needed(found.tensor_bytes, len(found.pickled))
+        share = len(self._share(found))
+        if buffer is None or buffer.size < commit_buffer.share_start(found.tensor_bytes, len(found.pickled)) + share:
+            size = commit_buffer.bytes_needed(found.tensor_bytes, len(found.pickled), share)
             buffer = self._buffers[index] = self._get(index, commit_buffer.page_aligned(size))
         assert buffer is not None
         return buffer
@@ -190,7 +199,16 @@ class RankBuffers:
             write=WriteState.TO_WRITE if to_disk else WriteState.NONE,
             kept=self._copies.copying == held.commit,
             interval=interval,
+            shared=found.shared_bytes,
         )
-        self._newest = held.commit
+        self._before, self._newest = self._newest, held.commit
         if to_disk:
             self._get(DURABLE_BUFFER, write=True)
+
+    def drop_newest(self) -> Commit | None:
+        """Make the last commit count no more, and keep the one before it. Return the last one."""
+        buffer = self._buffers[self._target]
+        if buffer is not None:
+            buffer.header.unseal()
+        dropped, self._newest = self._newest, self._before
+        return dropped

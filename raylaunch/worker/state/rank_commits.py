@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from time import monotonic, sleep
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.state import buffer_client, random_states, snapshot
+from raylaunch.worker.state import buffer_client, random_states, shared_tensors, snapshot
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 from raylaunch.worker.state.rank_buffers import RankBuffers
-from raylaunch.worker.state.snapshot import Restored, Snapshot
+from raylaunch.worker.state.shared_tensors import Digest
+from raylaunch.worker.state.snapshot import OBJECT, Restored, Snapshot
 
 if TYPE_CHECKING:
     from raylaunch.worker.state.checkpoints.resharded import Resharded
@@ -49,6 +51,10 @@ class RankCommits:
         self._is_common = False
         self._known = known
         self._chosen: Commit | None = None
+        #: Whether the ranks of a node divide among them what is equal on all ranks.
+        self._shares = False
+        self._digest: Digest | None = None
+        self._digest_value = 0
         self._rounds: DurableRounds | None = None
         self._token = 0
 
@@ -74,16 +80,17 @@ class RankCommits:
         if self._is_begun:
             return
         rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        local_rank, workers = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
+        local_rank, nodes = _number("LOCAL_RANK", 0), _number("GROUP_WORLD_SIZE", 1)
+        sharers = range(rank - local_rank, rank - local_rank + _number("LOCAL_WORLD_SIZE", 1))
         self._attempt = _number(slot_owner.ATTEMPT_VARIABLE, 1)
         self._chosen, self._old_size = writer.commit_to_restore() or (None, 0)
         has_agent = shared_page.PAGE_VARIABLE in os.environ
         ask = buffer_client.ask if has_agent or self._folder is None else without_agent().OwnFiles(self._folder).ask
-        self.copies = CopyRounds(writer.commit_to_keep(), local_rank, _number("GROUP_WORLD_SIZE", 1))
+        self.copies = CopyRounds(writer.commit_to_keep(), local_rank, nodes)
         self.buffers = RankBuffers(
             self._attempt,
             rank,
-            workers,
+            sharers,
             spared=self._chosen,
             folder=self._folder,
             copies=self.copies,
@@ -93,7 +100,8 @@ class RankCommits:
         self.agreement = CommitAgreement(rank, self._world_size, writer.record_alive)
         if self._folder is not None:
             self._rounds = DurableRounds(self._folder, rank, local_rank, monotonic())
-        self._rank, self._is_begun = rank, True
+        self._rank, self._sharers, self._is_begun = rank, sharers, True
+        self._shares = has_agent and self._world_size > nodes  # the same on all ranks
 
     @property
     def token(self) -> int:
@@ -113,13 +121,14 @@ class RankCommits:
         rank = self._rank % self._old_size
         buffer = self._part(rank)
         self.restored_interval = buffer.header.interval
-        found = Restored(buffer, snapshot.meshes_of(tensors))
+        held = buffer.header.held()
+        sharing = {one: self._part(one) for one in (held.sharing if held is not None else ())}
+        found = Restored(buffer, snapshot.meshes_of(tensors), sharing.values())
         if self._old_size == self._world_size or not found.has_dtensors:
             return found
-        held = buffer.header.held()
-        is_replicated = held is not None and held.replicated
-        others = [] if is_replicated else [self._part(one) for one in range(self._old_size) if one != rank]
-        return cast("Resharded", _resharded().of_parts([buffer, *others], rank, tensors))
+        if held is None or not held.replicated:
+            sharing = {one: self._part(one) for one in range(self._old_size)}
+        return cast("Resharded", _resharded().of_parts(sharing | {rank: buffer}, rank, tensors))
 
     def _read_disk(self, tensors: list[Any]) -> Resharded | None:
         if self._folder is None:
@@ -152,6 +161,8 @@ class RankCommits:
         it. `is_copied`: this node copies that one in any case.
         """
         proposal = self.agreement.wait(self.number)
+        if self._shares and not self.agreement.had_same_digest(self.number):
+            self._share_no_more(self.buffers.drop_newest())
         self.number += 1
         if is_last:
             proposal = replace(proposal, to_disk=False)
@@ -162,6 +173,39 @@ class RankCommits:
         if self._rounds is not None:
             self._rounds.began(monotonic(), to_disk=proposal.to_disk)
         return proposal
+
+    def snapshot(self, objects: Mapping[str, Any], items: dict[str, Any]) -> Snapshot:
+        """Take the items of the next commit, among them the states of these objects.
+
+        Before the first commit this waits for all ranks, to see whether they have equal tensors to share.
+        """
+        of_world = [OBJECT + name for name, one in objects.items() if _is_of_world(one)]
+        shared = {OBJECT + name: known for name, known in shared_tensors.find(objects).items()} if self._shares else {}
+        found = Snapshot(items, of_world, shared)
+        self._digest = None
+        if self._shares:
+            is_first = self.number == 1
+            if not is_first or found.shared_bytes >= shared_tensors.LEAST_SHARED_BYTES:
+                self._digest = Digest(found.shared, self.number, is_full=is_first)
+            if is_first and not self.agreement.is_same("tensors", self._digest.value() if self._digest else 0):
+                self._share_no_more()
+            self._shares = self._shares and self._digest is not None
+        if not self._shares and found.shared:
+            self._digest, found = None, Snapshot(items, of_world)
+        return found
+
+    def _share_no_more(self, dropped: Commit | None = None) -> None:
+        """Let each rank copy all of its tensors from now on, since those that should be equal are not."""
+        self._shares = False
+        if dropped is not None:
+            self.copies.drop(dropped, self.agreement)
+        if self._rank == 0:
+            print(
+                "raylaunch: parameters that DistributedDataParallel keeps equal, or their optimizer's state, differ "
+                "between the ranks; each rank commits its own, which takes more time and memory",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def wait_for_copy(self, writer: HeartbeatWriter, completed: int) -> None:
         """Wait until the last commit is copied, before a node goes. Where copies fail, not for long."""
@@ -182,17 +226,30 @@ class RankCommits:
             self._rounds.tell(self.buffers, monotonic())
             to_disk = self._rounds.is_due(self.buffers, monotonic())
         is_kept = self._rank == 0 and not to_disk and self.copies.is_next_due(writer, self.agreement)
-        self.agreement.announce(number, Proposal(interval, to_disk, is_kept))
+        self.agreement.announce(number, Proposal(interval, to_disk, is_kept), self._digest_value)
 
     def identify(self, completed: int, found: Snapshot) -> HeldCommit:
-        """Return the name of the commit after so many steps."""
-        commit = Commit(self._attempt, completed)
-        return HeldCommit(rank=self._rank, world_size=self._world_size, commit=commit, replicated=found.is_replicated)
+        """Return the name of the commit after so many steps, whose tensors are copied."""
+        self._digest_value = self._digest.value() if self._digest is not None else 0
+        return HeldCommit(
+            rank=self._rank,
+            world_size=self._world_size,
+            commit=Commit(self._attempt, completed),
+            replicated=found.is_replicated,
+            first_sharer=self._sharers.start if found.shared else 0,
+            sharers=len(self._sharers) if found.shared else 0,
+            digest=self._digest_value,
+        )
 
 
 def _resharded() -> Any:
     """Return the class `Resharded`, whose module imports torch."""
     return import_module("raylaunch.worker.state.checkpoints.resharded").Resharded
+
+
+def _is_of_world(found: Any) -> bool:
+    """Return whether all ranks have the state of an object together: that of a module or an optimizer."""
+    return isinstance(found, getattr(sys.modules.get("torch.nn"), "Module", ())) or hasattr(found, "param_groups")
 
 
 def refuse_survivors() -> None:

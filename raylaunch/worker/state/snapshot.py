@@ -12,11 +12,13 @@ import math
 import mmap
 import pickle
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raylaunch.worker.state import shared_tensors
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer, round_up
+from raylaunch.worker.state.shared_tensors import IsShared, PartMemory
 
 OBJECT = "object:"
 """Before the name of an object, in that of its item."""
@@ -52,14 +54,21 @@ class CommitItem:
 class Snapshot:
     """What a commit writes: tensors, each with its place, and one pickle of everything else."""
 
-    def __init__(self, items: dict[str, Any], of_world: Collection[str] = ()) -> None:
+    def __init__(
+        self, items: dict[str, Any], of_world: Collection[str] = (), shared: Mapping[str, IsShared] | None = None
+    ) -> None:
         """Take the items by name. The tensors are not copied yet. Raises what pickling raises, naming the item.
 
-        `of_world`: names of items that all ranks have together. So are those in which there is a DTensor.
+        `of_world`: names of items that all ranks have together. So are those in which there is a DTensor. `shared`:
+        which tensors of an item are equal on all ranks.
         """
         #: Tensors with their offsets in the buffer.
         self.tensors: list[tuple[int, Any]] = []
         self.tensor_bytes = 0
+        #: The same of tensors that the ranks of a node divide among them.
+        self.shared: list[tuple[int, Any]] = []
+        self.shared_bytes = 0
+        self._is_shared = shared or {}
         #: Whether there is no sharded DTensor in it.
         self.is_replicated = True
         found = {name: self._item(name, item, name in of_world) for name, item in items.items()}
@@ -67,7 +76,8 @@ class Snapshot:
 
     def _item(self, name: str, item: Any, of_world: bool) -> CommitItem:
         file, begin = io.BytesIO(), HEADER_BYTES + self.tensor_bytes
-        pickler = _Pickler(file, self._add)
+        is_shared = self._is_shared.get(name)
+        pickler = _Pickler(file, lambda tensor: self._add(tensor, is_shared))
         try:
             pickler.dump(item)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -77,32 +87,18 @@ class Snapshot:
         end, has_dtensors = HEADER_BYTES + self.tensor_bytes, pickler.found_dtensors
         return CommitItem(file.getvalue(), begin, end, of_world or has_dtensors, has_dtensors)
 
-    def _add(self, tensor: Any) -> int:
+    def _add(self, tensor: Any, is_shared: IsShared | None) -> int:
         """Give a tensor a place, and return its offset."""
-        offset = self.tensor_bytes
-        self.tensors.append((HEADER_BYTES + offset, tensor))
-        self.tensor_bytes = round_up(offset + tensor.numel() * tensor.element_size())
-        return HEADER_BYTES + offset
-
-
-def views(buffer: CommitBuffer, tensors: Iterable[tuple[int, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Yield, for each tensor that is not empty, a tensor in the buffer at its offset, and the tensor itself."""
-    memory = whole(buffer)
-    for offset, tensor in tensors:
-        if tensor.numel():
-            yield view_at(memory, offset, tensor.dtype, tensor.shape), tensor
-
-
-def whole(buffer: CommitBuffer) -> Any:
-    """Return a tensor of bytes that is the memory of a buffer."""
-    torch = sys.modules["torch"]
-    return torch.frombuffer(buffer.memory, dtype=torch.uint8)
-
-
-def view_at(memory: Any, offset: int, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor whose elements begin at an offset of a tensor of bytes."""
-    size = math.prod(shape) * dtype.itemsize
-    return memory[offset : offset + size].view(dtype).view(shape)
+        size = tensor.numel() * tensor.element_size()
+        if is_shared is not None and shared_tensors.can_share(tensor) and is_shared(tensor):
+            offset = shared_tensors.OFFSETS_FROM + self.shared_bytes
+            self.shared.append((offset, tensor))
+            self.shared_bytes = round_up(self.shared_bytes + size)
+            return offset
+        offset = HEADER_BYTES + self.tensor_bytes
+        self.tensors.append((offset, tensor))
+        self.tensor_bytes = round_up(self.tensor_bytes + size)
+        return offset
 
 
 class _Pickler(pickle.Pickler):
@@ -231,11 +227,12 @@ def _huge_pages(size: int) -> mmap.mmap:
 class Restored:
     """The items of a commit, read from a buffer."""
 
-    def __init__(self, buffer: CommitBuffer, meshes: Iterable[Any]) -> None:
-        """`meshes`: the DeviceMeshes of the script's objects. Raises ValueError where the buffer is damaged."""
-        self._buffer = buffer
-        #: A tensor of the buffer's bytes; None: no tensor was asked for yet. To unpickle the first one imports torch.
-        self._memory: Any = None
+    def __init__(self, buffer: CommitBuffer, meshes: Iterable[Any], sharing: Iterable[CommitBuffer] = ()) -> None:
+        """`meshes`: the DeviceMeshes of the script's objects. `sharing`: as in `PartMemory`.
+
+        Raises ValueError where a buffer is damaged.
+        """
+        self._memory = PartMemory(buffer, [*sharing])
         self._meshes = {mesh_key(mesh): mesh for mesh in meshes}
         self._items = items_of(buffer)
         self._own = OwnMemory()
@@ -255,20 +252,12 @@ class Restored:
         return load_item(self._items[name], self._copied_tensor if copied else self._tensor, self._dtensor)
 
     def is_aliased(self, tensors: Iterable[Any]) -> bool:
-        """Return whether one of the tensors is memory of the buffer."""
-        if self._memory is None:
-            return False
-        start = self._memory.data_ptr()
-        return any(
-            one.device.type == "cpu" and start <= local_part(one).data_ptr() < start + self._memory.numel()
-            for one in tensors
-        )
+        """Return whether one of the tensors is memory of a buffer."""
+        return any(self._memory.has(local_part(one)) for one in tensors)
 
     def _tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
         del memory_format, device
-        if self._memory is None:
-            self._memory = whole(self._buffer)
-        return view_at(self._memory, offset, dtype, shape)
+        return self._memory.tensor(offset, dtype, shape)
 
     def _copied_tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
         view = self._tensor(offset, dtype, shape, memory_format, device)

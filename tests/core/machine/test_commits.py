@@ -112,6 +112,48 @@ def test_a_commit_is_replicated_if_all_its_parts_are():
     assert newest_complete([replace(part, replicated=True) for part in parts]).replicated
 
 
+# Shared tensors.
+
+
+def shared(rank: int, steps: int = 9, *, by: int = 2, world_size: int = 6, digest: int = 5) -> HeldCommit:
+    """Return the part of a rank of a node of `by` ranks, who divide what is equal on all."""
+    first = rank // by * by
+    return replace(held(rank, steps, world_size=world_size), first_sharer=first, sharers=by, digest=digest)
+
+
+@pytest.mark.parametrize(
+    ("replicated", "world_size", "ranks", "parts"),
+    [
+        (True, 6, (2, 3), (2, 3)),
+        (True, 6, (3, 4), (2, 3, 4, 5)),  # nodes have other ranks now
+        (True, 8, (6, 7), (0, 1)),
+        (True, 3, (2,), (2, 3)),
+        (False, 3, (2,), (0, 1, 2, 3, 4, 5)),
+    ],
+)
+def test_a_node_needs_the_parts_of_all_who_share(replicated, world_size, ranks, parts):
+    chosen = newest_complete([replace(shared(rank), replicated=replicated) for rank in range(6)])
+    assert chosen.parts_for(ranks, world_size) == parts
+
+
+def test_nothing_more_is_needed_of_ranks_that_share_nothing():
+    parts = [shared(0), shared(1), replace(held(2, 9, world_size=3), digest=5)]
+    chosen = newest_complete([replace(one, world_size=3) for one in parts])
+    assert (chosen.parts_for((1,), 3), chosen.parts_for((2,), 3)) == ((0, 1), (2,))
+
+
+def test_a_commit_in_which_shared_tensors_differ_is_not_restored():
+    parts = [*(shared(rank, 8) for rank in range(6)), *(shared(rank, 9, digest=5 + (rank == 4)) for rank in range(6))]
+    assert newest_complete(parts) == CompleteCommit(Commit(1, 8), 6)
+    why = reason(parts[6:], newest_complete(parts[6:]))
+    assert why.endswith("parameters that DistributedDataParallel keeps equal differed between the ranks")
+
+
+@pytest.mark.parametrize("first", [-1, 5])
+def test_a_part_that_names_others_than_ranks_is_none(first):
+    assert newest_complete([replace(shared(rank), first_sharer=first) for rank in range(6)]) is None
+
+
 # Copies.
 
 

@@ -63,7 +63,7 @@ class ModelBuffers(RankBuffers):
 
     def __init__(self, host: Host, most: int, spared: Commit | None, rounds: CopyRounds) -> None:
         self.host, self.most = host, most
-        super().__init__(1, 0, 1, spared=spared, folder=None, copies=rounds, ask=lambda _: (None, ""))
+        super().__init__(1, 0, range(1), spared=spared, folder=None, copies=rounds, ask=lambda _: (None, ""))
 
     def _get(self, index: int, size: int = 0, *, write: bool = False) -> Buffer | None:
         del write

@@ -12,7 +12,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
@@ -39,7 +39,8 @@ class CheckpointWriter:
         """`buffers`: parts of the same commit. `seconds`: how long to wait until other writers have begun."""
         self._folder = folder
         self._buffers = buffers
-        self._parts = [CommitPart.of(buffer) for buffer in buffers]
+        by_rank = {held.rank: buffer for buffer in buffers if (held := buffer.header.held()) is not None}
+        self._parts = [*dcp_parts.parts_of(by_rank).values()]
         self._held = self._parts[0].held
         self._seconds = seconds
         self.path = folder.incomplete(self._held.commit.steps, buffers[0].header.token)
@@ -173,7 +174,14 @@ def by_commit(buffers: Sequence[CommitBuffer]) -> list[list[CommitBuffer]]:
         held = buffer.header.held()
         if held is not None:
             found.setdefault((held.commit, held.world_size, buffer.header.token), {})[held.rank] = buffer
-    return [[found[key][rank] for rank in sorted(found[key])] for key in sorted(found, reverse=True)]
+    keys = [key for key in sorted(found, reverse=True) if _fit_together(found[key])]
+    return [[found[key][rank] for rank in sorted(found[key])] for key in keys]
+
+
+def _fit_together(parts: Mapping[int, CommitBuffer]) -> bool:
+    """Return whether no part lacks another one with which it shares tensors, and those are equal."""
+    held = [one for buffer in parts.values() if (one := buffer.header.held()) is not None]
+    return all(rank in parts for one in held for rank in one.sharing) and len({one.digest for one in held}) == 1
 
 
 def explained(error: BaseException, folder: DurableFolder, held: HeldCommit | None) -> str:

@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData, 
 
 from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.worker.state.commit_buffer import CommitBuffer
-from raylaunch.worker.state.snapshot import OBJECT, CommitItem, MeshKey, Offsets, items_of, load_item, view_at, whole
+from raylaunch.worker.state.shared_tensors import PartMemory
+from raylaunch.worker.state.snapshot import OBJECT, CommitItem, MeshKey, Offsets, items_of, load_item
 
 RECORDS = "raylaunch"
 """The key of a checkpoint's state dict under which there is what `State` has besides the objects."""
@@ -77,16 +78,16 @@ class CommitPart:
 
     held: HeldCommit
     items: dict[str, CommitItem]
-    memory: Any
-    """A tensor of bytes: the buffer, in which the items have their places."""
+    memory: PartMemory
+    """In which the items have their places."""
 
     @classmethod
-    def of(cls, buffer: CommitBuffer) -> CommitPart:
-        """Read a buffer. Raises ValueError where it has no whole commit."""
+    def of(cls, buffer: CommitBuffer, sharing: Sequence[CommitBuffer] = ()) -> CommitPart:
+        """Read a buffer. `sharing`: as in `PartMemory`. Raises ValueError where it has no whole commit."""
         held = buffer.header.held()
         if held is None:
             raise ValueError("the buffer has no whole commit")
-        return cls(held, items_of(buffer), whole(buffer))
+        return cls(held, items_of(buffer), PartMemory(buffer, sharing))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the objects that all ranks have together, by name. Its tensors are memory of the part.
@@ -99,7 +100,7 @@ class CommitPart:
     def record(self) -> RankRecord:
         """Return what belongs to this rank alone."""
         own = {name: item for name, item in self.items.items() if not item.of_world}
-        regions = {name: self.memory[item.begin : item.end].numpy().tobytes() for name, item in own.items()}
+        regions = {name: self.memory.own[item.begin : item.end].numpy().tobytes() for name, item in own.items()}
         return RankRecord(self.held, self.items, regions)
 
     def load(self, name: str) -> Any:
@@ -108,7 +109,22 @@ class CommitPart:
 
     def _tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
         del memory_format, device
-        return view_at(self.memory, offset, dtype, shape)
+        return self.memory.tensor(offset, dtype, shape)
+
+
+def parts_of(buffers: Mapping[int, CommitBuffer]) -> dict[int, CommitPart]:
+    """Read the parts of a commit, by rank. Raises ValueError where they lack something that they share."""
+    found, all_held = {}, {rank: buffer.header.held() for rank, buffer in buffers.items()}
+    if len({held.digest for held in all_held.values() if held is not None}) > 1:
+        raise ValueError("parameters that DistributedDataParallel keeps equal differ between the ranks")
+    for rank, buffer in buffers.items():
+        held = all_held[rank]
+        sharing = held.sharing if held is not None else ()
+        if missing := [one for one in sharing if one not in buffers]:
+            msg = f"the parts of the ranks {missing} are missing, which have shares of the same tensors"
+            raise ValueError(msg)
+        found[rank] = CommitPart.of(buffer, [buffers[one] for one in sharing])
+    return found
 
 
 def _shard(

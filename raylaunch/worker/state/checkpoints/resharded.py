@@ -7,7 +7,7 @@ part of the old rank `RANK % W`, if the old world had W ranks: its own part, as 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from torch.distributed.checkpoint import FileSystemReader, StorageReader
 from torch.distributed.checkpoint.metadata import Metadata
 
 from raylaunch.worker.state.checkpoints import dcp_parts
-from raylaunch.worker.state.checkpoints.dcp_parts import RECORDS, CommitPart, PartsReader, RankRecord
+from raylaunch.worker.state.checkpoints.dcp_parts import RECORDS, PartsReader, RankRecord
 from raylaunch.worker.state.commit_buffer import CommitBuffer
+from raylaunch.worker.state.shared_tensors import view_at
 from raylaunch.worker.state.snapshot import (
     OBJECT,
     CommitItem,
@@ -26,7 +27,6 @@ from raylaunch.worker.state.snapshot import (
     OwnMemory,
     load_item,
     meshes_of,
-    view_at,
 )
 
 
@@ -55,12 +55,15 @@ class Resharded:
         self._alike = {(tuple(one.shape), tuple(one.placements)): one for one in reversed(parameters)}
 
     @classmethod
-    def of_parts(cls, buffers: Sequence[CommitBuffer], rank: int, own: Iterable[Any]) -> Resharded:
-        """Read the parts of a commit in memory. `rank`: the old rank whose things this rank takes over."""
-        parts = [CommitPart.of(buffer) for buffer in buffers]
-        (part,) = [part for part in parts if part.held.rank == rank]
-        reader = PartsReader(parts)
-        return cls(part.items, lambda _: (part.memory, 0), reader, reader.read_metadata(), own)
+    def of_parts(cls, buffers: Mapping[int, CommitBuffer], rank: int, own: Iterable[Any]) -> Resharded:
+        """Read the parts of a commit in memory, by rank: all or, if they are replicated, one and those it shares with.
+
+        `rank`: the old rank whose things this rank takes over.
+        """
+        parts = dcp_parts.parts_of(buffers)
+        part = parts[rank]
+        reader = PartsReader([part] if part.held.replicated else [*parts.values()])
+        return cls(part.items, lambda _: (part.memory.own, 0), reader, reader.read_metadata(), own)
 
     @classmethod
     def of_checkpoint(cls, path: str, rank: int, own: Iterable[Any]) -> tuple[Resharded, RankRecord]:

@@ -24,10 +24,12 @@ from raylaunch.node.state.state_files import FIRST_COPY
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
+from raylaunch.worker.state import commit_buffer
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 from tests.node.harness import until
 
 SIZE = 3 * 2**20
+SHARED = 2**20 + 100
 INTERVAL = 7
 WORLD = [Member(node=NodeId(f"node-{n}"), address="", nproc=2, host=f"host-{n}") for n in (0, 1)]
 
@@ -66,7 +68,10 @@ class Side:
         buffer = CommitBuffer(os.dup(self.memory.files.get((one.rank, index)).fd))
         buffer.header.unseal()
         buffer.write_pickle(content(one), tensors=SIZE // 2)
-        buffer.header.seal(one, tensors=SIZE // 2, pickled=len(content(one)), kept=kept, interval=INTERVAL)
+        sizes = {"tensors": SIZE // 2, "pickled": len(content(one)), "shared": SHARED}
+        start = commit_buffer.share_start(sizes["tensors"], sizes["pickled"])
+        memoryview(buffer.memory).cast("B")[start : start + len(share(one))] = share(one)
+        buffer.header.seal(one, **sizes, kept=kept, interval=INTERVAL)
         return buffer
 
     @property
@@ -80,7 +85,10 @@ class Side:
         if file is None:
             return False
         buffer = CommitBuffer(os.dup(file.fd))
-        return buffer.read_pickle() == content(one) and buffer.header.interval == INTERVAL
+        start, part_of_it = buffer.header.share()
+        found = bytes(memoryview(buffer.memory).cast("B")[start : start + len(part_of_it)])
+        is_same = (buffer.read_pickle(), found, buffer.header.held()) == (content(one), share(one), one)
+        return is_same and buffer.header.interval == INTERVAL
 
     def copied(self) -> int:
         return self.page.numbers[fields.COPIED_STEPS]
@@ -98,7 +106,16 @@ class Side:
 
 
 def part(rank: int, steps: int, attempt: int = 1) -> HeldCommit:
-    return HeldCommit(rank=rank, world_size=4, commit=Commit(attempt, steps))
+    first = rank // 2 * 2
+    return HeldCommit(
+        rank=rank, world_size=4, commit=Commit(attempt, steps), first_sharer=first, sharers=2, digest=steps
+    )
+
+
+def share(one: HeldCommit) -> bytes:
+    """Return the rank's share of what is equal on all."""
+    found = f"share {one.rank} {one.commit.steps} ".encode() * 10**5
+    return found[: len(commit_buffer.share_of(SHARED, one.rank % 2, 2))]
 
 
 def content(one: HeldCommit) -> bytes:
@@ -132,7 +149,8 @@ def test_what_all_ranks_of_a_node_have_marked_is_copied_and_an_older_copy_stays_
         assert second.has(part(0, steps))
         assert second.has(part(1, steps))
         assert second.has(part(0, steps - 1)) == (steps > 5)
-    assert second.memory.files.usage() == (2 * SIZE, 4 * (SIZE // 2 + 4096 + len(content(part(0, 8)))))
+    start = commit_buffer.share_start(SIZE // 2, len(content(part(0, 8))))
+    assert second.memory.files.usage() == (2 * SIZE, 4 * start + 2 * SHARED)
     assert {one.copied for one in second.memory.held() if one.rank < 2} == {True}
 
 

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa:
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from raylaunch.core.machine.commits import Commit, HeldCommit  # noqa: E402
-from raylaunch.worker.state import snapshot  # noqa: E402
 from raylaunch.worker.state.checkpoints.resharded import Resharded  # noqa: E402
 from raylaunch.worker.state.commit_buffer import CommitBuffer, bytes_needed  # noqa: E402
+from raylaunch.worker.state.shared_tensors import PartMemory  # noqa: E402
 from raylaunch.worker.state.snapshot import OBJECT, Restored, Snapshot  # noqa: E402
 
 WHOLE = {
@@ -63,7 +63,7 @@ def buffer_with(found: Snapshot, rank: int, size: int) -> CommitBuffer:
     os.ftruncate(fd, bytes_needed(found.tensor_bytes, len(found.pickled)))
     buffer = CommitBuffer(fd)
     buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
-    for target, source in snapshot.views(buffer, found.tensors):
+    for target, source in PartMemory(buffer).pairs(found.tensors):
         target.copy_(source)
     held = HeldCommit(rank=rank, world_size=size, commit=Commit(1, 8), replicated=found.is_replicated)
     buffer.header.seal(held, tensors=found.tensor_bytes, pickled=len(found.pickled))
@@ -96,7 +96,7 @@ def committed(size: int, shape: tuple[int, ...], names: tuple[str, ...]) -> list
 
 
 def restored(buffers: list[CommitBuffer], rank: int, mesh) -> Resharded:
-    return Resharded.of_parts(buffers, rank % len(buffers), [sharded(mesh, name) for name in WHOLE])
+    return Resharded.of_parts(dict(enumerate(buffers)), rank % len(buffers), [sharded(mesh, name) for name in WHOLE])
 
 
 def same(found, wanted) -> bool:
@@ -142,7 +142,7 @@ def test_what_is_a_ranks_own_comes_from_the_rank_that_it_follows():
 def test_a_script_without_dtensors_gets_whole_tensors():
     """As that of one worker, which does not shard."""
     buffers = committed(3, (3,), FSDP)
-    model = Resharded.of_parts(buffers, 0, []).item(f"{OBJECT}model")
+    model = Resharded.of_parts(dict(enumerate(buffers)), 0, []).item(f"{OBJECT}model")
     assert all(torch.equal(model[name], whole) for name, whole in WHOLE.items())
 
 
@@ -170,7 +170,7 @@ def test_summands_are_only_for_the_world_that_has_committed_them():
         )
         assert Restored(buffer, [mesh]).item("x").to_local().tolist() == [1, 1]
         with pytest.raises(ValueError, match=r"placements .*Partial.* can only be restored by the world that"):
-            Resharded.of_parts([buffer], 0, [])
+            Resharded.of_parts({0: buffer}, 0, [])
 
 
 def test_a_mesh_that_the_script_does_not_have_is_named():
