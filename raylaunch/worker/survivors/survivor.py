@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from types import FrameType
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 from raylaunch.core.failures.failure import is_of_lost_peer
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.runtime import process_setup, tcpstore_patch
+from raylaunch.worker.runtime import files_wait, process_setup, tcpstore_patch
 from raylaunch.worker.runtime.staleness import ImportedFiles
 from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.broken_collectives import break_collectives
@@ -52,7 +52,7 @@ class Survivor:
         self._writer = writer
         self._files = ImportedFiles()
         self._link: socket.socket | None = survivor_link.connect()
-        #: The attempt that begins next, while the process has not begun it.
+        #: The newest attempt that this process was told to take part in, with the changes of those before.
         self._order: Rejoin | None = None
         self._ordered = threading.Event()
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class Survivor:
             if order is not None:
                 if self._files.have_changed():
                     self._give_up()
-                self._order = order
+                self._order = order if self._order is None else order.after(self._order)
                 self._ordered.set()
                 self._break_off(order)
 
@@ -150,17 +150,22 @@ class Survivor:
             self._send("returned", order.attempt)
             if self._wait_for(order):
                 self._take_over(order)
-                self._join(backend)
+                if self._wait_until(files_wait.awaited()):
+                    self._join(backend)
 
     def _wait_for(self, order: Rejoin) -> bool:
         """Forget the process group, and wait until the attempt begins on this node. False: a later one does."""
         self._made.forget()
-        while self._writer.attempt < order.attempt:
-            if self._is_ordered():
-                return False
+        return self._wait_until(lambda: self._writer.attempt >= order.attempt)
+
+    def _wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Return True when the condition holds, and False when a later attempt begins before."""
+        while not self._is_ordered():
+            if condition():
+                return True
             self._writer.record_alive()
             sleep(_POLL_SECONDS)
-        return not self._is_ordered()
+        return False
 
     def _take_over(self, order: Rejoin) -> None:
         os.environ.update(order.env)

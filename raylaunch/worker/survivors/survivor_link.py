@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 ADDRESS_VARIABLE = "RAYLAUNCH_SURVIVORS"
@@ -42,6 +42,11 @@ class Rejoin:
     stdout: str
     """The file for its output from now on; `""`: as before."""
     stderr: str
+
+    def after(self, former: Rejoin) -> Rejoin:
+        """Return this order with the changes of the former one too, which may not have been carried out."""
+        env = {name: value for name, value in former.env.items() if name not in self.removed} | self.env
+        return replace(self, env=env, removed=sorted({*former.removed, *self.removed} - env.keys()))
 
 
 def encode(message: SurvivorWord | Rejoin) -> bytes:
