@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from raylaunch.worker import State, checkpointed, context, section, should_checkpoint
@@ -65,7 +66,11 @@ class Trainer:
         self.parameters = list(self.net.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=1e-2, foreach=False)
         self.done = 0
-        self.state = State(net=self.net, optimizer=self.optimizer, every=1) if args.state else None
+        self.state = None
+        if args.state:
+            # Equal on all ranks, and large enough that the ranks of a node divide it among them.
+            self.equal = DistributedDataParallel(nn.Linear(512, 601))
+            self.state = State(net=self.net, optimizer=self.optimizer, equal=self.equal, every=1)
         self.samples: Iterator[Rows] = iter(())
 
     def step(self) -> None:
@@ -78,6 +83,10 @@ class Trainer:
             parameter.grad = part.view_as(parameter)
         self.optimizer.step()
         self.done += 1
+        if self.state is not None:
+            with torch.no_grad():
+                for parameter in self.equal.parameters():
+                    parameter.fill_(self.done)
 
     def last(self) -> int:
         """The last step to do, as rank 0 knows it."""
@@ -115,6 +124,8 @@ class Trainer:
         found = [None]
         if self.state is not None:
             self.done = self.state.restore()
+            for parameter in self.equal.parameters():
+                assert self.done == 0 or bool((parameter == self.done).all()), (self.done, parameter)
         elif dist.get_rank() == 0 and (known := checkpoints(self.args.folder)):
             found = [torch.load(known[-1], weights_only=True)]
         if self.state is None:
