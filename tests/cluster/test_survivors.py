@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,8 +93,10 @@ def train(folder):
         sharded, its = made_sharded()
         state = State(model=model, optimizer=optimizer, sharded=sharded, its=its, every=1)
         done = state.restore()
-        facts = os.getpid(), id(model), id(optimizer), done, len(graphs)
+        files = Path(os.environ["RAYLAUNCH_FAST_DIR"])
+        facts = os.getpid(), id(model), id(optimizer), done, len(graphs), str(files), sorted(os.listdir(files))
         (folder / f"seen-{attempt}-{rank}").write_text(json.dumps(facts))
+        (files / f"rank-{rank}").touch()
 
         def after_step(step):
             if step == dies_at:
@@ -128,7 +131,10 @@ worker_group.RETURN_SECONDS = 12.0
 
 
 def test_survivors_are_the_same_processes_with_the_same_objects(alone):
-    """2 x 2 workers: one dies, two at once with rank 0 among them, one in a recovery, one beside a stuck one."""
+    """2 x 2 workers: one dies, two at once with rank 0 among them, one in a recovery, one beside a stuck one.
+
+    All ranks of a node find the files of both in RAYLAUNCH_FAST_DIR, where it was before.
+    """
     env, folder = alone
     (folder / "sitecustomize.py").write_text(PATIENT)
     env |= {"PYTHONPATH": str(folder)}
@@ -146,12 +152,16 @@ def test_survivors_are_the_same_processes_with_the_same_objects(alone):
     assert [seen[attempt, 3][4] for attempt in (4, 5)] == [len(waited), 1], "its model was compiled again"
     assert [seen[attempt, 3][3] for attempt in (1, 2, 4, 5)] == [0, 3, 5, 7]
     assert "rank 1 leaves attempt 1" in out
+    for attempt in (2, 4, 5):
+        for rank in range(4):
+            files = [f"rank-{rank // 2 * 2}", f"rank-{rank // 2 * 2 + 1}"]
+            assert seen[attempt, rank][5:] == [seen[1, rank][5], files]
     one, two, *three, four = re.findall(r"(\d) of 4 workers stayed", err)
     assert (one, two, four) == ("3", "2", "2")
     assert "".join(three) in "123"  # two were started for the attempt before, and may not have come to their function
 
 
-def facts(folder: Path, attempt: int, rank: int) -> list[int]:
+def facts(folder: Path, attempt: int, rank: int) -> list[Any]:
     path = folder / f"seen-{attempt}-{rank}"
     text = path.read_text() if path.exists() else ""
     return json.loads(text) if text else [0] * 5  # it may just be written

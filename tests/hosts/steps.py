@@ -1,10 +1,12 @@
-"""Facts about the attempts of a run, derived from the steps that its workers recorded."""
+"""Facts about the attempts of a run, from the steps that its workers recorded and the files that are on its hosts."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 from tests.hosts.conftest import Run
+from tests.hosts.hosts import Hosts
 
 
 def began(run: Run, attempt: int) -> float:
@@ -40,3 +42,10 @@ def hosts_by_rank(run: Run, attempt: int) -> list[str]:
     """Return the hosts of the attempt's ranks, in order."""
     found = {step.rank: step.host for step in run.steps() if step.attempt == attempt}
     return [found[rank] for rank in sorted(found)]
+
+
+def copied(hosts: Hosts, node: str, name: str) -> int:
+    """Return the number in the newest copy, on any host, of a node's file in RAYLAUNCH_FAST_DIR; -1: there is none."""
+    pattern = f"dev/shm/raylaunch-files-*/copies/{node}/{name}"
+    found = [path.read_text() for host in hosts.hosts for path in Path(f"/proc/{host.init}/root").glob(pattern)]
+    return max(map(int, found), default=-1)

@@ -14,7 +14,8 @@ from raylaunch.core.record import journal
 from tests.cluster.conftest import wait_until
 from tests.hosts.conftest import STEPS
 from tests.hosts.host import Host, send
-from tests.hosts.steps import hosts_by_rank, never_two_worlds
+from tests.hosts.steps import copied, hosts_by_rank, never_two_worlds
+from tests.hosts.test_fast_dir import SAVES, folders, next_world, steps_of
 from tests.warm_command import WarmCommand
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -123,3 +124,31 @@ def test_another_driver_takes_over_when_the_host_of_the_driver_is_lost(fault, de
     send([run.workers(left)[0].pid], signal.SIGKILL)  # the only restart was spent before
     assert run.wait().code == 1, run.err
     check_files(run)
+
+
+def test_files_in_memory_outlive_the_driver_and_go_with_the_run(detached, hosts):
+    """The next driver knows where copies are to go, before and after workers are restarted, and who may need them."""
+    run = detached(text=SAVES, nnodes="2:3", max_restarts=10)
+
+    def copied_step(attempt: int) -> int:
+        """Return a step that has just been done; since then each node has saved a later one and copied it."""
+        done = max(max(steps) for steps in steps_of(run, attempt).values())
+        nodes = [run.nodes_on(host)[-1] for host in hosts.hosts]
+        run.wait_for(lambda: all(copied(hosts, node, "snapshot") > done for node in nodes), name="copies")
+        return done
+
+    attempt = run.wait_for_world(3)
+    copied_step(attempt)
+    send([driver(hosts).pid], signal.SIGKILL)
+    run.wait_for(lambda: takeovers(run), 100, name="another driver")
+    done = copied_step(attempt)
+    send([process.pid for host in hosts.hosts for process in run.workers(host)], signal.SIGKILL)
+    attempt, _ = next_world(run, 3, attempt, done)
+    done = copied_step(attempt)
+    lost = next(host for host in hosts.hosts if host is not hosts.head and host is not driver(hosts).host)
+    hosts.kill(lost)
+    hosts.ask("bury", lost.node_id)  # Ray itself takes half a minute to notice that a host is gone
+    next_world(run, 2, attempt, done)
+    (run.folder / "enough").touch()
+    assert run.wait().code == 0, run.err
+    wait_until(lambda: not any(folders(hosts, host) for host in hosts.hosts), 100, "the folders to be removed")

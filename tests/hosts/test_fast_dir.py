@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
 from tests.hosts.host import send
-from tests.hosts.steps import hosts_by_rank, never_two_worlds
+from tests.hosts.steps import copied, hosts_by_rank, never_two_worlds
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -44,13 +43,6 @@ def folders(hosts, host) -> list[str]:
     return [name for name in hosts.shared_memory(host) if name.startswith("raylaunch-files-")]
 
 
-def copied(hosts, node: str) -> int:
-    """Return the step of the newest copy of a node's snapshot on any host, -1 for none."""
-    pattern = f"dev/shm/raylaunch-files-*/copies/{node}/snapshot"
-    found = [path.read_text() for host in hosts.hosts for path in Path(f"/proc/{host.init}/root").glob(pattern)]
-    return max(map(int, found), default=-1)
-
-
 def next_world(run, size: int, before: int, done: int) -> tuple[int, int]:
     """Return the next attempt with so many workers, all of which have gone on from after the step `done`, or later.
 
@@ -79,7 +71,7 @@ def test_files_outlive_workers_subreaper_agent_and_host_and_nothing_is_left(laun
         lambda: len(folders(hosts, member)) == 1, name="the folder of the agent that was killed to be taken over"
     )
     lost = next(host for host in hosts.hosts if host is not hosts.head and host.name in hosts_by_rank(run, attempt)[:2])
-    run.wait_for(lambda: copied(hosts, run.nodes_on(lost)[-1]) > done, name="its snapshot to be copied")
+    run.wait_for(lambda: copied(hosts, run.nodes_on(lost)[-1], "snapshot") > done, name="its snapshot to be copied")
     hosts.kill(lost)
     hosts.ask("bury", lost.node_id)  # Ray itself takes half a minute to notice that a host is gone
     attempt, _ = next_world(run, 2, attempt, done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raylaunch.core.placement.environment import Assignment, Rendezvous
+from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
 
 
@@ -75,3 +76,18 @@ def test_the_gpus_of_the_node_are_told_beside_the_worker_s_own():
     worker = spec.worker(part, 1, meeting)
     assert (worker.env["CUDA_VISIBLE_DEVICES"], worker.local_rank) == ("5", 1)
     assert worker.node_devices == env
+
+
+@pytest.mark.parametrize(("awaits", "expected"), [(True, "3"), (False, None)])
+def test_workers_are_told_for_which_attempt_they_wait_for_files(awaits, expected):
+    """A survivor is told only what changes from one attempt to the next, and may have to wait in both."""
+    template = WorkerTemplate(
+        run_dir="/runs", kind="script", target="", args=(), env={}, backend=None, preload=(), start_method="fork"
+    )
+    spec = NodeSpec(
+        template=template, node="node-1", address="", env={}, cwd="/", run_dir="/runs", page="/page", fast_dir="/files"
+    )
+    part = Assignment(attempt=3, node="node-1", node_rank=0, nnodes=1, base_rank=0, nproc=1, world_size=1)
+    meeting = Rendezvous(master_addr="", master_port=1, run_id="run", max_restarts=0, restart_count=0)
+    (worker,) = spec.workers(LaunchWorkers(assignment=part, rendezvous=meeting, awaits_files=awaits))
+    assert worker.env.get("RAYLAUNCH_AWAITS_FILES") == expected
