@@ -1,4 +1,8 @@
-"""A commit of `State`, 100 MB of one rank, beside a plain copy of the same bytes into memory that is there already."""
+"""A commit of `State`, 100 MB of one rank, beside a plain copy of the same bytes into memory that is there already.
+
+With DistributedDataParallel (DDP) the ranks of a node divide what is equal on all ranks. There, four ranks commit 100 MB
+of parameters at the same time, and then copy them at the same time.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +47,71 @@ for step in range(COMMITS):
 print(json.dumps(times))
 """
 
+_DDP_SCRIPT = """
+import json, time, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from raylaunch.worker import State
+
+COMMITS, WARM = 16, 4
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+frozen = [torch.nn.Embedding.from_pretrained(torch.rand(1000, 1000)) for _ in range(25)]
+model = DistributedDataParallel(torch.nn.ModuleList([*frozen, torch.nn.Linear(8, 8)]))
+times = {"raylaunch": [], "copy": []}
+state = State(model=model, every=1, random_state=False)
+copies = [[torch.empty_like(one) for one in model.parameters()] for _ in range(2)]
+for step in range(COMMITS):
+    dist.barrier()
+    began = time.perf_counter()
+    state.commit(step)
+    dist.barrier()
+    middle = time.perf_counter()
+    with torch.no_grad():
+        for target, source in zip(copies[step % 2], model.parameters()):
+            target.copy_(source)
+    dist.barrier()
+    ended = time.perf_counter()
+    if step >= WARM:
+        times["raylaunch"].append(middle - began)
+        times["copy"].append(ended - middle)
+if dist.get_rank() == 0:
+    print(json.dumps(times))
+"""
+
 
 def measure(cluster: Cluster, scratch: Path) -> Outcome:
     """Several runs on this machine, without the cluster: copies and commits take turns in each."""
     del cluster
+    one = _times(scratch, "commit", _SCRIPT, ["preload=[torch]"])
+    many = _times(scratch, "commit-ddp", _DDP_SCRIPT, ["preload=[torch,torch._dynamo]", "nproc_per_node=4"])
+    parts = (
+        ("commit of 100 MB", (__doc__ or "").split("\n", 1)[0], one, figures.ratio(1.3, COPY)),
+        (
+            "commit of 100 MB with DDP",
+            "The same with DDP on each of four ranks of a node, all at the same time.",
+            many,
+            figures.ratio(0.6, COPY),
+        ),
+    )
+    found = [
+        Figure(name=name, what=what, unit="s", samples={who: tuple(each) for who, each in times.items()}, goals=(goal,))
+        for name, what, times, goal in parts
+    ]
+    return Outcome(figures=tuple(found), more={"times": one, "times with DDP": many})
+
+
+def _times(scratch: Path, name: str, script: str, settings: list[str]) -> dict[str, list[float]]:
+    """Run a script several times; return the seconds that it has printed, by contender."""
     found: dict[str, list[float]] = {RAYLAUNCH: [], COPY: []}
     for number in range(_ROUNDS):
-        folder = scratch / f"commit-{number}"
+        folder = scratch / f"{name}-{number}"
         folder.mkdir()
-        (folder / "train.py").write_text(_SCRIPT)
+        (folder / "train.py").write_text(script)
         command = [sys.executable, "-m", "raylaunch", "--log-dir", "/dev/null", "--show", "raw"]
         done = subprocess.run(
-            [*command, "--set", "ray.address=none", "--set", "preload=[torch]", "train.py"],
+            [*command, *(word for each in ("ray.address=none", *settings) for word in ("--set", each)), "train.py"],
             cwd=folder,
             env=processes.environment(secrets.token_hex(8), {}),
             capture_output=True,
@@ -63,13 +120,6 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
             timeout=120,
         )
         times = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-        for name, each in ((RAYLAUNCH, times["raylaunch"]), (COPY, times["copy"])):
-            found[name] += each
-    figure = Figure(
-        name="commit of 100 MB",
-        what=(__doc__ or "").split("\n", 1)[0],
-        unit="s",
-        samples={name: tuple(each) for name, each in found.items()},
-        goals=(figures.ratio(1.3, COPY),),
-    )
-    return Outcome(figures=(figure,), more={"times": found})
+        for who, each in ((RAYLAUNCH, times["raylaunch"]), (COPY, times["copy"])):
+            found[who] += each
+    return found
