@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from raylaunch.cli.daemon import daemon_messages, socket_dir
+from raylaunch.cli.daemon import daemon_messages
 from raylaunch.cli.daemon.daemon_messages import ClientStream, DaemonState, RunEnded, RunRequest, SignalForwarded
 from raylaunch.core.field_types import checker
 from raylaunch.node.protocol import wire
@@ -112,7 +112,7 @@ class Listener:
 
     def _accept(self, connection: socket.socket) -> None:
         connection.setblocking(False)  # a command that reads no answers does not make others wait
-        if socket_dir.is_same_user(connection):
+        if wire.peer_is_same_user(connection):
             self._selector.register(connection, selectors.EVENT_READ, ClientConnection(sock=connection))
         else:
             connection.close()

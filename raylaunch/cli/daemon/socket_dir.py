@@ -6,17 +6,15 @@ import contextlib
 import os
 import socket
 import stat
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from raylaunch.errors import ExitCode, RaylaunchError
+from raylaunch.node.protocol import wire
 
 _NAME = "raylaunch"
 _SUFFIX = ".sock"
 _SWEEP_TIMEOUT_SECONDS = 1.0
-_PEER = struct.Struct("3i")
-"""`struct ucred` of unix(7): pid, uid, gid."""
 
 
 class NoDaemonError(RaylaunchError):
@@ -101,7 +99,7 @@ def connect(path: Path, seconds: float) -> socket.socket | None:
     try:
         with _short_name(path) as name:
             connection.connect(name)
-        if is_same_user(connection):
+        if wire.peer_is_same_user(connection):
             return connection
     except ConnectionRefusedError:
         path.unlink(missing_ok=True)
@@ -117,9 +115,3 @@ def sweep(directory: Path) -> None:
         connection = connect(path, _SWEEP_TIMEOUT_SECONDS)
         if connection is not None:
             connection.close()
-
-
-def is_same_user(connection: socket.socket) -> bool:
-    """Return whether the process at the other end belongs to this user, as the kernel says."""
-    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return bool(uid == os.geteuid())

@@ -1,7 +1,7 @@
 """Sends pickled messages over a socket pair, of which each end is held by one process of ours.
 
 A message that is too long for one packet travels in a memory file whose descriptor is sent instead; where no file can
-be opened, it is sent in parts.
+be opened, it is sent in parts. `peer_of` says whose the other end of any Unix socket is, as the kernel knows it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,25 @@ import errno
 import os
 import pickle
 import socket
+import struct
 from typing import Any
 
 _INLINE = 32_000
 """Bytes; a packet must fit the socket's send buffer (net.core.wmem_default, about 200 kB on Linux)."""
 _MAX_FDS = 2
+_CREDENTIALS = struct.Struct("iII")
+"""`struct ucred` of SO_PEERCRED (unix(7)): process, user and group."""
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return the process id and the user of the process at the other end of a Unix socket. Raises OSError."""
+    pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
+
+
+def peer_is_same_user(sock: socket.socket) -> bool:
+    """Return whether the process at the other end of a Unix socket runs as this process's user."""
+    return peer_of(sock)[1] == os.geteuid()
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

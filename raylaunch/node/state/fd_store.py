@@ -24,12 +24,12 @@ import json
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from raylaunch.node.linux import command_line
+from raylaunch.node.protocol import wire
 
 if TYPE_CHECKING:
     from raylaunch.node.state.orphaned_parts import OrphanedParts
@@ -37,20 +37,6 @@ if TYPE_CHECKING:
 MESSAGE_BYTES = 65536
 _SEND_SECONDS = 2.0
 """How long an agent may take to receive what it has asked for."""
-_CREDENTIALS = "iII"
-"""`struct ucred` of SO_PEERCRED (unix(7)): process, user and group."""
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return the process id and the user of the process at the other end of a Unix socket. Raises OSError."""
-    size = struct.calcsize(_CREDENTIALS)
-    pid, user, _ = struct.unpack(_CREDENTIALS, sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return pid, user
-
-
-def peer_is_same_user(sock: socket.socket) -> bool:
-    """Return whether the process at the other end of a Unix socket runs as this process's user."""
-    return peer_of(sock)[1] == os.geteuid()
 
 
 class FdStore:
@@ -91,7 +77,7 @@ class FdStore:
 
     def _accept(self) -> socket.socket | None:
         agent = self._listener.accept()[0]
-        if not peer_is_same_user(agent):
+        if not wire.peer_is_same_user(agent):
             return None
         agent.setblocking(False)  # Python 3.11's `recv_fds` ignores its flags
         self._agents[agent.fileno()] = agent

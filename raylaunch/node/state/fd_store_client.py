@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from raylaunch.node.protocol import wire
 from raylaunch.node.state import fd_store
 
 KEEP_SECONDS = 60.0
@@ -56,7 +57,7 @@ class FdStoreClient:
         except OSError:
             sock.close()
             raise
-        if not fd_store.peer_is_same_user(sock):
+        if not wire.peer_is_same_user(sock):
             sock.close()
             raise OSError(errno.EPERM, "the state keeper's name is taken by another user")
         self._sock = sock

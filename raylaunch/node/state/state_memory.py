@@ -16,6 +16,7 @@ from dataclasses import replace
 from raylaunch.core.machine.commits import Commit, HeldCommit, NodeMemory
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment
+from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.messages import AnnounceCommit, WorkersForked
 from raylaunch.node.state import fd_store
 from raylaunch.node.state.checkpoint_writes import CheckpointWrites
@@ -199,7 +200,7 @@ class StateMemory:
         """Take the connection of a worker; close that of another user, whose connections would use up descriptors."""
         with contextlib.suppress(OSError):
             worker = self._listener.accept()[0]
-            if not fd_store.peer_is_same_user(worker):
+            if not wire.peer_is_same_user(worker):
                 worker.close()
                 return
             self._workers[worker.fileno()] = worker

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import SurvivorReturned
 from raylaunch.node.protocol.messages import SurvivorsReady
-from raylaunch.node.state import fd_store
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.survivors import survivor_link
@@ -89,10 +89,10 @@ class SurvivorTable:
         """Take the connection of a worker; close that of another user, whose connections would use up descriptors."""
         with contextlib.suppress(OSError):
             sock = self._listener.accept()[0]
-            if not fd_store.peer_is_same_user(sock):
+            if not wire.peer_is_same_user(sock):
                 sock.close()
                 return
-            self._candidates[sock.fileno()] = _ConnectedWorker(sock, fd_store.peer_of(sock)[0])
+            self._candidates[sock.fileno()] = _ConnectedWorker(sock, wire.peer_of(sock)[0])
             self._epoll.register(sock, select.EPOLLIN)
 
     def close(self) -> None:
