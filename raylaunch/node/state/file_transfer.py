@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -94,16 +93,7 @@ def send_file(
 
     Raises OSError, also where it is stopped.
     """
-    checksum, sent, began = 0, 0, time.monotonic()
-    while sent < stamp.size:
-        if is_stopped():
-            raise ConnectionAbortedError
-        size = min(_CHUNK, stamp.size - sent)
-        chunk = os.pread(fd, size, sent).ljust(size, b"\0")  # it may be shorter than it was
-        line.sendall(chunk)
-        checksum = zlib.crc32(chunk, checksum)
-        sent += size
-        time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+    checksum = part_transfer.send_bytes(line, fd, stamp.size, is_stopped=is_stopped, rate=rate)
     status = os.fstat(fd)
     is_whole = FileStamp(status.st_size, status.st_mtime_ns) == stamp
     line.sendall(TRAILER.pack(is_whole, checksum))

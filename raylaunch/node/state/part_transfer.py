@@ -210,20 +210,30 @@ def send_part(
 
     Raises OSError, also where it is stopped.
     """
-    checksum, began = 0, time.monotonic()
-    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
-        for start in range(0, size, _CHUNK):
-            if is_stopped():
-                raise ConnectionAbortedError
-            with view[start : start + _CHUNK] as chunk:
-                line.sendall(chunk)
-                checksum = zlib.crc32(chunk, checksum)
-            time.sleep(max(0.0, began + min(start + _CHUNK, size) / rate - time.monotonic()))
+    checksum = send_bytes(line, fd, size, is_stopped=is_stopped, rate=rate)
     try:
         is_whole = part_bytes(fd, part) == size
     except TornError:
         is_whole = False
     line.sendall(TRAILER.pack(is_whole, checksum))
+
+
+def send_bytes(line: socket.socket, fd: int, size: int, *, is_stopped: Callable[[], bool], rate: float) -> int:
+    """Send the first bytes of a file, with zeros where it has become shorter. Returns their CRC-32.
+
+    `rate`: bytes per second at most. Raises OSError, also where it is stopped.
+    """
+    checksum, sent, began = 0, 0, time.monotonic()
+    while sent < size:
+        if is_stopped():
+            raise ConnectionAbortedError
+        length = min(_CHUNK, size - sent)
+        chunk = os.pread(fd, length, sent).ljust(length, b"\0")
+        line.sendall(chunk)
+        checksum = zlib.crc32(chunk, checksum)
+        sent += length
+        time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+    return checksum
 
 
 def receive_part(line: socket.socket, file: MemoryFile, part: HeldCommit, size: int) -> None:
