@@ -18,8 +18,6 @@ from raylaunch.node.linux.processes import CLEANUP_SECONDS, CLEANUP_WAIT_SECONDS
 
 _POLL_SECONDS = 1.0
 _REMOVE_SECONDS = 2.0
-_F_SETSIG = 10
-"""From `asm-generic/fcntl.h`; Python's `fcntl` has it from 3.13 on."""
 
 
 def agent_is_gone(lifeline: int) -> bool:
@@ -57,7 +55,7 @@ def run_standbys(server: int, promote: int, lifeline: int) -> bool:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     # The kernel continues this process, if it is stopped, when the agent closes the socket or dies: see fcntl(2).
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGCONT)
+    fcntl.fcntl(lifeline, processes.F_SETSIG, signal.SIGCONT)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     while True:
         if server:

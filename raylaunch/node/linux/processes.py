@@ -15,6 +15,8 @@ CLEANUP_SECONDS = 5.0
 """How long a process may take to kill everything that it has started."""
 CLEANUP_WAIT_SECONDS = CLEANUP_SECONDS + 1.0
 """How long others wait for a process that does so, before they go on without it."""
+F_SETSIG = 10
+"""Which signal tells of a file descriptor (fcntl(2)). Python's `fcntl` has it from 3.13 on."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import secrets
+import signal
 import tempfile
 import threading
 import time
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from raylaunch.node.linux import scratch
+from raylaunch.node.linux import processes, scratch
 
 MOST_FILES = 10_000
 """A folder with more files is not copied: to look for changes would take too long."""
@@ -33,11 +34,6 @@ _STALE_SECONDS = 60.0
 """A folder without an owner that is younger may just be made."""
 _MOST_NAME = 1000
 _FILES, _COPIES, _INCOMING, _OWNERS = "files", "copies", "incoming", "owners.json"
-
-_F_SETSIG = 10
-"""From `asm-generic/fcntl.h`; Python's `fcntl` has it from 3.13 on."""
-_SIGURG = 23
-"""Which does nothing by default."""
 
 
 class TooManyFilesError(Exception):
@@ -322,7 +318,8 @@ def open_complete(folder: str, name: str, *, settled: float = 0.1) -> int | None
 def is_written(fd: int, age: float) -> bool:
     """Return whether a process has the file open to write it: then the kernel gives no read lease (fcntl(2))."""
     try:
-        fcntl.fcntl(fd, _F_SETSIG, _SIGURG)  # for a writer who comes before the lease is given back
+        # What a writer causes who comes before the lease is given back; SIGURG does nothing by default.
+        fcntl.fcntl(fd, processes.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except BlockingIOError:
