@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
+from raylaunch.cli.run_once import say
 from raylaunch.cli.runs.live_reader import DetachedReader, LiveReader
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.agent.acceptor import SecretAddress
@@ -152,7 +153,7 @@ def live_reader(run: KnownRun) -> LiveReader | None:
     Waits for another driver of a detached run whose driver is gone.
     """
     if isinstance(run.reader, DetachedReader):
-        run.reader.await_driver()
+        run.reader.await_driver(lambda: say(f"{run.title} has no driver right now: waiting for the next one"))
         return run.reader
     return LiveReader.at(run.control, run.folder) if run.control is not None else None
 

@@ -10,16 +10,31 @@ from typing import Any
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control.control_client import ControlClient, ControlError, DriverClient, RefusedError
-from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs, RunState
+from raylaunch.cluster.control.control_messages import (
+    Accepted,
+    ControlAnswer,
+    ControlRequest,
+    ListLogs,
+    LogsListed,
+    ReadLogs,
+    RunChange,
+    RunState,
+)
 from raylaunch.cluster.driver.run_registry import RegisteredRun
+from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS
 from raylaunch.core.history.run_status import RunStatus
+from raylaunch.core.machine.state import Phase
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
 RETRY_SECONDS = 5.0
 """When a driver that could not be asked, and may not be gone, is asked again."""
-_TAKEOVER_SECONDS = 30.0
-"""How long a command waits for another driver of a detached run, and for a head that does not answer."""
+_UNKNOWN_SECONDS = 30.0
+"""How long a command that needs a detached run waits for a cluster that does not know the run, or does not answer."""
+_TAKEOVER_SECONDS = SUCCESSION_SECONDS
+"""How long it waits for another driver, if the cluster knows the run."""
 _FIND_SECONDS = 0.3
+GOING_ON = (Phase.GATHERING, Phase.STARTING, Phase.RUNNING)
+"""The phases of a run of which nobody has requested a change, or in which that has been made."""
 
 
 class LiveReader(RunReader):
@@ -93,6 +108,10 @@ class LiveReader(RunReader):
         if self._client is None:
             self._client = self._connect()
         return self._client
+
+    def ask(self, request: ControlRequest) -> list[ControlAnswer]:
+        """Return what the driver answers. Raises ControlError and RefusedError."""
+        return [*self.client.ask(request)]
 
     def status(self) -> RunStatus | None:
         """Return the status as it was told last; None if nothing was."""
@@ -168,6 +187,8 @@ class DetachedReader(LiveReader):
         super().__init__(lambda: ControlClient(self._address), folder)
         self._address = address
         self._find = find
+        #: Whether this command is of no use without the driver.
+        self._needs_driver = False
         #: Since when the cluster does not know the run; None: it does.
         self._unknown_since: float | None = None
 
@@ -179,7 +200,7 @@ class DetachedReader(LiveReader):
             return
         found, now = self._find(), time.monotonic()
         self._unknown_since = (self._unknown_since or now) if found is None else None
-        patience = _TAKEOVER_SECONDS if self._state is not None else 0.0  # of one who follows the run
+        patience = _UNKNOWN_SECONDS if self._state is not None or self._needs_driver else 0.0
         self.is_gone = self._unknown_since is not None and now >= self._unknown_since + patience
         if found is not None and found.control not in (self._address, None):
             self._address, self._lost, self.problem, self.takeovers = found.control, "", "", self.takeovers + 1
@@ -196,9 +217,38 @@ class DetachedReader(LiveReader):
         """
         return (self.has_missed_logs or not self.is_asked) and not self.is_gone and not self.result()
 
-    def await_driver(self) -> None:
-        """Wait for some seconds until a driver answers, or the run is over."""
+    def ask(self, request: ControlRequest) -> list[ControlAnswer]:
+        """As in `LiveReader`. If the driver dies before it has answered, the next one is asked.
+
+        Unless it does already what the last one was asked for: then the answer is what follows from that.
+        """
+        before = self.status()
+        try:
+            return super().ask(request)
+        except ControlError:
+            self.close()
+            self.await_driver()
+            status = self.status()
+            if status is None or not self.is_asked:
+                raise
+            has_begun = before is not None and (status.attempt > before.attempt or status.phase not in GOING_ON)
+            if before is None or not has_begun or not isinstance(request, RunChange):
+                return super().ask(request)
+            return [Accepted(attempt=before.attempt, phase=status.phase, status=status.why)]
+
+    def await_driver(self, say: Callable[[], None] = lambda: None) -> None:
+        """Wait until a driver answers, or the run is over; or, for a minute or two, in vain.
+
+        `say` is called if there is none right now.
+        """
+        self._needs_driver = True
         deadline = time.monotonic() + _TAKEOVER_SECONDS
         self.refresh()
-        while not (self.is_asked or self.is_gone or self.result()) and time.monotonic() < deadline:
+        if not self._is_settled:
+            say()
+        while not self._is_settled and time.monotonic() < deadline:
             self.wait(_FIND_SECONDS)
+
+    @property
+    def _is_settled(self) -> bool:
+        return self.is_asked or self.is_gone or bool(self.result())

@@ -22,7 +22,7 @@ from raylaunch.cli.args import flag_values
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import known_runs, run_tables
 from raylaunch.cli.runs.known_runs import KnownRun
-from raylaunch.cli.runs.live_reader import LiveReader
+from raylaunch.cli.runs.live_reader import GOING_ON, LiveReader
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, details, summary
 from raylaunch.cluster.control.control_client import ControlError, RefusedError
 from raylaunch.cluster.control.control_messages import (
@@ -46,7 +46,6 @@ from raylaunch.node.linux.procfs import user_name
 
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
-_GOING_ON = (Phase.GATHERING, Phase.STARTING, Phase.RUNNING)
 _MOST_RANKS = 1000
 _WAIT_SECONDS = 5.0
 _NOTICE_SECONDS = 3.0
@@ -129,7 +128,7 @@ def _request(run: KnownRun, live: LiveReader, seconds: float, *, at_once: bool) 
     asked = live.takeovers
     while not live.result() and (live.is_asked or run.is_detached) and not live.is_gone:
         live.wait(_WAIT_SECONDS)
-        if asked != live.takeovers and (status := live.status()) is not None and status.phase in _GOING_ON:
+        if asked != live.takeovers and (status := live.status()) is not None and status.phase in GOING_ON:
             asked = live.takeovers
             _is_to_save(live, request)  # the driver died before anybody had kept the request
     say(f"{run.title}: {_outcome(_summary(run))}")
@@ -252,10 +251,10 @@ class _Change:
     def __init__(self, run: KnownRun) -> None:
         """Raises NotDoneError and ClusterError."""
         self._run = run
-        shown = _summary(run)
+        live, shown = known_runs.live_reader(run), _summary(run)
         if shown.is_over:
             raise NotDoneError(f"{run.title} has ended: {_outcome(shown)}")
-        if (live := known_runs.live_reader(run)) is None:
+        if live is None:
             msg = f"the driver of {run.title} cannot be asked: it does not listen"
             raise ClusterError(msg, hint="only `raylaunch stop` works, by a signal on its machine")
         self._live = live
@@ -263,7 +262,7 @@ class _Change:
     def ask(self, request: ControlRequest) -> list[ControlAnswer]:
         """Return the answers. Raises NotDoneError and ClusterError."""
         try:
-            return [*self._live.client.ask(request)]
+            return self._live.ask(request)
         except RefusedError as error:
             raise NotDoneError(f"{self._run.title}: {error}", hint=error.hint) from None
         except ControlError as error:
@@ -295,7 +294,7 @@ class _Change:
         status = self._live.status()
         if asked == self._live.takeovers or status is None or not self._live.is_asked:
             return asked
-        if status.attempt == accepted.attempt and status.phase in _GOING_ON:
+        if status.attempt == accepted.attempt and status.phase in GOING_ON:
             with contextlib.suppress(NotDoneError, ClusterError):  # it knows of it, or has died too
                 self.ask(request)
         return self._live.takeovers

@@ -240,6 +240,43 @@ def test_a_detached_run_without_a_driver_is_not_followed_into_another_attempt(re
     reader.close()
 
 
+@pytest.mark.parametrize(("has_begun", "asked"), [(False, 2), (True, 1)])
+def test_a_driver_that_dies_before_it_has_answered(registry, driver, monkeypatch, has_begun, asked):
+    """The next one is asked, unless it does already what the last one was asked for: else that would be done twice."""
+    (entry,) = known_runs.run_registry.runs(registry.folder)
+    reader = live_reader.DetachedReader(driver.address, "", lambda: entry)
+    driver.count = next(count for count in range(len(ENTRIES)) if status(count).phase is Phase.RUNNING)
+    reader.refresh()
+    known = reader.status()
+    requests: list[ControlRequest] = []
+
+    def ask(client: ControlClient, request: ControlRequest) -> Iterator[ControlAnswer]:
+        if not isinstance(request, GetState):
+            requests.append(request)
+        if len(requests) == 1 and reader.takeovers == 0:
+            server = ControlServer("127.0.0.1", driver.answers)  # the next driver
+            server.start()
+            servers.append(server)
+            nonlocal entry
+            entry = replace(entry, control=server.address)
+            driver.close()
+            if has_begun:
+                driver.count = next(n for n in range(len(ENTRIES)) if status(n).attempt > known.attempt)
+            msg = "the driver has closed the connection"
+            raise ControlError(msg, is_gone=True)
+        yield from original(client, request)
+
+    servers: list[ControlServer] = []
+    original = ControlClient.ask
+    monkeypatch.setattr(ControlClient, "ask", ask)
+    (answer,) = reader.ask(StopRun())
+    assert isinstance(answer, Accepted)
+    assert (len(requests), len(driver.stops), reader.takeovers) == (asked, asked - 1, 1)
+    assert answer.attempt == (known.attempt if has_begun else 0)
+    reader.close()
+    servers[0].close()
+
+
 def test_a_driver_whose_machine_has_vanished(registry, driver, monkeypatch, capsys):
     """Nothing answers there. Its run is lost when its entry in the cluster has not been renewed for long."""
 

@@ -14,8 +14,8 @@ import pytest
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.record import journal
 from raylaunch.node.linux import procfs
-from tests.cluster.conftest import wait_until
-from tests.private_cluster import marked
+from tests.cluster.conftest import Launcher, wait_until
+from tests.private_cluster import marked, private_cluster
 from tests.warm_command import WarmCommand
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -165,6 +165,16 @@ class Detached:
         wait_until((self.folder / "result.json").exists, 100, "the result")
         return json.loads((self.folder / "result.json").read_text())
 
+    def kill_for_long(self) -> int:
+        """Kill the driver, and stop the next one before it has taken over. Return its process."""
+        while True:
+            known = len(self.takeovers)
+            self.kill()
+            os.kill(stopped := self.driver, signal.SIGSTOP)
+            if len(self.takeovers) == known:
+                return stopped
+            os.kill(stopped, signal.SIGCONT)  # it was faster
+
     def ends(self) -> None:
         """Have the script end."""
         (self.launcher.folder / "end").touch()
@@ -275,6 +285,37 @@ def test_a_driver_that_was_stopped_and_replaced_commands_nothing_more(launcher, 
     wait_until((run.folder / "report.html").exists, 100, "the report")
     assert "driver 1 ends" not in (run.folder / "driver.log").read_text()
     assert marked(launcher.cluster.mark)
+
+
+@pytest.mark.parametrize("dies_again", [False, True])
+def test_a_host_is_drained_while_there_is_no_driver(tmp_path, dies_again):
+    """`raylaunch drain` says that it waits for a driver, and the next one leaves the host; also if that one dies, too."""
+    with private_cluster(cpus=1, lean=True) as cluster:
+        cluster.add_node(cpus=1)
+        run = Detached(Launcher(tmp_path, cluster), nnodes="1:2", placement="spread", last_call=0.1)
+        wait_until(lambda: any(run.lines(attempt, 1) for attempt in (1, 2)), 100, "steps of both nodes")
+        both = 1 if run.lines(1, 1) else 2  # one was there first
+        stopped = run.kill_for_long()
+        draining = run.begin("drain", "node-2", run.id)
+        said = draining.stderr.readline()
+        assert said == f"raylaunch: train {run.id} has no driver right now: waiting for the next one\n"
+        if dies_again:
+            run.hold("saving")
+        os.kill(stopped, signal.SIGCONT)
+        run.until_taken_over()
+        if dies_again:
+            run.kill_in("saving")
+        _, said = draining.communicate(100)
+        assert draining.returncode == 0, said
+        assert "no worker runs on node-2 any more" in said
+        wait_until(lambda: run.lines(both + 1, 0), 100, "steps of the next attempt")
+        run.ends()
+        *_, last, alone = run.result["attempts"]
+        assert (alone["number"], len(last["roster"]), alone["roster"]) == (both + 1, 2, ["node-1"])
+        assert "is being drained" in alone["why_launched"]
+        assert len({line[3] for line in run.lines(both, 0)}) == 1
+        assert int(run.lines(both + 1, 0)[0][2]) == int(run.lines(both, 0)[-1][2]) + 1, "a step was lost"
+        check_journal(run)
 
 
 def test_a_driver_waits_for_agents_that_do_not_answer(launcher):
