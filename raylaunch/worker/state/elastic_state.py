@@ -191,7 +191,7 @@ class State:
         unsealed, self._unsealed = self._unsealed, None
         if unsealed is not None:
             unsealed.copies.finish()  # into a buffer that is about to be written again
-        self._rank, self._schedule = RankCommits(self._folder, self._rank.buffers), CommitSchedule(self._every)
+        self._rank, self._schedule = RankCommits(self._folder), CommitSchedule(self._every)
         for tensor in self._tensors():
             tensor.grad = None  # of a step that was broken off
 

@@ -26,6 +26,9 @@ from raylaunch.worker.state.snapshot import Snapshot
 _FILES_FOR_COPIES = 4
 """Files of a node for each of its ranks, if there are copies: two more buffers, and two copies of another rank."""
 
+_mapped: dict[tuple[int, int], CommitBuffer] = {}
+"""What is mapped, by inode and size of the file. It stays so until the process ends: a survivor uses it again."""
+
 
 class RankBuffers:
     """The buffers, which the node holds. Those that it does not have yet are made when they are needed.
@@ -43,13 +46,12 @@ class RankBuffers:
         folder: DurableFolder | None,
         copies: CopyRounds,
         ask: Callable[[Request], tuple[int | None, str]],
-        known: RankBuffers | None = None,
     ) -> None:
         """`sharers`: the ranks of this node. `spared`: the commit to restore, whose buffer is not overwritten first.
 
-        `folder`: where commits are also written; None: nowhere. `ask`: what `buffer_client.ask` does. `known`: those
-        of an attempt before in this process, which need not be mapped again. Raises OSError where the agent cannot be
-        reached.
+        `folder`: where commits are also written; None: nowhere. `ask`: what `buffer_client.ask` does.
+
+        Raises OSError where the agent cannot be reached.
         """
         self._folder = folder
         self._ask = ask
@@ -57,8 +59,6 @@ class RankBuffers:
         self._rank = rank
         self._sharers = sharers
         self._notes: set[str] = set()
-        #: Buffers by inode and size of their files.
-        self.mapped: dict[tuple[int, int], CommitBuffer] = known.mapped if known is not None else {}
         self._copies = copies
         self._required = range(BUFFERS if folder is not None else DURABLE_BUFFER)
         self._buffers = [self._get(index) for index in range(BUFFERS_WITH_COPIES)]
@@ -92,11 +92,11 @@ class RankBuffers:
     def _map(self, fd: int) -> CommitBuffer:
         found = os.fstat(fd)
         key = found.st_ino, found.st_size
-        if key in self.mapped:
+        if key in _mapped:
             os.close(fd)
         else:
-            self.mapped[key] = CommitBuffer(fd)
-        return self.mapped[key]
+            _mapped[key] = CommitBuffer(fd)
+        return _mapped[key]
 
     def part_to_restore(self, part: int | None = None) -> CommitBuffer | None:
         """Return the part of the commit to restore that a rank has written; None: the node does not have it.

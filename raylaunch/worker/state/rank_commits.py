@@ -38,8 +38,7 @@ _POLL_SECONDS = 0.002
 class RankCommits:
     """The commits of this rank in this attempt."""
 
-    def __init__(self, folder: DurableFolder | None, known: RankBuffers | None = None) -> None:
-        """`known`: the buffers of the attempt before, in a survivor."""
+    def __init__(self, folder: DurableFolder | None) -> None:
         #: The number of the commit that is being made, or was made last; 0: there is none.
         self.number = 0
         #: How many steps were completed in what was restored.
@@ -49,7 +48,6 @@ class RankCommits:
         self._folder = folder
         self._is_begun = False
         self._is_common = False
-        self._known = known
         self._chosen: Commit | None = None
         #: Whether the ranks of a node divide among them what is equal on all ranks.
         self._shares = False
@@ -95,7 +93,6 @@ class RankCommits:
             folder=self._folder,
             copies=self.copies,
             ask=ask,
-            known=self._known,
         )
         self.agreement = CommitAgreement(rank, self._world_size, writer.record_alive)
         if self._folder is not None:
