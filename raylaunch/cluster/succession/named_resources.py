@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from math import inf
 from typing import Any
 
 import ray
@@ -116,18 +117,26 @@ def has_driver(token: str) -> bool:
     A driver that does not answer here may be reached by others. It shows by the entry of the run, which it renews: for
     that, this waits for another minute.
     """
-    while True:
+    entry, until = None, inf
+    while time.monotonic() < until:
         try:
-            entry = _entry(token)
+            if entry is None:
+                entry, until = _entry(token), time.monotonic() + _RENEWAL_SECONDS
             driver = actor(driver_name(token))
-            if driver is None:
-                return False
-            with contextlib.suppress(RayError):
-                return bool(ray.get(driver.is_there.remote(), timeout=_ANSWER_SECONDS))
-            time.sleep(_RENEWAL_SECONDS)
-            return _entry(token) != entry
+            if driver is None or _entry(token) != entry:
+                return driver is not None
+            if _answers(driver):
+                return True
         except (RayError, RuntimeError):  # Ray ends this process when no head has answered for a minute
-            time.sleep(_HEAD_SECONDS)
+            entry, until = None, inf
+        time.sleep(_HEAD_SECONDS)
+    return False
+
+
+def _answers(driver: Any) -> bool:
+    with contextlib.suppress(RayError):
+        return bool(ray.get(driver.is_there.remote(), timeout=_ANSWER_SECONDS))
+    return False
 
 
 def _entry(token: str) -> bytes:

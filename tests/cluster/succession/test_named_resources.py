@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RpcError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RpcError
 
 from raylaunch.cluster.succession import named_resources
 
@@ -24,7 +24,8 @@ class Cluster:
         monkeypatch.setattr(named_resources.ray_internals, "own_kept", lambda *_: self._next(self.entries))
         monkeypatch.setattr(named_resources, "actor", lambda _: self._next(self.drivers))
         monkeypatch.setattr(named_resources, "ray", SimpleNamespace(get=lambda *_, **__: self._next(self.answers)))
-        monkeypatch.setattr(named_resources, "time", SimpleNamespace(sleep=self.slept.append))
+        clock = SimpleNamespace(sleep=self.slept.append, monotonic=lambda: sum(self.slept))
+        monkeypatch.setattr(named_resources, "time", clock)
 
     @staticmethod
     def _next(answers: list[Any]) -> Any:
@@ -62,15 +63,30 @@ def test_a_head_that_does_not_answer_says_nothing_of_drivers(cluster, error):
     cluster.drivers, cluster.answers = [error, DRIVER], [True]
     assert named_resources.has_driver("token") is True
     assert len(cluster.slept) == 51
-    assert min(cluster.slept) >= 1.0
+    assert {*cluster.slept} == {2.0}
 
 
 @pytest.mark.parametrize("error", [GetTimeoutError("5 s"), ActorUnavailableError("the driver", b"0" * 16)])
 def test_a_driver_that_cannot_be_reached_from_here(cluster, error):
     """If it renews the entry of the run, it is there, and others may reach it. Else it stands still, or never started."""
     cluster.drivers, cluster.answers = [DRIVER], [error]
-    cluster.entries = [b"written at noon", b"written later"]
+    cluster.entries = [*[b"written at noon"] * 10, b"written later"]
     assert named_resources.has_driver("token") is True
-    assert cluster.slept == [60.0]
+    assert 0.0 < sum(cluster.slept) < 30.0
+    cluster.slept.clear()
     cluster.entries = [b"written at noon"]
     assert named_resources.has_driver("token") is False
+    assert sum(cluster.slept) == 60.0
+    cluster.slept.clear()
+    cluster.entries = [b"written at noon", b"written at noon", *[NO_ANSWER] * 50, b"written at noon"]
+    assert named_resources.has_driver("token") is False
+    assert sum(cluster.slept) == 162.0, "the minute counts from when the head answers again"
+
+
+def test_a_driver_that_ray_has_given_up_meanwhile(cluster):
+    """Or that answers again."""
+    cluster.drivers, cluster.answers = [DRIVER, DRIVER, None], [ActorDiedError()]
+    assert named_resources.has_driver("token") is False
+    assert cluster.slept == [2.0, 2.0]
+    cluster.drivers, cluster.answers = [DRIVER], [ActorUnavailableError("the driver", b"0" * 16), True]
+    assert named_resources.has_driver("token") is True
