@@ -20,6 +20,8 @@ RATE_WINDOW = 10.0
 STALE = 3.0
 """Seconds. A worker that was last seen so long before the others has ended, or its node is being dealt with."""
 _MIN_POINTS = 2
+_BURST_SECONDS = 0.05
+"""Heartbeats that come closer together were held up on their way, as while there was no driver: no rate follows."""
 
 
 class StepWindow:
@@ -51,11 +53,10 @@ class StepWindow:
         return 0.0 if silence > max(RATE_WINDOW, 2 / rate) else rate
 
     def max_counts_per_second(self) -> float | None:
-        """The highest rate between two heartbeats of the window; None if there was only one."""
-        if len(self._points) < _MIN_POINTS:
-            return None
-        pairs = [*itertools.pairwise(self._points), (self._points[0], self._points[-1])]
-        return max((now[2] - then[2]) / max(now[0] - then[0], 0.001) for then, now in pairs)
+        """The highest rate between two heartbeats of the window; None if there was only one, or all came at once."""
+        pairs = [*itertools.pairwise(self._points), (self._points[0], self._points[-1])] if self._points else []
+        times = [(now[0] - then[0], now[2] - then[2]) for then, now in pairs]
+        return max((counts / seconds for seconds, counts in times if seconds >= _BURST_SECONDS), default=None)
 
 
 class RankProgress:

@@ -460,6 +460,18 @@ def test_proposed_step_at_a_steady_pace():
     assert propose_step(progress.world, 2.0) == 19 + 1 + 2
 
 
+def test_proposed_step_after_heartbeats_that_were_held_up():
+    """They come at once when another driver has taken over. No worker waits for a step that is minutes ahead."""
+    progress = tracker(ranks=1)
+    for at, asked in ((1.0, 9), (4.0, 130), (4.001, 180), (4.002, 230)):
+        receive(progress, at, worker(0, asked + 1, asked=asked))
+    assert 230 < propose_step(progress.world, 4.002) < 260
+    progress = tracker(ranks=1)
+    for at, asked in ((4.0, 9), (4.001, 180)):
+        receive(progress, at, worker(0, asked + 1, asked=asked))
+    assert 180 < propose_step(progress.world, 4.002) < 210
+
+
 def test_proposed_step_without_should_checkpoint():
     """The step numbers of the optimizer are used; without any the proposal does not matter."""
     progress = tracker(ranks=2)
