@@ -26,7 +26,10 @@ def wait() -> None:
 
 
 def awaited() -> Callable[[], bool]:
-    """Return a function that tells whether the files are there of which the environment says that they are awaited."""
+    """Return a function that tells whether the agent has all files. The environment says whether it lacks any.
+
+    The variable that says so is removed, so this is called once in an attempt.
+    """
     attempt, page = int(os.environ.pop(WAIT_VARIABLE, "0")), os.environ.get(PAGE_VARIABLE, "").rpartition(":")[0]
     if not attempt or not page:
         return lambda: True
