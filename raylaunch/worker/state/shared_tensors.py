@@ -34,8 +34,8 @@ IsShared = Callable[[Any], bool]
 
 def find(objects: Mapping[str, Any]) -> dict[str, IsShared]:
     """Return which of the objects have tensors that are equal on all ranks, and by which function they are known."""
-    kind = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
-    models = {name: _synchronized(one) for name, one in objects.items() if kind is not None and isinstance(one, kind)}
+    kind = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", ())
+    models = {name: _synchronized(one) for name, one in objects.items() if isinstance(one, kind) and _is_on_all(one)}
     everywhere = frozenset[int]().union(*models.values())
     found = {name: _is_at(addresses) for name, addresses in models.items()}
     for name, one in objects.items():
@@ -45,6 +45,11 @@ def find(objects: Mapping[str, Any]) -> dict[str, IsShared]:
             if parameters and parameters <= everywhere:
                 found[name] = lambda _: True
     return found
+
+
+def _is_on_all(model: Any) -> bool:
+    """Return whether a model in DDP is the same on all ranks, not only on those of a smaller group."""
+    return bool(model.process_group.size() == sys.modules["torch.distributed"].get_world_size())
 
 
 def _synchronized(model: Any) -> frozenset[int]:

@@ -153,6 +153,13 @@ def test_what_ddp_ignores_may_differ(group):
     assert not found["model"](plain["b"].weight.detach())
 
 
+def test_models_of_smaller_groups_differ_between_the_groups(group):
+    alone = dist.new_group([0])
+    model = DistributedDataParallel(torch.nn.Linear(90, 90), process_group=alone)
+    objects = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    assert shared_tensors.find(objects) == {}
+
+
 # Digests.
 
 
