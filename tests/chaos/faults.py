@@ -127,7 +127,7 @@ def _kill_driver(job: Job, host: Host) -> Kinds:
 
 
 def _kill_gcs(job: Job, host: Host) -> Kinds:
-    """Ray forgets to start an actor that it was about to start when its GCS was killed: all agents are there first."""
+    """All agents are there first: Ray forgets one that it was about to start, and the next comes two minutes later."""
     wait_for(lambda: all(job.agents(each) for each in job.hosts.hosts), 30.0)
     gcs = job.hosts.gcs()
     gcs.kill()

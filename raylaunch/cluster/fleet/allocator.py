@@ -45,27 +45,24 @@ class Allocator:
     `now`, everywhere: seconds of a monotonic clock.
     """
 
-    def __init__(self, bundles: Sequence[Bundle], gang: int, *, spread: bool) -> None:
+    def __init__(self, bundles: Sequence[Bundle], gang: int, *, spread: bool, start_timeout: float = inf) -> None:
         """`bundles`: one for each wanted node. The first `gang` of them are reserved together, all or nothing.
 
-        `spread`: each node is to have a host of its own.
+        `spread`: each node is to have a host of its own. `start_timeout`: see `Backoff`.
         """
         #: The bundles that differ. A kind of node is its index here.
         self._bundles = tuple(dict.fromkeys(bundles))
-        kinds = [self._bundles.index(bundle) for bundle in bundles]
         #: The kind of each wanted node.
-        self._kinds = kinds
-        self._desired = Counter(kinds)
+        self._kinds = [self._bundles.index(bundle) for bundle in bundles]
+        self._desired = Counter(self._kinds)
         self._spread = spread
         self._slots = SlotTable()
-        for kind in kinds[:gang]:
+        for kind in self._kinds[:gang]:
             self._slots.add(kind, in_gang=True)
         #: Until the gang is granted nothing else is requested: a single slot might take a host that the gang needs.
         self._is_gang_granted = False
         self._hosts = UnwantedHosts()
-        #: Shared by all slots that were requested with an equal set: a thousand sets of a thousand hosts are too big.
-        self._latest_avoid: frozenset[HostId] = frozenset()
-        self._backoff = Backoff()
+        self._backoff = Backoff(start_timeout)
         self._requests: list[Request] = []
 
     # What was observed.
@@ -92,7 +89,7 @@ class Allocator:
                 self._clear(slot, _OCCUPIED)
             else:
                 nodes_on[host] += 1
-                slot.granted_at = now
+                slot.granted_at = slot.due_since = now
                 self._requests.append(AnnounceNode(slot.node, host))
         self._reconcile(now)
 
@@ -102,7 +99,15 @@ class Allocator:
             slot = self._slots.get(number)
             if slot is not None and not slot.is_up and host and host != slot.host:
                 slot.host, slot.retry_at = host, now
+                slot.due_since = now if slot.node else inf
         self._reconcile(now)
+
+    def reported(self, node: NodeId) -> None:
+        """Record that the process of a node's agent has started: it has reported."""
+        slot = self._slots.of(node)
+        if slot is not None and slot.due_since < inf:
+            slot.due_since = inf
+            self._backoff.process_started(slot.place)
 
     def joined(self, node: NodeId, host: HostId, now: float) -> bool:
         """Record that the agent of a node came up on a host. Return False if the node is not wanted."""
@@ -131,7 +136,7 @@ class Allocator:
         if slot is None:
             return 0.0
         lived = None if slot.up_since is None else now - slot.up_since
-        pause = self._backoff.died(slot.host or f"slot {slot.number}", lived, silent=silent)
+        pause = self._backoff.died(slot.place, lived, silent=silent)
         if silent and slot.host:
             self._hosts.cut_off[slot.host] = now + _CUT_OFF_SECONDS
         self._slots.vacate(slot)
@@ -175,8 +180,8 @@ class Allocator:
     def next_tick(self, now: float) -> float | None:
         """Return when to call `tick` if nothing is observed before; None: never."""
         retries = [slot.retry_at for slot in self._slots if slot.failed and not slot.node]
-        slow = [self._slow_at(slot) for slot in self._slots if slot.node and not slot.is_up and not slot.failed]
-        times = (*retries, *slow, *self._hosts.cut_off.values())
+        slow = [self._backoff.slow_at(slot) for slot in self._slots if slot.node and not slot.is_up and not slot.failed]
+        times = (*retries, *slow, *map(self._backoff.overdue_at, self._slots), *self._hosts.cut_off.values())
         return min((at for at in times if now < at < inf), default=None)
 
     @property
@@ -196,8 +201,7 @@ class Allocator:
 
     def is_on_usable_host(self, node: NodeId) -> bool:
         """Whether a node is up on a host that is neither drained nor cordoned."""
-        slot = self._slots.of(node)
-        return slot is not None and slot.is_up and slot.host not in self._hosts.unusable
+        return self.is_up(node) and self.host_of(node) not in self._hosts.unusable
 
     def host_of(self, node: NodeId) -> HostId:
         """Return the host of a node; `NO_HOST`: not known."""
@@ -212,16 +216,7 @@ class Allocator:
 
     def unfinished(self, reserved: Collection[int], started: Collection[NodeId]) -> list[Request]:
         """Return the requests that were made and not carried out. `reserved`: slots; `started`: nodes with agents."""
-        removed = [ReleaseSlot(number) for number in reserved if self._slots.get(number) is None]
-        gang = {slot.number: self._bundles[slot.kind] for slot in self._slots if slot.in_gang}
-        found: list[Request] = [*removed, *([ReserveGang(gang)] if gang and not gang.keys() <= {*reserved} else [])]
-        for slot in self._slots:
-            bundle = self._bundles[slot.kind]
-            if not slot.in_gang and slot.number not in reserved:
-                found.append(ReserveSlot(slot.number, bundle, slot.avoid))
-            if slot.node and not slot.is_up and slot.node not in started:
-                found.append(StartAgent(slot.number, slot.node, bundle))
-        return found
+        return [*self._slots.unfinished(self._bundles, reserved, started)]
 
     def start_of(self, node: NodeId) -> StartAgent | None:
         """Return the request by which the agent of a node is started; None: there is no such node."""
@@ -248,14 +243,16 @@ class Allocator:
         self._release_gang()
 
     def _forget_unusable(self, now: float) -> None:
-        """Give up agents that start where no node is wanted, and do not count on those that are slow."""
+        """Give up agents that start where no node is wanted, or do not start; do not count on those that are slow."""
         self._hosts.cut_off = {host: until for host, until in self._hosts.cut_off.items() if until > now}
         for slot in self._slots:
             if slot.is_up:
                 continue
             if (slot.node or not slot.in_gang) and self._is_unwanted(slot):
                 self._clear(slot, _OCCUPIED if self._is_occupied(slot) else _UNUSABLE)
-            slot.failed |= self._slow_at(slot) <= now
+            elif self._backoff.overdue_at(slot) <= now:
+                self._give_up_unstarted(slot, now)
+            slot.failed |= self._backoff.slow_at(slot) <= now
 
     def _missing(self) -> Counter[int]:
         """Return how many nodes of each kind are wanted and not up on a usable host."""
@@ -272,6 +269,7 @@ class Allocator:
                 self._clear(slot, _NOT_NEEDED)
             elif not slot.node and slot.retry_at <= now and not self._is_unwanted(slot):
                 self._start_agent(slot)
+                slot.due_since = now if slot.host else inf
         hopeful = [slot for slot in pending if slot in self._slots and self._is_hopeful(slot)]
         if self._is_gang_granted:
             for _ in range(missing - len(hopeful)):
@@ -320,22 +318,24 @@ class Allocator:
             avoid = avoid.union(self._hosts.cut_off, (slot.host for slot in self._slots if slot.host))
         return avoid
 
-    def _slow_at(self, slot: Slot) -> float:
-        return slot.granted_at + self._backoff.slow_after
-
     # Changes of slots, each with its requests.
 
     def _request_slot(self, kind: int) -> None:
-        avoid = self._hosts_to_avoid(kind)
-        if avoid != self._latest_avoid:
-            self._latest_avoid = avoid
-        slot = self._slots.add(kind, avoid=self._latest_avoid)
+        slot = self._slots.add(kind, avoid=self._hosts_to_avoid(kind))
         self._requests.append(ReserveSlot(slot.number, self._bundles[kind], slot.avoid))
         self._start_agent(slot)
 
     def _start_agent(self, slot: Slot) -> None:
         self._slots.occupy(slot)
         self._requests.append(StartAgent(slot.number, slot.node, self._bundles[slot.kind]))
+
+    def _give_up_unstarted(self, slot: Slot, now: float) -> None:
+        """Give up an agent that Ray may have forgotten, as it does when its head dies just then. The slot stays."""
+        why = f"Ray has not started its agent within {now - slot.due_since:.0f} s"
+        self._requests.append(StopAgent(slot.node, why, never_started=True))
+        self._backoff.unstarted(slot.place)
+        self._slots.vacate(slot)
+        slot.retry_at = now
 
     def _clear(self, slot: Slot, why: str) -> None:
         """Stop the slot's agent; release the slot unless it is one of the gang, which Ray cannot shrink."""

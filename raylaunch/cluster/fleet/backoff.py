@@ -1,8 +1,11 @@
-"""Backoff for agents that die again and again, and the time after which an agent counts as slow to start."""
+"""Backoff for agents that die again and again, or are not started; and when an agent counts as slow to start."""
 
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
+
+from raylaunch.cluster.fleet.slot_table import Slot
 
 _STABLE_SECONDS = 60.0
 """After an agent lived this long, its death counts as the first in a row."""
@@ -14,12 +17,17 @@ _LEAST_SLOW_SECONDS = 20.0
 _SLOW_FACTOR = 4
 """An agent that takes this many times as long as the slowest one so far counts as slow sooner."""
 _MOST_FAILED_STARTS = 3
+_MOST_PATIENCE = 3600.0
 
 
 class Backoff:
     """Start and death times of all agents of a run. A place is a host, or a slot whose host is not known."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_timeout: float = inf) -> None:
+        """`start_timeout`: seconds from the grant of a slot in which the process of its agent should have started."""
+        self._start_timeout = start_timeout
+        #: Agents in a row whose processes were not started, by place.
+        self._unstarted: Counter[str] = Counter()
         self._slowest_start: float | None = None
         #: Deaths in a row, by place.
         self._deaths: Counter[str] = Counter()
@@ -40,6 +48,27 @@ class Backoff:
         if self._slowest_start is None:
             return _SLOW_SECONDS
         return min(_SLOW_SECONDS, max(_LEAST_SLOW_SECONDS, _SLOW_FACTOR * self._slowest_start))
+
+    def slow_at(self, slot: Slot) -> float:
+        """Return when the agent in a slot counts as slow."""
+        return slot.granted_at + self.slow_after
+
+    def overdue_at(self, slot: Slot) -> float:
+        """Return when the process of the agent in a slot should have started.
+
+        It gets twice the time after each that did not start there, up to an hour: so an agent that is slow to start,
+        but healthy, is not given up again and again.
+        """
+        patience = self._start_timeout * 2.0 ** min(self._unstarted[slot.place], 10)
+        return slot.due_since + (patience if patience == inf else min(patience, _MOST_PATIENCE))
+
+    def unstarted(self, place: str) -> None:
+        """Record that an agent was given up whose process had not started."""
+        self._unstarted[place] += 1
+
+    def process_started(self, place: str) -> None:
+        """Record that the process of an agent has started."""
+        del self._unstarted[place]
 
     @property
     def cannot_start(self) -> bool:

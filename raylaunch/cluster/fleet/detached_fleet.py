@@ -227,12 +227,12 @@ class DetachedFleet(RayFleet):
         named = {"name": named_resources.agent_name(self._token, self._epoch, request.node), "namespace": NAMESPACE}
         super()._start(request, spec, {**options, **named, "lifetime": "detached"})
 
-    def _end(self, request: StopAgent) -> None:
+    def _kill(self, actor: Any, request: StopAgent) -> None:
         """Have the agent end itself, if this driver is in command: Ray would kill it whoever asks."""
-        if (actor := self._actors.pop(request.node, None)) is not None:
+        if request.never_started:
+            super()._kill(actor, request)
+        else:
             actor.leave.remote(self._epoch)
-        if request.why:
-            self._tell(AgentLost(node=request.node, why=request.why))
 
     def start(self, tell: Tell) -> None:
         """Reserve the gang; or, after another driver, adopt its agents and go on with its reservations."""

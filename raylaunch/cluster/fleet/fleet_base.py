@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -24,11 +25,16 @@ Answer = TypeVar("Answer")
 class FleetBase(ABC):
     """How a request is done, and how a node is sent an order, is up to the fleet: `_put` and `send` are its own."""
 
-    def __init__(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> None:
-        """`say` takes a line for a person. It is called in the thread that calls a method of the fleet."""
+    def __init__(
+        self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], *, start_timeout: float = math.inf
+    ) -> None:
+        """`say` takes a line for a person. It is called in the thread that calls a method of the fleet.
+
+        `start_timeout`: see `Allocator`.
+        """
         self._spec = spec
         self._say = say
-        self._allocator = Allocator(plan.bundles, plan.min_nodes, spread=plan.spread)
+        self._allocator = Allocator(plan.bundles, plan.min_nodes, spread=plan.spread, start_timeout=start_timeout)
         self._tell: Tell = lambda _: None
         #: Guards `_allocator`, and the order in which its requests are queued.
         self._lock = threading.Lock()

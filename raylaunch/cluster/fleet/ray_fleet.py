@@ -47,6 +47,10 @@ from raylaunch.node.protocol.messages import Order
 _JOIN_SECONDS = 2.0
 _ASK_SECONDS = 60.0
 """For how long a request to Ray is repeated while the head does not answer."""
+_START_SECONDS = 120.0
+"""How long Ray may take to start an agent's process: twice what it waits itself (`worker_register_timeout_seconds`)."""
+_SETUP_SECONDS = 600.0
+"""How long it may take, before that, to make a runtime environment on a host (its `setup_timeout_seconds`)."""
 VALUES_SECONDS = 60.0
 """For how long a node may report nothing while its results are fetched."""
 LOOK_SECONDS = 1.0
@@ -60,7 +64,8 @@ class RayFleet(FleetBase):
 
     def __init__(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], pool: AgentPool | None = None) -> None:
         """`say` takes a line for a person, in the thread that calls the fleet. `pool`: idle agents between runs."""
-        super().__init__(plan, spec, say)
+        setup = _SETUP_SECONDS if ray.get_runtime_context().runtime_env else 0.0
+        super().__init__(plan, spec, say, start_timeout=_START_SECONDS + setup)
         self._plan = plan
         self._placement_groups = PlacementGroups(spread=plan.spread)
         self.actor_class = actor_class()
@@ -119,6 +124,8 @@ class RayFleet(FleetBase):
             except Exception as error:  # noqa: BLE001
                 self._gone(node, error)
                 return
+            with self._lock:
+                self._allocator.reported(node)
             self._tell(ReportReceived(node=node, at=time.monotonic(), report=report))
             self._listen(node)
 
@@ -149,7 +156,7 @@ class RayFleet(FleetBase):
         host = self._allocator.host_of(gone.node)
         pause = self._lose(gone.node, silent=gone.silent)
         if never_came_up and self._is_hopeless(gone):
-            raise _cannot_start(gone, self._address(host) if host else "")
+            raise actor_errors.cannot_start(gone, self._address(host) if host else "")
         if pause:
             where = f"on the host {host[:8]}" if host else "at its place"
             self._say(f"agents die one after the other {where}: the next is started in {count(pause, 'second')}")
@@ -276,10 +283,14 @@ class RayFleet(FleetBase):
             self._agent_reuse.stopped(request.node)
         actor = self._actors.pop(request.node, None)
         if actor is not None:
-            with contextlib.suppress(Exception):  # dead already
-                ray.kill(actor)
+            self._kill(actor, request)
         if request.why:
             self._tell(AgentLost(node=request.node, why=request.why))
+
+    def _kill(self, actor: Any, request: StopAgent) -> None:
+        del request
+        with contextlib.suppress(Exception):  # dead already
+            ray.kill(actor)
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         """Ask the actor, by a call of its own."""
@@ -337,14 +348,3 @@ class RayFleet(FleetBase):
         self._to_do.put(lambda: None)
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
-
-
-def _cannot_start(gone: AgentLost, address: str) -> ClusterError:
-    if "No module named 'raylaunch'" in str(gone.error):
-        return ClusterError(
-            "raylaunch is not installed on the nodes of the cluster",
-            hint="install it there, or name it in the `pip` of the job's runtime environment",
-        )
-    hint = "install the same raylaunch and Ray on all nodes" if actor_errors.is_of_another_version(gone.error) else ""
-    where = f" ({address})" if address else ""
-    return ClusterError(f"the agent of {gone.node}{where} cannot start: {gone.why}", hint=hint)

@@ -6,7 +6,7 @@ Slots are numbers; nodes and hosts are names. `RayFleet` carries requests out wi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -31,6 +31,8 @@ class Slot:
     """The node whose agent runs or starts here; `NO_NODE`: none."""
     granted_at: float = inf
     """When the grant was announced for the present agent."""
+    due_since: float = inf
+    """Since when the process of the present agent is to start; infinity: it has, or its slot has no host yet."""
     up_since: float | None = None
     """When the present agent came up; None: there is none, or it is starting."""
     failed: bool = False
@@ -43,6 +45,11 @@ class Slot:
         """Whether the agent here is a node of the run."""
         return self.up_since is not None
 
+    @property
+    def place(self) -> str:
+        """The name of where agents of this slot start: its host, or the slot itself if that is not known."""
+        return self.host or f"slot {self.number}"
+
 
 class SlotTable:
     """All slots, by number and by node, with counts of the nodes that are up."""
@@ -52,6 +59,8 @@ class SlotTable:
         self._by_node: dict[NodeId, Slot] = {}
         self._slots_made = 0
         self._nodes_made = 0
+        #: Shared by all slots that were requested with an equal set: a thousand sets of a thousand hosts are too big.
+        self._latest_avoid: frozenset[HostId] = frozenset()
         self.up_on: Counter[HostId] = Counter()
         """Nodes that are up, by host."""
         self.up_of: Counter[int] = Counter()
@@ -79,6 +88,9 @@ class SlotTable:
     def add(self, kind: int, *, in_gang: bool = False, avoid: frozenset[HostId] = frozenset()) -> Slot:
         """Add an empty slot with a number of its own."""
         self._slots_made += 1
+        if avoid == self._latest_avoid:
+            avoid = self._latest_avoid
+        self._latest_avoid = avoid
         slot = self._slots[self._slots_made] = Slot(number=self._slots_made, kind=kind, in_gang=in_gang, avoid=avoid)
         return slot
 
@@ -94,7 +106,7 @@ class SlotTable:
 
     def mark_up(self, slot: Slot, now: float) -> None:
         """Record that the agent in the slot came up on the slot's host."""
-        slot.up_since, slot.failed = now, False
+        slot.up_since, slot.due_since, slot.failed = now, inf, False
         self.up_on[slot.host] += 1
         self.up_of[slot.kind] += 1
 
@@ -104,12 +116,27 @@ class SlotTable:
         if slot.is_up:
             self.up_on[slot.host] -= 1
             self.up_of[slot.kind] -= 1
-        slot.node, slot.granted_at, slot.up_since, slot.failed = NO_NODE, inf, None, True
+        slot.node, slot.granted_at, slot.due_since, slot.up_since, slot.failed = NO_NODE, inf, inf, None, True
+
+    def unfinished(
+        self, bundles: Sequence[Bundle], reserved: Collection[int], started: Collection[NodeId]
+    ) -> Iterator[Request]:
+        """Yield the requests that were made and not carried out. `bundles`: by kind; the others: see `Allocator`."""
+        yield from [ReleaseSlot(number) for number in reserved if number not in self._slots]
+        gang = {slot.number: bundles[slot.kind] for slot in self if slot.in_gang}
+        if not gang.keys() <= {*reserved}:
+            yield ReserveGang(gang)
+        for slot in self:
+            if not slot.in_gang and slot.number not in reserved:
+                yield ReserveSlot(slot.number, bundles[slot.kind], slot.avoid)
+            if slot.node and not slot.is_up and slot.node not in started:
+                yield StartAgent(slot.number, slot.node, bundles[slot.kind])
 
     def shift(self, seconds: float) -> None:
         """Have all times be so much later."""
         for slot in self._slots.values():
             slot.granted_at += seconds
+            slot.due_since += seconds
             slot.retry_at += seconds
             slot.up_since = None if slot.up_since is None else slot.up_since + seconds
 
@@ -168,6 +195,8 @@ class StopAgent:
 
     node: NodeId
     why: str
+    never_started: bool = False
+    """Whether its process has not started, and may never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError,
 
 from raylaunch.cluster.agent.ray_actor import AgentError, AgentStartError, AgentVersionError
 from raylaunch.cluster.agent.serialization import version
+from raylaunch.cluster.fleet_api import AgentLost
+from raylaunch.errors import ClusterError
 
 _OF_THE_CONSTRUCTOR = "creation task"
 _NODE_DIED = "its node has died"
@@ -58,3 +60,15 @@ def summary(error: BaseException) -> str:
     if isinstance(error, RayActorError) and lines and not is_raised_at_start(error):
         return "its agent died"
     return lines[-1] if lines else type(error).__name__
+
+
+def cannot_start(gone: AgentLost, address: str) -> ClusterError:
+    """Return what a person is told of an agent that no other one can take the place of. `address`: of its host."""
+    if "No module named 'raylaunch'" in str(gone.error):
+        return ClusterError(
+            "raylaunch is not installed on the nodes of the cluster",
+            hint="install it there, or name it in the `pip` of the job's runtime environment",
+        )
+    hint = "install the same raylaunch and Ray on all nodes" if is_of_another_version(gone.error) else ""
+    where = f" ({address})" if address else ""
+    return ClusterError(f"the agent of {gone.node}{where} cannot start: {gone.why}", hint=hint)

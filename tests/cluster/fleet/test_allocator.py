@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import Counter
 from dataclasses import dataclass, field
@@ -462,6 +463,112 @@ def test_agents_that_cannot_start():
     assert not found.allocator.cannot_start
 
 
+# Agents whose processes Ray does not start.
+
+
+def unstarted(nodes: int = 1, **more) -> Board:
+    """Return a board whose slots are granted, on hosts a, b and so on, and whose agents have not started."""
+    found = Board(Allocator([ONE] * nodes, nodes, spread=False, start_timeout=120.0, **more))
+    found.tell("start")
+    found.allocator.granted({slot: HOSTS[slot - 1] for slot in found.reserved}, 0.0)
+    found.do()
+    return found
+
+
+def tick_until(found: Board, node: str) -> float:
+    """Have time pass, as far as something is due, until this node is given up. Return the time."""
+    while node in found.occupied:
+        found.now = found.allocator.next_tick(found.now)
+        found.tell("tick")
+    return found.now
+
+
+def test_an_agent_that_ray_does_not_start_is_started_again_in_its_slot():
+    """Ray may have forgotten it. Each next one gets twice the time, up to an hour, since it may only be slow to start."""
+    found = unstarted()
+    times = [tick_until(found, f"node-{number}") for number in range(1, 9)]
+    assert [after - before for before, after in zip([0.0, *times], times, strict=False)] == [
+        *(120, 240, 480, 960, 1920, 3600, 3600, 3600)
+    ]
+    assert found.occupied == {"node-9": 1}
+    assert found.said["node-2"] == "Ray has not started its agent within 240 s"
+    assert not found.allocator.cannot_start
+
+
+def test_an_agent_that_is_slow_to_start_comes_up_in_the_end():
+    """It needs 400 s."""
+    found = unstarted()
+    started = 0.0
+    while (node := found.starting()[0]) and (found.allocator.next_tick(found.now) or 1e9) < started + 400.0:
+        found.now = found.allocator.next_tick(found.now)
+        found.tell("tick")
+        started = found.now if node not in found.occupied else started
+        assert found.now < 1000.0
+    assert found.join(node, "a")
+    assert node == "node-3"
+
+
+def test_an_agent_that_has_reported_is_not_given_up():
+    """It may take long to import torch. When its host is known to start agents, the next has the usual time again."""
+    found = unstarted()
+    tick_until(found, "node-1")
+    found.allocator.reported("node-2")
+    found.now = 1e6
+    found.tell("tick")
+    assert found.occupied == {"node-2": 1}
+    assert found.allocator.next_tick(found.now) is None
+    found.lose("node-2")
+    assert found.occupied == {"node-3": 1}
+    assert tick_until(found, "node-3") == 1e6 + 120.0
+
+
+def test_an_agent_that_follows_a_lost_one_is_given_up_too():
+    """Its slot was granted long before."""
+    found = unstarted(2)
+    for node, host in (("node-1", "a"), ("node-2", "b")):
+        assert found.join(node, host)
+    assert found.allocator.next_tick(0.0) is None
+    found.now = 1000.0
+    found.lose("node-2")
+    assert tick_until(found, "node-3") == 1120.0
+    assert found.occupied == {"node-1": 1, "node-4": 2}
+
+
+def test_an_agent_that_waits_for_a_host_is_not_given_up():
+    """Ray is to start it only then. If Ray moves its slot, it has all the time there."""
+    found = Board(Allocator([ONE, ONE], 1, spread=False, start_timeout=120.0))
+    found.tell("start")
+    found.now = 1e6
+    found.tell("tick")
+    assert set(found.occupied) == {"node-1"}
+    found.allocator.granted({1: "a"}, found.now)
+    found.do()
+    found.join("node-1", "a")
+    found.lose("node-1")
+    (again,) = (node for node in found.occupied if found.occupied[node] == 1)
+    found.now += 100.0
+    found.tell("moved", {1: "b"})
+    assert tick_until(found, again) == 1e6 + 220.0
+    (waiting,) = (node for node in found.occupied if found.occupied[node] != 1)
+    assert waiting not in found.said
+
+
+def test_the_request_says_that_the_process_has_not_started():
+    """Such an actor does nothing that it is told."""
+    allocator = Allocator([ONE], 1, spread=False, start_timeout=120.0)
+    allocator.start(0.0)
+    allocator.granted({1: "a"}, 0.0)
+    allocator.take_requests()
+    allocator.shift(1000.0)
+    allocator.tick(1119.0)
+    assert allocator.take_requests() == []
+    allocator.tick(1120.0)
+    assert allocator.take_requests() == [
+        StopAgent("node-1", "Ray has not started its agent within 120 s", never_started=True),
+        StartAgent(1, "node-2", ONE),
+    ]
+
+
 # Drained and cordoned hosts.
 
 
@@ -602,8 +709,8 @@ HOSTS = "abcdef"
 class RandomCluster:
     """A cluster in which anything may happen at any time, but no slot is granted on a host that it avoids."""
 
-    def __init__(self, bundles: list[Bundle], gang: int, *, spread: bool) -> None:
-        self.board = Board(Allocator(bundles, gang, spread=spread))
+    def __init__(self, bundles: list[Bundle], gang: int, *, spread: bool, start_timeout: float) -> None:
+        self.board = Board(Allocator(bundles, gang, spread=spread, start_timeout=start_timeout))
         self.bundles = bundles
         self.gang = range(1, gang + 1)
         self.spread = spread
@@ -710,12 +817,19 @@ STEPS = st.sampled_from(["grant", "join", "join", "lose", "silent", "drain", "co
     kinds=st.lists(st.sampled_from([ONE, TWO]), min_size=1, max_size=5),
     gang=st.integers(1, 3),
     spread=st.booleans(),
+    start_timeout=st.sampled_from([math.inf, 70.0]),
     steps=st.lists(st.tuples(STEPS, st.integers(0, 9), st.sampled_from(HOSTS)), max_size=40),
 )
-@example(kinds=[ONE, ONE], gang=2, spread=True, steps=[("grant", 0, "a"), ("join", 0, "a"), ("wait", 2, "a")])
-def test_whatever_happens(kinds, gang, spread, steps):
+@example(
+    kinds=[ONE, ONE],
+    gang=2,
+    spread=True,
+    start_timeout=math.inf,
+    steps=[("grant", 0, "a"), ("join", 0, "a"), ("wait", 2, "a")],
+)
+def test_whatever_happens(kinds, gang, spread, start_timeout, steps):
     """Never more nodes than wanted, never two on one host with spread, and what is missing is always requested."""
-    cluster = RandomCluster(kinds, min(gang, len(kinds)), spread=spread)
+    cluster = RandomCluster(kinds, min(gang, len(kinds)), spread=spread, start_timeout=start_timeout)
     for step, index, host in steps:
         getattr(cluster, step)(index, host)
         cluster.check()

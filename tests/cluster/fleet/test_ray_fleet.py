@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,11 +159,22 @@ class Garbled(Agent):
         return await super().next_report() if self.unsaid else b"!garbage"
 
 
+class Unstarted(Agent):
+    """The first process does not start, as if Ray had forgotten it: it does not even hear that it is to end."""
+
+    def __init__(self, title: str = "") -> None:
+        if "node-1 " in title:
+            time.sleep(10_000)
+        super().__init__(title)
+
+
 class Kept(Agent):
     """An agent of a detached run. The first message to node-3 is lost, as that of a driver that has died."""
 
     def __init__(self, title: str = "") -> None:
         super().__init__(title)
+        if "node-1 " in title and os.path.exists(UNSTARTED):
+            time.sleep(10_000)
         self.session = AgentSession(keeps=True)
         self.misses = "node-3" in title
 
@@ -263,6 +275,8 @@ class Crew:
 
 
 TOKEN = "0123456789abcdef"
+UNSTARTED = f"/tmp/raylaunch-tests-unstarted-{os.getpid()}"
+"""While this file exists, node-1 of a detached run does not start."""
 
 
 @dataclass
@@ -292,8 +306,8 @@ def detached(hosts: Cluster) -> Iterator[Callable[..., DetachedCrew]]:
     """Start the fleet of a detached run, or that of the next driver, and check that nothing of the run is left."""
     crews: list[DetachedCrew] = []
 
-    def start(nnodes: str = "", after: DetachedCrew | None = None) -> DetachedCrew:
-        wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes)
+    def start(nnodes: str = "", after: DetachedCrew | None = None, **job: Any) -> DetachedCrew:
+        wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes, **job)
         plan = after.plan if after else make_plan(wanted, nodes(local=False), local=False)
         spec = replace(SPEC, detached=DetachedSettings(token=TOKEN, driver_timeout=600.0))
         lines: list[str] = []
@@ -343,6 +357,35 @@ def test_a_gang_with_further_nodes_and_a_spare(crew):
     }
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     assert all(item.address == addresses[item.host] for item in found.told(SlotGranted))
+
+
+def test_an_agent_that_ray_does_not_start(crew, monkeypatch):
+    """It is killed, and another one is started in its place."""
+    monkeypatch.setattr(ray_fleet, "_START_SECONDS", 2.0)
+    found = crew("1", agent=Unstarted, placement="pack")
+    found.count(1)
+    gone = found.told(AgentLost)
+    assert gone[0].node == "node-1"
+    assert gone[0].why.startswith("Ray has not started its agent within ")
+    assert "node-1" not in found.up
+    wait_until(lambda: groups("CREATED") == 1, 100, "no other slot to be held")
+
+
+def test_an_agent_that_ray_does_not_start_in_a_detached_run(detached, monkeypatch):
+    """It is killed: it would not obey. The next driver has the time from then on."""
+    monkeypatch.setattr(ray_fleet, "_START_SECONDS", 2.0)
+    Path(UNSTARTED).touch()
+    try:
+        first = detached("1", placement="pack")
+        first.until(lambda: first.told(SlotGranted))
+        first.die()
+        second = detached(after=first)
+        second.count(1)
+    finally:
+        Path(UNSTARTED).unlink()
+    assert [*second.up] != ["node-1"]
+    assert second.told(AgentLost)[0].why.startswith("Ray has not started its agent within ")
+    wait_until(lambda: len(named_resources.agents(TOKEN)) == 1, 100, "the actor to be gone")
 
 
 def test_an_agent_that_died_comes_back(crew):
