@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -19,9 +20,11 @@ from raylaunch.node.state.fast_dir import FilesOwner, FileStamp, TooManyFilesErr
 from raylaunch.node.state.part_transfer import CopyRefusedError
 from raylaunch.node.state.state_memory import StateMemory
 
-_LOOK_SECONDS = 0.2
-"""How often is looked for files that are to be copied; more rarely where that takes long."""
+_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.2, 5.0
+"""How often is looked for files that are to be copied; more rarely where to list them takes long."""
 _LOOK_SHARE = 0.05
+_REFUSED_SECONDS = 60.0
+"""After which what another agent has refused is offered again: it may have room by then."""
 _FETCH_TRIES = 3
 _RETRY_SECONDS = 0.3
 _ASK_SECONDS = 3.0
@@ -60,6 +63,8 @@ class FileCopies:
         self._target: CopyAddress | None = None
         #: What was copied last: where to, whose files, and which.
         self._done: tuple[object, ...] = ()
+        #: Until when that need not be done again, by time.monotonic().
+        self._done_until = math.inf
         self._told: set[str] = set()
         self._has_files = False
 
@@ -96,25 +101,34 @@ class FileCopies:
         while not self._stop.is_set():
             self._wake.wait(pause)
             self._wake.clear()
-            began = time.monotonic()
             if (launch := self._launch) is not None:
                 self._complete(launch)
-            if not self._stop.is_set():
-                self._look()
-            pause = max(_LOOK_SECONDS, (time.monotonic() - began) / _LOOK_SHARE)
+            if self._stop.is_set():
+                return
+            try:
+                pause = self._look()
+            except Exception as error:  # noqa: BLE001  # whatever it is, other files may be copied
+                self._say(f"files of RAYLAUNCH_FAST_DIR are not copied: {type(error).__name__}: {error}")
 
     def _is_interrupted(self) -> bool:
         return self._stop.is_set() or self._launch is not None
 
-    def _look(self) -> None:
-        """Copy what has changed since the last time."""
+    def _look(self) -> float:
+        """Copy what has changed since the last time. Return after how many seconds to look again."""
+        began = time.monotonic()
         try:
             found = fast_dir.scan(self._folder.path)
         except TooManyFilesError:
             self._say(f"RAYLAUNCH_FAST_DIR has more than {fast_dir.MOST_FILES} files, which are not copied")
-            return
+            return _MOST_LOOK_SECONDS
         except OSError:
-            return  # the run is over
+            return _MOST_LOOK_SECONDS  # the run is over
+        pause = min(_MOST_LOOK_SECONDS, max(_LOOK_SECONDS, (time.monotonic() - began) / _LOOK_SHARE))
+        self._copy(found)
+        return pause
+
+    def _copy(self, found: dict[str, FileStamp]) -> None:
+        """Copy what has changed of these files."""
         self._folder.own_bytes = sum(stamp.size for stamp in found.values())
         if found and not self._has_files:
             self._has_files = True
@@ -126,13 +140,13 @@ class FileCopies:
         if own is None or target is None:
             return
         state = (target, own, tuple(found.items()))
-        if self._done == state or not (found or self._done):
+        if (self._done == state and time.monotonic() < self._done_until) or not (found or self._done):
             return
         try:
             if self._push(target, own, found):
-                self._done = state
+                self._done, self._done_until = state, math.inf
         except CopyRefusedError as error:
-            self._done = state  # until something changes
+            self._done, self._done_until = state, time.monotonic() + _REFUSED_SECONDS
             self._say(f"{own.node} has no copy of files on {target.node}: {error}")
         except OSError:
             pass  # that agent may be gone, and the driver names another one

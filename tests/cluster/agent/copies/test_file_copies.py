@@ -239,6 +239,39 @@ def test_a_node_without_room_for_any_file_says_so(start):
     assert second.files("a") == {}
 
 
+def test_what_was_refused_is_offered_again(start, monkeypatch):
+    monkeypatch.setattr(file_copies, "_REFUSED_SECONDS", 0.5)
+    first, second = start("a"), start("b", most=1)
+    launch(1, first, second, peers=())
+    first.write("file")
+    until(lambda: "`state_memory`" in first.why, "it to be said")
+    second.memory.files._most_bytes = 10**9  # noqa: SLF001
+    until(lambda: second.files("a") == {"file": "file"}, "a copy")
+
+
+def test_files_are_looked_for_often_though_others_were_slow_to_come(start, monkeypatch):
+    """A busy machine takes seconds to fetch files. The script writes others soon after."""
+    monkeypatch.setattr(file_copies, "_LOOK_SHARE", 0.005)
+    monkeypatch.setattr(file_copies, "_MOST_LOOK_SECONDS", 10**6)
+    first, second = start("a"), start("b")
+    launch(1, first, second, peers=())
+    first.write("file")
+    until(lambda: second.files("a"), "a copy")
+    sources = file_copies.FileCopies._sources  # noqa: SLF001
+
+    def slow(self, order):
+        time.sleep(1.0)
+        return sources(self, order)
+
+    monkeypatch.setattr(file_copies.FileCopies, "_sources", slow)
+    launch(3, first, second)
+    until(lambda: first.is_ready(3), "the workers to begin")
+    until(lambda: second.is_ready(3), "the workers to begin")
+    time.sleep(1.0)  # it has looked once more
+    first.write("file", "new")
+    until(lambda: second.files("a") == {"file": "new"}, "it to be copied")
+
+
 def test_too_many_files_are_not_copied(start, monkeypatch):
     monkeypatch.setattr(fast_dir, "MOST_FILES", 3)
     first, second = start("a"), start("b")
