@@ -101,9 +101,10 @@ class FastDir:
                 scratch.clear(path)
 
     def release(self) -> None:
-        """Let the folder be removed by whoever ends last on the node."""
+        """Let the folder be removed by whoever ends last on the node. What killed agents have left there goes, too."""
         with self._lock:
             if self._fd >= 0:
+                _remove_stale(os.path.dirname(self.root))
                 os.close(self._fd)
                 self._fd = -1
 

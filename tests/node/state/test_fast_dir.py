@@ -48,8 +48,12 @@ def test_only_the_user_can_read_it(folder):
     assert folder.path.startswith("/dev/shm/")
 
 
-def test_the_next_run_removes_what_nobody_owns_any_more(folder):
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_the_next_run_or_the_end_of_another_removes_what_nobody_owns_any_more(folder, at_the_end):
     """Not what another run has, or its state keeper, and nothing that may just be made."""
+    other = FastDir()
+    if at_the_end:
+        other.create()
     abandoned, young, kept = (f"{folder.root}-{word}" for word in ("abandoned", "young", "kept"))
     for root in (abandoned, young, kept):
         os.makedirs(f"{root}/files/sub")
@@ -57,8 +61,10 @@ def test_the_next_run_removes_what_nobody_owns_any_more(folder):
         os.utime(root, (time.time() - 100, time.time() - 100))
     keeper = os.open(kept, os.O_RDONLY)
     fcntl.flock(keeper, fcntl.LOCK_SH)
-    other = FastDir()
-    other.create()
+    if at_the_end:
+        other.release()
+    else:
+        other.create()
     try:
         assert [os.path.exists(root) for root in (abandoned, young, kept, folder.root)] == [False, True, True, True]
     finally:
