@@ -92,7 +92,7 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
             "commit of 100 MB with DDP",
             "The same with DDP on each of four ranks of a node, all at the same time.",
             many,
-            figures.ratio(0.6, COPY),
+            figures.ratio(0.8, COPY),
         ),
     )
     found = [

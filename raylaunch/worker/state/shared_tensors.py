@@ -24,7 +24,7 @@ _LEAST_BYTES = 2**14
 """Smaller tensors are not worth to be divided: each rank copies its own."""
 LEAST_SHARED_BYTES = 2**20
 """If there are less in all, each rank copies its own."""
-_SAMPLED_TENSORS, _SAMPLED_BYTES = 16, 2**16
+_SAMPLED_TENSORS, _SAMPLED_BYTES = 8, 2**16
 """With each commit, so many tensors, and so many bytes of each, are part of the digest. All have their turn."""
 _DIGEST_BITS = 30
 """So that sums over all ranks, and over all commits of an attempt, are below 2**63."""

@@ -195,7 +195,7 @@ def test_each_part_of_each_tensor_has_its_turn(tensors):
             other = [*equal]
             other[which] = equal[which].clone()
             other[which][place] = -1
-            assert any(of(*equal, number=n) != of(*other, number=n) for n in range(1, 4 * 3 + 1))
+            assert any(of(*equal, number=n) != of(*other, number=n) for n in range(1, 4 * 5 + 1))
 
 
 def test_all_bytes_that_change_everywhere_are_noticed_at_once():
