@@ -35,7 +35,7 @@ run: install
 # there are CPUs. Those that take longest are first, so that none runs alone at the end; test-node waits most. The output
 # of each is shown when it has ended.
 JOBS ?= $(shell expr $$(nproc) + 2)
-PARTS := test-node test-own-cluster test-hosts test-runs test-worker test-sessions test-rest test-contract test-agents check test-core
+PARTS := test-hosts test-node test-own-cluster test-detached-hosts test-runs test-worker test-sessions test-rest test-contract test-agents check test-core
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: install run test $(PARTS) fuzz bench profile-restart dist chaos compat gpu gpu-bundle clean
@@ -45,8 +45,17 @@ test: install
 	$(BIN)/python -m compileall -q raylaunch tests
 	$(MAKE) --no-print-directory --jobs $(JOBS) --output-sync=target $(PARTS)
 
-test-hosts test-contract test-worker test-node: test-%: install
+test-contract test-worker test-node: test-%: install
 	$(PYTEST) tests/$*
+
+# In two parts, each with hosts of its own, since Ray takes a minute to notice that a host is lost.
+DETACHED_HOSTS := $(addprefix tests/hosts/test_,detached.py fast_dir.py survivors.py)
+
+test-detached-hosts: install
+	$(PYTEST) $(DETACHED_HOSTS)
+
+test-hosts: install
+	$(PYTEST) tests/hosts $(addprefix --ignore ,$(DETACHED_HOSTS))
 
 # The tests of tests/cluster in four parts: what two marks say, and whether the file is in a package below, decide.
 WHOLE_RUNS := $(wildcard tests/cluster/test_*.py)
