@@ -32,10 +32,10 @@ run: install
 	$(BIN)/python -m raylaunch conf/job.yaml ray.address=local
 
 # Half of the time of a test is waiting for processes, for Ray and for torch to start: more parts run at one time than
-# there are CPUs. Those that take longest are first, so that none runs alone at the end; test-node waits most. The output
+# there are CPUs. Those that take longest are first, so that none runs alone at the end. The output
 # of each is shown when it has ended.
-JOBS ?= $(shell expr $$(nproc) + 2)
-PARTS := test-hosts test-node test-own-cluster test-detached-hosts test-runs test-worker test-sessions test-rest test-contract test-agents check test-core
+JOBS ?= $(shell expr $$(nproc) + 3)
+PARTS := test-detached-hosts test-node test-contract test-hosts test-worker test-runs test-own-cluster test-agents test-rest test-sessions check test-core
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: install run test $(PARTS) fuzz bench profile-restart dist chaos compat gpu gpu-bundle clean
