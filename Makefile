@@ -34,7 +34,7 @@ run: install
 # Half of the time of a test is waiting for processes, for Ray and for torch to start: more parts run at one time than
 # there are CPUs. Those that take longest are first, so that none runs alone at the end. The output of each is shown when
 # it has ended.
-JOBS ?= $(shell expr $$(nproc) + 3)
+JOBS ?= $(shell expr $$(nproc) + 2)
 PARTS := test-detached-hosts test-node test-contract test-hosts test-worker test-runs test-own-cluster test-agents test-rest test-sessions check test-core
 PYTEST := $(BIN)/python -m pytest -q
 
