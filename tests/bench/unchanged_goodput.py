@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import unchanged
 
-from raylaunch import worker
+from raylaunch.worker import State, elastic  # the latter before the process group is made
 
 STEP_SECONDS = 0.05
 SAVE_EVERY = 20
@@ -79,7 +79,7 @@ def work(args: Namespace) -> None:
     if "RAYLAUNCH_ATTEMPT" not in os.environ:
         train(Saved(**objects), args, model, optimizer)
         return
-    worker.elastic(train)(worker.State(**objects), args, model, optimizer)
+    elastic(train)(State(**objects), args, model, optimizer)
 
 
 if __name__ == "__main__":
