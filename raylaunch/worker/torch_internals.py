@@ -161,6 +161,18 @@ def forget_failed_group() -> None:
         world.group_count = 0
 
 
+def version(tensor: Any) -> int:
+    """Return how often a tensor was changed in place; 0 for a tensor whose changes torch does not count.
+
+    `_version` is in all torches. Changes of `tensor.data` and of fused optimizers are not counted, nor are those of
+    tensors that were made in inference mode, which have no such number.
+    """
+    try:
+        return int(tensor._version)  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        return 0
+
+
 def collectives_called() -> int:
     """Return how many collectives this process has called in the default group; 0 where torch does not say.
 

@@ -1,6 +1,6 @@
 """What the bench of goodput runs: training with DDP that never ends by itself, and a state of 50 MB in each rank.
 
-`unchanged_goodput.py FOLDER DEATHS [options]`: a step takes 50 ms, most of which is sleep. Each rank writes its process
+`unchanged_goodput.py FOLDER DEATHS [options]`: a step takes about 50 ms, most of which is sleep. Each rank writes its process
 id to FOLDER/pid-RANK. Rank 0 notes each step in FOLDER/PID.steps: STEP BEGAN ENDED SAVED, in seconds of CLOCK_MONOTONIC,
 which all processes of a machine share; what comes after ENDED is the commit or the checkpoint.
 
@@ -20,7 +20,8 @@ import unchanged
 
 from raylaunch.worker import State, elastic  # the latter before the process group is made
 
-STEP_SECONDS = 0.05
+COMPUTE_SECONDS = 0.04
+"""Of a step: what a device would need for the loss and the gradients."""
 SAVE_EVERY = 20
 WIDTH, ROWS = 1024, 9216
 """Of the model: an embedding that is not trained, of 38 MB, and a layer that is, which has 13 MB with Adam's moments."""
@@ -60,9 +61,10 @@ def train(state: Any, args: Namespace, model: torch.nn.Module, optimizer: torch.
         while True:
             began = time.monotonic()
             optimizer.zero_grad()
-            model(torch.arange(8)).square().mean().backward()
+            loss = model(torch.arange(8)).square().mean()
+            time.sleep(COMPUTE_SECONDS)
+            loss.backward()
             optimizer.step()
-            time.sleep(max(0.0, began + STEP_SECONDS - time.monotonic()))
             ended = time.monotonic()
             state.commit(step)
             notes.write(f"{step} {began} {ended} {time.monotonic()}\n")

@@ -49,6 +49,10 @@ class HeldCommit:
     """
     digest: int = 0
     """Of the tensors that are equal on all ranks: where it differs between the parts of a commit, they were not."""
+    light: bool = False
+    """Whether the part has nothing of the tensors that are equal on all ranks. The parts of such a commit are complete
+    if one of them is not light, and has all of these tensors: a survivor has written it when others had died.
+    """
 
     @property
     def sharing(self) -> range:
@@ -69,8 +73,9 @@ class CompleteCommit:
     """By rank, as in `HeldCommit`; without the ranks that share nothing."""
 
     def has(self, one: HeldCommit) -> bool:
-        """Return whether this is one of its parts."""
-        return (one.commit, one.world_size) == (self.commit, self.world_size)
+        """Return whether this is one of its parts. A light one is not, if the rank has written all of its part."""
+        is_whole_needed = self.sharing.get(one.rank) == range(one.rank, one.rank + 1)
+        return (one.commit, one.world_size) == (self.commit, self.world_size) and not (one.light and is_whole_needed)
 
     def parts_for(self, ranks: Iterable[int], world_size: int) -> tuple[int, ...]:
         """Return the parts that the ranks of a node need, in a world of this size."""
@@ -101,18 +106,37 @@ def newest_complete(held: Iterable[HeldCommit]) -> CompleteCommit | None:
     found: defaultdict[tuple[Commit, int], dict[int, HeldCommit]] = defaultdict(dict)
     for one in held:
         if 0 <= one.rank < one.world_size and 0 <= one.sharing.start <= one.sharing.stop <= one.world_size:
-            found[one.commit, one.world_size][one.rank] = one
+            parts = found[one.commit, one.world_size]
+            if one.rank not in parts or parts[one.rank].light:
+                parts[one.rank] = one
     complete = (
-        CompleteCommit(
-            commit,
-            size,
-            all(one.replicated for one in parts.values()),
-            {rank: one.sharing for rank, one in parts.items() if one.sharing},
-        )
+        CompleteCommit(commit, size, all(one.replicated for one in parts.values()), sharing)
         for (commit, size), parts in found.items()
-        if len(parts) == size and len({one.digest for one in parts.values()}) == 1
+        if len(parts) == size
+        and len({one.digest for one in parts.values()}) == 1
+        and (sharing := _sharing(parts)) is not None
     )
     return max(complete, default=None)
+
+
+def _sharing(parts: Mapping[int, HeldCommit]) -> dict[int, range] | None:
+    """Return by rank whose parts have the tensors that are equal on all ranks; None: no part that is left has them.
+
+    For a light part it is one that has all, if possible of the same node.
+    """
+    whole = [rank for rank, one in sorted(parts.items()) if one.sharing == range(rank, rank + 1) and not one.light]
+    found = {}
+    for rank, one in parts.items():
+        if one.light:
+            if not whole:
+                return None
+            nearest = next((each for each in whole if each in one.sharing), whole[0])
+            found[rank] = range(nearest, nearest + 1)
+        elif any(parts[each].light for each in one.sharing):
+            return None
+        elif one.sharing:
+            found[rank] = one.sharing
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +223,8 @@ def safest(held: Mapping[NodeId, Collection[HeldCommit]], hosts: Mapping[NodeId,
     places: defaultdict[tuple[Commit, int], defaultdict[int, set[HostId]]] = defaultdict(lambda: defaultdict(set))
     for node, parts in held.items():
         for one in parts:
-            places[one.commit, one.world_size][one.rank].add(hosts[node])
+            if not one.light:
+                places[one.commit, one.world_size][one.rank].add(hosts[node])
     safe = (
         commit
         for (commit, size), found in places.items()
@@ -230,7 +255,7 @@ def reason(held: Collection[HeldCommit], chosen: CompleteCommit | None, lost: in
     if chosen is not None:
         more = f"; {count(lost, 'more step')} had no copy on another host, and must be done again" if lost else ""
         return f"the state after {count(chosen.commit.steps, 'step')} is restored from memory{more}"
-    newest = newest_of(held)
+    newest = newest_of([one for one in held if not one.light] or held)
     what = f"the state after {count(newest.commit.steps, 'step')} cannot be restored from memory"
     having = {one.rank for one in held if (one.commit, one.world_size) == (newest.commit, newest.world_size)}
     missing = [rank for rank in range(newest.world_size) if rank not in having]

@@ -197,7 +197,7 @@ class ForkServer:
     def _prepare_attempt(self, order: forkserver_messages.StartWorkers | forkserver_messages.SurvivorReturned) -> None:
         if isinstance(order, forkserver_messages.StartWorkers):
             self._launch, self._ordered_at = order, NodeTime(time.monotonic())
-            self.workers.kill(survivors=order.survivors)
+            self.workers.kill(survivors=order.survivors, to_complete=order.to_complete)
         elif self._launch is not None and self._launch.attempt == order.attempt:
             self.workers.returned(order.pid)
 

@@ -31,6 +31,8 @@ from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
 
 RETURN_SECONDS = 1.0
 """How long a survivor may take to leave everything of its attempt. Then it is killed, and started again."""
+_COMPLETED_BYTES_PER_SECOND = 2**28
+"""How fast a survivor writes its state into new memory, at least. An idle machine is ten times as fast."""
 _POLL_SECONDS = 0.02
 """Seconds between two checks while killed processes are still there."""
 
@@ -199,16 +201,17 @@ class WorkerGroup:
         for event, file in started:
             self._send(event, file)
 
-    def kill(self, *, survivors: Collection[int] = ()) -> None:
+    def kill(self, *, survivors: Collection[int] = (), to_complete: int = 0) -> None:
         """Kill all workers, their process groups, and what others left. `advance` finds out when they are gone.
 
-        `survivors`: process ids of workers that are not killed if they return in time (see `returned`).
+        `survivors`: process ids of workers that are not killed if they return in time (see `returned`). `to_complete`:
+        how many bytes one of them writes before.
         """
         self._stopping = self._killing = True
         self.is_gone = False
         self._unforked, self._reports_forked = (), False
         self._survivors = {pid: False for pid in survivors if pid in self._alive}
-        self._return_by = time.monotonic() + RETURN_SECONDS
+        self._return_by = time.monotonic() + RETURN_SECONDS + to_complete / _COMPLETED_BYTES_PER_SECOND
         for pid in self._alive.keys() - self._survivors.keys():
             processes.kill_with_group(pid)
         self._kill_orphans()

@@ -47,6 +47,12 @@ class MemoryFile:
         header = self.header()
         return header.held() if header is not None and header.is_kept else None
 
+    @property
+    def is_light(self) -> bool:
+        """Whether its part lacks the tensors that are equal on all ranks."""
+        held = self.held()
+        return held is not None and held.light
+
     def has(self, commit: Commit | None, world_size: int | None = None) -> bool:
         """Return whether it has a part of this commit, whole. `world_size` None: of any world."""
         held = self.held()

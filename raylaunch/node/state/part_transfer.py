@@ -41,7 +41,7 @@ REQUEST = struct.Struct("!c5q")
 _ANSWER = struct.Struct("!?qH")
 """Whether it is done; bytes of the part, for FETCH, or the number of parts, for LIST; the length of the text that
 follows, which says why not."""
-_LISTED = struct.Struct("!4q??3q")
+_LISTED = struct.Struct("!4q??3q?")
 """A part in the answer to LIST: rank, size of its world, attempt, steps; the other fields of `HeldCommit`."""
 _MOST_LISTED = 100_000
 TRAILER = struct.Struct("!?I")
@@ -154,13 +154,14 @@ def ask_list(address: CopyAddress, *, seconds: float) -> tuple[HeldCommit, ...]:
             first_sharer=first,
             sharers=sharers,
             digest=digest,
+            light=light,
         )
-        for rank, world, attempt, steps, replicated, copied, first, sharers, digest in _LISTED.iter_unpack(data)
+        for rank, world, attempt, steps, replicated, copied, first, sharers, digest, light in _LISTED.iter_unpack(data)
     )
 
 
-def _described(one: HeldCommit) -> tuple[bool, bool, int, int, int]:
-    return one.replicated, one.copied, one.first_sharer, one.sharers, one.digest
+def _described(one: HeldCommit) -> tuple[bool, bool, int, int, int, bool]:
+    return one.replicated, one.copied, one.first_sharer, one.sharers, one.digest, one.light
 
 
 # Parts.

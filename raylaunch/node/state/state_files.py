@@ -18,13 +18,13 @@ from raylaunch.node.linux import limits
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store_client import FdStoreClient
 from raylaunch.node.state.memory_file import MemoryFile
-from raylaunch.worker.state.commit_buffer import BUFFERS_WITH_COPIES
+from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, OWN_BUFFERS
 
 _SHARE = 0.5
 """The part of the free memory that `State` may use, if the job does not say how much."""
 _MOST_KEEPERS = 10
 """State keepers that are started: what kills one after the other would kill the next one too."""
-FIRST_COPY = BUFFERS_WITH_COPIES
+FIRST_COPY = OWN_BUFFERS
 """The index of a rank's first copy. Lower ones are those of the buffers that the rank itself writes."""
 
 Key = tuple[int, int]
@@ -75,11 +75,26 @@ class StateFiles:
             return tuple(one for one in found if one is not None)
 
     def find(self, rank: int, commit: Commit | None, world_size: int) -> MemoryFile | None:
-        """Return a file with the part that this rank of a world of this size has written; None: there is none."""
+        """Return a file with the part that this rank of a world of this size has written; None: there is none.
+
+        If there are two, it is the one that is not light.
+        """
+        light = None
         with self._lock:
             for (owner, _), file in self:
                 held = file.held() if file.has(commit, world_size) else None
                 if owner == rank and held is not None and held.rank == rank:
+                    if not held.light:
+                        return file
+                    light = file
+        return light
+
+    def find_whole(self, commit: Commit | None, world_size: int) -> MemoryFile | None:
+        """Return a file with a part that has all tensors that are equal on all ranks; None: there is none."""
+        with self._lock:
+            for _, file in self:
+                held = file.held() if file.has(commit, world_size) else None
+                if held is not None and not held.light and held.sharing == range(held.rank, held.rank + 1):
                     return file
         return None
 
@@ -131,6 +146,22 @@ class StateFiles:
                 return limits.explained(error, "the agent")
             self._keep(key)
             return ""
+
+    def reserve_completed(self, rank: int, size: int) -> MemoryFile | None:
+        """Return the file in which this rank completes a light commit; None: there is no memory for it.
+
+        The node has one such file, which is that of the rank that needs it. What it had is not needed any more.
+        """
+        key = rank, COMPLETED_BUFFER
+        with self._lock:
+            for other in [other for other in self._files if other[1] == COMPLETED_BUFFER and other != key]:
+                self._files[key] = self._files.pop(other)
+                with contextlib.suppress(OSError):
+                    self._keeper.drop(*other)
+                self._keep(key)
+            if key in self._files and (header := self._files[key].header()) is not None:
+                header.unseal()
+            return None if self.reserve(key, size) else self._files[key]
 
     def _limit(self, used: int) -> tuple[float, str]:
         """Return what all files may use, given what they use, and the reason for it."""

@@ -26,7 +26,7 @@ from raylaunch.node.state.state_files import FIRST_COPY, Key, StateFiles
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
-from raylaunch.worker.state.commit_buffer import BUFFERS_WITH_COPIES, DURABLE_BUFFER, WriteState
+from raylaunch.worker.state.commit_buffer import DURABLE_BUFFER, OWN_BUFFERS, WriteState, page_aligned, share_start
 
 _BACKLOG = 1024
 
@@ -119,6 +119,20 @@ class StateMemory:
         numbers[fields.RESTORE_WORLD_SIZE] = order.world_size
         self._chosen = order
         numbers[fields.RESTORE_DECIDED] = order.attempt
+
+    def file_to_complete(self, rank: int) -> MemoryFile | None:
+        """Return the file in which this rank, which survives, may complete its last light commit; None: it has none.
+
+        For the attempt that ends, before `begin`.
+        """
+        attempt = self._assignment.attempt if self._assignment is not None else 0
+        own = [file for (owner, index), file in self.files if owner == rank and index < FIRST_COPY]
+        found = [(held.commit, header) for file in own if (held := file.held()) and (header := file.header())]
+        commit, header = max(found, key=lambda one: one[0], default=(None, None))
+        held = header.held() if header is not None else None
+        if commit is None or header is None or held is None or not held.light or commit.attempt != attempt:
+            return None
+        return self.files.reserve_completed(rank, page_aligned(share_start(*header.sizes()) + header.shared_bytes))
 
     # Copies on other hosts.
 
@@ -213,7 +227,7 @@ class StateMemory:
             request = buffer_client.parse(data) if data else None
             if request is None or self._assignment is None or request.attempt != self._assignment.attempt:
                 return False
-            if request.rank not in self._assignment.ranks or request.index not in range(BUFFERS_WITH_COPIES):
+            if request.rank not in self._assignment.ranks or request.index not in range(OWN_BUFFERS):
                 return False
             wants_part = request.part != buffer_client.NO_PART
             refused = self._reserve(request) if request.bytes and not wants_part else ""
@@ -246,9 +260,13 @@ class StateMemory:
         return [(index, file) for (rank, index), file in self.files if rank in ranks and index < FIRST_COPY]
 
     def _part(self, rank: int) -> MemoryFile | None:
-        """Return the part of the commit to restore that this rank of its world has written."""
+        """Return the part of the commit to restore that this rank of its world has written, or a whole one of any."""
         chosen = self._chosen
-        return self.files.find(rank, chosen.commit, chosen.world_size) if chosen is not None else None
+        if chosen is None:
+            return None
+        if rank == buffer_client.WHOLE_PART:
+            return self.files.find_whole(chosen.commit, chosen.world_size)
+        return self.files.find(rank, chosen.commit, chosen.world_size)
 
     def _reserve(self, request: buffer_client.Request) -> str:
         """Make the buffer as large as the worker needs it. Return why that cannot be, for a person; "": it is done."""

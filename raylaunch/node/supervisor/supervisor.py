@@ -142,12 +142,12 @@ class Supervisor:
 
     def _launch(self, order: LaunchWorkers) -> None:
         assignment = order.assignment
-        workers = self.spec.workers(order)
-        survivors = self._survivors.begin(order.attempt, workers, self.attempt_state, staying=order.staying)
+        workers, to_complete = self.spec.workers(order), self.state.file_to_complete
+        start = self._survivors.begin(order, workers, self.attempt_state, to_complete)
         self._poller.checkpoint.drop()
         self.attempt_state = AttemptState(assignment=assignment, awaits_commit=order.awaits_commit)
         self.state.begin(assignment)
-        self._send(forkserver_messages.StartWorkers(attempt=order.attempt, workers=workers, survivors=survivors))
+        self._send(start)
         self._oom_kills.reset()
 
     def _send(self, order: forkserver_messages.ForkServerOrder) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.forkserver_messages import SurvivorReturned
-from raylaunch.node.protocol.messages import SurvivorsReady
+from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorReturned
+from raylaunch.node.protocol.messages import LaunchWorkers, SurvivorsReady
+from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.survivors import survivor_link
@@ -50,22 +51,33 @@ class SurvivorTable:
         return self._epoll.fileno()
 
     def begin(
-        self, attempt: int, workers: Sequence[WorkerSpec], before: AttemptState | None, *, staying: bool
-    ) -> tuple[int, ...]:
-        """Begin an attempt with these workers; return the process ids of those that were told to take part in it.
+        self,
+        order: LaunchWorkers,
+        workers: Sequence[WorkerSpec],
+        before: AttemptState | None,
+        file_to_complete: Callable[[int], MemoryFile | None],
+    ) -> StartWorkers:
+        """Tell those that can stay to take part in an attempt with these workers; return the fork server's order.
 
-        `before`: the attempt before. `staying` False: none of its workers stays.
+        `before`: the attempt before. The first that stays is given what `file_to_complete` returns for its rank.
         """
         former, self._workers = self._workers, workers
-        found = []
+        found: list[int] = []
+        to_complete = 0
         for candidate in list(self._candidates.values()):
             local_rank = candidate.local_rank = _local_rank(candidate, before)
-            if staying and candidate.is_ready and 0 <= local_rank < min(len(workers), len(former)):
-                order = _rejoin(attempt, former[local_rank], workers[local_rank])
+            if order.staying and candidate.is_ready and 0 <= local_rank < min(len(workers), len(former)):
+                rejoin = _rejoin(order.attempt, former[local_rank], workers[local_rank])
+                file = None if found else file_to_complete(former[local_rank].rank)
+                if file is not None:
+                    to_complete = file.size
+                fds = [file.fd] if file is not None else []
                 with contextlib.suppress(OSError):
-                    candidate.sock.send(survivor_link.encode(order), socket.MSG_DONTWAIT)
+                    socket.send_fds(candidate.sock, [survivor_link.encode(rejoin)], fds, socket.MSG_DONTWAIT)
                     found.append(candidate.pid)
-        return tuple(found)
+        return StartWorkers(
+            attempt=order.attempt, workers=tuple(workers), survivors=tuple(found), to_complete=to_complete
+        )
 
     def poll(self, state: AttemptState | None, send: Callable[[SurvivorReturned], None]) -> Iterator[SurvivorsReady]:
         """Send the fork server which survivors have returned; yield once in an attempt that some workers can stay."""

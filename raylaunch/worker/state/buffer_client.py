@@ -12,6 +12,8 @@ ADDRESS_VARIABLE = "RAYLAUNCH_STATE"
 _MESSAGE_BYTES = 65536
 NO_PART = -1
 """In a request: that for a buffer."""
+WHOLE_PART = -2
+"""In a request: that for a part that has all tensors that are equal on all ranks."""
 _SECONDS = 60.0
 """How long the agent may take to answer. It only makes a file; but its machine may be busy."""
 
@@ -23,13 +25,15 @@ class Request:
     attempt: int
     rank: int
     index: int
-    """0 or 1, and 2 for the one that is written to disk."""
+    """As in `commit_buffer`: 0 or 1, 2 for the one that is written to disk, and so on."""
     bytes: int = 0
     """How large it must be at least; 0: as it is, if it exists."""
     node_bytes: int = 0
     """What all buffers of the node will need, if all its workers need as much as this one."""
     part: int = NO_PART
-    """The rank that has written the part to read, in the world of the commit to restore; then `index` is not used."""
+    """The rank that has written the part to read, in the world of the commit to restore, or WHOLE_PART; then `index` is
+    not used.
+    """
     folder: str = ""
     """Where the node is to write checkpoints; "": nowhere."""
     keep: int = 0

@@ -42,6 +42,8 @@ class Proposal:
     """Whether it is also to be written to disk."""
     is_kept: bool = False
     """Whether it is to be copied to other hosts, and kept until a newer one is."""
+    light_interval: int = 1
+    """After how many steps there is a light commit."""
 
 
 class CommitAgreement:
@@ -70,7 +72,7 @@ class CommitAgreement:
         if self._rank == 0:
             store.set(
                 f"{self._prefix}/proposal/{number % _SLOTS}",
-                f"{proposal.interval} {proposal.to_disk:d} {proposal.is_kept:d}",
+                f"{proposal.interval} {proposal.to_disk:d} {proposal.is_kept:d} {proposal.light_interval}",
             )
         if digest:
             store.add(f"{self._prefix}/digests/{number % _SLOTS}", digest)
@@ -117,8 +119,9 @@ class CommitAgreement:
         wanted = self._world_size * ((number + 1) // _SLOTS)
         self._await(f"{self._prefix}/count/{number % _SLOTS}", wanted, "have not made the commit before")
         store = self._connected()
-        interval, to_disk, is_kept = map(int, store.get(f"{self._prefix}/proposal/{number % _SLOTS}").split())
-        return Proposal(interval, bool(to_disk), bool(is_kept))
+        words = store.get(f"{self._prefix}/proposal/{number % _SLOTS}").split()
+        interval, to_disk, is_kept, light_interval = map(int, words)
+        return Proposal(interval, bool(to_disk), bool(is_kept), light_interval)
 
     def _await(self, key: str, wanted: int, what: str) -> None:
         """Wait until a counter has this value. `what` the missing ranks have not done is said after a while."""

@@ -24,10 +24,16 @@ DURABLE_BUFFER: Final = 2
 """The index of the one for the disk. The others are overwritten by turns."""
 BUFFERS_WITH_COPIES: Final = 5
 """The same in a world of several hosts: two more hold the commits of which copies are made, or were made last."""
+LIGHT_BUFFERS: Final = (5, 6)
+"""The indices of those for light commits, which take turns."""
+COMPLETED_BUFFER: Final = 7
+"""The index of the one in which a survivor completes its last light commit."""
+OWN_BUFFERS: Final = 8
+"""All of them."""
 HEADER_BYTES: Final = 4096
 ALIGNMENT: Final = 64
 """Of each tensor, in bytes: that of torch's own allocations."""
-_VERSION: Final = 0x524C_5354_0004
+_VERSION: Final = 0x524C_5354_0005
 """In the field FORMAT: "RLST", and the version of the layout."""
 
 _FORMAT: Final = 0
@@ -54,7 +60,9 @@ _SHARERS: Final = 14
 _DIGEST: Final = 15
 _SHARED_BYTES: Final = 16
 """Of all tensors that are equal on all ranks, of which this part has the rank's share."""
-_FIELDS: Final = 17
+_LIGHT: Final = 17
+"""1 if the part has nothing of them."""
+_FIELDS: Final = 18
 _OUTCOME: Final = 2048
 """Offset in the header: what became of writing, for a person, in UTF-8, up to a zero byte."""
 
@@ -104,6 +112,7 @@ class CommitHeader:
             first_sharer=numbers[_FIRST_SHARER],
             sharers=numbers[_SHARERS],
             digest=numbers[_DIGEST],
+            light=bool(numbers[_LIGHT]),
         )
 
     @property
@@ -130,7 +139,7 @@ class CommitHeader:
         """Declare that the buffer has this commit, whole. `tensors`, `pickled` and `shared` are numbers of bytes."""
         commit = held.commit
         what = (held.world_size, held.rank, tensors, pickled, held.replicated, token, write, kept, interval)
-        sharing = (held.first_sharer, held.sharers, held.digest, shared)
+        sharing = (held.first_sharer, held.sharers, held.digest, shared, held.light)
         values = (_VERSION, 0, commit.attempt, commit.steps, *what, *sharing)
         for field, value in zip(range(_FIELDS), values, strict=True):
             self._numbers[field] = value
@@ -179,7 +188,8 @@ class CommitHeader:
         if min(tensors, pickled, self.shared_bytes, sharers) < 0 or (sharers and not 0 <= rank - first < sharers):
             msg = "the header of the buffer is damaged"
             raise ValueError(msg)
-        return share_start(tensors, pickled), share_of(self.shared_bytes, rank - first, sharers)
+        share = range(0) if self._numbers[_LIGHT] else share_of(self.shared_bytes, rank - first, sharers)
+        return share_start(tensors, pickled), share
 
     def part_bytes(self) -> int:
         """Return how many bytes of the file the part has. Raises ValueError where the header is damaged."""

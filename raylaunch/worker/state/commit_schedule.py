@@ -10,6 +10,9 @@ COST_SHARE = 0.02
 """With `every="auto"`: what commits may cost, as a share of the time between them."""
 _AIMED_SHARE = 0.9 * COST_SHARE
 """What `auto` aims at."""
+_LIGHT_SHARE = 0.7 * COST_SHARE
+"""What light commits may cost. The others then cost an eighth of what they may: few failures need them."""
+_SHARE_BESIDE_LIGHT = 0.125 * _AIMED_SHARE
 _MOST_DEBT = 8
 """Commits: what was spent beyond the share is made good by longer intervals, up to the time of so many commits."""
 _WARM_AFTER = 3
@@ -43,6 +46,10 @@ class CommitSchedule:
         self._every = every
         self._next = 0
         self._interval = 1
+        self._light_interval = 1
+        self._light_costs: deque[float] = deque(maxlen=_STEPS_MEASURED)
+        #: What a light commit has taken in the present call.
+        self._light_cost = 0.0
         self._steps: deque[float] = deque(maxlen=_STEPS_MEASURED)
         self._costs: deque[float] = deque(maxlen=_COSTS_AVERAGED)
         #: When the last call of `State.commit` has returned, and when the present one has begun.
@@ -65,10 +72,25 @@ class CommitSchedule:
         self._interval = interval
         self._next = completed + math.ceil(interval / _SOONER)
 
-    def committed(self, completed: int, interval: int) -> None:
-        """Note a commit, and the interval that all ranks have agreed on before."""
+    def committed(self, completed: int, interval: int, light_interval: int = 1) -> None:
+        """Note a commit, and the intervals that all ranks have agreed on before."""
         self._interval = interval
+        self._light_interval = light_interval
         self._next = completed + interval
+
+    @property
+    def interval(self) -> int:
+        """After how many steps the next commit follows the last one."""
+        return self._interval
+
+    def is_light_due(self, completed: int) -> bool:
+        """Return whether to make a light commit after so many steps, if it is of use."""
+        return self.is_automatic and completed % self._light_interval == 0
+
+    def light_committed(self, cost: float) -> None:
+        """Note what a light commit has cost, in seconds."""
+        self._light_costs.append(cost)
+        self._light_cost = cost
 
     # Measuring, on rank 0.
 
@@ -81,8 +103,24 @@ class CommitSchedule:
     def step_begins(self, now: float) -> None:
         """Note that `State.commit` returns, so that the time of the next step begins."""
         if self._debt is not None and self._called_at is not None:
-            self._debt += now - self._entered_at - _AIMED_SHARE * (now - self._called_at)
-        self._called_at = now
+            self._debt += now - self._entered_at - self._light_cost - self._share * (now - self._called_at)
+        self._called_at, self._light_cost = now, 0.0
+
+    @property
+    def _share(self) -> float:
+        return _SHARE_BESIDE_LIGHT if self._light_costs else _AIMED_SHARE
+
+    @property
+    def light_seconds(self) -> float:
+        """The median time of the last light commits; 0: there was none."""
+        return sorted(self._light_costs)[len(self._light_costs) // 2] if self._light_costs else 0.0
+
+    @property
+    def proposed_light_interval(self) -> int:
+        """The interval of light commits, in steps, from the next commit on."""
+        if len(self._light_costs) < _STEPS_MEASURED:
+            return self._light_interval
+        return max(1, math.ceil(self.light_seconds / (_LIGHT_SHARE * self.step_seconds)))
 
     @property
     def step_seconds(self) -> float:
@@ -97,7 +135,7 @@ class CommitSchedule:
         if commits < _WARM_AFTER or not self.step_seconds:
             return self._interval
         self._costs.append(cost)
-        mean, earned = sum(self._costs) / len(self._costs), _AIMED_SHARE * self.step_seconds
+        mean, earned = sum(self._costs) / len(self._costs), self._share * self.step_seconds
         left = 0.0 if self._debt is None else max(0.0, self._debt) + cost - earned * self._interval
         self._debt = max(0.0, self._debt or 0.0)
         return max(1, math.ceil((mean + min(max(0.0, left), _MOST_DEBT * mean)) / earned))

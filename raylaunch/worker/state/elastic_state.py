@@ -176,6 +176,10 @@ class State:
         is_last = writer.should_end(completed)
         if is_last or self._schedule.is_due(completed):
             self._commit(writer, completed, is_last=is_last)
+        elif self._schedule.is_light_due(completed) and self._rank.makes_light:
+            began = perf_counter()
+            self._rank.commit_light(self._objects, self._collect(), completed, self._schedule.interval)
+            self._schedule.light_committed(perf_counter() - began)
         if is_last:
             self._finish(writer)
             self._rank.wait_for_copy(writer, completed)
@@ -201,7 +205,7 @@ class State:
         began = perf_counter()
         found = self._rank.snapshot(self._objects, self._collect())
         copies = self._rank.buffers.write(found, to_disk=proposal.to_disk)
-        self._schedule.committed(completed, proposal.interval)
+        self._schedule.committed(completed, proposal.interval, proposal.light_interval)
         seconds = perf_counter() - began
         self._unsealed = _Unsealed(self._rank.number, completed, found, copies, proposal.interval, seconds)
         if not copies.is_running:
@@ -218,7 +222,7 @@ class State:
         self._rank.buffers.seal(held, unsealed.found, self._rank.token, unsealed.interval)
         cost = unsealed.seconds + seconds + perf_counter() - began
         proposed = self._schedule.proposed_interval(unsealed.number, cost)
-        self._rank.announce(unsealed.number, writer, proposed)
+        self._rank.announce(unsealed.number, writer, (proposed, self._schedule.proposed_light_interval))
         writer.record_committed(unsealed.completed)
         self._tell(held.rank, proposed, cost, writer)
 

@@ -16,6 +16,7 @@ from raylaunch.worker.state.commit_buffer import (
     BUFFERS,
     BUFFERS_WITH_COPIES,
     DURABLE_BUFFER,
+    LIGHT_BUFFERS,
     CommitBuffer,
     WriteState,
 )
@@ -28,6 +29,17 @@ _FILES_FOR_COPIES = 4
 
 _mapped: dict[tuple[int, int], CommitBuffer] = {}
 """What is mapped, by inode and size of the file. It stays so until the process ends: a survivor uses it again."""
+
+
+def mapped(fd: int) -> CommitBuffer:
+    """Map a buffer, unless it is, and close the descriptor. Raises OSError."""
+    found = os.fstat(fd)
+    key = found.st_ino, found.st_size
+    if key in _mapped:
+        os.close(fd)
+    else:
+        _mapped[key] = CommitBuffer(fd)
+    return _mapped[key]
 
 
 class RankBuffers:
@@ -62,6 +74,8 @@ class RankBuffers:
         self._copies = copies
         self._required = range(BUFFERS if folder is not None else DURABLE_BUFFER)
         self._buffers = [self._get(index) for index in range(BUFFERS_WITH_COPIES)]
+        #: Those for light commits that were needed in this attempt, by index.
+        self._light: dict[int, CommitBuffer] = {}
         #: The last commit that all ranks have when the next one is begun, and the one before it.
         self._newest = self._before = spared
         #: Index of the buffer of the commit that is being made.
@@ -82,30 +96,37 @@ class RankBuffers:
             )
         )
         self._say(note)
-        return self._map(fd) if fd is not None else None
+        return mapped(fd) if fd is not None else None
 
     def _say(self, note: str) -> None:
         if note and note not in self._notes:
             self._notes.add(note)
             print(f"raylaunch: {note}", file=sys.stderr, flush=True)
 
-    def _map(self, fd: int) -> CommitBuffer:
-        found = os.fstat(fd)
-        key = found.st_ino, found.st_size
-        if key in _mapped:
-            os.close(fd)
-        else:
-            _mapped[key] = CommitBuffer(fd)
-        return _mapped[key]
-
     def part_to_restore(self, part: int | None = None) -> CommitBuffer | None:
         """Return the part of the commit to restore that a rank has written; None: the node does not have it.
 
-        `part`: that rank; None: this one. Nothing may be written into it, since it may be memory of another rank.
+        `part`: that rank, or `buffer_client.WHOLE_PART`; None: this one. Nothing may be written into it, since it may
+        be memory of another rank.
         """
         wanted = self._rank if part is None else part
         fd, _ = self._ask(Request(attempt=self._attempt, rank=self._rank, index=0, part=wanted))
-        return self._map(fd) if fd is not None else None
+        return mapped(fd) if fd is not None else None
+
+    def light(self, index: int, found: Snapshot) -> CommitBuffer:
+        """Return one of the two buffers for light commits, large enough for what is the rank's own in a snapshot.
+
+        Raises MemoryError where the node does not have so much memory.
+        """
+        index = LIGHT_BUFFERS[index % len(LIGHT_BUFFERS)]
+        buffer = self._light.get(index) or self._get(index)
+        size = commit_buffer.share_start(found.tensor_bytes, len(found.pickled))
+        if buffer is None or buffer.size < size:
+            size = commit_buffer.bytes_needed(found.tensor_bytes, len(found.pickled))
+            buffer = self._get(index, commit_buffer.page_aligned(size))
+        assert buffer is not None
+        self._light[index] = buffer
+        return buffer
 
     @property
     def is_written(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import shared_page, slot_owner
@@ -20,7 +20,7 @@ from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 from raylaunch.worker.state.rank_buffers import RankBuffers
-from raylaunch.worker.state.shared_tensors import Digest
+from raylaunch.worker.state.shared_tensors import Digest, IsShared
 from raylaunch.worker.state.snapshot import OBJECT, Restored, Snapshot
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 on_common_commit: list[Callable[[], None]] = []
 """Called in each attempt when this rank knows that all ranks have a commit in common."""
+
+
+class _CommitsLight(Protocol):
+    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> None: ...
+
+
+light_commits: list[_CommitsLight] = []
+"""What makes light commits (see `survivors.light_commits`), where this process can stay when others die."""
 
 _COPY_SECONDS, _FIRST_COPY_SECONDS = 60.0, 10.0
 """How long the last commit before a planned change may take to be copied, if others were copied before, or none was."""
@@ -48,6 +56,8 @@ class RankCommits:
         self._folder = folder
         self._is_begun = False
         self._is_common = False
+        #: Whether all ranks have the first commit of this attempt, and light ones may follow.
+        self._has_first = False
         self._chosen: Commit | None = None
         #: Whether the ranks of a node divide among them what is equal on all ranks.
         self._shares = False
@@ -63,7 +73,8 @@ class RankCommits:
 
     def find_common(self) -> None:
         """Look whether all ranks have the first commit, if somebody wants to know."""
-        if on_common_commit and not self._is_common and self.number and self.agreement.has_all():
+        if on_common_commit and not self._has_first and self.number and self.agreement.has_all():
+            self._has_first = True
             self.tell_common()
 
     def tell_common(self) -> None:
@@ -119,6 +130,8 @@ class RankCommits:
         buffer = self._part(rank)
         self.restored_interval = buffer.header.interval
         held = buffer.header.held()
+        if held is not None and held.light:
+            return Restored(buffer, (), [self._part(buffer_client.WHOLE_PART)])
         sharing = {one: self._part(one) for one in (held.sharing if held is not None else ())}
         found = Restored(buffer, snapshot.meshes_of(tensors), sharing.values())
         if self._old_size == self._world_size or not found.has_dtensors:
@@ -176,20 +189,39 @@ class RankCommits:
 
         Before the first commit this waits for all ranks, to see whether they have equal tensors to share.
         """
-        of_world = [OBJECT + name for name, one in objects.items() if _is_of_world(one)]
-        shared = {OBJECT + name: known for name, known in shared_tensors.find(objects).items()} if self._shares else {}
+        of_world, shared = self._divided(objects)
         found = Snapshot(items, of_world, shared)
         self._digest = None
         if self._shares:
             is_first = self.number == 1
             if not is_first or found.shared_bytes >= shared_tensors.LEAST_SHARED_BYTES:
-                self._digest = Digest(found.shared, self.number, is_full=is_first)
+                sampled = None if is_first else shared_tensors.SAMPLED_TENSORS
+                self._digest = Digest(found.shared, self.number, sampled=sampled)
             if is_first and not self.agreement.is_same("tensors", self._digest.value() if self._digest else 0):
                 self._share_no_more()
             self._shares = self._shares and self._digest is not None
         if not self._shares and found.shared:
             self._digest, found = None, Snapshot(items, of_world)
         return found
+
+    def _divided(self, objects: Mapping[str, Any]) -> tuple[list[str], dict[str, IsShared]]:
+        """Return the names of the items that all ranks have together, and which tensors of an item are equal."""
+        of_world = [OBJECT + name for name, one in objects.items() if _is_of_world(one)]
+        shared = shared_tensors.find(objects) if self._shares else {}
+        return of_world, {OBJECT + name: is_shared for name, is_shared in shared.items()}
+
+    def commit_light(self, objects: Mapping[str, Any], items: dict[str, Any], completed: int, interval: int) -> None:
+        """Commit what is not equal on all ranks, after so many steps. `interval`: that of whole commits."""
+        of_world, shared = self._divided(objects)
+        found = Snapshot(items, of_world, shared)
+        if found.shared_bytes >= shared_tensors.LEAST_SHARED_BYTES and not found.has_dtensors:
+            for each in light_commits:
+                each.commit(self.buffers, self._named(completed, found), found, interval)
+
+    @property
+    def makes_light(self) -> bool:
+        """Whether a light commit can be of use: survivors have what it lacks, and all ranks have a whole commit."""
+        return bool(light_commits) and self._has_first and self._shares
 
     def _share_no_more(self, dropped: Commit | None = None) -> None:
         """Let each rank copy all of its tensors from now on, since those that should be equal are not."""
@@ -215,19 +247,22 @@ class RankCommits:
             writer.record_alive()
             sleep(_POLL_SECONDS)
 
-    def announce(self, number: int, writer: HeartbeatWriter, interval: int) -> None:
-        """Say that this rank has a commit whole. `interval`: what this rank would propose."""
+    def announce(self, number: int, writer: HeartbeatWriter, intervals: tuple[int, int]) -> None:
+        """Say that this rank has a commit whole. `intervals`: what this rank would propose, for light ones too."""
         self.copies.count(writer, self.agreement)
         to_disk = False
         if self._rounds is not None:
             self._rounds.tell(self.buffers, monotonic())
             to_disk = self._rounds.is_due(self.buffers, monotonic())
         is_kept = self._rank == 0 and not to_disk and self.copies.is_next_due(writer, self.agreement)
-        self.agreement.announce(number, Proposal(interval, to_disk, is_kept), self._digest_value)
+        self.agreement.announce(number, Proposal(intervals[0], to_disk, is_kept, intervals[1]), self._digest_value)
 
     def identify(self, completed: int, found: Snapshot) -> HeldCommit:
         """Return the name of the commit after so many steps, whose tensors are copied."""
         self._digest_value = self._digest.value() if self._digest is not None else 0
+        return replace(self._named(completed, found), digest=self._digest_value)
+
+    def _named(self, completed: int, found: Snapshot) -> HeldCommit:
         return HeldCommit(
             rank=self._rank,
             world_size=self._world_size,
@@ -235,7 +270,6 @@ class RankCommits:
             replicated=found.is_replicated,
             first_sharer=self._sharers.start if found.shared else 0,
             sharers=len(self._sharers) if found.shared else 0,
-            digest=self._digest_value,
         )
 
 

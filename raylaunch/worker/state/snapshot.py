@@ -69,8 +69,8 @@ class Snapshot:
         self.shared: list[tuple[int, Any]] = []
         self.shared_bytes = 0
         self._is_shared = shared or {}
-        #: Whether there is no sharded DTensor in it.
-        self.is_replicated = True
+        #: Whether there is no sharded DTensor in it, and whether there is any DTensor.
+        self.is_replicated, self.has_dtensors = True, False
         found = {name: self._item(name, item, name in of_world) for name, item in items.items()}
         self.pickled = pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL)
 
@@ -85,6 +85,7 @@ class Snapshot:
             raise pickle.PicklingError(msg) from error
         self.is_replicated = self.is_replicated and not pickler.found_shards
         end, has_dtensors = HEADER_BYTES + self.tensor_bytes, pickler.found_dtensors
+        self.has_dtensors = self.has_dtensors or has_dtensors
         return CommitItem(file.getvalue(), begin, end, of_world or has_dtensors, has_dtensors)
 
     def _add(self, tensor: Any, is_shared: IsShared | None) -> int:

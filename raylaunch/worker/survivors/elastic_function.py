@@ -12,6 +12,7 @@ from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.state import rank_commits
 from raylaunch.worker.survivors import survivor_link
+from raylaunch.worker.survivors.light_commits import LightCommits
 from raylaunch.worker.survivors.made_groups import MadeGroups
 from raylaunch.worker.survivors.survivor import Survivor, WorldChanged
 
@@ -75,9 +76,11 @@ def _run(function: Callable[[], Result], backend: str | None, writer: HeartbeatW
         return function()
     if not _made.has_group:
         _made.make_group(backend)
-    survivor = Survivor(_made, writer)
+    light = LightCommits()
+    survivor = Survivor(_made, writer, light)
     _active.append(survivor)
     rank_commits.on_common_commit.append(survivor.announce)
+    rank_commits.light_commits.append(light)
     try:
         while True:
             done, value = _attempt(function, survivor)
@@ -86,6 +89,8 @@ def _run(function: Callable[[], Result], backend: str | None, writer: HeartbeatW
             survivor.rejoin(backend)
     finally:
         rank_commits.on_common_commit.remove(survivor.announce)
+        rank_commits.light_commits.remove(light)
+        light.close()
         _active.remove(survivor)
         survivor.close()
 

@@ -20,6 +20,7 @@ from raylaunch.worker.runtime import files_wait, process_setup, tcpstore_patch
 from raylaunch.worker.runtime.staleness import ImportedFiles
 from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.broken_collectives import break_collectives
+from raylaunch.worker.survivors.light_commits import LightCommits
 from raylaunch.worker.survivors.made_groups import MadeGroups
 from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
 
@@ -45,11 +46,12 @@ class WorldChanged(BaseException):
 class Survivor:
     """A process that can stay, while it is in its elastic function. `explains` and `rejoin` are the main thread's."""
 
-    def __init__(self, made: MadeGroups, writer: HeartbeatWriter) -> None:
+    def __init__(self, made: MadeGroups, writer: HeartbeatWriter, light: LightCommits) -> None:
         #: Whether the main thread is in the function.
         self.is_inside = False
         self._made = made
         self._writer = writer
+        self._light = light
         self._files = ImportedFiles()
         self._link: socket.socket | None = survivor_link.connect()
         #: The newest attempt that this process was told to take part in, with the changes of those before.
@@ -78,15 +80,14 @@ class Survivor:
         link = self._link
         while link is not None:
             try:
-                data = link.recv(survivor_link.MESSAGE_BYTES)
-            except OSError:
+                order, fd = survivor_link.receive_rejoin(link)
+            except (OSError, EOFError):
                 return
-            if not data:
-                return
-            order = survivor_link.parse(data, Rejoin)
             if order is not None:
                 if self._files.have_changed():
                     self._give_up()
+                if fd is not None:
+                    self._light.use(fd)
                 self._order = order if self._order is None else order.after(self._order)
                 self._ordered.set()
                 self._break_off(order)
@@ -147,6 +148,7 @@ class Survivor:
             with self._lock:
                 self._left = order.attempt
             self._ordered.clear()
+            self._light.complete()
             self._send("returned", order.attempt)
             if self._wait_for(order):
                 self._take_over(order)

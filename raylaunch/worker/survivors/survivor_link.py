@@ -1,7 +1,8 @@
 """The connection of a worker that can stay with its supervisor: who can stay, and what the next attempt is.
 
 A message is one packet of a Unix socket, in JSON. The worker says that it can stay (`ready`), and that it has left the
-attempt (`returned`). The supervisor sends a `Rejoin` when the next attempt begins.
+attempt (`returned`). The supervisor sends a `Rejoin` when the next attempt begins, to one worker of the node with the
+descriptor of the file in which it completes its last light commit.
 """
 
 from __future__ import annotations
@@ -63,6 +64,17 @@ def parse(data: bytes, kind: type[Any]) -> Any:
     except (ValueError, TypeError, KeyError):
         pass
     return None
+
+
+def receive_rejoin(link: socket.socket) -> tuple[Rejoin | None, int | None]:
+    """Wait for a message, and return it with the descriptor that came with it. None for what it is not.
+
+    Raises OSError, and EOFError where the supervisor has closed the connection.
+    """
+    data, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        raise EOFError
+    return parse(data, Rejoin), (fds[0] if fds else None)
 
 
 def is_known() -> bool:

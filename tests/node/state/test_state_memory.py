@@ -23,7 +23,7 @@ from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.buffer_client import Request
-from raylaunch.worker.state.commit_buffer import CommitBuffer
+from raylaunch.worker.state.commit_buffer import OWN_BUFFERS, CommitBuffer
 from tests.node.harness import until
 
 SIZE = 100_000
@@ -99,7 +99,7 @@ def test_a_buffer_grows_and_keeps_what_it_has(monkeypatch):
         assert memory.held() == (part(),)
 
 
-@pytest.mark.parametrize("request_of", [{"attempt": 2}, {"rank": 2}, {"index": 5}])
+@pytest.mark.parametrize("request_of", [{"attempt": 2}, {"rank": 2}, {"index": OWN_BUFFERS}])
 def test_only_workers_of_the_attempt_get_memory(monkeypatch, request_of):
     with memory_of(monkeypatch), pytest.raises(ConnectionError):
         buffer_of(**request_of)

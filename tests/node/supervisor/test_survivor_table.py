@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from raylaunch.core.placement.environment import Member, assign
+from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.protocol.forkserver_messages import SurvivorReturned
-from raylaunch.node.protocol.messages import SurvivorsReady
+from raylaunch.node.protocol.messages import LaunchWorkers, SurvivorsReady
+from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -41,11 +42,15 @@ class Served:
         assert worker is not None
         self.worker = worker
         self.sent: list[SurvivorReturned] = []
+        #: What each rank may complete.
+        self.files: dict[int, MemoryFile] = {}
         self.poll()
         assert self.begin(1, None) == ()
 
     def begin(self, attempt: int, before: AttemptState | None, *, staying: bool = True, terminal: str = ""):
-        return self.table.begin(attempt, specs(attempt, terminal), before, staying=staying)
+        rendezvous = Rendezvous(master_addr="", master_port=0, run_id="", max_restarts=0, restart_count=0)
+        order = LaunchWorkers(assignment=state(attempt).assignment, rendezvous=rendezvous, staying=staying)
+        return self.table.begin(order, specs(attempt, terminal), before, self.files.get).survivors
 
     def say(self, word: str, attempt: int) -> None:
         self.worker.send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))

@@ -13,6 +13,7 @@ from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import files_wait
 from raylaunch.worker.survivors import survivor_link
+from raylaunch.worker.survivors.light_commits import LightCommits
 from raylaunch.worker.survivors.made_groups import MadeGroups
 from raylaunch.worker.survivors.survivor import Survivor
 from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
@@ -59,7 +60,7 @@ class Node:
         os.environ[survivor_link.ADDRESS_VARIABLE] = listener.getsockname()[1:].decode()
         os.environ[shared_page.PAGE_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._fd}:0"
         self.groups, self.writer = Groups(), Writer(self.page.numbers, SLOT)
-        self.survivor = Survivor(self.groups, self.writer)
+        self.survivor = Survivor(self.groups, self.writer, LightCommits())
         self._supervisor, _ = listener.accept()
         listener.close()
 

@@ -250,7 +250,8 @@ def push(
 
 def fetch(files: StateFiles, line: socket.socket, part: HeldCommit, spared: Iterable[Commit | None]) -> None:
     """Get a part from another agent, unless it is there. Raises CopyRefusedError and OSError."""
-    if files.find(part.rank, part.commit, part.world_size) is not None:
+    there = files.find(part.rank, part.commit, part.world_size)
+    if there is not None and not there.is_light:  # of a light part, what is needed may be the whole one
         return
     part_transfer.send_request(line, part_transfer.FETCH, part)
     size = part_transfer.read_answer(line)

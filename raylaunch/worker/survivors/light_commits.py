@@ -1,0 +1,143 @@
+"""Light commits: what a survivor needs so that no step is lost when other ranks die, though few steps are committed.
+
+DistributedDataParallel (DDP) keeps parameters equal on all ranks, so a rank that dies takes none of them with it. After
+each step the ranks commit what differs between them, such as random states, which is little: that is a light commit.
+When ranks have died, a survivor of each node completes its last one: it writes the tensors that are equal on all ranks
+into memory of the node, from where the ranks restore them. This is just-in-time checkpointing (Gupta et al., EuroSys
+2024).
+
+A survivor can do so only if nothing has changed these tensors since the commit: the optimizer, which must be one of
+torch's, has not begun its next step, no tensor was changed in place, and samples of their bytes are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+from raylaunch.core.machine.commits import HeldCommit
+from raylaunch.worker import torch_internals
+from raylaunch.worker.state import rank_buffers
+from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer
+from raylaunch.worker.state.rank_buffers import RankBuffers
+from raylaunch.worker.state.shared_tensors import Digest, PartMemory
+from raylaunch.worker.state.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _LastCommit:
+    """The last light commit, and how the tensors were that it does not have."""
+
+    buffer: CommitBuffer
+    held: HeldCommit
+    found: Snapshot
+    versions: tuple[int, ...]
+
+    def complete(self, target: CommitBuffer) -> None:
+        """Write the whole part into another buffer, and seal it, if the tensors are those of the commit."""
+        start, _ = self.buffer.header.share()
+        own, memory, everything = PartMemory(self.buffer).own, PartMemory(target), range(self.found.shared_bytes)
+        with sys.modules["torch"].no_grad():
+            memory.own[HEADER_BYTES:start].copy_(own[HEADER_BYTES:start])
+            for place, tensor in memory.share_pairs(start, everything, self.found.shared):
+                place.copy_(tensor)
+        if _digest(self.found, self.held) == self.held.digest:
+            whole = replace(self.held, light=False, first_sharer=self.held.rank, sharers=1)
+            _seal(target, whole, self.found, self.buffer.header.interval)
+
+
+class LightCommits:
+    """The light commits of this process. `use` is called by another thread than the rest."""
+
+    def __init__(self) -> None:
+        self._last: _LastCommit | None = None
+        self._number = 0
+        #: The file in which the last commit is to be completed.
+        self._fd: int | None = None
+        self._lock = threading.Lock()
+        self._hook: Any = None
+        #: Whether an optimizer was seen to begin a step, so that the next time is noticed, too.
+        self._has_optimizer = False
+
+    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> None:
+        """Commit what is this rank's own. `held`: the name of the commit. `interval`: as in `RankBuffers.seal`.
+
+        Raises MemoryError where the node does not have so much memory.
+        """
+        if self._hook is None:
+            self._hook = import_module("torch.optim.optimizer").register_optimizer_step_pre_hook(self._step_begins)
+        if not self._has_optimizer:
+            return
+        self._number += 1
+        buffer = buffers.light(self._number, found)
+        buffer.header.unseal()
+        buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
+        with sys.modules["torch"].no_grad():
+            for target, source in PartMemory(buffer).pairs(found.tensors):
+                target.copy_(source)
+        held = replace(held, light=True, digest=_digest(found, held))
+        _seal(buffer, held, found, interval)
+        self._last = _LastCommit(buffer, held, found, _versions(found))
+
+    def _step_begins(self, *_: Any) -> None:
+        """Forget the last commit, since an optimizer begins its step: the tensors are about to change."""
+        self._last, self._has_optimizer = None, True
+
+    def use(self, fd: int) -> None:
+        """Take the descriptor of the file in which the last commit is to be completed."""
+        with self._lock:
+            before, self._fd = self._fd, fd
+        if before is not None:
+            os.close(before)
+
+    def complete(self) -> None:
+        """Complete the last commit, if this process has the file for it, and the tensors are as they were.
+
+        It closes the file. What goes wrong is said: then the ranks go on from an earlier commit.
+        """
+        last, self._last = self._last, None
+        with self._lock:
+            fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        if last is None or last.buffer.header.held() != last.held or _versions(last.found) != last.versions:
+            os.close(fd)
+            return
+        try:
+            last.complete(rank_buffers.mapped(fd))
+        except (OSError, ValueError, RuntimeError) as error:
+            print(f"raylaunch: the last steps must be done again: {error}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Complete nothing any more: the elastic function has come to its end."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._last = None
+        with self._lock:
+            fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def _seal(buffer: CommitBuffer, held: HeldCommit, found: Snapshot, interval: int) -> None:
+    buffer.header.seal(
+        held,
+        tensors=found.tensor_bytes,
+        pickled=len(found.pickled),
+        shared=found.shared_bytes,
+        interval=interval,
+    )
+
+
+def _digest(found: Snapshot, held: HeldCommit) -> int:
+    """Return a number that is the same on all ranks, for samples that are others with each commit."""
+    return Digest(found.shared, held.commit.steps, sampled=1).value()
+
+
+def _versions(found: Snapshot) -> tuple[int, ...]:
+    """Return how often each of the tensors was changed in place, as torch counts it."""
+    return tuple(torch_internals.version(tensor) for _, tensor in found.shared)
