@@ -45,8 +45,10 @@ class CommitSchedule:
             raise ValueError(msg)
         self._every = every
         self._next = 0
-        self._interval = 1
-        self._light_interval = 1
+        #: After how many steps the next commit follows the last one.
+        self.interval = 1
+        #: After how many steps there is a light commit, if those are of use.
+        self.light_interval = 1
         self._light_costs: deque[float] = deque(maxlen=_STEPS_MEASURED)
         #: What a light commit has taken in the present call.
         self._light_cost = 0.0
@@ -69,23 +71,18 @@ class CommitSchedule:
 
     def restored(self, completed: int, interval: int) -> None:
         """Note what was restored, and the interval that all ranks had agreed on then: it need not be found again."""
-        self._interval = interval
+        self.interval = interval
         self._next = completed + math.ceil(interval / _SOONER)
 
     def committed(self, completed: int, interval: int, light_interval: int = 1) -> None:
         """Note a commit, and the intervals that all ranks have agreed on before."""
-        self._interval = interval
-        self._light_interval = light_interval
+        self.interval = interval
+        self.light_interval = light_interval
         self._next = completed + interval
-
-    @property
-    def interval(self) -> int:
-        """After how many steps the next commit follows the last one."""
-        return self._interval
 
     def is_light_due(self, completed: int) -> bool:
         """Return whether to make a light commit after so many steps, if it is of use."""
-        return self.is_automatic and completed % self._light_interval == 0
+        return self.is_automatic and completed % self.light_interval == 0
 
     def light_committed(self, cost: float) -> None:
         """Note what a light commit has cost, in seconds."""
@@ -119,7 +116,7 @@ class CommitSchedule:
     def proposed_light_interval(self) -> int:
         """The interval of light commits, in steps, from the next commit on."""
         if len(self._light_costs) < _STEPS_MEASURED:
-            return self._light_interval
+            return self.light_interval
         return max(1, math.ceil(self.light_seconds / (_LIGHT_SHARE * self.step_seconds)))
 
     @property
@@ -133,9 +130,9 @@ class CommitSchedule:
         It follows the next commit: the interval until that one is known to all ranks already.
         """
         if commits < _WARM_AFTER or not self.step_seconds:
-            return self._interval
+            return self.interval
         self._costs.append(cost)
         mean, earned = sum(self._costs) / len(self._costs), self._share * self.step_seconds
-        left = 0.0 if self._debt is None else max(0.0, self._debt) + cost - earned * self._interval
+        left = 0.0 if self._debt is None else max(0.0, self._debt) + cost - earned * self.interval
         self._debt = max(0.0, self._debt or 0.0)
         return max(1, math.ceil((mean + min(max(0.0, left), _MOST_DEBT * mean)) / earned))

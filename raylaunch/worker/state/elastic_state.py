@@ -236,10 +236,12 @@ class State:
         if known / _MUCH < interval < _MUCH * known or now - at < _TOLD_SECONDS:
             return
         self._told = interval, now
-        often = "each step" if interval == 1 else f"every {interval} steps"
+        light, seconds = self._schedule.light_interval, self._schedule.light_seconds
+        more = f"; {_often(light)} it commits only what differs between the ranks, in {1000 * seconds:.1f} ms"
         print(
-            f"raylaunch: `State` commits {often}: a commit takes {1000 * cost:.1f} ms, a step "
-            f"{1000 * self._schedule.step_seconds:.1f} ms, and commits may take {COST_SHARE:.0%} of the time",
+            f"raylaunch: `State` commits {_often(interval)}: a commit takes {1000 * cost:.1f} ms, a step "
+            f"{1000 * self._schedule.step_seconds:.1f} ms, and commits may take {COST_SHARE:.0%} of the time"
+            f"{more if seconds else ''}",
             file=sys.stderr,
             flush=True,
         )
@@ -258,6 +260,10 @@ class State:
                 yield from found.parameters()
             for group in getattr(found, "param_groups", ()):
                 yield from group["params"]
+
+
+def _often(interval: int) -> str:
+    return "each step" if interval == 1 else f"every {interval} steps"
 
 
 def _load(target: Any, found: Restored | Resharded, name: str) -> None:
