@@ -1,11 +1,13 @@
 """A deterministic training on four hosts, under faults at random moments, also while it recovers from another.
 
-    python -m tests.chaos [--faults 60] [--minutes 30] [--seed 1] [--only "subreaper|disk"] [--state] [--detach]
+    python -m tests.chaos [--faults 60] [--minutes 30] [--seed 1] [--only "subreaper|disk"] [--state] [--elastic]
+        [--detach]
 
 In the end: the final parameters are bit for bit those of a run without faults, no two attempts trained at one time, no
 planned resize lost a step, only failures of workers spent restarts, the event log leads to the same decisions again,
 and nothing is left behind on any host. With `--state` the job has no checkpoints, but `raylaunch.worker.State`: only
-what a lost host had not copied yet is done again. With `--detach` the driver is an actor (`-d`), and it, its host and
+what a lost host had not copied yet is done again. With `--elastic` it commits as often as is cheap (`every="auto"`),
+and workers stay when others die. With `--detach` the driver is an actor (`-d`), and it, its host and
 the head's GCS are killed too. Exit code 1 where any of this is not so.
 """
 
@@ -269,6 +271,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--only", default="", help="choose among the faults whose names have this regular expression")
     parser.add_argument("--state", action="store_true", help="the job has its state in memory only, by `State`")
+    parser.add_argument("--elastic", action="store_true", help="as --state, with `every='auto'` and workers that stay")
     parser.add_argument("--detach", action="store_true", help="the driver is an actor, and is killed too")
     parser.add_argument("--json", type=Path, help="every fault and what came of it")
     parser.add_argument("--keep", type=Path, help="where the job's folder is copied in the end")
@@ -289,7 +292,8 @@ def main() -> int:
         Hosts(args.hosts, cpus=2, storage=args.detach and not head_storage.why_not()) as hosts,
     ):
         scratch = Path(name)
-        chaos = Chaos(hosts, where / "job", args.seed, faults, *(["--state"] if args.state else []), detach=args.detach)
+        options = [option for option in ("--state", "--elastic") if getattr(args, option[2:])]
+        chaos = Chaos(hosts, where / "job", args.seed, faults, *options, detach=args.detach)
         job = chaos.job
         began = time.monotonic()
         try:

@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from raylaunch.worker import State, checkpointed, context, section, should_checkpoint
+from raylaunch.worker import State, checkpointed, context, elastic, section, should_checkpoint
 
 WIDTH = 16
 KEEP = 3
@@ -37,6 +38,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--step-seconds", type=float, default=0.03, help="what a step takes at least")
     parser.add_argument("--state", action="store_true", help="commit in memory after each step, without checkpoints")
+    parser.add_argument("--elastic", action="store_true", help="as --state, but commit as often as is cheap, and stay")
     return parser.parse_args()
 
 
@@ -67,10 +69,11 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.parameters, lr=1e-2, foreach=False)
         self.done = 0
         self.state = None
-        if args.state:
+        if args.state or args.elastic:
             # Equal on all ranks, and large enough that the ranks of a node divide it among them.
             self.equal = DistributedDataParallel(nn.Linear(512, 601))
-            self.state = State(net=self.net, optimizer=self.optimizer, equal=self.equal, every=1)
+            every = "auto" if args.elastic else 1
+            self.state = State(net=self.net, optimizer=self.optimizer, equal=self.equal, every=every)
         self.samples: Iterator[Rows] = iter(())
 
     def step(self) -> None:
@@ -157,36 +160,39 @@ def write(path: Path, fill) -> None:
     os.close(folder)
 
 
-def notes(folder: Path, kind: str) -> int:
+def notes(folder: Path, kind: str) -> FileIO:
     """A file of notes of this process. `steps`: BEGAN ENDED ATTEMPT WORLD_SIZE RANK STEP, a line for each step.
 
     `commits`: ATTEMPT WORLD_SIZE RANK STEP, a line for each step when it is committed.
     """
     name = f"{context().attempt}-{dist.get_rank()}-{os.uname().nodename}-{os.getpid()}.{kind}"
-    return os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    return open(folder / name, "ab", buffering=0)
 
 
-def train(args: argparse.Namespace) -> None:
-    with section("start"):  # which takes longer than `hang_timeout` on a busy machine
-        dist.init_process_group("gloo")
-        trainer = Trainer(args)
+def train(args: argparse.Namespace, trainer: Trainer) -> None:
+    with section("start"):
         trainer.load()
-    log, commits = notes(args.folder, "steps"), notes(args.folder, "commits")
+    with notes(args.folder, "steps") as log, notes(args.folder, "commits") as commits:
+        do_steps(args, trainer, log, commits)
+    if dist.get_rank() == 0:
+        bits = torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+        write(args.folder / "final.bin", lambda file: file.write(bytes(bits.view(torch.uint8).tolist())))
+
+
+def do_steps(args: argparse.Namespace, trainer: Trainer, log: FileIO, commits: FileIO) -> None:
     who = f"{context().attempt} {dist.get_world_size()} {dist.get_rank()}"
     while trainer.done < args.steps:
         began, clock = time.time_ns(), time.monotonic()
         trainer.step()
-        os.write(log, f"{began} {time.time_ns()} {who} {trainer.done}\n".encode())
+        log.write(f"{began} {time.time_ns()} {who} {trainer.done}\n".encode())
         if trainer.state is not None:
             trainer.state.commit(trainer.done - 1)
-            os.write(commits, f"{who} {trainer.done}\n".encode())
+            if args.state:
+                commits.write(f"{who} {trainer.done}\n".encode())
         elif should_checkpoint(trainer.done) or trainer.done % args.checkpoint_every == 0 or trainer.done == args.steps:
             trainer.save()
             checkpointed(trainer.done)
         time.sleep(max(0.0, args.step_seconds - (time.monotonic() - clock)))
-    if dist.get_rank() == 0:
-        bits = torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
-        write(args.folder / "final.bin", lambda file: file.write(bytes(bits.view(torch.uint8).tolist())))
 
 
 def main() -> None:
@@ -195,7 +201,10 @@ def main() -> None:
     signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
     args.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    train(args)
+    with section("start"):  # which takes longer than `hang_timeout` on a busy machine
+        dist.init_process_group("gloo")
+        trainer = Trainer(args)
+    (elastic(train) if args.elastic else train)(args, trainer)
     dist.barrier()
     dist.destroy_process_group()
 

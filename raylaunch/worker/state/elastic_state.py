@@ -70,7 +70,8 @@ class State:
         durable: str | os.PathLike[str] | None = None,
         **objects: Any,
     ) -> None:
-        """`every`: commit after each so many steps; `auto`: as often as costs 2 % of the time at most.
+        """`every`: commit after each so many steps; `auto`: as often as costs 2 % of the time at most. With `elastic`
+        and DistributedDataParallel, `auto` also commits what is a rank's own after each step.
 
         `durable`: a folder for checkpoints on disk. None: that of the job's setting `durable`, or of the variable
         RAYLAUNCH_DURABLE.
