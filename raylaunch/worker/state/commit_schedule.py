@@ -11,16 +11,16 @@ COST_SHARE = 0.02
 _AIMED_SHARE = 0.9 * COST_SHARE
 """What `auto` aims at."""
 _LIGHT_SHARE = 0.7 * COST_SHARE
-"""What light commits may cost. The others then cost an eighth of what they may: few failures need them."""
-_SHARE_BESIDE_LIGHT = 0.125 * _AIMED_SHARE
+"""What light commits may cost. The others then cost a quarter of what they may: few failures need them."""
+_SHARE_BESIDE_LIGHT = 0.25 * _AIMED_SHARE
 _MOST_DEBT = 8
 """Commits: what was spent beyond the share is made good by longer intervals, up to the time of so many commits."""
 _WARM_AFTER = 3
 """Commits of an attempt, the first to be measured included: the two before fill the pages of the two buffers."""
 _STEPS_MEASURED = 16
-_SOONER = 8
+_SOONER = 64
 """The first commit after a restore follows after this part of the interval, so that a script that fails again and again
-gets further, and yet its first step is done without a commit."""
+gets further. Light commits, beside which the interval is longer, begin after it."""
 _COSTS_AVERAGED = 8
 """Commits: on a busy machine one may take several times as long as the next, and the interval must be that of all."""
 

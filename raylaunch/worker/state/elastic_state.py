@@ -273,7 +273,13 @@ def _load(target: Any, found: Restored | Resharded, name: str) -> None:
     if not isinstance(target, module) or any(key.endswith("_extra_state") for key in target.state_dict()):
         target.load_state_dict(found.item(name))
         return
-    target.load_state_dict(found.item(name, copied=False))
+    state, own = found.item(name, copied=False), target.state_dict()
+    is_strict = True
+    for key, tensor in [*state.items()] if state.keys() == own.keys() else ():
+        if found.is_live(tensor) and tensor.data_ptr() == own[key].data_ptr():
+            del state[key]  # in a survivor it is as it was committed
+            is_strict = False
+    target.load_state_dict(state, strict=is_strict)
     if found.is_aliased([*target.parameters(), *target.buffers()]):  # its class loads tensors in a way of its own
         target.load_state_dict(found.item(name))
 

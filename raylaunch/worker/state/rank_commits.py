@@ -33,6 +33,7 @@ on_common_commit: list[Callable[[], None]] = []
 
 class _CommitsLight(Protocol):
     def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> None: ...
+    def live(self, commit: Commit) -> dict[int, Any]: ...
 
 
 light_commits: list[_CommitsLight] = []
@@ -130,10 +131,11 @@ class RankCommits:
         buffer = self._part(rank)
         self.restored_interval = buffer.header.interval
         held = buffer.header.held()
+        live = {offset: one for each in light_commits for offset, one in each.live(self._chosen).items()}
         if held is not None and held.light:
-            return Restored(buffer, (), [self._part(buffer_client.WHOLE_PART)])
+            return Restored(buffer, (), [self._part(buffer_client.WHOLE_PART)], live)
         sharing = {one: self._part(one) for one in (held.sharing if held is not None else ())}
-        found = Restored(buffer, snapshot.meshes_of(tensors), sharing.values())
+        found = Restored(buffer, snapshot.meshes_of(tensors), sharing.values(), live)
         if self._old_size == self._world_size or not found.has_dtensors:
             return found
         if held is None or not held.replicated:

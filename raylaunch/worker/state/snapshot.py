@@ -228,11 +228,21 @@ def _huge_pages(size: int) -> mmap.mmap:
 class Restored:
     """The items of a commit, read from a buffer."""
 
-    def __init__(self, buffer: CommitBuffer, meshes: Iterable[Any], sharing: Iterable[CommitBuffer] = ()) -> None:
+    def __init__(
+        self,
+        buffer: CommitBuffer,
+        meshes: Iterable[Any],
+        sharing: Iterable[CommitBuffer] = (),
+        live: Mapping[int, Any] | None = None,
+    ) -> None:
         """`meshes`: the DeviceMeshes of the script's objects. `sharing`: as in `PartMemory`.
+
+        `live`: shared tensors of this process that are still as they were committed, by their offsets.
 
         Raises ValueError where a buffer is damaged.
         """
+        self._live = live or {}
+        self._live_ids = {id(one) for one in self._live.values()}
         self._memory = PartMemory(buffer, [*sharing])
         self._meshes = {mesh_key(mesh): mesh for mesh in meshes}
         self._items = items_of(buffer)
@@ -249,8 +259,15 @@ class Restored:
         return any(item.has_dtensors for item in self._items.values())
 
     def item(self, name: str, *, copied: bool = True) -> Any:
-        """Return an item. `copied` False: its tensors are memory of the buffer, which a later commit overwrites."""
+        """Return an item. `copied` False: its tensors are memory of the buffer, which a later commit overwrites.
+
+        In any case, those of this process that are still as they were committed are themselves.
+        """
         return load_item(self._items[name], self._copied_tensor if copied else self._tensor, self._dtensor)
+
+    def is_live(self, tensor: Any) -> bool:
+        """Return whether a tensor is one of this process that is still as it was committed."""
+        return id(tensor) in self._live_ids
 
     def is_aliased(self, tensors: Iterable[Any]) -> bool:
         """Return whether one of the tensors is memory of a buffer."""
@@ -258,9 +275,11 @@ class Restored:
 
     def _tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
         del memory_format, device
-        return self._memory.tensor(offset, dtype, shape)
+        return self._live[offset] if offset in self._live else self._memory.tensor(offset, dtype, shape)
 
     def _copied_tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
+        if offset in self._live:
+            return self._live[offset]
         view = self._tensor(offset, dtype, shape, memory_format, device)
         return self._own.empty(dtype, shape, memory_format, device).copy_(view)
 

@@ -2,5 +2,6 @@
 
 `elastic_function` is the decorator `elastic`; read it first. `survivor_link` is the connection to the supervisor, which
 says when the next attempt begins. Then `broken_collectives` ends what this process waits for, `light_commits` writes
-what the ranks restore, and `survivor` makes of it a worker of that attempt. Nothing here imports torch before the script has.
+what the ranks restore, and `survivor` makes of it a worker of that attempt. Nothing here imports torch before the
+script has.
 """

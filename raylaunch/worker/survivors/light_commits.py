@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from raylaunch.core.machine.commits import HeldCommit
+from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker import torch_internals
 from raylaunch.worker.state import rank_buffers
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer
@@ -37,17 +37,20 @@ class _LastCommit:
     found: Snapshot
     versions: tuple[int, ...]
 
+    def is_intact(self) -> bool:
+        """Return whether the tensors are as they were, as far as can be known."""
+        return _versions(self.found) == self.versions and _digest(self.found, self.held) == self.held.digest
+
     def complete(self, target: CommitBuffer) -> None:
-        """Write the whole part into another buffer, and seal it, if the tensors are those of the commit."""
+        """Write the whole part into another buffer, and seal it."""
         start, _ = self.buffer.header.share()
         own, memory, everything = PartMemory(self.buffer).own, PartMemory(target), range(self.found.shared_bytes)
         with sys.modules["torch"].no_grad():
             memory.own[HEADER_BYTES:start].copy_(own[HEADER_BYTES:start])
             for place, tensor in memory.share_pairs(start, everything, self.found.shared):
                 place.copy_(tensor)
-        if _digest(self.found, self.held) == self.held.digest:
-            whole = replace(self.held, light=False, first_sharer=self.held.rank, sharers=1)
-            _seal(target, whole, self.found, self.buffer.header.interval)
+        whole = replace(self.held, light=False, first_sharer=self.held.rank, sharers=1)
+        _seal(target, whole, self.found, self.buffer.header.interval)
 
 
 class LightCommits:
@@ -99,18 +102,24 @@ class LightCommits:
 
         It closes the file. What goes wrong is said: then the ranks go on from an earlier commit.
         """
-        last, self._last = self._last, None
         with self._lock:
             fd, self._fd = self._fd, None
+        if self._last is not None and not self._last.is_intact():
+            self._last = None
         if fd is None:
             return
-        if last is None or last.buffer.header.held() != last.held or _versions(last.found) != last.versions:
+        if self._last is None:
             os.close(fd)
             return
         try:
-            last.complete(rank_buffers.mapped(fd))
+            self._last.complete(rank_buffers.mapped(fd))
         except (OSError, ValueError, RuntimeError) as error:
             print(f"raylaunch: the last steps must be done again: {error}", file=sys.stderr, flush=True)
+
+    def live(self, commit: Commit) -> dict[int, Any]:
+        """Return the tensors that are equal on all ranks, if they are still as in this commit, by their offsets."""
+        last = self._last
+        return dict(last.found.shared) if last is not None and last.held.commit == commit and last.is_intact() else {}
 
     def close(self) -> None:
         """Complete nothing any more: the elastic function has come to its end."""

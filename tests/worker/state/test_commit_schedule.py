@@ -48,10 +48,10 @@ def test_auto_costs_two_percent_of_the_time_at_most(cost, interval):
 def test_what_was_restored_says_how_often_to_commit():
     """The first commit comes sooner; until others are measured, the interval is that of the attempt before."""
     schedule = CommitSchedule("auto")
-    schedule.restored(100, 20)
+    schedule.restored(100, 192)
     assert next(step for step in range(101, 120) if schedule.is_due(step)) == 103
     schedule.committed(103, schedule.proposed_interval(1, 1.0))
-    assert next(step for step in range(104, 130) if schedule.is_due(step)) == 123
+    assert next(step for step in range(104, 300) if schedule.is_due(step)) == 295
 
 
 @pytest.mark.parametrize("every", [1, 3])
