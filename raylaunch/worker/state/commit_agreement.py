@@ -43,7 +43,7 @@ class Proposal:
     is_kept: bool = False
     """Whether it is to be copied to other hosts, and kept until a newer one is."""
     light_interval: int = 1
-    """After how many steps there is a light commit."""
+    """After how many steps there is a light commit; 0: there are none."""
 
 
 class CommitAgreement:

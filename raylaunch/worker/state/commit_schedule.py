@@ -12,6 +12,8 @@ _AIMED_SHARE = 0.9 * COST_SHARE
 """What `auto` aims at."""
 _LIGHT_SHARE = 0.7 * COST_SHARE
 """What light commits may cost. The others then cost a quarter of what they may: few failures need them."""
+_LONGEST_LIGHT_INTERVAL = 4
+"""Steps: rarer ones are seldom of use. On a CUDA device each waits until the step is done, which may take too long."""
 _SHARE_BESIDE_LIGHT = 0.25 * _AIMED_SHARE
 _MOST_DEBT = 8
 """Commits: what was spent beyond the share is made good by longer intervals, up to the time of so many commits."""
@@ -47,7 +49,7 @@ class CommitSchedule:
         self._next = 0
         #: After how many steps the next commit follows the last one.
         self.interval = 1
-        #: After how many steps there is a light commit, if those are of use.
+        #: After how many steps there is a light commit, if those are of use; 0: there are none.
         self.light_interval = 1
         self._light_costs: deque[float] = deque(maxlen=_STEPS_MEASURED)
         #: What a light commit has taken in the present call.
@@ -82,7 +84,7 @@ class CommitSchedule:
 
     def is_light_due(self, completed: int) -> bool:
         """Return whether to make a light commit after so many steps, if it is of use."""
-        return self.is_automatic and completed % self.light_interval == 0
+        return self.is_automatic and self.light_interval > 0 and completed % self.light_interval == 0
 
     def light_committed(self, cost: float) -> None:
         """Note what a light commit has cost, in seconds."""
@@ -105,7 +107,7 @@ class CommitSchedule:
 
     @property
     def _share(self) -> float:
-        return _SHARE_BESIDE_LIGHT if self._light_costs else _AIMED_SHARE
+        return _SHARE_BESIDE_LIGHT if self._light_costs and self.light_interval == 1 else _AIMED_SHARE
 
     @property
     def light_seconds(self) -> float:
@@ -114,10 +116,11 @@ class CommitSchedule:
 
     @property
     def proposed_light_interval(self) -> int:
-        """The interval of light commits, in steps, from the next commit on."""
-        if len(self._light_costs) < _STEPS_MEASURED:
+        """The interval of light commits, in steps, from the next commit on; 0: they cost too much."""
+        if len(self._light_costs) < _STEPS_MEASURED or not self.light_interval:
             return self.light_interval
-        return max(1, math.ceil(self.light_seconds / (_LIGHT_SHARE * self.step_seconds)))
+        found = max(1, math.ceil(self.light_seconds / (_LIGHT_SHARE * self.step_seconds)))
+        return found if found <= _LONGEST_LIGHT_INTERVAL else 0
 
     @property
     def step_seconds(self) -> float:

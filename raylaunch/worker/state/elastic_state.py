@@ -242,7 +242,7 @@ class State:
         print(
             f"raylaunch: `State` commits {_often(interval)}: a commit takes {1000 * cost:.1f} ms, a step "
             f"{1000 * self._schedule.step_seconds:.1f} ms, and commits may take {COST_SHARE:.0%} of the time"
-            f"{more if seconds else ''}",
+            f"{more if light and seconds else ''}",
             file=sys.stderr,
             flush=True,
         )
