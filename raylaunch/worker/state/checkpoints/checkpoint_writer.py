@@ -12,7 +12,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
@@ -36,7 +36,10 @@ class CheckpointWriter:
     """Writes one checkpoint, or its share of it."""
 
     def __init__(self, folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float) -> None:
-        """`buffers`: parts of the same commit. `seconds`: how long to wait until other writers have begun."""
+        """`buffers`: parts of the same commit. `seconds`: how long to wait until other writers have begun.
+
+        Raises ValueError where the parts do not fit together.
+        """
         self._folder = folder
         self._buffers = buffers
         by_rank = {held.rank: buffer for buffer in buffers if (held := buffer.header.held()) is not None}
@@ -145,7 +148,7 @@ def write_newest(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds
 
     For the end of a run: every node has the last commits of its ranks, and does not know what others have.
     """
-    writers = [CheckpointWriter(folder, found, seconds) for found in by_commit(buffers)]
+    writers = _writers(folder, buffers, seconds)
     chosen = None
     try:
         if not writers or os.path.exists(os.path.join(folder.path, f"step-{writers[0].commit.steps}")):
@@ -167,21 +170,18 @@ def write_newest(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds
                 writer.discard()
 
 
-def by_commit(buffers: Sequence[CommitBuffer]) -> list[list[CommitBuffer]]:
-    """Return groups of buffers that have the same commit, the newest first, each with one part per rank."""
+def _writers(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float) -> list[CheckpointWriter]:
+    """Return a writer for each commit that these buffers have, the newest first. Each rank has one part of it."""
     found: dict[tuple[Commit, int, int], dict[int, CommitBuffer]] = {}
     for buffer in buffers:
         held = buffer.header.held()
         if held is not None:
             found.setdefault((held.commit, held.world_size, buffer.header.token), {})[held.rank] = buffer
-    keys = [key for key in sorted(found, reverse=True) if _fit_together(found[key])]
-    return [[found[key][rank] for rank in sorted(found[key])] for key in keys]
-
-
-def _fit_together(parts: Mapping[int, CommitBuffer]) -> bool:
-    """Return whether no part lacks another one with which it shares tensors, and those are equal."""
-    held = [one for buffer in parts.values() if (one := buffer.header.held()) is not None]
-    return all(rank in parts for one in held for rank in one.sharing) and len({one.digest for one in held}) == 1
+    writers = []
+    for key in sorted(found, reverse=True):
+        with contextlib.suppress(ValueError):  # the parts do not fit together; an older commit may be whole
+            writers.append(CheckpointWriter(folder, [found[key][rank] for rank in sorted(found[key])], seconds))
+    return writers
 
 
 def explained(error: BaseException, folder: DurableFolder, held: HeldCommit | None) -> str:

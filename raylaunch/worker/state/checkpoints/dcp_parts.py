@@ -113,7 +113,10 @@ class CommitPart:
 
 
 def parts_of(buffers: Mapping[int, CommitBuffer]) -> dict[int, CommitPart]:
-    """Read the parts of a commit, by rank. Raises ValueError where they lack something that they share."""
+    """Read the parts of a commit, by rank. Raises ValueError where they do not fit together.
+
+    Each part needs those with which it shares tensors, and these must be equal on all ranks.
+    """
     found, all_held = {}, {rank: buffer.header.held() for rank, buffer in buffers.items()}
     if len({held.digest for held in all_held.values() if held is not None}) > 1:
         raise ValueError("parameters that DistributedDataParallel keeps equal differ between the ranks")

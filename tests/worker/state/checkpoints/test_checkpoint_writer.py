@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 
+from raylaunch.core.machine.commits import Commit  # noqa: E402
 from raylaunch.worker.state.checkpoints import checkpoint_writer  # noqa: E402
 from raylaunch.worker.state.checkpoints.checkpoint_writer import report, write_checkpoint, write_newest  # noqa: E402
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder  # noqa: E402
@@ -151,19 +153,39 @@ def test_a_node_that_never_comes_is_not_waited_for_forever(folder):
     assert os.listdir(folder.path) == []
 
 
+def sealed_again(buffer, steps: int, **fields):
+    """Say in the header of a buffer that what it has is the commit after so many steps, with these fields."""
+    held, (tensors, pickled) = buffer.header.held(), buffer.header.sizes()
+    buffer.header.seal(replace(held, commit=Commit(1, steps), **fields), tensors=tensors, pickled=pickled)
+    return buffer
+
+
 def test_at_the_end_the_newest_commit_that_all_have_is_written(folder):
-    """Rank 0 has made one that rank 1 has not."""
+    """Both ranks have made two, and rank 0 a third one."""
+    older = [sealed_again(one, 7) for one in committed(2, (2,), FSDP)]
     common = committed(2, (2,), FSDP)
-    newer = committed(2, (2,), FSDP)[0]
-    held = newer.header.held()
-    newer.header.seal(
-        type(held)(rank=0, world_size=2, commit=type(held.commit)(1, 9)),
-        tensors=newer.header.sizes()[0],
-        pickled=newer.header.sizes()[1],
-    )
+    newer = sealed_again(committed(2, (2,), FSDP)[0], 9)
     paths = in_threads(
-        lambda: write_newest(folder, [common[0], newer], SECONDS), lambda: write_newest(folder, [common[1]], SECONDS)
+        lambda: write_newest(folder, [older[0], common[0], newer], SECONDS),
+        lambda: write_newest(folder, [older[1], common[1]], SECONDS),
     )
     assert paths == [f"{folder.path}/step-8", ""]
     assert os.listdir(folder.path) == ["step-8"]
     assert write_newest(folder, [common[0]], SECONDS) == "", "it is there already"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fields", "why"),
+    [
+        ([0, 1], {"digest": 5}, "parameters that DistributedDataParallel keeps equal differ"),
+        ([0], {"sharers": 2}, r"the parts of the ranks \[1\] are missing"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_not_written(folder, ranks, fields, why):
+    """At the end an older commit is written instead."""
+    common, newer = committed(2, (2,), FSDP), committed(2, (2,), FSDP)
+    unfit = [sealed_again(newer[rank], 9, **(fields if rank == 0 else {})) for rank in ranks]
+    with pytest.raises(ValueError, match=why):
+        write_checkpoint(folder, unfit, SECONDS)
+    assert write_newest(folder, [*common, *unfit], SECONDS) == f"{folder.path}/step-8"
+    assert os.listdir(folder.path) == ["step-8"]
