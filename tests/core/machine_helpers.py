@@ -28,6 +28,7 @@ from raylaunch.core.machine.events_and_actions import (
     Stop,
     StopRequested,
     Tick,
+    Uncordon,
     WorkersCheckpointed,
     WorkersExited,
     WorkersHung,
@@ -50,6 +51,11 @@ def joined(node: str, at: float = 0.0, *, nproc: int = 2, address: str = "", hos
     """By default each node has a host of its own."""
     address = address or f"10.0.0.{ord(node[-1])}"
     return NodeJoined(at=at, node=node, address=address, nproc=nproc, host=host or f"host-of-{node}")
+
+
+def uncordon(node: str) -> Uncordon:
+    """Return the action by which the host of this node, which was excluded for some time, may be used again."""
+    return Uncordon(host=f"host-of-{node}", why=f"{joined(node).address} may be used again: its time is over")
 
 
 def granted(node: str, at: float = 0.0) -> NodeGranted:

@@ -39,7 +39,6 @@ from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.requests import requested
 from raylaunch.core.machine.state import Phase, Stopping
 from raylaunch.core.monitoring.progress_report import ProgressSample
-from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.environment import assign
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
@@ -79,8 +78,6 @@ class Console:
         self._guards: terminal_guard.Guards = ()
         #: Replaces secrets in raylaunch's messages.
         self._redactor = Redactor()
-        #: Addresses of hosts by host id.
-        self._addresses: dict[HostId, str] = {}
         #: What the first and the last line say.
         self._fallback = ""
 
@@ -157,7 +154,6 @@ class Console:
             case NodeGranted(address=address):
                 self.say(f"{address}: resources are reserved, the agent is starting")
             case NodeJoined(address=address):
-                self._addresses[event.host] = address
                 self.say(f"{event.node} ({address}) is ready for {count(event.nproc, 'worker')}")
             case NodeDraining():
                 left = event.deadline - event.at
@@ -190,8 +186,8 @@ class Console:
                 self.say(f"requesting a checkpoint: {why}", colour="yellow")
             case Cordon(why=why):
                 self.say(why, colour="yellow")
-            case Uncordon(host=host, why=why):
-                self.say(f"{self._addresses.get(host, host)} may be used again: {why}")
+            case Uncordon(why=why):
+                self.say(why)
             case ForwardSignal(signal=signal, nodes=nodes):
                 self.say(f"{signal} is forwarded to the workers on {count(len(nodes), 'node')}")
             case _:

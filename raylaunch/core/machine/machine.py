@@ -185,12 +185,13 @@ class Machine(Requests):
         if drained := self._drained_node_that_explains(cause):
             return self._restart(f"{what}; {drained} is being drained")
         delay = self.crashes.delay(cause, self.now - self.world.launched_at)
-        host = NO_HOST if cause.is_collateral or cause.node not in self.nodes else self.nodes[cause.node].host
+        member = None if cause.is_collateral else self.nodes.get(cause.node)
+        host = NO_HOST if member is None else member.host
         bad = self.health.blame(host, self.now, cause.kind)
         needed = bad and not self.members.enough_without(host)
         if refused := self.budget.spend(cause, self.now, self.world.nodes, elsewhere=bad and not needed):
             return self._end_run_for(cause, f"{what}; {refused}")
-        cordon, clause = self._cordon_host(cause.node, host, needed=needed) if bad else ([], "")
+        cordon, clause = self._cordon_host_of(member, needed=needed) if bad and member is not None else ([], "")
         if delay:
             clause += f"; after {delay:g} s, since it crashes again and again"
         backoff_until = self.now + delay if delay else None
@@ -225,8 +226,12 @@ class Machine(Requests):
 
     def _tick(self) -> list[Action]:
         self._timer_at = None
-        over = [host for host in self.health.end_exclusions(self.now) if host not in self.drained_hosts]
-        uncordoned = [Uncordon(host=host, why="its time is over") for host in over]
+        over = {host: self.excluded.pop(host) for host in self.health.end_exclusions(self.now)}
+        uncordoned = [
+            Uncordon(host=host, why=f"{address} may be used again: its time is over")
+            for host, address in over.items()
+            if host not in self.drained_hosts
+        ]
         return [*uncordoned, *self._do_what_is_due()]
 
     def _do_what_is_due(self) -> list[Action]:

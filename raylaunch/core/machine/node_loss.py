@@ -78,19 +78,24 @@ class NodeLosses(PhaseTransitions):
         self.world.unfinished.discard(node)
         return self.members.remove(node)
 
-    def _cordon_host(self, node: NodeId, host: HostId, *, needed: bool) -> tuple[list[Action], str]:
+    def _cordon_host_of(self, member: Member, *, needed: bool) -> tuple[list[Action], str]:
         """Exclude the host of this node, which failed too often. Return the actions and a clause that says so.
 
         `needed`: there are too few nodes without this host.
         """
-        gone, how = self._exclude_host(host, needed=needed, after=f" after {count(self.job.exclude_after, 'failure')}")
-        why = f"{node} is {how}"
-        return [Cordon(host=host, why=why), *(Release(node=each.node, why=why) for each in gone)], f"; {why}"
+        after = f" after {count(self.job.exclude_after, 'failure')}"
+        gone, how = self._exclude_host_of(member, needed=needed, after=after)
+        why = f"{member.node} is {how}"
+        return [Cordon(host=member.host, why=why), *(Release(node=each.node, why=why) for each in gone)], f"; {why}"
 
-    def _exclude_host(self, host: HostId, *, needed: bool, after: str = "") -> tuple[list[Member], str]:
-        """Exclude a host, and remove its nodes. Return these, and text such as `left out for 60 s after 2 failures`."""
-        gone = [self._remove_node(node) for node in self.members.on_host(host)]
-        seconds = self.health.exclude(host, self.now, needed=needed)
+    def _exclude_host_of(self, member: Member, *, needed: bool, after: str = "") -> tuple[list[Member], str]:
+        """Exclude the host of a node, and remove the nodes there.
+
+        Return these, and text such as `left out for 60 s after 2 failures`.
+        """
+        gone = [self._remove_node(node) for node in self.members.on_host(member.host)]
+        self.excluded[member.host] = member.address
+        seconds = self.health.exclude(member.host, self.now, needed=needed)
         but = ", unless no other comes" if needed else ""
         return gone, f"left out for {seconds:g} s{after}{but}"
 
@@ -101,7 +106,7 @@ class NodeLosses(PhaseTransitions):
         bad = self.health.blame(gone.host, self.now)
         if not bad or not self.members.enough_without(gone.host):
             return [], ""
-        return self._cordon_host(gone.node, gone.host, needed=False)
+        return self._cordon_host_of(gone, needed=False)
 
     def _release_unresponsive(self, state: AwaitingNodes, why: str) -> tuple[list[Action], str]:
         """Give up all awaited nodes. Return the actions and a sentence that says so."""
@@ -181,7 +186,8 @@ class NodeLosses(PhaseTransitions):
         first = [self.nodes[node].host for node in self.world.roster if node in self.nodes][:1]
         order = dict.fromkeys((*first, *(member.host for member in self.nodes.values())))
         for host in hosts_to_leave_out(pairs, [*order]):
-            members, how = self._exclude_host(host, needed=not self.members.enough_without(host))
+            any_there = self.nodes[self.members.on_host(host)[0]]
+            members, how = self._exclude_host_of(any_there, needed=not self.members.enough_without(host))
             names = " and ".join(member.node for member in members)
             clauses.append(f"{names} {'is' if len(members) == 1 else 'are'} {how}")
             gone += members

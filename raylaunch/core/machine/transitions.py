@@ -65,6 +65,8 @@ class PhaseTransitions:
         self.is_resized = False
         #: The least number of nodes that was requested. `job.min_nodes` is less until as many nodes have been there.
         self.wanted_nodes = job.min_nodes
+        #: The addresses of the hosts that are excluded now.
+        self.excluded: dict[HostId, str] = {}
         #: Hosts that a person drained.
         self.drained_hosts: set[HostId] = set()
         #: Whether any attempt has made a step.

@@ -30,6 +30,7 @@ from machine_helpers import (
     stopped,
     stopping_timer,
     tick,
+    uncordon,
 )
 
 from raylaunch.core.machine.events_and_actions import (
@@ -39,7 +40,6 @@ from raylaunch.core.machine.events_and_actions import (
     NodeJoined,
     Release,
     SetTimer,
-    Uncordon,
     WorkersHung,
 )
 from raylaunch.core.machine.machine import Machine
@@ -214,7 +214,7 @@ def test_exclusion_ends_after_its_time():
     assert handle_all(machine, joined("b2", now + 5.0, host="host-of-b")) == [
         Release(node="b2", why="its host is left out at present")
     ]
-    assert handle_all(machine, tick(now + 60.0)) == [Uncordon(host="host-of-b", why="its time is over")]
+    assert handle_all(machine, tick(now + 60.0)) == [uncordon("b")]
     assert handle_all(machine, joined("b3", now + 61.0, host="host-of-b")) == [
         SetTimer(at=now + 66.0, why="b3 joined; more may come")
     ]
@@ -248,7 +248,7 @@ def test_needed_host_is_excluded_for_15_seconds():
         stopping_timer(now + 10.0),
     ]
     assert handle_all(machine, stopped("a", now, attempt=2)) == [SetTimer(at=now + 15.0, why="1 of 2 to 9 nodes")]
-    assert handle_all(machine, tick(now + 15.0))[0] == Uncordon(host="host-of-b", why="its time is over")
+    assert handle_all(machine, tick(now + 15.0))[0] == uncordon("b")
     handle_all(machine, joined("b2", now + 17.0, host="host-of-b"), tick(now + 22.0))
     assert machine.roster == ("a", "b2")
 
@@ -268,7 +268,7 @@ def test_exclusion_is_shortened_when_the_host_is_needed():
     now = machine.now
     handle_all(machine, lost("a", now + 1.0))
     assert handle_all(machine, stopped("c", now + 2.0, attempt=3)) == [SetTimer(at=now + 17.0, why="1 of 2 to 9 nodes")]
-    assert handle_all(machine, tick(now + 17.0))[0] == Uncordon(host="host-of-b", why="its time is over")
+    assert handle_all(machine, tick(now + 17.0))[0] == uncordon("b")
 
 
 def test_short_exclusion_ends_before_join_timeout():
@@ -277,7 +277,7 @@ def test_short_exclusion_ends_before_join_timeout():
     assert "left out for 4 s" in actions[0].why
     now = machine.now
     handle_all(machine, stopped("a", now, attempt=2))
-    assert handle_all(machine, tick(now + 4.0))[0] == Uncordon(host="host-of-b", why="its time is over")
+    assert handle_all(machine, tick(now + 4.0))[0] == uncordon("b")
 
 
 def test_all_nodes_of_an_excluded_host_are_released():

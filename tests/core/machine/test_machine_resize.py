@@ -30,9 +30,10 @@ from machine_helpers import (
     stopped,
     stopping_timer,
     tick,
+    uncordon,
 )
 
-from raylaunch.core.machine.events_and_actions import Finish, ForwardSignal, Release, ReportUnsaved, SetTimer, Uncordon
+from raylaunch.core.machine.events_and_actions import Finish, ForwardSignal, Release, ReportUnsaved, SetTimer
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 
@@ -438,7 +439,7 @@ def test_excluded_host_may_replace_a_drained_node():
     handle_all(machine, failed("c", 20.0))
     start_all_workers(machine, 20.0)
     handle_all(machine, draining("b", 21.0, deadline=300.0))
-    assert handle_all(machine, tick(36.0))[0] == Uncordon(host="host-of-c", why="its time is over")
+    assert handle_all(machine, tick(36.0))[0] == uncordon("c")
 
 
 def test_resize_waits_for_all_missing_nodes():
