@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from tests.cluster.test_without_cluster import alone, start
+from tests.cluster.conftest import wait_until
+from tests.cluster.test_without_cluster import MARK, alone, start
+from tests.private_cluster import marked
 
 __all__ = ["alone"]
 
@@ -75,12 +77,18 @@ class Trained:
         env, self.folder = alone
         entrypoint = {"script": "train.py", "args": [json.dumps(kills)]}
         more = {"nproc_per_node": 2, "max_restarts": 9, "preload": ["torch._dynamo", "torch.nn.parallel"]}
-        process = start(env, self.folder, TRAINS, entrypoint=entrypoint, **more)
+        process = start(env, self.folder, TRAINS, entrypoint=entrypoint, durable="kept", **more)
         _, self.err = process.communicate(timeout=200)
         assert process.returncode == 0, self.err
         for rank in range(4):
             found, expected = ((self.folder / f"{name}-{rank}").read_text() for name in ("found", "expected"))
             assert found == expected, rank
+        wait_until(lambda: not marked(env[MARK]), 100, "the end of the processes that write the last checkpoint")
+        import torch.distributed.checkpoint as dcp
+
+        (kept,) = self.folder.glob("kept/step-*")
+        metadata = dcp.FileSystemReader(kept).read_metadata().state_dict_metadata
+        assert {"model.module.0.weight", "raylaunch.rank_3"} <= metadata.keys()
 
     def restored(self, attempt: int) -> int:
         (found,) = {int((self.folder / f"restored-{attempt}-{rank}").read_text()) for rank in range(4)}

@@ -26,7 +26,14 @@ from raylaunch.node.state.state_files import FIRST_COPY, Key, StateFiles
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
-from raylaunch.worker.state.commit_buffer import DURABLE_BUFFER, OWN_BUFFERS, WriteState, page_aligned, share_start
+from raylaunch.worker.state.commit_buffer import (
+    BUFFERS_WITH_COPIES,
+    DURABLE_BUFFER,
+    OWN_BUFFERS,
+    WriteState,
+    page_aligned,
+    share_start,
+)
 
 _BACKLOG = 1024
 
@@ -255,9 +262,9 @@ class StateMemory:
         return found
 
     def _own(self) -> list[tuple[int, MemoryFile]]:
-        """Return the buffers of the attempt's ranks, each with its index."""
+        """Return the buffers of the attempt's ranks for whole commits, each with its index."""
         ranks = self._assignment.ranks if self._assignment is not None else range(0)
-        return [(index, file) for (rank, index), file in self.files if rank in ranks and index < FIRST_COPY]
+        return [(index, file) for (rank, index), file in self.files if rank in ranks and index < BUFFERS_WITH_COPIES]
 
     def _part(self, rank: int) -> MemoryFile | None:
         """Return the part of the commit to restore that this rank of its world has written, or a whole one of any."""
