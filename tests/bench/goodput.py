@@ -12,6 +12,7 @@ checkpoints in tmpfs after each 20 steps. BENCH_GOODPUT="SECONDS KILL_EACH" sets
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -97,6 +98,12 @@ def _killed(started: Started, seconds: float, each: float) -> tuple[Goodput, int
     return goodput(steps_of(started.folder), seconds), kills
 
 
+def _stayed(started: Started) -> int:
+    """Return how many times a worker stayed when another one was killed."""
+    lines = map(json.loads, contenders.events_of(started).read_text().splitlines())
+    return sum((line.get("event") or {}).get("stayed", 0) for line in lines)
+
+
 def _pids(folder: Path) -> Iterator[int]:
     return (int(path.read_text()) for path in sorted(folder.glob("pid-*")))
 
@@ -118,6 +125,8 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
             os.environ["BENCH_TMPFS"] = folder
             with run() as started:
                 one, kills = _killed(started, seconds, each)
+                if name == RAYLAUNCH and kills and not _stayed(started):
+                    raise started.complaint("no worker stayed")
         found[name] = one
         notes.append(
             f"{name}: {kills} ranks killed in {seconds:g} s; {one.useful} steps of {1000 * one.step_seconds:.1f} ms count, "
