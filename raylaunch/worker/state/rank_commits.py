@@ -59,6 +59,8 @@ class RankCommits:
         self._is_common = False
         #: Whether all ranks have the first commit of this attempt, and light ones may follow.
         self._has_first = False
+        #: Whether there is memory for light commits.
+        self._has_room = True
         self._chosen: Commit | None = None
         #: Whether the ranks of a node divide among them what is equal on all ranks.
         self._shares = False
@@ -217,13 +219,17 @@ class RankCommits:
         of_world, shared = self._divided(objects)
         found = Snapshot(items, of_world, shared)
         if found.shared_bytes >= shared_tensors.LEAST_SHARED_BYTES and not found.has_dtensors:
-            for each in light_commits:
-                each.commit(self.buffers, self._named(completed, found), found, interval)
+            try:
+                for each in light_commits:
+                    each.commit(self.buffers, self._named(completed, found), found, interval)
+            except MemoryError as error:
+                self._has_room = False
+                print(f"raylaunch: there are no light commits: {error}", file=sys.stderr, flush=True)
 
     @property
     def makes_light(self) -> bool:
         """Whether a light commit can be of use: survivors have what it lacks, and all ranks have a whole commit."""
-        return bool(light_commits) and self._has_first and self._shares
+        return bool(light_commits) and self._has_first and self._shares and self._has_room
 
     def _share_no_more(self, dropped: Commit | None = None) -> None:
         """Let each rank copy all of its tensors from now on, since those that should be equal are not."""

@@ -67,7 +67,9 @@ class LightCommits:
         self._has_optimizer = False
 
     def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> None:
-        """Commit what is this rank's own. `held`: the name of the commit. `interval`: as in `RankBuffers.seal`.
+        """Commit what is this rank's own, unless no optimizer was seen to begin a step.
+
+        `held`: the name of the commit. `interval`: as in `RankBuffers.seal`.
 
         Raises MemoryError where the node does not have so much memory.
         """
