@@ -23,6 +23,9 @@ _STEPS_MEASURED = 16
 _SOONER = 64
 """The first commit after a restore follows after this part of the interval, so that a script that fails again and again
 gets further. Light commits, beside which the interval is longer, begin after it."""
+_MOST_GROWTH = 4
+"""How many times as long as the last interval the next one may be: the first commit that is measured may be slow by
+chance, and a long interval is only found to be wrong at its end."""
 _COSTS_AVERAGED = 8
 """Commits: on a busy machine one may take several times as long as the next, and the interval must be that of all."""
 
@@ -138,4 +141,5 @@ class CommitSchedule:
         mean, earned = sum(self._costs) / len(self._costs), self._share * self.step_seconds
         left = 0.0 if self._debt is None else max(0.0, self._debt) + cost - earned * self.interval
         self._debt = max(0.0, self._debt or 0.0)
-        return max(1, math.ceil((mean + min(max(0.0, left), _MOST_DEBT * mean)) / earned))
+        found = max(1, math.ceil((mean + min(max(0.0, left), _MOST_DEBT * mean)) / earned))
+        return min(found, _MOST_GROWTH * self.interval)

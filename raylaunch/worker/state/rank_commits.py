@@ -177,6 +177,8 @@ class RankCommits:
         proposal = self.agreement.wait(self.number)
         if self._shares and not self.agreement.had_same_digest(self.number):
             self._share_no_more(self.buffers.drop_newest())
+        if self.number == 0:
+            proposal = replace(proposal, interval=self.restored_interval)
         self.number += 1
         if is_last:
             proposal = replace(proposal, to_disk=False)

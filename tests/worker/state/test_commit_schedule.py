@@ -37,6 +37,7 @@ def test_other_values_are_refused(every, error):
 def test_auto_costs_two_percent_of_the_time_at_most(cost, interval):
     """Steps of 100 ms; the time in `commit` is not counted, and one slow step changes nothing."""
     schedule, now = CommitSchedule("auto"), 0.0
+    schedule.committed(0, 200)
     for step in range(9):
         schedule.step_ended(now)
         schedule.step_begins(now + cost)
@@ -68,7 +69,16 @@ def test_first_commits_are_not_measured():
     schedule = CommitSchedule("auto")
     schedule.step_begins(0.0)
     schedule.step_ended(1.0)
-    assert [schedule.proposed_interval(number, 1.0) for number in (1, 2, 3)] == [1, 1, 56]
+    schedule.committed(0, 50)
+    assert [schedule.proposed_interval(number, 1.0) for number in (1, 2, 3)] == [50, 50, 56]
+
+
+def test_the_interval_grows_step_by_step():
+    """The first commit that is measured may be slow by chance, and that would be found out at the end of the interval."""
+    schedule = CommitSchedule("auto")
+    schedule.step_begins(0.0)
+    schedule.step_ended(1.0)
+    assert [proposed(schedule, cost) for cost in (10.0, 0.01, 0.01)] == [4, 16, 64]
 
 
 def test_one_commit_that_takes_long_does_not_decide_alone():
@@ -76,7 +86,8 @@ def test_one_commit_that_takes_long_does_not_decide_alone():
     schedule = CommitSchedule("auto")
     schedule.step_begins(0.0)
     schedule.step_ended(1.0)
-    assert [proposed(schedule, cost) for cost in (1.0, 5.0, 0.0, 2.0)] == [56, 389, 112, 112]
+    schedule.committed(0, 100)
+    assert [proposed(schedule, cost) for cost in (1.0, 5.0, 0.0, 2.0)] == [56, 224, 112, 112]
 
 
 def proposed(schedule: CommitSchedule, cost: float) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from raylaunch.core.machine.commits import Commit
 from raylaunch.worker.state import rank_commits
+from raylaunch.worker.state.commit_agreement import Proposal
 from raylaunch.worker.state.rank_commits import RankCommits
 
 
@@ -60,3 +61,10 @@ def test_it_does_not_wait_for_a_commit_that_is_not_to_be_copied(commits):
         writer = Writer(awaits_copy=True)
         commits.wait_for_copy(writer, 7)
         assert writer.asked == 0
+
+
+def test_the_first_commit_goes_on_with_the_interval_that_was_restored(commits):
+    """What is proposed comes with a commit, and before the first one there is none."""
+    commits.restored_interval = 20
+    commits.agreement = SimpleNamespace(wait=lambda number: Proposal(interval=3 if number else 1))
+    assert [commits.wait_for_all(step).interval for step in (5, 25)] == [20, 3]
