@@ -13,7 +13,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 
+from raylaunch.core.job.job import StartMethod
 from raylaunch.node.forkserver import promotion
 from raylaunch.node.forkserver.hot_standby import StandbyLink, wait_for_promotion
 from raylaunch.node.forkserver.server import ForkServer
@@ -25,11 +28,33 @@ from raylaunch.node.protocol import forkserver_messages, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime import entry, process_setup
 
+_STATE_MODULES = ("raylaunch.worker.state.elastic_state", "raylaunch.worker.survivors.survivor")
+"""What a worker would import for `State` and `elastic`, which takes 30 ms, with all that they import.
+
+The module of `elastic` itself is not among them: in a worker its import changes torch.
+"""
+
 
 def main(link: StandbyLink, control_fd: int) -> int:
     """Serve until the supervisor is gone. Returns the exit code, in each forked child that child's."""
     entry.demote_bootstrap_path()
-    return run_at_bottom(partial(_serve, link, socket.socket(fileno=control_fd), import_preloads))
+    return run_at_bottom(partial(_serve, link, socket.socket(fileno=control_fd), _import_ahead))
+
+
+def _import_ahead(initialize: forkserver_messages.Initialize) -> messages.Ready:
+    """Import what the job preloads and, if the script may use them, the modules of `State` and `elastic`."""
+    if initialize.start_method == StartMethod.FORKSERVER and _may_use_state(initialize.script):
+        for module in _STATE_MODULES:
+            import_module(module)
+    return import_preloads(initialize)
+
+
+def _may_use_state(script: str) -> bool:
+    """Return whether a script names this package; True if it cannot be read, or workers run something else."""
+    try:
+        return not script or b"raylaunch" in Path(script).read_bytes()
+    except OSError:
+        return True
 
 
 def _serve(
