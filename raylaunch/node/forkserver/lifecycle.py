@@ -26,7 +26,7 @@ from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
 from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.protocol import forkserver_messages, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.worker.runtime import entry, process_setup
+from raylaunch.worker.runtime import entry, process_setup, staleness
 
 _STATE_MODULES = ("raylaunch.worker.state.elastic_state", "raylaunch.worker.survivors.survivor")
 """What a worker would import for `State` and `elastic`, which takes 30 ms, with all that they import.
@@ -46,7 +46,9 @@ def _import_ahead(initialize: forkserver_messages.Initialize) -> messages.Ready:
     if initialize.start_method == StartMethod.FORKSERVER and _may_use_state(initialize.script):
         for module in _STATE_MODULES:
             import_module(module)
-    return import_preloads(initialize)
+    ready = import_preloads(initialize)
+    staleness.note_preloaded()
+    return ready
 
 
 def _may_use_state(script: str) -> bool:
