@@ -94,19 +94,27 @@ class PartMemory:
 
         Raises ValueError where the buffers do not have it.
         """
+        pieces = self.pieces(offset, math.prod(shape) * dtype.itemsize)
+        found = pieces[0] if len(pieces) == 1 else sys.modules["torch"].cat(pieces)
+        return found.view(dtype).view(shape)
+
+    def pieces(self, offset: int, size: int) -> list[Any]:
+        """Return the bytes of the tensor at an offset, which has so many: of each buffer that has some of them.
+
+        They are memory of the buffers. Raises ValueError where these do not have all.
+        """
         if offset < OFFSETS_FROM:
-            return view_at(self.own, offset, dtype, shape)
-        first, size = offset - OFFSETS_FROM, math.prod(shape) * dtype.itemsize
-        pieces = []
+            return [self.own[offset : offset + size]]
+        first = offset - OFFSETS_FROM
+        found = []
         for buffer, at, share in self._shares:
             begin, end = max(first, share.start), min(first + size, share.stop)
             if begin < end:
-                pieces.append(_bytes(buffer)[at + begin - share.start : at + end - share.start])
-        if sum(len(piece) for piece in pieces) != size:
+                found.append(_bytes(buffer)[at + begin - share.start : at + end - share.start])
+        if sum(len(piece) for piece in found) != size:
             msg = "the node does not have all shares of a tensor of the commit to restore"
             raise ValueError(msg)
-        found = pieces[0] if len(pieces) == 1 else sys.modules["torch"].cat(pieces)
-        return found.view(dtype).view(shape)
+        return found
 
     def pairs(self, tensors: Iterable[tuple[int, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield, for each own tensor that is not empty, a tensor in the buffer at its offset, and the tensor itself."""

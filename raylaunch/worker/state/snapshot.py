@@ -14,6 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from raylaunch.worker.state import shared_tensors
@@ -263,7 +264,8 @@ class Restored:
 
         In any case, those of this process that are still as they were committed are themselves.
         """
-        return load_item(self._items[name], self._copied_tensor if copied else self._tensor, self._dtensor)
+        tensor = self._copied_tensor if copied else partial(self._tensor, OwnMemory())
+        return load_item(self._items[name], tensor, self._dtensor)
 
     def is_live(self, tensor: Any) -> bool:
         """Return whether a tensor is one of this process that is still as it was committed."""
@@ -273,15 +275,24 @@ class Restored:
         """Return whether one of the tensors is memory of a buffer."""
         return any(self._memory.has(local_part(one)) for one in tensors)
 
-    def _tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
-        del memory_format, device
-        return self._live[offset] if offset in self._live else self._memory.tensor(offset, dtype, shape)
+    def _tensor(
+        self, own: OwnMemory, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str
+    ) -> Any:
+        """Return memory of a buffer or, if several have bytes of the tensor, a copy in `own`."""
+        del device
+        if offset in self._live:
+            return self._live[offset]
+        pieces = self._memory.pieces(offset, math.prod(shape) * dtype.itemsize)
+        if len(pieces) > 1:
+            return _copied(pieces, own.empty(dtype, shape, memory_format, "cpu"))
+        return pieces[0].view(dtype).view(shape)
 
     def _copied_tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
         if offset in self._live:
             return self._live[offset]
-        view = self._tensor(offset, dtype, shape, memory_format, device)
-        return self._own.empty(dtype, shape, memory_format, device).copy_(view)
+        pieces = self._memory.pieces(offset, math.prod(shape) * dtype.itemsize)
+        own = self._own.empty(dtype, shape, memory_format, device)
+        return own.copy_(pieces[0].view(dtype).view(shape)) if len(pieces) == 1 else _copied(pieces, own)
 
     def _dtensor(
         self,
@@ -301,6 +312,15 @@ class Restored:
         kind = sys.modules["torch.distributed.tensor"].DTensor
         size = sys.modules["torch"].Size(shape)
         return kind.from_local(local, self._meshes[mesh], placements, run_check=False, shape=size, stride=stride)
+
+
+def _copied(pieces: list[Any], target: Any) -> Any:
+    """Copy the bytes of a shared tensor, which is contiguous, into another tensor, and return that."""
+    memory, begin = shared_tensors.bytes_of(target), 0
+    for piece in pieces:
+        memory[begin : begin + len(piece)].copy_(piece)
+        begin += len(piece)
+    return target
 
 
 class _Unpickler(pickle.Unpickler):
