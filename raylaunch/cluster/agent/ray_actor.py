@@ -139,22 +139,11 @@ class AgentActor:
         return found
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def handle(self, message: bytes) -> None:
-        """Carry out one order. `next_report` raises its errors, since nobody waits for this call."""
-        if self._agent is None:
-            return
-        try:
-            self._agent.handle(serialization.load_order(message))
-        except Exception as error:  # noqa: BLE001
-            self._agent.fail(error)
-
-    # Of a detached run, whose driver may be followed by another.
-
-    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def obey(self, epoch: int, orders: Sequence[tuple[int, bytes]], serial: int, state: bytes) -> None:
+    async def obey(self, epoch: int, orders: Sequence[tuple[int, bytes]], serial: int = 0, state: bytes = b"") -> None:
         """Carry out numbered orders, and keep a driver's state, unless that driver is not in command any more.
 
-        `state`: empty if this agent is not to keep it. `next_report` raises the errors of orders.
+        `epoch`: that of the driver of a detached run; else 0. `state`: empty if this agent is not to keep it. Nobody
+        waits for this call: `next_report` raises the errors of orders.
         """
         await self._begun.wait()
         if self._agent is None:
@@ -170,6 +159,8 @@ class AgentActor:
             pass
         except Exception as error:  # noqa: BLE001
             self._agent.fail(error)
+
+    # Of a detached run, whose driver may be followed by another.
 
     async def look(self) -> Adoption:
         """Return what a driver needs that is about to take over."""

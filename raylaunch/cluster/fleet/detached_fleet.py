@@ -89,7 +89,6 @@ class DetachedFleet(RayFleet):
         self._restored = state
         self._placement_groups = PlacementGroups(spread=plan.spread, token=self._token)
         self._orders: dict[NodeId, deque[tuple[int, bytes]]] = defaultdict(deque)
-        self._numbers: dict[NodeId, int] = defaultdict(int)
         self._seen: dict[NodeId, int] = {}
         self._acknowledgements = _Acknowledgements()
         #: The number of the last report that each node had made when it was adopted: what is later is of now.
@@ -109,7 +108,7 @@ class DetachedFleet(RayFleet):
             self._allocator = state.allocator
             self._placed = state.placed
             self._orders.update(state.orders)
-            self._numbers.update(state.numbers)
+            self._numbers.last.update(state.numbers)
             self._seen.update(state.seen)
 
     @property
@@ -122,8 +121,7 @@ class DetachedFleet(RayFleet):
     def send(self, node: NodeId, order: Order) -> None:
         """Have the next `flush` send this order."""
         if node in self._actors:
-            self._numbers[node] += 1
-            numbered = self._numbers[node], serialization.dump_order(order)
+            numbered = self._numbers.take(node), serialization.dump_order(order)
             self._orders[node].append(numbered)
             self._unsent.setdefault(node, []).append(numbered)
 
@@ -177,7 +175,7 @@ class DetachedFleet(RayFleet):
             first_of_gang=first,
             placed=set(self._placed),
             orders={node: orders for node, orders in self._orders.items() if node in self._actors},
-            numbers={node: number for node, number in self._numbers.items() if node in self._actors},
+            numbers={node: number for node, number in self._numbers.last.items() if node in self._actors},
             seen={node: number for node, number in self._seen.items() if node in self._actors},
         )
 
@@ -297,14 +295,14 @@ class DetachedFleet(RayFleet):
             self._to_do.put(partial(self._begin_again, node))
             return
         self.adopted[node] = found.reported
-        if found.is_over or found.handled > self._numbers[node]:
+        if found.is_over or found.handled > self._numbers.last[node]:
             what = "nothing was heard of the driver for too long"
             unknown = "it has carried out an order that no other agent knows of"
             self._tell(AgentLost(node=node, why=what if found.is_over else unknown))
             return
         again = [order for order in self._orders[node] if order[0] > found.handled]
         if again:
-            self._actors[node].obey.remote(self._epoch, again, 0, b"")
+            self._actors[node].obey.remote(self._epoch, again)
         self._listen(node)
 
     def _begin_again(self, node: NodeId) -> None:

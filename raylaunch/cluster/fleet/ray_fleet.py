@@ -37,6 +37,7 @@ from raylaunch.cluster.ray_api import actor_errors, drain_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.cluster.ray_internals import AuthenticationError
+from raylaunch.cluster.succession.agent_session import OrderNumbers
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
@@ -71,6 +72,7 @@ class RayFleet(FleetBase):
         self.actor_class = actor_class()
         #: Actor handles of all and only the agents that were started and are neither lost nor released.
         self._actors: dict[NodeId, Any] = {}
+        self._numbers = OrderNumbers()
         self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._pool = pool
@@ -108,9 +110,8 @@ class RayFleet(FleetBase):
 
     def send(self, node: NodeId, order: Order) -> None:
         """Send one message to the actor. Nothing comes back: `next_report` raises what goes wrong there."""
-        actor = self._actors.get(node)
-        if actor is not None:
-            actor.handle.remote(serialization.dump_order(order))
+        if (actor := self._actors.get(node)) is not None:
+            actor.obey.remote(0, [(self._numbers.take(node), serialization.dump_order(order))])
 
     # What is heard.
 
@@ -281,8 +282,7 @@ class RayFleet(FleetBase):
     def _end(self, request: StopAgent) -> None:
         if self._agent_reuse is not None:
             self._agent_reuse.stopped(request.node)
-        actor = self._actors.pop(request.node, None)
-        if actor is not None:
+        if (actor := self._actors.pop(request.node, None)) is not None:
             self._kill(actor, request)
         if request.why:
             self._tell(AgentLost(node=request.node, why=request.why))

@@ -1,17 +1,23 @@
 """What an agent records for the drivers of its run: the epoch, orders, reports, and a copy of the driver's state.
 
+Orders are numbered, and an agent carries them out in the order of their numbers. Ray may start calls of an asynchronous
+actor in another order than they were made in; of two that are made at once, it often starts the second one first.
+
 Each driver that takes over has a higher epoch than all drivers before it. An agent obeys only the highest epoch that it
-has seen, so a driver that was wrongly thought dead can do nothing more (a fencing token). Orders are numbered. The next
-driver sends the orders of the last one again, and an agent carries out each order once. Reports are numbered, too. An
-agent keeps a report until a driver acknowledges it, which it does when some agent has a state with its consequences.
+has seen, so a driver that was wrongly thought dead can do nothing more (a fencing token). The next driver sends the
+orders of the last one again, and an agent carries out each order once. Reports are numbered, too. An agent keeps a
+report until a driver acknowledges it, which it does when some agent has a state with its consequences.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from raylaunch.core.newtypes import NodeId
 
 SUCCESSION_SECONDS = 100.0
 """How long a node goes on by itself when its driver's process is gone, and not longer: the next one counts on that.
@@ -59,6 +65,21 @@ class SupersededError(Exception):
     """A driver with a higher epoch is in command."""
 
 
+class OrderNumbers:
+    """Numbers a driver's orders to each node. What a person types comes in a thread of its own."""
+
+    def __init__(self) -> None:
+        #: The number of the last order to each node.
+        self.last: dict[NodeId, int] = defaultdict(int)
+        self._lock = threading.Lock()
+
+    def take(self, node: NodeId) -> int:
+        """Return the number of the next order, which must be sent: the agent waits for it. Any thread may call this."""
+        with self._lock:
+            self.last[node] += 1
+            return self.last[node]
+
+
 class AgentSession:
     """Only the event loop of the agent calls it, but for `driver_gone` and `node_ended`."""
 
@@ -67,6 +88,8 @@ class AgentSession:
         self._keeps = keeps
         self.epoch = 0
         self._handled = 0
+        #: Orders of the present driver that came before others with lower numbers.
+        self._early: dict[int, bytes] = {}
         self._reported = 0
         #: Reports with events that no state has yet, with their numbers.
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
@@ -113,7 +136,7 @@ class AgentSession:
         """Obey the driver of this epoch from now on. Raises SupersededError if another one has it, or a higher one."""
         if epoch <= self.epoch:
             raise SupersededError(SUPERSEDED)
-        self.epoch = epoch
+        self.check(epoch)
         self._alone_since, self._saw_end = None, False
         self._again = deque(report for _, report in self._unacknowledged)
 
@@ -121,15 +144,20 @@ class AgentSession:
         """Raise SupersededError unless this is the epoch of the driver in command."""
         if epoch < self.epoch:
             raise SupersededError(SUPERSEDED)
-        self.epoch = epoch
+        if epoch > self.epoch:
+            self.epoch = epoch
+            self._early.clear()  # this driver may give other orders with these numbers
 
     def new_orders(self, epoch: int, orders: Sequence[tuple[int, bytes]]) -> Iterator[bytes]:
-        """Yield the orders that were not carried out yet, as bytes; `orders`: with their numbers. Raises as `check`."""
+        """Yield the orders that are to be carried out now, as bytes: each once, and after those with lower numbers.
+
+        `orders`: with their numbers, which begin with 1. Raises SupersededError as `check` does.
+        """
         self.check(epoch)
-        for number, order in orders:
-            if number > self._handled:
-                self._handled = number
-                yield order
+        self._early.update((number, order) for number, order in orders if number > self._handled)
+        while (order := self._early.pop(self._handled + 1, None)) is not None:
+            self._handled += 1
+            yield order
 
     def keep(self, epoch: int, serial: int, state: bytes) -> None:
         """Keep the state of a driver, unless a newer one is kept."""

@@ -59,9 +59,22 @@ def test_the_error_of_an_order_is_kept_for_the_next_report(monkeypatch, actor):
     def fail(order: StopWorkers) -> None:
         raise ValueError(order.signal)
 
-    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(handle=fail, fail=errors.append))
-    asyncio.run(actor.handle(pickle.dumps(StopWorkers(attempt=1, grace=0.0, signal="SIGTERM"))))
+    session = AgentSession(keeps=False)
+    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(session=session, handle=fail, fail=errors.append))
+    asyncio.run(actor.obey(0, [(1, pickle.dumps(StopWorkers(attempt=1, grace=0.0, signal="SIGTERM")))]))
     assert [str(error) for error in errors] == ["SIGTERM"]
+
+
+def test_an_order_whose_call_ray_has_started_too_early_waits(monkeypatch, actor):
+    """Each is carried out after those that were sent before it."""
+    carried_out: list[int] = []
+    agent = SimpleNamespace(
+        session=AgentSession(keeps=False), handle=lambda order: carried_out.append(order.attempt), fail=pytest.fail
+    )
+    begun(monkeypatch, actor, lambda *_, **__: agent)
+    for number, done in ((2, []), (1, [1, 2]), (4, [1, 2]), (5, [1, 2]), (3, [1, 2, 3, 4, 5])):
+        asyncio.run(actor.obey(0, [(number, pickle.dumps(StopWorkers(attempt=number, grace=0.0, signal="SIGTERM")))]))
+        assert carried_out == done
 
 
 def test_the_niceness_of_the_command(monkeypatch, actor):
@@ -119,9 +132,10 @@ def test_a_driver_of_another_version(monkeypatch, actor):
 
 def test_an_order_that_cannot_be_read(monkeypatch, actor):
     errors: list[Exception] = []
-    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(handle=None, fail=errors.append))
-    asyncio.run(actor.handle(b"!garbage"))
-    asyncio.run(actor.handle(pickle.dumps("stop")))
+    session = AgentSession(keeps=False)
+    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(session=session, handle=None, fail=errors.append))
+    asyncio.run(actor.obey(0, [(1, b"!garbage")]))
+    asyncio.run(actor.obey(0, [(2, pickle.dumps("stop"))]))
     assert [type(error) for error in errors] == [serialization.UnreadableError] * 2
     assert str(errors[1]) == "an order cannot be read: it is of type str"
 

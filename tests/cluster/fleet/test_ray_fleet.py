@@ -37,6 +37,7 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.messages import StopWorkers
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 from tests.cluster.conftest import left_in_ray, wait_until
 from tests.fakes import READY
@@ -197,7 +198,7 @@ class Kept(Agent):
         self.session.add(number, report, epoch)
         return report
 
-    async def obey(self, epoch: int, _orders: object, serial: int, state: bytes) -> None:
+    async def obey(self, epoch: int, _orders: object, serial: int = 0, state: bytes = b"") -> None:
         self.session.check(epoch)
         self.session.keep(epoch, serial, state)
 
@@ -212,6 +213,21 @@ class Kept(Agent):
 
     async def leave(self, _epoch: int) -> None:
         os._exit(0)
+
+
+class Obedient(Kept):
+    """An agent that returns the attempts of all orders that it has carried out."""
+
+    def __init__(self, title: str = "") -> None:
+        super().__init__(title)
+        self.carried_out: list[int] = []
+
+    async def obey(self, epoch: int, orders: Any, serial: int = 0, state: bytes = b"") -> None:
+        await super().obey(epoch, orders, serial, state)
+        self.carried_out += [pickle.loads(order).attempt for order in self.session.new_orders(epoch, orders)]
+
+    async def values(self) -> dict[int, bytes]:
+        return {0: pickle.dumps(self.carried_out)}
 
 
 class Dying(Agent):
@@ -306,7 +322,7 @@ def detached(hosts: Cluster) -> Iterator[Callable[..., DetachedCrew]]:
     """Start the fleet of a detached run, or that of the next driver, and check that nothing of the run is left."""
     crews: list[DetachedCrew] = []
 
-    def start(nnodes: str = "", after: DetachedCrew | None = None, **job: Any) -> DetachedCrew:
+    def start(nnodes: str = "", agent: type = Kept, *, after: DetachedCrew | None = None, **job: Any) -> DetachedCrew:
         wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes, **job)
         plan = after.plan if after else make_plan(wanted, nodes(local=False), local=False)
         spec = replace(SPEC, detached=DetachedSettings(token=TOKEN, driver_timeout=600.0))
@@ -314,7 +330,7 @@ def detached(hosts: Cluster) -> Iterator[Callable[..., DetachedCrew]]:
         state = pickle.loads(after.state) if after else None
         fleet = DetachedFleet(plan, spec, lines.append, epoch=2 if after else 1, leave=lambda _: None, state=state)
         found = DetachedCrew(fleet, lines=lines, plan=plan, up={**after.up} if after else {})
-        fleet.actor_class = ray.remote(max_restarts=0)(Kept)
+        fleet.actor_class = ray.remote(max_restarts=0)(agent)
         crews.append(found)
         fleet.start(found.tell)
         return found
@@ -492,6 +508,36 @@ def test_an_error_in_the_fleets_thread_ends_the_run(crew, monkeypatch):
     found.until(lambda: found.told(FleetFailed))
     (said,) = found.told(FleetFailed)
     assert "no more nodes can be asked for: TypeError" in str(said.error)
+
+
+def test_orders_are_carried_out_in_the_order_in_which_they_were_sent(crew):
+    """Of two calls of an asynchronous actor that are made at once, Ray starts the second one first now and then."""
+    found = crew("1", Obedient)
+    assert_ordered(found, lambda: None)
+
+
+def test_orders_are_carried_out_in_the_order_in_which_they_were_flushed(detached):
+    """As in an attached run."""
+    found = detached("1", Obedient)
+    assert_ordered(found, lambda: found.fleet.flush(b""))
+
+
+def assert_ordered(found: Crew, flush: Callable[[], None]) -> None:
+    """Send many orders, two at a time, and see what the agent of the only node has done."""
+    found.count(1)
+    (node,) = found.up
+    sent = range(1, 1001)
+    for number in sent:
+        found.fleet.send(node, StopWorkers(attempt=number, grace=0.0, signal="SIGTERM"))
+        flush()
+        if number % 2 == 0:
+            time.sleep(0.002)
+
+    def carried_out() -> list[int]:
+        return pickle.loads(found.values()[0])
+
+    wait_until(lambda: len(carried_out()) == len(sent), 30, "all orders to be carried out")
+    assert carried_out() == [*sent]
 
 
 def test_a_gang_that_is_not_needed_any_more_is_released(crew):

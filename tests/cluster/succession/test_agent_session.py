@@ -1,6 +1,8 @@
-"""What agents keep for the drivers of their run: each order is carried out once, and of one driver at a time."""
+"""What agents keep for the drivers of their run: orders are carried out once, in order, and of one driver at a time."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -53,6 +55,29 @@ def test_an_attached_run_keeps_nothing():
     session.add(session.next_number(), b"report", 0)
     session.adopt(1)
     assert session.again() is None
+
+
+def test_an_early_order_of_a_driver_that_was_replaced_is_not_carried_out():
+    """The one before it was lost with that driver. The next driver gives other orders with the same numbers."""
+    session = AgentSession(keeps=True)
+    assert [*session.new_orders(1, [(1, b"one"), (3, b"old three")])] == [b"one"]
+    session.adopt(2)
+    assert [*session.new_orders(2, [(2, b"two")])] == [b"two"]
+    assert [*session.new_orders(2, [(3, b"three")])] == [b"three"]
+
+
+@given(st.data())
+def test_orders_are_carried_out_in_the_order_of_their_numbers(data):
+    """However many there are in a call, and in whatever order Ray starts the calls, some of which are made again."""
+    last = data.draw(st.integers(1, 12))
+    starts = sorted(data.draw(st.sets(st.integers(2, last)))) if last > 1 else []
+    calls = [range(one, other) for one, other in pairwise([1, *starts, last + 1])]
+    again = data.draw(st.lists(st.sampled_from(calls), max_size=3))
+    session, carried_out = AgentSession(keeps=True), []
+    for call in data.draw(st.permutations([*calls, *again])):
+        carried_out += done(session, 1, *call)
+        assert session.handled == len(carried_out)
+    assert carried_out == [*range(1, last + 1)]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=30))
