@@ -56,6 +56,16 @@ def next_run(node: Node) -> Ready:
     return node.start()
 
 
+def test_the_folder_for_files_is_not_made_before_there_are_processes_that_remove_it(first_run: Node) -> None:
+    """An agent may be killed in its first second, and its subreaper with it, before that is more than an interpreter."""
+    first_run.supervisor.start()
+    folder = first_run.supervisor.client.fast_dir
+    send_signal(first_run.supervisor.client.subreaper_pid)
+    assert not os.path.exists(folder.root)
+    first_run.wait(Ready)
+    assert os.path.isdir(folder.path)
+
+
 def test_the_fork_server_serves_the_next_run(first_run: Node, pipe: MessagePipe) -> None:
     """No process of the first run is left; attempts begin at 1 again, in the new run folder."""
     ready = first_run.start()
