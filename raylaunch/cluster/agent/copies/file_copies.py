@@ -25,6 +25,8 @@ _LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.2, 5.0
 _LOOK_SHARE = 0.05
 _REFUSED_SECONDS = 60.0
 """After which what another agent has refused is offered again: it may have room by then."""
+_FAILING_SECONDS = 10.0
+"""After which it is said that nothing can be copied. The driver names another target sooner where a host is lost."""
 _FETCH_TRIES = 3
 _RETRY_SECONDS = 0.3
 _ASK_SECONDS = 3.0
@@ -65,6 +67,8 @@ class FileCopies:
         self._done: tuple[object, ...] = ()
         #: Until when that need not be done again, by time.monotonic().
         self._done_until = math.inf
+        #: Since when copies have failed, by time.monotonic().
+        self._failing_since = math.inf
         self._told: set[str] = set()
         self._has_files = False
 
@@ -78,6 +82,7 @@ class FileCopies:
         is_complete = not order.peers or (is_same and own is not None and own.attempt == mine.attempt - 1)
         with self._lock:
             self._launch, self._target = None if is_complete else order, None
+            self._failing_since = math.inf
             if is_complete:
                 self._folder.become(mine)
         self._wake.set()
@@ -85,7 +90,7 @@ class FileCopies:
 
     def copy_to(self, target: CopyAddress) -> None:
         """Copy files to this agent from now on."""
-        self._target = target
+        self._target, self._failing_since = target, math.inf
         self._wake.set()
 
     def close(self) -> None:
@@ -145,11 +150,16 @@ class FileCopies:
         try:
             if self._push(target, own, found):
                 self._done, self._done_until = state, math.inf
+            self._failing_since = math.inf
         except CopyRefusedError as error:
             self._done, self._done_until = state, time.monotonic() + _REFUSED_SECONDS
+            self._failing_since = math.inf
             self._say(f"{own.node} has no copy of files on {target.node}: {error}")
-        except OSError:
-            pass  # that agent may be gone, and the driver names another one
+        except OSError as error:  # that agent may be gone, and the driver names another one
+            if not self._is_interrupted() and target == self._target:
+                self._failing_since = min(self._failing_since, time.monotonic())
+                if time.monotonic() - self._failing_since > _FAILING_SECONDS:
+                    self._say(f"{own.node} has no copy of files on {target.node}: {error or type(error).__name__}")
 
     def _push(self, target: CopyAddress, own: FilesOwner, found: dict[str, FileStamp]) -> bool:
         """Copy what the other agent lacks. Return whether it has all; False: some files are being written."""

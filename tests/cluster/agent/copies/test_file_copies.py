@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -247,6 +247,25 @@ def test_what_was_refused_is_offered_again(start, monkeypatch):
     until(lambda: "`state_memory`" in first.why, "it to be said")
     second.memory.files._most_bytes = 10**9  # noqa: SLF001
     until(lambda: second.files("a") == {"file": "file"}, "a copy")
+
+
+def test_an_agent_that_cannot_be_reached_is_named(start, monkeypatch):
+    """Not at once: where its host is lost, the driver names another one."""
+    patience = 0.5
+    monkeypatch.setattr(file_copies, "_FAILING_SECONDS", patience)
+    first, second, third = start("a"), start("b"), start("c")
+    launch(1, first, second, peers=())
+    gone = replace(second.address, port=1)
+    first.write("file")
+    until(lambda: second.files("a"), "a copy")
+    first.copies.handle(CopyTo(attempt=1, target=gone))
+    began = time.monotonic()
+    until(lambda: first.why, "it to be said")
+    assert time.monotonic() - began > patience
+    assert "a has no copy of files on b: [Errno 111] Connection refused" in first.why
+    first.copies.handle(CopyTo(attempt=1, target=third.address))
+    until(lambda: third.files("a") == {"file": "file"}, "a copy on another host")
+    assert first.why.count("\n") == 0
 
 
 def test_files_are_looked_for_often_though_others_were_slow_to_come(start, monkeypatch):
