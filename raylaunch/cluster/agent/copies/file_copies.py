@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import socket
 import threading
 import time
@@ -259,7 +260,13 @@ class FileCopies:
             return
         folder = self._folder.folder(source.owner.node)
         if fast_dir.stamp_of(os.path.join(folder, name)) == stamp:
-            self._folder.link(folder, name, stamp)
+            if source.is_copy:
+                self._folder.link(folder, name, stamp)
+            else:  # the copy is still that node's: a script that overwrites its file in place must not change it
+                with self._folder.incoming() as path:
+                    file_transfer.reserve(path, stamp.size)
+                    shutil.copyfile(os.path.join(folder, name), path)
+                    self._folder.place(path, self._folder.path, name, stamp)
             return
         try:
             found = file_transfer.ask(line, "get", node=source.node, name=name)

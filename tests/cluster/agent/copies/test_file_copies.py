@@ -184,6 +184,20 @@ def test_files_come_from_another_host_and_a_new_node_gets_those_of_the_rank_that
     assert (first.files(), second.files()) == ({"rank-0": "newest"}, {"rank-1": "rank-1"})
 
 
+def test_a_script_that_overwrites_a_file_in_place_does_not_change_the_copy_of_another_node(start):
+    """It has got the file from that copy, with the rank of the other node, which goes on with another rank."""
+    first, second = start("a"), start("b")
+    launch(1, first, second, peers=())
+    first.write("snapshot", "old")
+    until(lambda: second.files("a") == {"snapshot": "old"}, "a copy")
+    launch(2, second, first)
+    until(lambda: first.is_ready(2) and second.is_ready(2), "the workers to begin")
+    assert second.files() == {"snapshot": "old"}
+    Path(second.folder.path, "snapshot").write_text("new")
+    until(lambda: first.files("b") == {"snapshot": "new"}, "a copy of the new one")
+    assert (first.files(), second.files("a")) == ({"snapshot": "old"}, {"snapshot": "old"})
+
+
 def test_of_two_files_with_the_same_name_the_newer_one_stays(start):
     first, second = start("a"), start("b")
     launch(1, first, second, peers=())
