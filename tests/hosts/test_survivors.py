@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.test_survivors import PATIENT
-from tests.hosts.steps import hosts_by_rank
+from tests.hosts.steps import copied, hosts_by_rank
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -67,7 +67,12 @@ def train():
     its = torch.optim.AdamW(sharded.parameters(), lr=0.05)
     state = State(model=model, optimizer=optimizer, sharded=sharded, its=its, every=1)
     step = state.restore()
-    facts = {"pid": os.getpid(), "ids": [id(model), id(optimizer)], "done": step}
+    files = Path(os.environ["RAYLAUNCH_FAST_DIR"])
+    found = {path.name: int(path.read_text()) for path in files.iterdir()}
+    same = [os.getpid(), id(model), id(optimizer), str(files)]
+    facts = {"same": same, "done": step, "rank": rank, "files": found}
+    (files / "new").write_text(str(attempt))
+    os.replace(files / "new", files / f"rank-{rank}")
     Path(f"facts-{attempt}-{socket.gethostname()}").write_text(json.dumps(facts))
     with open(f"steps.{attempt}.{rank}.{socket.gethostname()}", "w", buffering=1) as log:
         while True:
@@ -99,7 +104,10 @@ dist.destroy_process_group()
 
 
 def test_workers_of_other_hosts_stay_when_one_joins_is_drained_or_lost_and_losses_are_as_without(launcher, hosts):
-    """A DDP model that was made before, and one of FSDP2. Ranks change, and the ranks of the lost host come last."""
+    """A DDP model that was made before, and one of FSDP2. Ranks change, and the ranks of the lost host come last.
+
+    Each rank finds what it has written to RAYLAUNCH_FAST_DIR, also on another host.
+    """
     launcher.script(PATIENT, "sitecustomize.py")
     env = {"TORCHINDUCTOR_CACHE_DIR": str(launcher.folder), "PYTHONPATH": str(launcher.folder)}
     run = launcher.start(TRAINS, nnodes="1:4", max_restarts=0, preload=["torch"], env=env)
@@ -109,17 +117,33 @@ def test_workers_of_other_hosts_stay_when_one_joins_is_drained_or_lost_and_losse
         return {path.name.split("-", 2)[2]: json.loads(path.read_text()) for path in found}
 
     def same(before: int, after: int) -> list[str]:
-        """Return the hosts whose worker is the same process with the same objects."""
+        """Return the hosts whose worker is the same process with the same objects and the same folder for files."""
         one, two = facts(before), facts(after)
-        return sorted(host for host in one if host in two and all(one[host][k] == two[host][k] for k in ("pid", "ids")))
+        return sorted(host for host in one if host in two and one[host]["same"] == two[host]["same"])
+
+    def files_are_copied(attempt: int) -> None:
+        """Wait until each node has a copy of the file that another one has written in this attempt."""
+        there = {host.name: host for host in hosts.hosts}
+        written = {run.nodes_on(there[name])[-1]: fact["rank"] for name, fact in facts(attempt).items()}
+        run.wait_for(
+            lambda: all(copied(hosts, node, f"rank-{rank}") == attempt for node, rank in written.items()), name="copies"
+        )
+
+    def has_files(before: int, after: int) -> bool:
+        """Return whether each rank has found the file that it, or the rank of which it took the state, had written."""
+        world = len(facts(before))
+        return all(one["files"][f"rank-{one['rank'] % world}"] == before for one in facts(after).values())
 
     first = run.wait_for_world(3)
     began = hosts_by_rank(run, first)
+    files_are_copied(first)
     added = hosts.add()
     second = run.wait_for_world(4, after=first)
     assert hosts_by_rank(run, second) == [*began, added.name]
     assert same(first, second) == sorted(began)
+    assert has_files(first, second)
 
+    files_are_copied(second)
     drained = hosts[1]  # the head, which has rank 0 unless it came late, stays
     hosts.drain(drained, 200)
     third = run.wait_for_world(3, after=second)
@@ -127,13 +151,16 @@ def test_workers_of_other_hosts_stay_when_one_joins_is_drained_or_lost_and_losse
     left.remove(drained.name)
     assert hosts_by_rank(run, third) == left
     assert same(second, third) == sorted(left)
+    assert has_files(second, third)
 
+    files_are_copied(third)
     lost = next(host for host in hosts.hosts[1:] if host.name in left)
     hosts.kill(lost)
     fourth = run.wait_for_world(2, after=third)
     left.remove(lost.name)
     assert hosts_by_rank(run, fourth) == left
     assert same(third, fourth) == sorted(left)
+    assert has_files(third, fourth)
 
     (run.folder / "enough").touch()
     run.wait()
