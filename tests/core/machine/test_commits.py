@@ -19,6 +19,7 @@ from raylaunch.core.machine.commits import (
     fetches,
     lost_steps,
     newest_complete,
+    newest_of,
     reason,
     safest,
 )
@@ -152,6 +153,237 @@ def test_a_commit_in_which_shared_tensors_differ_is_not_restored():
 @pytest.mark.parametrize("first", [-1, 5])
 def test_a_part_that_names_others_than_ranks_is_none(first):
     assert newest_complete([replace(shared(rank), first_sharer=first) for rank in range(6)]) is None
+
+
+# Light commits: three nodes of two ranks, as above.
+
+
+def light(rank: int, steps: int = 9, **changes: int) -> HeldCommit:
+    """Return a part without what is equal on all ranks."""
+    return replace(shared(rank, steps, **changes), light=True)
+
+
+def completed(rank: int, steps: int = 9, **changes: int) -> HeldCommit:
+    """Return the part of a survivor, which has added all of that."""
+    return replace(shared(rank, steps, **changes), first_sharer=rank, sharers=1)
+
+
+LIGHT = [light(rank) for rank in range(6)]
+
+
+def test_a_light_commit_is_chosen_only_if_a_survivor_has_completed_it():
+    before = [shared(rank, 4) for rank in range(6)]
+    assert newest_complete([*before, *LIGHT]) == CompleteCommit(Commit(1, 4), 6)
+    assert newest_complete([*before, *LIGHT, completed(3)]) == CompleteCommit(Commit(1, 9), 6)
+    assert newest_complete(LIGHT) is None
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+def test_a_light_commit_that_a_rank_lacks_is_not_chosen_though_it_is_completed(missing):
+    """The rank died before it had made its part, which nobody else has."""
+    parts = [one for one in LIGHT if one.rank != missing]
+    assert newest_complete([*parts, completed(1)]) is None
+
+
+@pytest.mark.parametrize("digest", [4, 6])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_light_commit_in_which_shared_tensors_differ_is_not_chosen(digest, rank):
+    """Of a light part, and of the one that is completed."""
+    parts = [*LIGHT, completed(3)]
+    assert newest_complete([one if one.rank != rank else replace(one, digest=digest) for one in parts]) is None
+    why = reason([*LIGHT, completed(3, digest=digest)], None)
+    assert why.endswith("parameters that DistributedDataParallel keeps equal differed between the ranks")
+
+
+def test_parts_that_one_node_divided_among_its_ranks_complete_no_light_commit():
+    """None of them has everything; one of a rank that is alone on its node has."""
+    assert newest_complete([shared(0), shared(1), *LIGHT[2:]]) is None
+    assert newest_complete([shared(0, by=1), *LIGHT[1:]]) == CompleteCommit(Commit(1, 9), 6)
+
+
+def test_a_rank_whose_share_is_missing_is_not_completed_by_another_one():
+    """Rank 1 has a share, and rank 0, of the same node, is light: nobody has the other share of that part."""
+    assert newest_complete([light(0), shared(1), completed(2), *LIGHT[3:]]) is None
+
+
+@pytest.mark.parametrize("parts", [[*LIGHT, completed(3)], [completed(3), *LIGHT]])
+def test_of_a_light_and_a_whole_part_of_a_rank_the_whole_one_counts(parts):
+    assert newest_complete(parts).sharing == {rank: range(3, 4) for rank in range(6)}
+
+
+def test_a_light_part_is_restored_with_a_whole_one_of_its_node_if_there_is_one():
+    """Of the third node no rank survived: it takes that of the lowest rank."""
+    chosen = newest_complete([*LIGHT, completed(1), completed(3)])
+    nodes = {0: range(1, 2), 1: range(1, 2), 2: range(3, 4), 3: range(3, 4), 4: range(1, 2), 5: range(1, 2)}
+    assert chosen.sharing == nodes
+
+
+def test_ranks_that_share_nothing_may_be_part_of_a_light_commit():
+    """They have all of their own tensors."""
+    parts = [light(0, world_size=2), completed(0, world_size=2), replace(held(1, 9), digest=5)]
+    assert newest_complete(parts).sharing == {0: range(1)}
+
+
+@pytest.mark.parametrize("first", [-1, 5])
+def test_a_light_part_that_names_others_than_ranks_is_none(first):
+    """So rank 2 has none, and the commit is not complete."""
+    parts = [*LIGHT, completed(4)]
+    assert newest_complete([one if one.rank != 2 else replace(one, first_sharer=first) for one in parts]) is None
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ranks", "parts"),
+    [
+        (6, (4, 5), (1, 4, 5)),
+        (6, (2, 3), (2, 3)),
+        (6, (0,), (0, 1)),
+        (8, (6, 7), (0, 1)),
+        (8, (4, 5, 7), (1, 4, 5)),
+        (3, (2,), (2, 3)),
+        (1, (0,), (0, 1)),
+    ],
+)
+def test_a_node_needs_a_whole_part_of_a_light_commit_besides_those_of_its_ranks(world_size, ranks, parts):
+    """Ranks 1 and 3 have survived, also for a world of another size."""
+    everything = [replace(one, replicated=True) for one in [*LIGHT, completed(1), completed(3)]]
+    assert newest_complete(everything).parts_for(ranks, world_size) == parts
+
+
+def test_the_light_part_of_a_rank_whose_whole_one_is_needed_is_none_of_a_commit():
+    chosen = newest_complete([*LIGHT, completed(3)])
+    assert [chosen.has(one) for one in LIGHT] == [True, True, True, False, True, True]
+    assert chosen.has(completed(3))
+    assert not chosen.has(light(2, 8))
+
+
+def test_a_node_that_has_only_the_light_part_of_a_survivor_fetches_the_whole_one():
+    """Ranks are on other nodes than before: of rank 3, which survived on b, node a has a light part only."""
+    there = {"a": [*LIGHT[:2], light(3)], "b": [light(2), light(3), completed(3)], "c": LIGHT[4:]}
+    chosen = newest_complete(one for parts in there.values() for one in parts)
+    needed = {node: chosen.parts_for(ranks, 6) for node, ranks in {"a": (0, 1), "b": (2, 3), "c": (4, 5)}.items()}
+    assert fetches(there, needed, chosen) == (
+        PartFetch(node="a", part=3, source="b"),
+        PartFetch(node="c", part=3, source="b"),
+    )
+
+
+def test_nothing_is_fetched_of_a_light_commit_where_each_node_has_a_survivor():
+    there = {"a": [*LIGHT[:2], completed(0)], "b": [*LIGHT[2:4], completed(3)], "c": [*LIGHT[4:], completed(4)]}
+    chosen = newest_complete(one for parts in there.values() for one in parts)
+    needed = {node: chosen.parts_for(ranks, 6) for node, ranks in {"a": (0, 1), "b": (2, 3), "c": (4, 5)}.items()}
+    assert fetches(there, needed, chosen) == ()
+
+
+def test_light_parts_make_no_commit_safe():
+    """Without what is equal on all ranks they are worth nothing when the host of the survivors is lost."""
+    hosts = {"a": "host-1", "b": "host-2"}
+    whole = [shared(rank, 4, world_size=2) for rank in (0, 1)]
+    newer = [light(rank, world_size=2) for rank in (0, 1)]
+    assert safest({"a": [*whole, *newer], "b": [*whole, *newer]}, hosts) == Commit(1, 4)
+    assert safest({"a": newer, "b": newer}, hosts) is None
+    both = [completed(rank, world_size=2) for rank in (0, 1)]
+    assert safest({"a": both, "b": both}, hosts) == Commit(1, 9)
+
+
+@pytest.mark.parametrize(
+    ("parts", "steps", "ranks"),
+    [
+        ([shared(0, 4), *LIGHT[:2]], 4, "1, 2, 3, 4 and 1 more"),
+        ([*LIGHT[:4], completed(3)], 9, "4, 5"),
+        (LIGHT[:5], 9, "5"),
+    ],
+    ids=["there was a whole one before", "it is completed", "there is nothing else"],
+)
+def test_what_cannot_be_restored_is_what_is_not_light_if_there_is_such_a_commit(parts, steps, ranks):
+    assert newest_complete(parts) is None
+    why = f"after {steps} steps cannot be restored from memory: the nodes that are left do not have the part of rank"
+    assert reason(parts, None).endswith(f"{why} {ranks}")
+
+
+def test_light_commits_that_are_lost_with_a_host_count_as_lost_steps():
+    """Training had made these steps. Where all ranks are left, nothing is lost with a host."""
+    kept = [replace(shared(rank, 4), copied=rank > 3) for rank in range(6)]
+    left = [*kept, *LIGHT[:4]]
+    assert lost_steps(left, newest_complete(left)) == 5
+    all_there = [*(shared(rank, 4) for rank in range(6)), *LIGHT[:5]]
+    assert lost_steps(all_there, newest_complete(all_there)) == 0
+    restored = [*left, *LIGHT[4:], completed(2)]
+    assert lost_steps(restored, newest_complete(restored)) == 0
+
+
+@st.composite
+def shared_parts(draw: st.DrawFn) -> list[HeldCommit]:
+    """Draw parts of two commits of up to four ranks, light or whole, by nodes of up to four ranks, in any order.
+
+    What a rank has of a commit is light, maybe completed, or a share, or everything, on one or two nodes.
+    """
+    size, by = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (4, 4)]))
+    found = []
+    for steps in (8, 9):
+        usual = draw(st.sampled_from(("light", "light", "share")))
+        for rank in range(size):
+            kind = draw(st.sampled_from((usual,) * 6 + ("light", "apart", "none")))
+            one = replace(shared(rank, steps, by=by, world_size=size), light=kind == "light")
+            one = replace(one, digest=draw(st.sampled_from((5,) * 8 + (6,))))
+            if kind == "apart":
+                one = replace(one, first_sharer=0, sharers=0)
+            if kind == "light" and draw(st.booleans()):
+                found += [replace(one, first_sharer=rank, sharers=1, light=False)] * draw(st.integers(1, 2))
+            if kind != "none":
+                found += [one] * draw(st.integers(1, 2))
+    return draw(st.permutations(found))
+
+
+@given(parts=shared_parts(), places=st.lists(st.sampled_from("abc"), min_size=32, max_size=32), size=st.integers(1, 5))
+@examples(300)
+def test_nothing_is_chosen_of_which_a_tensor_is_nowhere(parts, places, size):
+    """Each node has, after what it fetches, all parts of its ranks, and shares or one whole part of all tensors."""
+    there = {node: [part for part, place in zip(parts, places, strict=False) if place == node] for node in "abc"}
+    chosen = newest_complete(one for found in there.values() for one in found)
+    if chosen is None:
+        return
+    everything = [one for found in there.values() for one in found]
+    assert chosen.commit <= newest_of(everything).commit
+    ranks = {node: range(size)[number::3] for number, node in enumerate("abc")}
+    needed = {node: chosen.parts_for(each, size) for node, each in ranks.items()}
+    found = fetches(there, needed, chosen)
+    for node, wanted in needed.items():
+        sources = {one.part: one.source for one in found if one.node == node}
+        assert {*sources} | {one.rank for one in there[node] if chosen.has(one)} >= set(wanted)
+        own = {rank: _best(there[sources.get(rank, node)], chosen, rank) for rank in wanted}
+        for rank in [rank for rank in wanted if size == chosen.world_size and rank in ranks[node]]:
+            if own[rank].light:
+                assert any(_is_whole(own[each]) for each in wanted)
+            else:
+                assert not any(own[each].light for each in own[rank].sharing)
+
+
+def _best(parts: list[HeldCommit], chosen: CompleteCommit, rank: int) -> HeldCommit:
+    """Return the part of a rank that a node has: as `StateFiles.find` does, one that is not light if there is one."""
+    found = [one for one in parts if one.rank == rank and one.commit == chosen.commit]
+    return min(found, key=lambda one: one.light)
+
+
+def _is_whole(one: HeldCommit) -> bool:
+    return not one.light and one.sharing == range(one.rank, one.rank + 1)
+
+
+@given(parts=shared_parts())
+@examples(300)
+def test_a_commit_is_chosen_if_all_ranks_have_it_and_somebody_all_tensors(parts):
+    """The newest of those of which each rank has a part, light or not, where what these lack is in a whole one."""
+    assert (newest_complete(parts) is not None) == any(
+        _can_be_restored([one for one in parts if one.commit.steps == steps]) for steps in (8, 9)
+    )
+
+
+def _can_be_restored(parts: list[HeldCommit]) -> bool:
+    by_rank = {one.rank: one for one in sorted(parts, key=lambda one: not one.light)}
+    if len(by_rank) < (parts[0].world_size if parts else 1) or len({one.digest for one in by_rank.values()}) > 1:
+        return False
+    is_whole_there = any(_is_whole(one) for one in by_rank.values())
+    lacking = [one for one in by_rank.values() if not one.light and any(by_rank[each].light for each in one.sharing)]
+    return not lacking and (is_whole_there or not any(one.light for one in by_rank.values()))
 
 
 # Copies.
