@@ -14,7 +14,7 @@ import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
 from raylaunch.node.forkserver.deferred_signals import DeferredSignals
-from raylaunch.node.forkserver.worker_group import WorkerGroup
+from raylaunch.node.forkserver.worker_group import RETURN_SECONDS, WorkerGroup
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running, send_signal, until
@@ -177,6 +177,25 @@ def test_a_child_that_may_not_be_killed_is_left(monkeypatch: pytest.MonkeyPatch)
             group.advance()
             assert group.is_gone
         other.kill()
+
+
+@pytest.mark.parametrize(("to_complete", "stays"), [(0, False), (2**29, True)])
+def test_a_survivor_that_writes_its_state_has_more_time_to_return(
+    monkeypatch: pytest.MonkeyPatch, to_complete: int, stays: bool
+) -> None:
+    """A second longer than it has otherwise, and half a gigabyte to write, for which it has two seconds more."""
+    before, now, killed = processes.children(), [100.0], []
+    monkeypatch.setattr("raylaunch.node.forkserver.worker_group.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(processes, "kill_with_group", lambda pid: killed.append(pid) or True)
+    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+    group.add(12345, SimpleNamespace(kind="script", rank=0, local_rank=0), report=-1, stacks=-1)
+    group.kill(survivors=[12345], to_complete=to_complete)
+    now[0] += RETURN_SECONDS + 1
+    group.advance()
+    assert (killed, group.survivors()) == (([], (0,)) if stays else ([12345], ()))
+    now[0] += 1
+    group.advance()
+    assert (killed, group.survivors()) == ([12345], ())
 
 
 def test_children_are_listed_once_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +24,7 @@ from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.buffer_client import Request
-from raylaunch.worker.state.commit_buffer import OWN_BUFFERS, CommitBuffer
+from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS, OWN_BUFFERS, CommitBuffer
 from tests.node.harness import until
 
 SIZE = 100_000
@@ -172,6 +173,146 @@ def test_ranks_of_another_node_are_dropped_when_memory_is_needed(monkeypatch):
         assert memory.held() == ()
 
 
+# Light commits.
+
+SHARED = 50_000
+OWN = {"tensors": 64, "pickled": 6, "shared": SHARED}
+
+
+def sealed(memory: StateMemory, one: HeldCommit, index: int = 0) -> None:
+    """Have a rank write a part."""
+    assert memory.files.reserve((one.rank, index), SIZE) == ""
+    buffer = CommitBuffer(os.dup(memory.files.get((one.rank, index)).fd))
+    buffer.write_pickle(b"rank %d" % one.rank, tensors=64)
+    buffer.header.seal(one, **OWN)
+
+
+def light(rank: int = 0, steps: int = 5, attempt: int = 1) -> HeldCommit:
+    return HeldCommit(rank=rank, world_size=2, commit=Commit(attempt, steps), sharers=2, digest=3, light=True)
+
+
+def completed(rank: int = 0, steps: int = 5) -> HeldCommit:
+    return replace(light(rank, steps), light=False, first_sharer=rank, sharers=1)
+
+
+def test_of_two_parts_of_a_rank_the_whole_one_is_found(monkeypatch):
+    """Wherever it is: a survivor has written it besides the light one, or it is a copy."""
+    with memory_of(monkeypatch) as (memory, _):
+        commit = Commit(1, 5)
+        sealed(memory, light(0), LIGHT_BUFFERS[1])
+        sealed(memory, light(1), LIGHT_BUFFERS[0])
+        assert [memory.files.find(rank, commit, 2).held() for rank in (0, 1)] == [light(0), light(1)]
+        assert memory.files.find(0, commit, 2).is_light
+        sealed(memory, completed(1), COMPLETED_BUFFER)
+        sealed(memory, completed(0), OWN_BUFFERS)
+        assert [memory.files.find(rank, commit, 2).held() for rank in (0, 1)] == [completed(0), completed(1)]
+        assert not memory.files.find(0, commit, 2).is_light
+        assert memory.files.find(0, commit, 4) is None
+        assert memory.files.find(0, Commit(1, 4), 2) is None
+
+
+def test_a_whole_part_has_all_tensors_that_are_equal_on_all_ranks(monkeypatch):
+    """Not a light one, nor a share of a node's ranks, nor one of which nothing is equal."""
+    with memory_of(monkeypatch) as (memory, _):
+        commit = Commit(1, 5)
+        for index, one in enumerate((light(0), replace(light(0), light=False), part(0), completed(0, steps=6))):
+            sealed(memory, one, index)
+        assert memory.files.find_whole(commit, 2) is None
+        sealed(memory, completed(1), COMPLETED_BUFFER)
+        assert memory.files.find_whole(commit, 2).held() == completed(1)
+        assert memory.files.find_whole(commit, 3) is None
+
+
+def test_a_worker_gets_a_whole_part_of_the_chosen_commit_whichever_rank_completed_it(monkeypatch):
+    with memory_of(monkeypatch) as (memory, _):
+        sealed(memory, light(0), LIGHT_BUFFERS[0])
+        sealed(memory, light(1), LIGHT_BUFFERS[0])
+        memory.begin(assign(2, [Member(node="node-0", address="", nproc=2)])[0])
+        assert part_of(buffer_client.WHOLE_PART, attempt=2) is None
+        memory.announce(AnnounceCommit(attempt=2, commit=Commit(1, 5), world_size=2))
+        assert part_of(buffer_client.WHOLE_PART, attempt=2) is None
+        sealed(memory, completed(1), COMPLETED_BUFFER)
+        assert part_of(buffer_client.WHOLE_PART, attempt=2).header.held() == completed(1)
+        assert part_of(0, attempt=2).header.held() == light(0)
+
+
+def test_a_node_has_one_file_for_what_survivors_complete(monkeypatch):
+    """The next rank that survives gets that of the one before, in which nothing counts any more."""
+    with memory_of(monkeypatch) as (memory, _):
+        first = memory.files.reserve_completed(0, SIZE)
+        assert first.size == SIZE
+        CommitBuffer(os.dup(first.fd)).header.seal(completed(0), **OWN)
+        second = memory.files.reserve_completed(1, SIZE // 2)
+        assert second is first
+        assert (memory.held(), memory.files.usage()) == ((), (SIZE, 0))
+        assert memory.files.get((0, COMPLETED_BUFFER)) is None
+        CommitBuffer(os.dup(second.fd)).header.seal(completed(1), **OWN)
+        assert memory.files.reserve_completed(1, 2 * SIZE) is second
+        assert (memory.held(), second.size) == ((), 2 * SIZE)
+
+
+def test_without_memory_nothing_is_completed(monkeypatch):
+    """A file that is large enough is used all the same."""
+    with memory_of(monkeypatch, most=SIZE) as (memory, _):
+        assert memory.files.reserve_completed(0, SIZE + 1) is None
+        assert memory.files.get((0, COMPLETED_BUFFER)) is None
+        assert memory.files.reserve_completed(0, SIZE) is not None
+        assert memory.files.reserve_completed(1, SIZE + 1) is None
+        assert memory.files.reserve_completed(1, SIZE) is not None
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_given"),
+    [
+        ([light(0, 5), light(0, 6)], True),
+        ([part(0, 4), light(0, 5), light(1, 5)], True),
+        ([light(0, 5), part(0, 6)], False),
+        ([light(0, 5, attempt=2), light(0, 6, attempt=1)], False),
+        ([light(1, 5)], False),
+        ([], False),
+    ],
+    ids=["light", "whole before", "whole", "of another attempt", "of another rank", "nothing"],
+)
+def test_a_survivor_may_complete_the_newest_commit_of_its_rank_if_it_is_a_light_one(monkeypatch, parts, is_given):
+    """Of the attempt that ends: there is room for all that is equal on all ranks, behind what is the rank's own."""
+    with memory_of(monkeypatch) as (memory, _):
+        for index, one in enumerate(parts):
+            sealed(memory, one, index)
+        found = memory.file_to_complete(0)
+        assert (found is not None) == is_given
+        if found is not None:
+            buffer = CommitBuffer(os.dup(found.fd))
+            buffer.header.seal(completed(0), **OWN)
+            assert SHARED < buffer.header.part_bytes() <= buffer.size < buffer.header.part_bytes() + 4096
+
+
+def test_what_an_attempt_goes_on_from_stays_if_that_attempt_makes_no_commit(monkeypatch):
+    """No survivor is given the file in which another one has completed it."""
+    with memory_of(monkeypatch) as (memory, _):
+        for rank in (0, 1):
+            sealed(memory, light(rank), LIGHT_BUFFERS[0])
+        CommitBuffer(os.dup(memory.file_to_complete(1).fd)).header.seal(completed(1), **OWN)
+        memory.begin(assign(2, [Member(node="node-0", address="", nproc=2)])[0])
+        assert [memory.file_to_complete(rank) for rank in (0, 1)] == [None, None]
+        assert completed(1) in memory.held()
+
+
+def test_before_the_first_attempt_nothing_is_completed():
+    page, fd = SharedPage.create()
+    memory = StateMemory(page, "", None)
+    assert memory.file_to_complete(0) is None
+    memory.close()
+    os.close(fd)
+
+
+def test_a_copy_of_a_light_part_is_not_completed(monkeypatch):
+    """It is of a rank that was elsewhere."""
+    with memory_of(monkeypatch) as (memory, _):
+        sealed(memory, light(0, 6), OWN_BUFFERS)
+        sealed(memory, part(0, 5))
+        assert memory.file_to_complete(0) is None
+
+
 # The state keeper.
 
 
@@ -261,6 +402,17 @@ def test_without_a_secret_there_is_no_state_keeper():
     client.start()
     assert client.fileno() == -1
     assert not client.connect()
+
+
+def test_the_state_keeper_has_the_file_of_a_survivor_under_the_rank_that_has_it_now(monkeypatch):
+    secret = secrets.token_hex(8)
+    with memory_of(monkeypatch, secret) as (memory, _):
+        memory.files.reserve_completed(0, SIZE)
+        CommitBuffer(os.dup(memory.files.reserve_completed(1, SIZE).fd)).header.seal(completed(1), **OWN)
+        with memory_of(monkeypatch, secret, attempt=2) as (heir, _):
+            assert [key for key, _ in heir.files] == [(1, COMPLETED_BUFFER)]
+            assert heir.held() == (completed(1),)
+    wait_for_its_end(secret)
 
 
 def test_an_agent_replaces_a_state_keeper_that_was_killed_and_the_next_agent_finds_all(monkeypatch):

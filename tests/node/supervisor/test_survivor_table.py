@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
-from raylaunch.node.protocol.forkserver_messages import SurvivorReturned
+from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorReturned
 from raylaunch.node.protocol.messages import LaunchWorkers, SurvivorsReady
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
@@ -33,7 +33,7 @@ def state(attempt: int = 1, pids: tuple[int, ...] = (os.getpid(),), ends: tuple[
 
 
 class Served:
-    """A table, and a worker that is connected to it: this process."""
+    """A table, and a worker that is connected to it: this process. `another` is one of the same process id."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.table = SurvivorTable()
@@ -48,12 +48,25 @@ class Served:
         assert self.begin(1, None) == ()
 
     def begin(self, attempt: int, before: AttemptState | None, *, staying: bool = True, terminal: str = ""):
+        return self.ordered(attempt, before, staying=staying, terminal=terminal).survivors
+
+    def ordered(
+        self, attempt: int, before: AttemptState | None, *, staying: bool = True, terminal: str = ""
+    ) -> StartWorkers:
+        """Begin an attempt; return the order for the fork server."""
         rendezvous = Rendezvous(master_addr="", master_port=0, run_id="", max_restarts=0, restart_count=0)
         order = LaunchWorkers(assignment=state(attempt).assignment, rendezvous=rendezvous, staying=staying)
-        return self.table.begin(order, specs(attempt, terminal), before, self.files.get).survivors
+        return self.table.begin(order, specs(attempt, terminal), before, self.files.get)
 
-    def say(self, word: str, attempt: int) -> None:
-        self.worker.send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
+    def say(self, word: str, attempt: int, worker: socket.socket | None = None) -> None:
+        (worker or self.worker).send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
+
+    def another(self) -> socket.socket:
+        """Connect another worker."""
+        worker = survivor_link.connect()
+        assert worker is not None
+        self.poll()
+        return worker
 
     def poll(self, attempt: int = 1) -> list[SurvivorsReady]:
         return list(self.table.poll(state(attempt), self.sent.append))
@@ -127,3 +140,72 @@ def test_nonsense_ends_the_connection(served):
     served.worker.send(b"nonsense")
     assert served.poll() == []
     assert served.worker.recv(1) == b""
+
+
+# What a survivor completes.
+
+
+@pytest.fixture
+def file() -> Iterator[MemoryFile]:
+    found = MemoryFile.create(0)
+    os.ftruncate(found.fd, 12_345)
+    yield found
+    found.close()
+
+
+def order_with_file(worker: socket.socket) -> tuple[Rejoin | None, os.stat_result | None]:
+    """Return what a worker is told, and which file it is given."""
+    worker.settimeout(60)
+    order, fd = survivor_link.receive_rejoin(worker)
+    if fd is None:
+        return order, None
+    found = os.fstat(fd)
+    os.close(fd)
+    return order, found
+
+
+def test_the_first_that_stays_is_given_the_file_to_complete_and_others_none(served, file):
+    """The fork server is told how much it writes."""
+    served.files[0] = file
+    other = served.another()
+    for worker in (served.worker, other):
+        served.say("ready", 1, worker)
+    served.poll()
+    order = served.ordered(2, state())
+    assert (order.attempt, order.survivors, order.to_complete) == (2, (os.getpid(),) * 2, 12_345)
+    (first, given), (second, none) = order_with_file(served.worker), order_with_file(other)
+    assert given.st_ino == os.fstat(file.fd).st_ino
+    assert (first, none) == (second, None)
+    other.close()
+
+
+def test_a_worker_that_is_gone_leaves_the_file_to_the_next_one(served, file):
+    """It has closed its connection, which is not noticed yet."""
+    served.files[0] = file
+    other = served.another()
+    for worker in (served.worker, other):
+        served.say("ready", 1, worker)
+    served.poll()
+    served.worker.close()
+    assert served.ordered(2, state()).survivors == (os.getpid(),)
+    assert order_with_file(other)[1].st_ino == os.fstat(file.fd).st_ino
+    other.close()
+
+
+def test_where_there_is_nothing_to_complete_no_file_is_given(served):
+    served.say("ready", 1)
+    served.poll()
+    assert served.ordered(2, state()).to_complete == 0
+    order, given = order_with_file(served.worker)
+    assert (order.attempt, given) == (2, None)
+
+
+def test_no_memory_is_reserved_where_no_worker_stays(served, file):
+    asked = []
+    served.files = type("Asked", (dict,), {"get": lambda _, rank: asked.append(rank) or file})()
+    served.say("ready", 1)
+    served.poll()
+    assert served.ordered(2, state(), staying=False).to_complete == 0
+    assert asked == []
+    assert served.ordered(3, state()).to_complete == 12_345
+    assert asked == [0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +26,7 @@ from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import commit_buffer
-from raylaunch.worker.state.commit_buffer import CommitBuffer
+from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS, CommitBuffer
 from tests.node.harness import until
 
 SIZE = 3 * 2**20
@@ -112,10 +113,20 @@ def part(rank: int, steps: int, attempt: int = 1) -> HeldCommit:
     )
 
 
+def light(rank: int, steps: int) -> HeldCommit:
+    return replace(part(rank, steps), light=True)
+
+
+def completed(rank: int, steps: int) -> HeldCommit:
+    """Return the part to which a survivor has added what is equal on all."""
+    return replace(part(rank, steps), first_sharer=rank, sharers=1)
+
+
 def share(one: HeldCommit) -> bytes:
     """Return the rank's share of what is equal on all."""
-    found = f"share {one.rank} {one.commit.steps} ".encode() * 10**5
-    return found[: len(commit_buffer.share_of(SHARED, one.rank % 2, 2))]
+    found = f"share {one.rank} {one.commit.steps} ".encode() * 2 * 10**5
+    share_of_it = commit_buffer.share_of(SHARED, one.rank - one.first_sharer, one.sharers)
+    return found[: 0 if one.light else len(share_of_it)]
 
 
 def content(one: HeldCommit) -> bytes:
@@ -210,6 +221,40 @@ def test_a_node_that_is_to_copy_to_another_one_than_before_still_gets_what_it_fe
     second.seal(part(3, 9))
     until(lambda: told, "the part to be there")
     assert first.has(part(3, 9))
+
+
+def test_a_node_fetches_light_parts_and_the_whole_one_of_a_survivor_elsewhere(sides):
+    """Also of a rank of which it has the light part. What it has whole, it does not fetch."""
+    first, second = sides
+    serving(first, second)
+    for rank in (2, 3):
+        second.seal(light(rank, 9), LIGHT_BUFFERS[0])
+    second.seal(completed(2, 9), COMPLETED_BUFFER)
+    first.seal(light(2, 9), FIRST_COPY)
+    first.seal(completed(0, 9), COMPLETED_BUFFER)
+    order = AnnounceCommit(
+        attempt=1, commit=Commit(1, 9), world_size=4, fetches=tuple((rank, second.address) for rank in (0, 2, 3))
+    )
+    told = []
+    first.copies.announce(order, lambda: told.append(1))
+    until(lambda: told, "the parts to be there")
+    assert first.has(completed(0, 9))
+    assert first.has(completed(2, 9))
+    assert first.has(light(3, 9))
+    assert [one for one in first.reports if isinstance(one, CopyFailed)] == []
+
+
+def test_light_commits_are_not_copied_to_other_hosts(sides):
+    """Without what is equal on all ranks they are worth nothing there."""
+    first, second = sides
+    serving(first, second)
+    first.copies.copy_to(CopyTo(attempt=1, target=second.address))
+    first.commit(5)
+    for rank in first.ranks:
+        first.seal(light(rank, 6), LIGHT_BUFFERS[0], kept=False)
+    until(lambda: first.copied() == 5, "the copy to be made")
+    assert {one.commit.steps for one in first.memory.to_copy(1)} == {5}
+    assert not second.has(light(0, 6))
 
 
 def test_copies_count_for_the_limit_and_the_lack_of_memory_is_said(sides):
@@ -313,6 +358,25 @@ def test_without_the_secret_there_is_no_connection(sides):
     with socket.create_connection((address.host, address.port), timeout=60) as line:
         line.sendall(b"0" * 64 + b" copies\n")
         assert line.recv(1) == b""
+
+
+@pytest.mark.parametrize("one", [light(1, 5), completed(3, 5), part(0, 5), replace(part(2, 5), copied=True)])
+def test_what_is_said_of_a_part_in_a_list(one):
+    """Nothing of it is lost on the way."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as asked:
+                part_transfer.read_bytes(asked, len("secret copies\n"))
+                asked.sendall(part_transfer.ADMITTED)
+                part_transfer.read_request(asked)
+                part_transfer.answer_list(asked, [one, part(1, 4)])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        address = CopyAddress(node=NodeId("a"), host="127.0.0.1", port=server.getsockname()[1], secret="secret")
+        assert part_transfer.ask_list(address, seconds=60) == (one, part(1, 4))
+        thread.join()
 
 
 @pytest.fixture
