@@ -75,3 +75,18 @@ def test_the_default_timeout_of_process_groups():
     assert module.default_pg_timeout == timedelta(days=7)
     assert module.default_pg_nccl_timeout is None
     torch_internals.set_default_timeout(ModuleType("other"), timedelta(days=7))
+
+
+class Inference:
+    """As a tensor that was made in inference mode."""
+
+    @property
+    def _version(self) -> int:
+        raise RuntimeError("Inference tensors do not track version counter.")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "version"), [(SimpleNamespace(_version=3), 3), (SimpleNamespace(), 0), (Inference(), 0)]
+)
+def test_how_often_a_tensor_was_changed(tensor, version):
+    assert torch_internals.version(tensor) == version

@@ -116,3 +116,85 @@ def test_all_that_calls_take_is_within_the_share(commit, call, share):
         spent += took if began else 0.0
         schedule.step_begins(now)
     assert spent / (now - began) == pytest.approx(share, rel=0.1)
+
+
+# Light commits.
+
+
+def light_steps(schedule: CommitSchedule, steps: int) -> list[int]:
+    return [completed for completed in range(1, steps + 1) if schedule.is_light_due(completed)]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_light_commits_are_made_with_auto_only(every):
+    """A script that says after which steps it commits gets these commits, and no others."""
+    schedule = CommitSchedule(every)
+    schedule.committed(1, 5, 2)
+    assert light_steps(schedule, 9) == []
+
+
+def test_light_commits_follow_each_step_until_all_ranks_have_agreed_on_fewer():
+    """All ranks make them after the same steps, whatever they are committed after, and say how often others are."""
+    schedule = CommitSchedule("auto")
+    assert light_steps(schedule, 4) == [1, 2, 3, 4]
+    schedule.committed(2, 40, 3)
+    assert (light_steps(schedule, 10), schedule.interval) == ([3, 6, 9], 40)
+    schedule.committed(42, 30)
+    assert (light_steps(schedule, 3), schedule.interval) == ([1, 2, 3], 30)
+
+
+@pytest.mark.parametrize(("cost", "interval"), [(0.0001, 1), (0.0014, 1), (0.0015, 2), (0.014, 10), (1.4, 1000)])
+def test_light_commits_take_a_share_of_the_time_at_most(cost, interval):
+    """Steps of 100 ms; what one of them takes in the worst case does not matter."""
+    schedule, now = CommitSchedule("auto"), 0.0
+    for number in range(20):
+        assert schedule.proposed_light_interval == (interval if number > 15 else 1)
+        schedule.step_ended(now)
+        schedule.light_committed(9.0 if number == 7 else cost * 0.9999)
+        schedule.step_begins(now)
+        now += 0.1
+    assert schedule.light_seconds == cost * 0.9999
+
+
+def test_until_enough_light_commits_are_measured_their_interval_stays():
+    schedule = CommitSchedule("auto")
+    schedule.committed(1, 40, 7)
+    schedule.light_committed(1.0)
+    assert (schedule.proposed_light_interval, CommitSchedule("auto").light_seconds) == (7, 0.0)
+
+
+def test_beside_light_commits_others_cost_an_eighth():
+    """Since what is lost with all workers, or with a host, is rarely needed."""
+    found = []
+    for light in (False, True):
+        schedule = CommitSchedule("auto")
+        schedule.step_begins(0.0)
+        schedule.step_ended(1.0)
+        if light:
+            schedule.light_committed(0.001)
+        found.append(schedule.proposed_interval(3, 1.8))
+    assert found == [100, 800]
+
+
+@pytest.mark.parametrize(("commit", "light"), [(0.03, 0.0001), (0.03, 0.002), (0.3, 0.0005)])
+def test_light_commits_and_others_together_are_within_two_percent(commit, light):
+    """As `State` calls it, on steps of 20 ms."""
+    schedule, now, spent, number, intervals, began = CommitSchedule("auto"), 0.0, 0.0, 0, (1, 1), 0.0
+    for step in range(1, 60_000):
+        now += 0.02
+        schedule.step_ended(now)
+        took = 0.0
+        if schedule.is_due(step):
+            number += 1
+            schedule.committed(step, *intervals)
+            intervals = schedule.proposed_interval(number, commit), schedule.proposed_light_interval
+            took = commit
+        elif number and schedule.is_light_due(step):
+            schedule.light_committed(light)
+            took = light
+        if number == 6:
+            began = began or now
+        now += took
+        spent += took if began else 0.0
+        schedule.step_begins(now)
+    assert 0.001 < spent / (now - began) < 0.0185

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator
 
@@ -48,6 +49,22 @@ class Writer(HeartbeatWriter):
         self.on_alive()
 
 
+class Light(LightCommits):
+    """Calls a function of the test with the inode of the file in which the last commit is completed; 0: it has none."""
+
+    on_complete: Callable[[int], None] = staticmethod(lambda _: None)
+    inode = 0
+
+    def use(self, fd: int) -> None:
+        self.inode = os.fstat(fd).st_ino
+        super().use(fd)
+
+    def complete(self) -> None:
+        self.on_complete(self.inode)
+        self.inode = 0
+        super().complete()
+
+
 class Node:
     """A survivor of attempt 1, and what its node does."""
 
@@ -60,14 +77,19 @@ class Node:
         os.environ[survivor_link.ADDRESS_VARIABLE] = listener.getsockname()[1:].decode()
         os.environ[shared_page.PAGE_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._fd}:0"
         self.groups, self.writer = Groups(), Writer(self.page.numbers, SLOT)
-        self.survivor = Survivor(self.groups, self.writer, LightCommits())
+        self.light = Light()
+        self.survivor = Survivor(self.groups, self.writer, self.light)
         self._supervisor, _ = listener.accept()
         listener.close()
 
-    def order(self, attempt: int, *removed: str, **env: str) -> None:
+    def order(self, attempt: int, *removed: str, file: int | None = None, **env: str) -> None:
         env |= {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
         order = Rejoin(attempt=attempt, env=env, removed=[*removed], title="", stdout="", stderr="")
-        self._supervisor.send(survivor_link.encode(order))
+        socket.send_fds(self._supervisor, [survivor_link.encode(order)], [] if file is None else [file])
+
+    def has_heard(self) -> bool:
+        """Return whether the survivor has said something that was not read yet."""
+        return bool(select.select([self._supervisor], [], [], 0)[0])
 
     def begin(self, attempt: int) -> None:
         self.page.reset(attempt, 1)
@@ -89,6 +111,7 @@ class Node:
 
     def close(self) -> None:
         self.survivor.close()
+        self.light.close()
         self._supervisor.close()
         os.close(self._fd)
 
@@ -149,3 +172,29 @@ def test_its_environment_is_that_of_the_attempt_though_one_before_has_not_begun(
     assert node.rejoin() == [("returned", 2), ("returned", 3), ("ready", 3)]
     found = {name: os.environ.get(name) for name in ("WORLD_SIZE", "OLD", "NEW", "RANK")}
     assert found == {"WORLD_SIZE": "2", "OLD": "again", "NEW": None, "RANK": "0"}
+
+
+def test_it_completes_its_last_commit_before_it_says_that_it_has_returned(node):
+    """So that is there when the world chooses what to restore. It does so once, though another attempt begins then."""
+    found = []
+
+    def fail() -> None:
+        node.groups.on_forget = lambda: node.begin(3)
+        node.order(3)
+
+    fd = os.memfd_create("test")
+    node.light.on_complete = lambda inode: found.append((inode, node.has_heard()))
+    node.groups.on_forget = fail
+    node.order(2, file=fd)
+    assert node.rejoin() == [("returned", 2), ("returned", 3), ("ready", 3)]
+    assert found == [(os.fstat(fd).st_ino, False), (0, True)]
+    os.close(fd)
+
+
+def test_without_a_file_it_completes_nothing(node):
+    found = []
+    node.light.on_complete = found.append
+    node.groups.on_forget = lambda: node.begin(2)
+    node.order(2)
+    node.rejoin()
+    assert found == [0]

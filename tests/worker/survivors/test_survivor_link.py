@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
+
 import pytest
 
 from raylaunch.worker.survivors import survivor_link
@@ -29,3 +33,37 @@ def test_there_is_no_connection_outside_a_launch(monkeypatch):
     assert survivor_link.connect() is None
     monkeypatch.setenv(survivor_link.ADDRESS_VARIABLE, "nobody-listens-here")
     assert survivor_link.connect() is None
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The connection, at the supervisor and at the worker."""
+    supervisor, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker.settimeout(60)
+    yield supervisor, worker
+    supervisor.close()
+    worker.close()
+
+
+def test_a_file_comes_with_the_order(ends):
+    supervisor, worker = ends
+    fd = os.memfd_create("test")
+    socket.send_fds(supervisor, [survivor_link.encode(MESSAGES[1])], [fd])
+    supervisor.send(survivor_link.encode(MESSAGES[1]))
+    order, given = survivor_link.receive_rejoin(worker)
+    assert order == MESSAGES[1]
+    assert os.fstat(given).st_ino == os.fstat(fd).st_ino
+    assert survivor_link.receive_rejoin(worker) == (MESSAGES[1], None)
+    os.close(given)
+    os.close(fd)
+
+
+def test_nonsense_is_no_order(ends):
+    ends[0].send(b"nonsense")
+    assert survivor_link.receive_rejoin(ends[1]) == (None, None)
+
+
+def test_the_end_of_the_connection_is_an_error(ends):
+    ends[0].close()
+    with pytest.raises(EOFError):
+        survivor_link.receive_rejoin(ends[1])

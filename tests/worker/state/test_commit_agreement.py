@@ -1,0 +1,54 @@
+"""What ranks tell each other by the store of their attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+
+from raylaunch.worker.state.commit_agreement import CommitAgreement, Proposal  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _first_store() -> None:
+    """Make the first store of this process, with which torch opens a pipe that stays."""
+    dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CommitAgreement]]:
+    """Two ranks with a store."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    found = [CommitAgreement(rank, 2, lambda: None) for rank in (0, 1)]
+    yield found
+    found.clear()
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        Proposal(),
+        Proposal(interval=70, light_interval=3),
+        Proposal(to_disk=True),
+        Proposal(is_kept=True, light_interval=1000),
+    ],
+)
+def test_all_ranks_learn_what_rank_0_proposes(ranks, proposal):
+    """Whatever the others would."""
+    ranks[0].announce(1, proposal)
+    assert not ranks[0].has_all()
+    ranks[1].announce(1, Proposal(interval=9, to_disk=True, is_kept=True, light_interval=9))
+    assert [rank.wait(1) for rank in ranks] == [proposal] * 2
+    assert ranks[1].has_all()
+
+
+def test_a_rank_that_is_alone_needs_no_store():
+    alone = CommitAgreement(0, 1, lambda: None)
+    proposal = Proposal(interval=3, light_interval=2)
+    alone.announce(1, proposal)
+    assert (alone.wait(1), alone.has_all(), alone.wait(0)) == (proposal, True, Proposal())
