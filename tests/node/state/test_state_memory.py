@@ -212,10 +212,11 @@ def test_of_two_parts_of_a_rank_the_whole_one_is_found(monkeypatch):
 
 
 def test_a_whole_part_has_all_tensors_that_are_equal_on_all_ranks(monkeypatch):
-    """Not a light one, nor a share of a node's ranks, nor one of which nothing is equal."""
+    """Not a light one, also of a rank that is alone on its node; nor a share, nor one of which nothing is equal."""
     with memory_of(monkeypatch) as (memory, _):
-        commit = Commit(1, 5)
-        for index, one in enumerate((light(0), replace(light(0), light=False), part(0), completed(0, steps=6))):
+        commit, alone = Commit(1, 5), replace(light(0), sharers=1)
+        parts = (light(0), alone, replace(light(0), light=False), part(0), completed(0, steps=6))
+        for index, one in enumerate(parts):
             sealed(memory, one, index)
         assert memory.files.find_whole(commit, 2) is None
         sealed(memory, completed(1), COMPLETED_BUFFER)

@@ -168,6 +168,21 @@ def test_light_commits_take_turns_and_their_buffers_grow(rank):
     assert Restored(rank.committed(4), ()).item("value") == bytes(80_000)
 
 
+def test_a_light_commit_that_is_interrupted_does_not_count(rank, monkeypatch):
+    """The one before does, which a survivor can complete."""
+    for steps in (2, 3):
+        rank.commit(steps)
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CommitBuffer, "write_pickle", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rank.commit(4)
+    assert (rank.committed(2), rank.committed(4)) == (None, None)
+    assert rank.completed().header.held().commit == Commit(1, 3)
+
+
 def ends_in_the_middle(rank: Rank) -> None:
     """Begin a step of the optimizer, which a lost peer ends."""
 
