@@ -207,11 +207,13 @@ class WorkerGroup:
         `survivors`: process ids of workers that are not killed if they return in time (see `returned`). `to_complete`:
         how many bytes one of them writes before.
         """
+        is_waiting = bool(self._survivors)  # one of them may still write what it was told to before
         self._stopping = self._killing = True
         self.is_gone = False
         self._unforked, self._reports_forked = (), False
         self._survivors = {pid: False for pid in survivors if pid in self._alive}
-        self._return_by = time.monotonic() + RETURN_SECONDS + to_complete / _COMPLETED_BYTES_PER_SECOND
+        return_by = time.monotonic() + RETURN_SECONDS + to_complete / _COMPLETED_BYTES_PER_SECOND
+        self._return_by = max(return_by, self._return_by if is_waiting else 0.0)
         for pid in self._alive.keys() - self._survivors.keys():
             processes.kill_with_group(pid)
         self._kill_orphans()

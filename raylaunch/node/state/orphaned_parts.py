@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.node.state import part_transfer
 from raylaunch.node.state.memory_file import MemoryFile
-from raylaunch.worker.state.commit_buffer import BUFFERS_WITH_COPIES
+from raylaunch.worker.state.commit_buffer import OWN_BUFFERS
 
 _HELLO_SECONDS = 5.0
 _MOST_HELLO_BYTES = 256
@@ -88,7 +88,7 @@ class OrphanedParts:
         del size
         if kind == part_transfer.LIST:
             with self._open() as files:
-                found = [file.held(copied=index >= BUFFERS_WITH_COPIES) for (_, index), file in files.items()]
+                found = [file.held(copied=index >= OWN_BUFFERS) for (_, index), file in files.items()]
             part_transfer.answer_list(line, [one for one in found if one is not None])
         elif kind == part_transfer.FETCH:
             self._give(line, part)
@@ -97,8 +97,9 @@ class OrphanedParts:
 
     def _give(self, line: socket.socket, part: HeldCommit) -> None:
         with self._open() as files:
-            for (rank, _), file in files.items():
-                if rank == part.rank and file.has(part.commit, part.world_size):
+            own = [file for (rank, _), file in files.items() if rank == part.rank]
+            for file in sorted(own, key=lambda file: file.is_light):  # what is needed may be the whole part
+                if file.has(part.commit, part.world_size):
                     try:
                         size = part_transfer.part_bytes(file.fd, part)
                     except part_transfer.TornError:

@@ -155,6 +155,8 @@ class StateFiles:
         key = rank, COMPLETED_BUFFER
         with self._lock:
             for other in [other for other in self._files if other[1] == COMPLETED_BUFFER and other != key]:
+                if key in self._files:
+                    self._files[key].close()
                 self._files[key] = self._files.pop(other)
                 with contextlib.suppress(OSError):
                     self._keeper.drop(*other)

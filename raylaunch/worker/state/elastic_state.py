@@ -179,8 +179,8 @@ class State:
             self._commit(writer, completed, is_last=is_last)
         elif self._schedule.is_light_due(completed) and self._rank.makes_light:
             began = perf_counter()
-            self._rank.commit_light(self._objects, self._collect(), completed, self._schedule.interval)
-            self._schedule.light_committed(perf_counter() - began)
+            if self._rank.commit_light(self._objects, self._collect(), completed, self._schedule.interval):
+                self._schedule.light_committed(perf_counter() - began)
         if is_last:
             self._finish(writer)
             self._rank.wait_for_copy(writer, completed)

@@ -32,7 +32,7 @@ on_common_commit: list[Callable[[], None]] = []
 
 
 class _CommitsLight(Protocol):
-    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> None: ...
+    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> bool: ...
     def live(self, commit: Commit) -> dict[int, Any]: ...
 
 
@@ -216,17 +216,23 @@ class RankCommits:
         shared = shared_tensors.find(objects) if self._shares else {}
         return of_world, {OBJECT + name: is_shared for name, is_shared in shared.items()}
 
-    def commit_light(self, objects: Mapping[str, Any], items: dict[str, Any], completed: int, interval: int) -> None:
-        """Commit what is not equal on all ranks, after so many steps. `interval`: that of whole commits."""
+    def commit_light(self, objects: Mapping[str, Any], items: dict[str, Any], completed: int, interval: int) -> bool:
+        """Commit what is not equal on all ranks, after so many steps. Return False if that is of no use.
+
+        `interval`: that of whole commits.
+        """
         of_world, shared = self._divided(objects)
         found = Snapshot(items, of_world, shared)
-        if found.shared_bytes >= shared_tensors.LEAST_SHARED_BYTES and not found.has_dtensors:
-            try:
-                for each in light_commits:
-                    each.commit(self.buffers, self._named(completed, found), found, interval)
-            except MemoryError as error:
-                self._has_room = False
-                print(f"raylaunch: there are no light commits: {error}", file=sys.stderr, flush=True)
+        if found.shared_bytes < shared_tensors.LEAST_SHARED_BYTES or found.has_dtensors:
+            return False
+        is_made = False
+        try:
+            for each in light_commits:
+                is_made |= each.commit(self.buffers, self._named(completed, found), found, interval)
+        except MemoryError as error:
+            self._has_room = False
+            print(f"raylaunch: there are no light commits: {error}", file=sys.stderr, flush=True)
+        return is_made
 
     @property
     def makes_light(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -36,10 +37,13 @@ class _LastCommit:
     held: HeldCommit
     found: Snapshot
     versions: tuple[int, ...]
+    owner: weakref.ref[RankBuffers]
+    """Those of the `State` that has made the commit."""
 
     def is_intact(self) -> bool:
-        """Return whether the tensors are as they were, as far as can be known."""
-        return _versions(self.found) == self.versions and _digest(self.found, self.held) == self.held.digest
+        """Return whether the commit is there, and the tensors are as they were, as far as can be known."""
+        is_there = self.buffer.header.held() == self.held and _versions(self.found) == self.versions
+        return is_there and _digest(self.found, self.held) == self.held.digest
 
     def complete(self, target: CommitBuffer) -> None:
         """Write the whole part into another buffer, and seal it."""
@@ -62,12 +66,15 @@ class LightCommits:
         #: The file in which the last commit is to be completed.
         self._fd: int | None = None
         self._lock = threading.Lock()
+        self._is_closed = False
         self._hook: Any = None
-        #: Whether an optimizer was seen to begin a step, so that the next time is noticed, too.
-        self._has_optimizer = False
+        #: Optimizers that were seen to begin a step.
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Whether they have one of the tensors, so that the next step will be noticed, too; None: not known yet.
+        self._is_noticed: bool | None = None
 
-    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> None:
-        """Commit what is this rank's own, unless no optimizer was seen to begin a step.
+    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> bool:
+        """Commit what is this rank's own. Return False, if no optimizer of torch was seen to begin a step.
 
         `held`: the name of the commit. `interval`: as in `RankBuffers.seal`.
 
@@ -75,8 +82,12 @@ class LightCommits:
         """
         if self._hook is None:
             self._hook = import_module("torch.optim.optimizer").register_optimizer_step_pre_hook(self._step_begins)
-        if not self._has_optimizer:
-            return
+        if self._is_noticed is None:
+            groups = [group for each in self._optimizers for group in each.param_groups]
+            parameters = {one.data_ptr() for group in groups for one in group["params"]}
+            self._is_noticed = any(tensor.data_ptr() in parameters for _, tensor in found.shared)
+        if not self._is_noticed:
+            return False
         self._number += 1
         buffer = buffers.light(self._number, found)
         buffer.header.unseal()
@@ -86,16 +97,20 @@ class LightCommits:
                 target.copy_(source)
         held = replace(held, light=True, digest=_digest(found, held))
         _seal(buffer, held, found, interval)
-        self._last = _LastCommit(buffer, held, found, _versions(found))
+        self._last = _LastCommit(buffer, held, found, _versions(found), weakref.ref(buffers))
+        return True
 
-    def _step_begins(self, *_: Any) -> None:
+    def _step_begins(self, optimizer: Any, *_: Any) -> None:
         """Forget the last commit, since an optimizer begins its step: the tensors are about to change."""
-        self._last, self._has_optimizer = None, True
+        self._last = None
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self._is_noticed = None
 
     def use(self, fd: int) -> None:
         """Take the descriptor of the file in which the last commit is to be completed."""
         with self._lock:
-            before, self._fd = self._fd, fd
+            before, self._fd = (fd, None) if self._is_closed else (self._fd, fd)
         if before is not None:
             os.close(before)
 
@@ -108,13 +123,16 @@ class LightCommits:
             fd, self._fd = self._fd, None
         if self._last is not None and not self._last.is_intact():
             self._last = None
+        last = self._last
+        if last is not None and last.owner() is None:
+            self._last = None  # the function has made the tensors, and will make others: their memory must be free
         if fd is None:
             return
-        if self._last is None:
+        if last is None:
             os.close(fd)
             return
         try:
-            self._last.complete(rank_buffers.mapped(fd))
+            last.complete(rank_buffers.mapped(fd))
         except (OSError, ValueError, RuntimeError) as error:
             print(f"raylaunch: the last steps must be done again: {error}", file=sys.stderr, flush=True)
 
@@ -129,6 +147,7 @@ class LightCommits:
             self._hook.remove()
         self._last = None
         with self._lock:
+            self._is_closed = True
             fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)

@@ -83,11 +83,11 @@ class Survivor:
                 order, fd = survivor_link.receive_rejoin(link)
             except (OSError, EOFError):
                 return
+            if fd is not None:
+                self._light.use(fd)
             if order is not None:
                 if self._files.have_changed():
                     self._give_up()
-                if fd is not None:
-                    self._light.use(fd)
                 self._order = order if self._order is None else order.after(self._order)
                 self._ordered.set()
                 self._break_off(order)

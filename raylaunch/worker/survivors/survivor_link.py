@@ -71,7 +71,9 @@ def receive_rejoin(link: socket.socket) -> tuple[Rejoin | None, int | None]:
 
     Raises OSError, and EOFError where the supervisor has closed the connection.
     """
-    data, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    data, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 1)
+    for fd in fds:
+        os.set_inheritable(fd, False)  # Python 3.11 and 3.12 ignore the flags of recv_fds
     if not data:
         raise EOFError
     return parse(data, Rejoin), (fds[0] if fds else None)

@@ -198,6 +198,22 @@ def test_a_survivor_that_writes_its_state_has_more_time_to_return(
     assert (killed, group.survivors()) == ([12345], ())
 
 
+def test_a_survivor_that_still_writes_keeps_its_time_when_another_attempt_is_ordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another worker has died meanwhile. There is no other file for that attempt, so nothing is said of one."""
+    before, now, killed = processes.children(), [100.0], []
+    monkeypatch.setattr("raylaunch.node.forkserver.worker_group.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(processes, "kill_with_group", lambda pid: killed.append(pid) or True)
+    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+    group.add(12345, SimpleNamespace(kind="script", rank=0, local_rank=0), report=-1, stacks=-1)
+    group.kill(survivors=[12345], to_complete=2**30)
+    group.kill(survivors=[12345])
+    now[0] += RETURN_SECONDS + 1
+    group.advance()
+    assert (killed, group.survivors()) == ([], (0,))
+
+
 def test_children_are_listed_once_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only `advance` lists and kills what workers have left behind; nothing that is asked afterwards does."""
     before = processes.children()

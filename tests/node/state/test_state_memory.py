@@ -252,6 +252,15 @@ def test_a_node_has_one_file_for_what_survivors_complete(monkeypatch):
         assert (memory.held(), second.size) == ((), 2 * SIZE)
 
 
+def test_a_node_that_has_two_such_files_closes_one(monkeypatch):
+    """As an agent that takes over what two agents of its host have left."""
+    with memory_of(monkeypatch) as (memory, _):
+        for rank in (0, 1):
+            sealed(memory, completed(rank), COMPLETED_BUFFER)
+        assert memory.files.reserve_completed(0, SIZE).size == SIZE
+        assert memory.files.usage() == (SIZE, 0)
+
+
 def test_without_memory_nothing_is_completed(monkeypatch):
     """A file that is large enough is used all the same."""
     with memory_of(monkeypatch, most=SIZE) as (memory, _):

@@ -24,7 +24,7 @@ from raylaunch.node.protocol.messages import AnnounceCommit  # noqa: E402
 from raylaunch.worker import State  # noqa: E402
 from raylaunch.worker.heartbeats import shared_page, slot_owner  # noqa: E402
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter  # noqa: E402
-from raylaunch.worker.state import commit_buffer, rank_commits  # noqa: E402
+from raylaunch.worker.state import commit_buffer, rank_commits, shared_tensors  # noqa: E402
 from raylaunch.worker.state.buffer_client import Request  # noqa: E402
 from raylaunch.worker.state.commit_agreement import CopyRounds  # noqa: E402
 from raylaunch.worker.state.commit_buffer import LIGHT_BUFFERS, CommitBuffer  # noqa: E402
@@ -213,13 +213,11 @@ def overwrite(rank: Rank) -> None:
     rank.committed(2).header.seal(HeldCommit(rank=0, world_size=2, commit=Commit(1, 9)), tensors=0, pickled=0)
 
 
-@pytest.mark.parametrize(
-    "change", [Rank.step, ends_in_the_middle, change_in_place, change_moments, tear, overwrite, Rank.completed]
-)
+@pytest.mark.parametrize("change", [Rank.step, ends_in_the_middle, change_in_place, change_moments, tear, overwrite])
 def test_nothing_is_completed_if_something_has_changed_since(rank, capfd, change: Callable[[Rank], None]):
     """The optimizer has begun a step, a tensor was changed in place, or the light commit is not there any more.
 
-    Nor is it completed twice. None of that is an error.
+    None of that is an error.
     """
     rank.commit(2)
     change(rank)
@@ -264,11 +262,17 @@ def test_nothing_is_committed_before_an_optimizer_of_torch_has_begun_a_step():
     rank.close()
 
 
-def test_without_a_file_nothing_is_completed(rank):
-    """Another rank of the node has it. Then there is nothing left to complete, as the rank goes on."""
-    rank.commit(2)
-    rank.light.complete()
-    assert rank.completed().header.held() is None
+def test_until_a_step_begins_a_survivor_has_the_tensors(rank):
+    """It need not restore them; and if others die before, it completes the same commit."""
+    found = rank.commit(2)
+    rank.light.complete()  # another rank of the node has the file
+    for _ in range(2):
+        live = rank.light.live(Commit(1, 2))
+        assert [(offset, id(tensor)) for offset, tensor in found.shared] == [(at, id(one)) for at, one in live.items()]
+        assert rank.light.live(Commit(1, 1)) == {}
+        assert rank.completed().header.held().commit == Commit(1, 2)
+    rank.step()
+    assert rank.light.live(Commit(1, 2)) == {}
 
 
 def test_a_step_that_was_not_done_by_the_optimizer_changes_nothing(rank):
@@ -304,7 +308,42 @@ def test_files_that_are_not_needed_are_closed(rank):
     rank.light.complete()
 
 
-@pytest.mark.parametrize("end", [Rank.step, Rank.completed, lambda rank: rank.light.close()])
+def test_a_file_that_comes_after_the_end_is_closed(rank):
+    """The thread that gets it ends after the function."""
+    rank.light.close()
+    fd = os.memfd_create("test")
+    rank.light.use(fd)
+    was_open = is_open(fd)
+    rank.light.close()
+    assert not was_open
+
+
+def test_an_optimizer_of_other_tensors_says_nothing_of_these(rank):
+    """These are changed by another library, by `.data`, and a lost peer has ended that in the middle.
+
+    Samples find that if they are of a tensor that was changed already.
+    """
+    other = torch.nn.Linear(2, 2)
+    del rank.optimizer
+    rank.light.close()
+    rank.light = LightCommits()
+    found = Snapshot({"model": rank.model.state_dict()}, ["model"], {"model": lambda _: True})
+    held = HeldCommit(rank=0, world_size=2, commit=Commit(1, 2), sharers=2)
+    for _ in range(2):
+        rank.light.commit(rank.buffers, held, found, INTERVAL)
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+    rank.light.commit(rank.buffers, held, found, INTERVAL)
+    rank.model[1].weight.data.add_(1)
+    assert rank.completed().header.held() is None
+
+
+def survives(rank: Rank) -> None:
+    """Leave the function, which has made the `State`, and so the buffers."""
+    del rank.buffers
+    rank.completed()
+
+
+@pytest.mark.parametrize("end", [Rank.step, survives, lambda rank: rank.light.close()])
 def test_the_tensors_of_a_commit_are_not_kept_for_longer_than_needed(rank, end):
     """A model that the function has made is freed when the function is left."""
     found = weakref.ref(rank.commit(2))
@@ -335,9 +374,13 @@ class Dispatcher:
         self.ranks = [LightCommits(), LightCommits()]
         self.made: list[tuple[int, int]] = []
 
-    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> None:
+    def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> Any:
         self.made.append((held.rank, held.commit.steps))
-        self.ranks[held.rank].commit(buffers, held, found, interval)
+        return self.ranks[held.rank].commit(buffers, held, found, interval)
+
+    def live(self, commit: Commit) -> dict[int, Any]:
+        del commit
+        return {}  # all models are new
 
 
 class World:
@@ -351,6 +394,7 @@ class World:
         self.models: list[Any] = []
         self.optimizers: list[Any] = []
         self.states: list[State] = []
+        self.errors: list[Exception] = []
         monkeypatch.setattr(slot_owner, "current_writer", lambda: self._local.writer)
 
     def begin(self, seed: int, **settings: Any) -> list[int]:
@@ -396,7 +440,10 @@ class World:
     def _commit(self, rank: int, step: int) -> None:
         self._local.writer = HeartbeatWriter(self.page.numbers, shared_page.slot_offset(rank))
         self.states[rank]["own"] = rank, step
-        self.states[rank].commit(step)
+        try:
+            self.states[rank].commit(step)
+        except Exception as error:
+            self.errors.append(error)
 
     def survive(self, rank: int) -> None:
         """Have a rank complete its last light commit, since others have died."""
@@ -506,3 +553,28 @@ def test_ranks_whose_tensors_differ_make_no_light_commits(world):
         world.models[1].module.weight[0, 0] += 1
     train(world, range(4))
     assert world.light.made == []
+
+
+def test_without_memory_for_light_commits_training_goes_on(world):
+    """It needs none of them. Whole commits had their memory from the first one on."""
+    reserve = world.memory.files.reserve
+
+    def refuse(key: tuple[int, int], size: int, *, node_bytes: int = 0) -> str:
+        return "there is no more" if key[1] in LIGHT_BUFFERS else reserve(key, size, node_bytes=node_bytes)
+
+    world.memory.files.reserve = refuse
+    world.begin(seed=1)
+    train(world, range(4))
+    assert (world.errors, bool(world.light.made)) == ([], True)
+
+
+def test_whole_commits_are_not_made_less_often_where_no_light_ones_are_made(world, monkeypatch):
+    """As without an optimizer of torch: then a script would lose more, not less."""
+    monkeypatch.setattr(shared_tensors, "LEAST_SHARED_BYTES", 1)  # there are no moments
+    world.begin(seed=1)
+    for optimizer in world.optimizers:
+        optimizer.step = lambda: None
+    train(world, range(4))
+    assert world.light.made
+    assert {one.light for one in world.memory.held()} == {False}
+    assert [state._schedule.light_seconds for state in world.states] == [0.0, 0.0]  # noqa: SLF001

@@ -87,6 +87,9 @@ class Node:
         order = Rejoin(attempt=attempt, env=env, removed=[*removed], title="", stdout="", stderr="")
         socket.send_fds(self._supervisor, [survivor_link.encode(order)], [] if file is None else [file])
 
+    def nonsense(self, file: int) -> None:
+        socket.send_fds(self._supervisor, [b"nonsense"], [file])
+
     def has_heard(self) -> bool:
         """Return whether the survivor has said something that was not read yet."""
         return bool(select.select([self._supervisor], [], [], 0)[0])
@@ -198,3 +201,12 @@ def test_without_a_file_it_completes_nothing(node):
     node.order(2)
     node.rejoin()
     assert found == [0]
+
+
+def test_a_file_that_comes_with_no_order_is_closed(node):
+    """The fixture `no_leaks` finds it otherwise."""
+    node.nonsense(file := os.memfd_create("test"))
+    node.groups.on_forget = lambda: node.begin(2)
+    node.order(2)
+    node.rejoin()
+    os.close(file)

@@ -58,6 +58,15 @@ def test_a_file_comes_with_the_order(ends):
     os.close(fd)
 
 
+def test_programs_that_a_worker_starts_do_not_get_the_file(ends):
+    """`socket.recv_fds` ignores its flags in Python 3.11 and 3.12."""
+    socket.send_fds(ends[0], [survivor_link.encode(MESSAGES[1])], [ends[0].fileno()])
+    _, given = survivor_link.receive_rejoin(ends[1])
+    is_inheritable = os.get_inheritable(given)
+    os.close(given)
+    assert not is_inheritable
+
+
 def test_nonsense_is_no_order(ends):
     ends[0].send(b"nonsense")
     assert survivor_link.receive_rejoin(ends[1]) == (None, None)

@@ -175,7 +175,7 @@ def _writers(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: fl
     found: dict[tuple[Commit, int, int], dict[int, CommitBuffer]] = {}
     for buffer in buffers:
         held = buffer.header.held()
-        if held is not None:
+        if held is not None and not held.light:
             found.setdefault((held.commit, held.world_size, buffer.header.token), {})[held.rank] = buffer
     writers = []
     for key in sorted(found, reverse=True):

@@ -385,6 +385,9 @@ def killed() -> Iterator[Side]:
     side = Side(0, secret=secrets.token_hex(8))
     for steps, index in ((5, 0), (6, 1)):
         side.commit(steps, index=index, kept=False)
+    for rank in side.ranks:
+        side.seal(light(rank, 9), LIGHT_BUFFERS[0], kept=False)
+    side.seal(completed(0, 9), COMPLETED_BUFFER, kept=False)
     side.be_killed()
     yield side
     heir = FdStoreClient(side.secret)
@@ -397,7 +400,8 @@ def killed() -> Iterator[Side]:
 
 def test_the_state_keeper_of_an_agent_that_was_killed_gives_what_it_holds_to_others(killed):
     found = part_transfer.ask_list(killed.address, seconds=60)
-    assert {*found} == {part(rank, steps) for rank in (0, 1) for steps in (5, 6)}
+    whole = {part(rank, steps) for rank in (0, 1) for steps in (5, 6)} | {completed(0, 9)}
+    assert {*found} == whole | {light(rank, 9) for rank in (0, 1)}
     other = Side(1)
     other.begin(2)
     source = replace(killed.address, orphaned=True)
@@ -409,6 +413,21 @@ def test_the_state_keeper_of_an_agent_that_was_killed_gives_what_it_holds_to_oth
     assert other.has(part(0, 6))
     assert other.has(part(1, 6))
     other.close()
+
+
+def test_the_state_keeper_of_an_agent_that_was_killed_gives_the_whole_part_of_a_survivor(killed):
+    """Though it has the light one, too."""
+    other = Side(1)
+    other.begin(2)
+    source = replace(killed.address, orphaned=True)
+    fetched = ((0, source), (1, source))
+    order = AnnounceCommit(attempt=2, commit=Commit(1, 9), world_size=4, fetches=fetched)
+    other.copies.announce(order, lambda: other.memory.announce(order))
+    until(lambda: other.page.numbers[fields.RESTORE_DECIDED] == 2, "the parts to be there")
+    assert other.has(light(1, 9))
+    is_whole = other.has(completed(0, 9))
+    other.close()
+    assert is_whole
 
 
 def test_the_state_keeper_knows_who_may_ask_and_takes_nothing(killed):

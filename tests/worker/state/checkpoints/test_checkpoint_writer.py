@@ -13,11 +13,12 @@ torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 
-from raylaunch.core.machine.commits import Commit  # noqa: E402
+from raylaunch.core.machine.commits import Commit, HeldCommit  # noqa: E402
 from raylaunch.worker.state.checkpoints import checkpoint_writer  # noqa: E402
 from raylaunch.worker.state.checkpoints.checkpoint_writer import report, write_checkpoint, write_newest  # noqa: E402
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder  # noqa: E402
 from raylaunch.worker.state.checkpoints.resharded import Resharded  # noqa: E402
+from raylaunch.worker.state.commit_buffer import CommitBuffer  # noqa: E402
 from raylaunch.worker.state.snapshot import OBJECT, Snapshot  # noqa: E402
 from tests.worker.state.checkpoints.test_resharded import (  # noqa: E402
     FSDP,
@@ -189,3 +190,20 @@ def test_parts_that_do_not_fit_together_are_not_written(folder, ranks, fields, w
         write_checkpoint(folder, unfit, SECONDS)
     assert write_newest(folder, [*common, *unfit], SECONDS) == f"{folder.path}/step-8"
     assert os.listdir(folder.path) == ["step-8"]
+
+
+def light_part(rank: int, whole: torch.Tensor) -> CommitBuffer:
+    """Write a light commit of two ranks after nine steps, without the tensor, which is equal on both."""
+    found = Snapshot({f"{OBJECT}model": whole, "values": rank}, [f"{OBJECT}model"], {f"{OBJECT}model": lambda _: True})
+    buffer = buffer_with(found, rank, 2)
+    held = HeldCommit(rank=rank, world_size=2, commit=Commit(1, 9), sharers=2, digest=3, light=True)
+    sizes = {"tensors": found.tensor_bytes, "pickled": len(found.pickled), "shared": found.shared_bytes}
+    buffer.header.seal(held, **sizes)
+    return buffer
+
+
+def test_at_the_end_light_commits_are_not_written(folder):
+    """They lack what is equal on all ranks: what is written is the last commit that has everything."""
+    common = committed(2, (2,), FSDP)
+    newer = [light_part(rank, torch.ones(10_000)) for rank in (0, 1)]
+    assert write_newest(folder, [*common, *newer], SECONDS) == f"{folder.path}/step-8"
