@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from raylaunch.core.machine.commits import Commit, HeldCommit, newest_complete  # noqa: E402
+from raylaunch.core.machine.commits import Commit, CompleteCommit, HeldCommit, newest_complete  # noqa: E402
 from raylaunch.core.placement.environment import Member, assign  # noqa: E402
 from raylaunch.node.protocol.messages import AnnounceCommit  # noqa: E402
 from raylaunch.worker import State  # noqa: E402
@@ -397,13 +398,16 @@ class World:
         self.errors: list[Exception] = []
         monkeypatch.setattr(slot_owner, "current_writer", lambda: self._local.writer)
 
-    def begin(self, seed: int, **settings: Any) -> list[int]:
-        """Begin an attempt with new models; return after how many steps each rank goes on."""
+    def begin(self, seed: int, chosen: CompleteCommit | None = None, **settings: Any) -> list[int]:
+        """Begin an attempt with new models; return after how many steps each rank goes on.
+
+        `chosen`: what is restored; None: what the driver would choose.
+        """
         self.attempt += 1
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
         self.memory.begin(assign(self.attempt, [Member(node="node-0", address="", nproc=2)])[0])
         self.page.reset(self.attempt, 2)
-        chosen = newest_complete(self.memory.held())
+        chosen = chosen or newest_complete(self.memory.held())
         commit, size = (chosen.commit, chosen.world_size) if chosen is not None else (None, 0)
         self.memory.announce(AnnounceCommit(attempt=self.attempt, commit=commit, world_size=size))
         self.models, self.optimizers, self.states = [], [], []
@@ -503,6 +507,22 @@ def test_a_light_commit_is_restored_with_what_a_survivor_has_added(world):
     assert [own for _, _, own in world.contents()] == [(0, 7), (1, 7)]
 
 
+def test_a_light_commit_is_restored_with_what_a_survivor_of_another_node_has_added(world):
+    """Both ranks of the node have died, of a world of four, and the node has fetched the part of rank 3."""
+    world.begin(seed=1)
+    train(world, range(5))
+    before = world.contents()
+    world.survive(0)
+    for _, file in world.memory.files:
+        held, header = file.held(), file.header()
+        if held is not None and held.commit == Commit(1, 5):
+            changes = {} if held.light else {"rank": 3, "first_sharer": 3}
+            (tensors, pickled), shared = header.sizes(), header.shared_bytes
+            header.seal(replace(held, world_size=4, **changes), tensors=tensors, pickled=pickled, shared=shared)
+    assert world.begin(seed=2, chosen=CompleteCommit(Commit(1, 5), 4)) == [5, 5]
+    assert same(world.contents(), before)
+
+
 def test_without_a_survivor_the_last_whole_commit_is_restored(world):
     world.begin(seed=1)
     train(world, range(5))
@@ -548,6 +568,7 @@ def test_without_survivors_there_are_no_light_commits(world, monkeypatch):
 
 
 def test_ranks_whose_tensors_differ_make_no_light_commits(world):
+    """Whole ones are as frequent as ever then."""
     world.begin(seed=1)
     with torch.no_grad():
         world.models[1].module.weight[0, 0] += 1
