@@ -70,6 +70,7 @@ def test_a_commit_of_another_world_is_chosen_if_it_is_the_newest():
         ([held(0, 1), held(1, 1)], "the state after 1 step is restored from memory"),
         ([held(0, 7)], "do not have the part of rank 1"),
         ([held(0, 7, world_size=8)], "do not have the part of rank 1, 2, 3, 4 and 3 more"),
+        ([held(0, 7), held(1, 7, world_size=3)], "do not have the part of rank 1"),
     ],
 )
 def test_reason_says_what_is_restored_or_lost(parts, why):
@@ -101,6 +102,11 @@ def test_the_parts_that_a_node_needs(replicated, world_size, parts):
     """For ranks 2 and 3 of the next world. The commit is that of 4 ranks."""
     found = CompleteCommit(Commit(1, 9), 4, replicated)
     assert found.parts_for(range(2, 4), world_size) == parts
+
+
+def test_a_part_of_another_world_is_not_one_of_its_parts():
+    chosen = CompleteCommit(Commit(1, 9), 2)
+    assert [chosen.has(one) for one in (held(0, 9), held(0, 9, world_size=3), held(0, 8))] == [True, False, False]
 
 
 def test_ranks_beyond_a_replicated_commit_share_its_parts():
@@ -150,9 +156,10 @@ def test_a_commit_in_which_shared_tensors_differ_is_not_restored():
     assert why.endswith("parameters that DistributedDataParallel keeps equal differed between the ranks")
 
 
-@pytest.mark.parametrize("first", [-1, 5])
-def test_a_part_that_names_others_than_ranks_is_none(first):
-    assert newest_complete([replace(shared(rank), first_sharer=first) for rank in range(6)]) is None
+@pytest.mark.parametrize(("first", "sharers"), [(-1, 2), (5, 2), (3, -1)])
+def test_a_part_that_names_others_than_ranks_is_none(first, sharers):
+    parts = [replace(shared(rank), first_sharer=first, sharers=sharers) for rank in range(6)]
+    assert newest_complete(parts) is None
 
 
 # Light commits: three nodes of two ranks, as above.
@@ -430,10 +437,11 @@ def test_the_safest_commit_is_the_newest_whose_parts_are_all_on_two_hosts():
     there = {
         "a": [held(0, 7), held(0, 8), held(0, 9), copy(1, 7), copy(1, 8)],
         "b": [held(1, 7), held(1, 8), held(1, 9), copy(0, 7), copy(1, 9)],
-        "c": [copy(0, 8), copy(1, 9)],
+        "c": [copy(0, 8), copy(0, 9), copy(1, 9)],
     }
     assert safest(there, hosts) == Commit(1, 8)
     assert safest({"a": there["a"], "b": [copy(1, 7)]}, hosts) is None
+    assert safest({"a": [held(0, 9)], "b": [copy(0, 9)]}, hosts) is None
 
 
 @pytest.mark.parametrize(
@@ -443,6 +451,8 @@ def test_the_safest_commit_is_the_newest_whose_parts_are_all_on_two_hosts():
         ([held(0, 7), held(0, 8), held(1, 7)], 0),
         ([held(0, 7), copy(1, 7)], 0),
         ([held(0, 9), held(0, 9, 2), held(0, 3, 2), copy(0, 9), copy(1, 9)], 0),
+        ([held(0, 9), held(0, 3, 2), copy(1, 9)], 0),
+        ([held(0, 7, 2), held(0, 9, 2), copy(1, 7, 2), held(1, 9, 1, 3)], 2),
     ],
 )
 def test_steps_are_lost_with_a_host_of_which_only_copies_are_left(parts, lost):
@@ -622,10 +632,10 @@ def test_parts_are_fetched_from_the_state_keeper_of_a_lost_node():
 
 
 def test_a_lost_node_is_the_last_from_which_a_part_is_fetched():
-    held_by = {"lost": (held(1, 7),), "a": (held(0, 7), copy(1, 7)), "b": ()}
-    chosen = CompleteCommit(Commit(1, 7), 2)
-    (fetch,) = fetches(held_by, {"b": (1,)}, chosen, last=("lost",))
-    assert fetch.source == "a"
+    """Though another node gives more."""
+    held_by = {"lost": (copy(0, 7), held(1, 7)), "a": (held(0, 7), copy(1, 7)), "b": ()}
+    found = fetches(held_by, {"b": (0, 1)}, CompleteCommit(Commit(1, 7), 2), last=("lost",))
+    assert [fetch.source for fetch in found] == ["a", "a"]
 
 
 def test_a_state_keeper_that_is_gone_meanwhile_is_not_asked_for_ever():
