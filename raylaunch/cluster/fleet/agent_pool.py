@@ -77,6 +77,8 @@ class AgentPool:
         self._end = end
         self._on_empty = on_empty
         self._lock = threading.RLock()
+        #: Held while agents end, so that no other thread closes the connection by which they are told.
+        self._ending = threading.RLock()
         self._agents: list[PooledAgent] = []
         self._timer: threading.Timer | None = None
         self._links: LinkServer | None = None
@@ -134,7 +136,7 @@ class AgentPool:
             ending = [one for one in self._agents if one.key not in wanted]
             self._agents = [one for one in self._agents if one.key in wanted]
         if ending:  # in a thread, since a run is starting
-            threading.Thread(target=self._end, args=([one.handle for one in ending],), daemon=True).start()
+            threading.Thread(target=self._end_locked, args=(ending,), daemon=True).start()
 
     def agents(self) -> tuple[PooledAgent, ...]:
         """Return the agents that are idle now."""
@@ -153,8 +155,9 @@ class AgentPool:
         with self._lock:
             ending, self._agents = self._agents, []
             self._stop_timer()
-        self._end([one.handle for one in ending])
-        self._close_links_if_empty()
+        with self._ending:
+            self._end([one.handle for one in ending])
+            self._close_links_if_empty()
 
     def _link_down(self, link: LinkDown) -> None:
         """The process of an idle agent ended."""
@@ -165,6 +168,10 @@ class AgentPool:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _end_locked(self, agents: Sequence[PooledAgent]) -> None:
+        with self._ending:
+            self._end([one.handle for one in agents])
 
     def _close_links_if_empty(self) -> None:
         with self._lock:

@@ -140,6 +140,26 @@ def test_their_time_is_over(agents):
     assert agents.empty.is_set()
 
 
+def test_nothing_is_closed_while_agents_end(until):
+    """Their time is over just when a run ends that leaves none. Ray would connect again for what they are told then."""
+    may_end, found = threading.Event(), []
+
+    def end(agents: list[str]) -> None:
+        if agents:
+            may_end.wait(200)
+            found.append(agents)
+
+    pool = AgentPool(end, lambda: found.append("empty"))
+    pool.put([idle("1")], 0.01)
+    until(lambda: not pool.agents(), 100, "the end of their time")
+    run = threading.Thread(target=pool.close_if_empty)
+    run.start()
+    run.join(0.2)
+    may_end.set()
+    run.join(200)
+    assert found == [["1"], "empty", "empty"]
+
+
 def test_the_time_of_those_who_were_taken_is_their_runs(agents):
     agents.put("1", seconds=2.0)
     agents.pool.take("a", agent_pool.key_of(TOLD))
