@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def refused(launcher, address: str, **env: str):
-    run = launcher.start(f"ray.address={address}", entrypoint={"script": launcher.script("print('never')")}, env=env)
+    run = launcher.start(
+        f"ray.address={address}", entrypoint={"script": launcher.script("print('never')")}, env=env or None
+    )
     run.wait()
     assert run.code == 3
     assert run.out == ""
