@@ -49,7 +49,7 @@ class StartWorkers:
     survivors: tuple[int, ...] = ()
     """Process ids of workers of the attempt before that may stay: those that have returned within a second do."""
     to_complete: int = 0
-    """How many bytes one of them writes before it returns, for which it has more time."""
+    """How many bytes one of them may write before it returns. That gives all of them more time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

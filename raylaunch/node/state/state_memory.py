@@ -128,9 +128,10 @@ class StateMemory:
         numbers[fields.RESTORE_DECIDED] = order.attempt
 
     def file_to_complete(self, rank: int) -> MemoryFile | None:
-        """Return the file in which this rank, which survives, may complete its last light commit; None: it has none.
+        """Return the file in which this rank, which survives, may complete its last light commit.
 
-        For the attempt that ends, before `begin`.
+        For the attempt that ends, before `begin`. None: its last commit is no light one of that attempt, or there is no
+        memory for the file.
         """
         attempt = self._assignment.attempt if self._assignment is not None else 0
         own = [file for (owner, index), file in self.files if owner == rank and index < FIRST_COPY]

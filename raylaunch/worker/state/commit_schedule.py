@@ -11,10 +11,11 @@ COST_SHARE = 0.02
 _AIMED_SHARE = 0.9 * COST_SHARE
 """What `auto` aims at."""
 _LIGHT_SHARE = 0.7 * COST_SHARE
-"""What light commits may cost. The others then cost a quarter of what they may: few failures need them."""
+"""What light commits may cost."""
 _LONGEST_LIGHT_INTERVAL = 4
 """Steps: rarer ones are seldom of use. On a CUDA device each waits until the step is done, which may take too long."""
 _SHARE_BESIDE_LIGHT = 0.25 * _AIMED_SHARE
+"""What others cost if there is a light one after each step, since few failures need them then."""
 _MOST_DEBT = 8
 """Commits: what was spent beyond the share is made good by longer intervals, up to the time of so many commits."""
 _WARM_AFTER = 3
@@ -55,6 +56,8 @@ class CommitSchedule:
         #: After how many steps there is a light commit, if those are of use; 0: there are none.
         self.light_interval = 1
         self._light_costs: deque[float] = deque(maxlen=_STEPS_MEASURED)
+        #: How many there were since the last other one.
+        self._light_since = 0
         #: What a light commit has taken in the present call.
         self._light_cost = 0.0
         self._steps: deque[float] = deque(maxlen=_STEPS_MEASURED)
@@ -84,6 +87,9 @@ class CommitSchedule:
         self.interval = interval
         self.light_interval = light_interval
         self._next = completed + interval
+        if not self._light_since:
+            self._light_costs.clear()  # those of before say nothing any more
+        self._light_since = 0
 
     def is_light_due(self, completed: int) -> bool:
         """Return whether to make a light commit after so many steps, if it is of use."""
@@ -93,6 +99,7 @@ class CommitSchedule:
         """Note what a light commit has cost, in seconds."""
         self._light_costs.append(cost)
         self._light_cost = cost
+        self._light_since += 1
 
     # Measuring, on rank 0.
 

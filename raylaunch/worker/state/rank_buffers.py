@@ -83,13 +83,14 @@ class RankBuffers:
 
     def _get(self, index: int, size: int = 0, *, write: bool = False) -> CommitBuffer | None:
         copies = 0 if index in self._required else _FILES_FOR_COPIES
+        files = 0 if index in LIGHT_BUFFERS else len(self._required) + copies
         fd, note = self._ask(
             Request(
                 attempt=self._attempt,
                 rank=self._rank,
                 index=index,
                 bytes=size,
-                node_bytes=(len(self._required) + copies) * len(self._sharers) * size,
+                node_bytes=files * len(self._sharers) * size,
                 folder=self._folder.path if self._folder is not None else "",
                 keep=self._folder.keep if self._folder is not None else 0,
                 write=int(write),

@@ -62,7 +62,7 @@ class RankCommits:
         #: Whether there is memory for light commits.
         self._has_room = True
         self._chosen: Commit | None = None
-        #: Whether the ranks of a node divide among them what is equal on all ranks.
+        #: Whether the ranks of a node divide among them what is equal on all ranks. If it has one rank, that has all.
         self._shares = False
         self._digest: Digest | None = None
         self._digest_value = 0
@@ -112,7 +112,7 @@ class RankCommits:
         if self._folder is not None:
             self._rounds = DurableRounds(self._folder, rank, local_rank, monotonic())
         self._rank, self._sharers, self._is_begun = rank, sharers, True
-        self._shares = has_agent and self._world_size > nodes  # the same on all ranks
+        self._shares = has_agent and self._world_size > 1  # the same on all ranks
 
     @property
     def token(self) -> int:
