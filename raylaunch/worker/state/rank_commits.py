@@ -201,8 +201,7 @@ class RankCommits:
         if self._shares:
             is_first = self.number == 1
             if not is_first or found.shared_bytes >= shared_tensors.LEAST_SHARED_BYTES:
-                sampled = None if is_first else shared_tensors.SAMPLED_TENSORS
-                self._digest = Digest(found.shared, self.number, sampled=sampled)
+                self._digest = Digest(found.shared, self.number, is_full=is_first)
             if is_first and not self.agreement.is_same("tensors", self._digest.value() if self._digest else 0):
                 self._share_no_more()
             self._shares = self._shares and self._digest is not None

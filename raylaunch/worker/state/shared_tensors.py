@@ -24,7 +24,7 @@ _LEAST_BYTES = 2**14
 """Smaller tensors are not worth to be divided: each rank copies its own."""
 LEAST_SHARED_BYTES = 2**20
 """If there are less in all, each rank copies its own."""
-SAMPLED_TENSORS, _SAMPLED_BYTES = 8, 2**16
+_SAMPLED_TENSORS, _SAMPLED_BYTES = 8, 2**16
 """With each commit, so many tensors, and so many bytes of each, are part of the digest. All have their turn."""
 _DIGEST_BITS = 30
 """So that sums over all ranks, and over all commits of an attempt, are below 2**63."""
@@ -157,19 +157,14 @@ def _bytes(buffer: CommitBuffer) -> Any:
 class Digest:
     """A number that is the same for equal tensors. On a device it is computed while the script goes on."""
 
-    def __init__(
-        self, tensors: Sequence[tuple[int, Any]], number: int, *, sampled: int | None = SAMPLED_TENSORS
-    ) -> None:
-        """`tensors`: the shared ones, with their offsets. `number`: that of the commit, which says what is sampled.
-
-        `sampled`: of so many tensors; None: everything.
-        """
+    def __init__(self, tensors: Sequence[tuple[int, Any]], number: int, *, is_full: bool) -> None:
+        """`tensors`: the shared ones, with their offsets. `number`: that of the commit, which says what is sampled."""
         layout = array("q")
         for offset, tensor in tensors:
             layout.extend((offset, tensor.numel(), tensor.element_size()))
         self._layout = zlib.crc32(layout.tobytes())
         sums: dict[Any, list[Any]] = {}
-        for memory in _samples(tensors, number, sampled) if sampled else (bytes_of(tensor) for _, tensor in tensors):
+        for memory in (bytes_of(tensor) for _, tensor in tensors) if is_full else _samples(tensors, number):
             sums.setdefault(memory.device, []).append(_sum(memory))
         self._sums = [sys.modules["torch"].stack(of_device) for of_device in sums.values()]
 
@@ -179,9 +174,9 @@ class Digest:
         return max(1, zlib.crc32(sums.tobytes(), self._layout) >> (32 - _DIGEST_BITS))
 
 
-def _samples(tensors: Sequence[tuple[int, Any]], number: int, most: int) -> Iterator[Any]:
-    """Yield some bytes of so many tensors: of others with the next commit."""
-    rounds = -(-len(tensors) // most)
+def _samples(tensors: Sequence[tuple[int, Any]], number: int) -> Iterator[Any]:
+    """Yield some bytes of some tensors: others with the next commit."""
+    rounds = -(-len(tensors) // _SAMPLED_TENSORS)
     for _, tensor in tensors[number % rounds :: rounds]:
         memory = bytes_of(tensor)
         start = number // rounds % -(-len(memory) // _SAMPLED_BYTES) * _SAMPLED_BYTES

@@ -12,10 +12,12 @@ torch's, has not begun its next step, no tensor was changed in place, and sample
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
 import weakref
+import zlib
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -25,8 +27,10 @@ from raylaunch.worker import torch_internals
 from raylaunch.worker.state import rank_buffers
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer
 from raylaunch.worker.state.rank_buffers import RankBuffers
-from raylaunch.worker.state.shared_tensors import Digest, PartMemory
+from raylaunch.worker.state.shared_tensors import PartMemory, bytes_of
 from raylaunch.worker.state.snapshot import Snapshot
+
+_SAMPLED_BYTES = 2**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +168,21 @@ def _seal(buffer: CommitBuffer, held: HeldCommit, found: Snapshot, interval: int
 
 
 def _digest(found: Snapshot, held: HeldCommit) -> int:
-    """Return a number that is the same on all ranks, for samples that are others with each commit."""
-    return Digest(found.shared, held.commit.steps, sampled=1).value()
+    """Return a number that is the same on all ranks, of some bytes of a tensor: of others with each commit.
+
+    Not a `Digest`, which is of more bytes, and takes three times as long.
+    """
+    number, tensors = held.commit.steps, found.shared
+    memory = bytes_of(tensors[number % len(tensors)][1])
+    start = number // len(tensors) * _SAMPLED_BYTES % len(memory)
+    sample = memory[start : start + _SAMPLED_BYTES].cpu()
+    return (
+        zlib.crc32(
+            ctypes.string_at(sample.data_ptr(), len(sample)),
+            zlib.crc32(f"{len(tensors)} {found.shared_bytes}".encode()),
+        )
+        | 1
+    )
 
 
 def _versions(found: Snapshot) -> tuple[int, ...]:

@@ -191,7 +191,7 @@ def of(*tensors, number: int = 1, is_full: bool = False) -> int:
     for tensor in tensors:
         shared.append((shared_tensors.OFFSETS_FROM + size, tensor))
         size += tensor.nbytes
-    return Digest(shared, number, sampled=None if is_full else 8).value()
+    return Digest(shared, number, is_full=is_full).value()
 
 
 @pytest.mark.parametrize("at", [0, 777, -1])
