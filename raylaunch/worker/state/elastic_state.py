@@ -179,7 +179,7 @@ class State:
             self._commit(writer, completed, is_last=is_last)
         elif self._schedule.is_light_due(completed) and self._rank.makes_light:
             began = perf_counter()
-            if self._rank.commit_light(self._objects, self._collect(), completed, self._schedule.interval):
+            if self._rank.commit_light(self._collect(), completed, self._schedule.interval):
                 self._schedule.light_committed(perf_counter() - began)
         if is_last:
             self._finish(writer)

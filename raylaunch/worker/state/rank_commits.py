@@ -66,6 +66,8 @@ class RankCommits:
         self._shares = False
         self._digest: Digest | None = None
         self._digest_value = 0
+        #: What `_divided` has returned for the last whole commit.
+        self._known: tuple[list[str], dict[str, IsShared]] = [], {}
         self._rounds: DurableRounds | None = None
         self._token = 0
 
@@ -195,7 +197,7 @@ class RankCommits:
 
         Before the first commit this waits for all ranks, to see whether they have equal tensors to share.
         """
-        of_world, shared = self._divided(objects)
+        of_world, shared = self._known = self._divided(objects)
         found = Snapshot(items, of_world, shared)
         self._digest = None
         if self._shares:
@@ -215,13 +217,12 @@ class RankCommits:
         shared = shared_tensors.find(objects) if self._shares else {}
         return of_world, {OBJECT + name: is_shared for name, is_shared in shared.items()}
 
-    def commit_light(self, objects: Mapping[str, Any], items: dict[str, Any], completed: int, interval: int) -> bool:
+    def commit_light(self, items: dict[str, Any], completed: int, interval: int) -> bool:
         """Commit what is not equal on all ranks, after so many steps. Return False if that is of no use.
 
-        `interval`: that of whole commits.
+        What is equal is known from the last whole commit. `interval`: that of whole commits.
         """
-        of_world, shared = self._divided(objects)
-        found = Snapshot(items, of_world, shared)
+        found = Snapshot(items, *self._known)
         if found.shared_bytes < shared_tensors.LEAST_SHARED_BYTES or found.has_dtensors:
             return False
         is_made = False

@@ -18,6 +18,7 @@ import sys
 import threading
 import weakref
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -96,9 +97,7 @@ class LightCommits:
         buffer = buffers.light(self._number, found)
         buffer.header.unseal()
         buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
-        with sys.modules["torch"].no_grad():
-            for target, source in PartMemory(buffer).pairs(found.tensors):
-                target.copy_(source)
+        _copy(found.tensors, buffer)
         held = replace(held, light=True, digest=_digest(found, held))
         _seal(buffer, held, found, interval)
         self._last = _LastCommit(buffer, held, found, _versions(found), weakref.ref(buffers))
@@ -157,6 +156,19 @@ class LightCommits:
             os.close(fd)
 
 
+def _copy(tensors: Sequence[tuple[int, Any]], buffer: CommitBuffer) -> None:
+    """Copy tensors into a buffer. Most are so small that the way to copy them matters."""
+    memory, others = ctypes.addressof(buffer.memory), []
+    for offset, tensor in tensors:
+        if tensor.is_cpu and tensor.is_contiguous():
+            ctypes.memmove(memory + offset, tensor.data_ptr(), tensor.numel() * tensor.element_size())
+        else:
+            others.append((offset, tensor))
+    with sys.modules["torch"].no_grad():
+        for target, source in PartMemory(buffer).pairs(others):
+            target.copy_(source)
+
+
 def _seal(buffer: CommitBuffer, held: HeldCommit, found: Snapshot, interval: int) -> None:
     buffer.header.seal(
         held,
@@ -173,16 +185,14 @@ def _digest(found: Snapshot, held: HeldCommit) -> int:
     Not a `Digest`, which is of more bytes, and takes three times as long.
     """
     number, tensors = held.commit.steps, found.shared
-    memory = bytes_of(tensors[number % len(tensors)][1])
-    start = number // len(tensors) * _SAMPLED_BYTES % len(memory)
-    sample = memory[start : start + _SAMPLED_BYTES].cpu()
-    return (
-        zlib.crc32(
-            ctypes.string_at(sample.data_ptr(), len(sample)),
-            zlib.crc32(f"{len(tensors)} {found.shared_bytes}".encode()),
-        )
-        | 1
-    )
+    tensor = tensors[number % len(tensors)][1]
+    size = tensor.numel() * tensor.element_size()
+    start = number // len(tensors) * _SAMPLED_BYTES % size
+    if tensor.is_cpu:
+        sample = ctypes.string_at(tensor.data_ptr() + start, min(_SAMPLED_BYTES, size - start))
+    else:
+        sample = bytes(bytes_of(tensor)[start : start + _SAMPLED_BYTES].tolist())
+    return zlib.crc32(sample, zlib.crc32(f"{len(tensors)} {found.shared_bytes}".encode())) | 1
 
 
 def _versions(found: Snapshot) -> tuple[int, ...]:
