@@ -59,6 +59,11 @@ class HeldCommit:
         """The ranks whose parts are needed to put together what this one has only a share of; empty: none."""
         return range(self.first_sharer, self.first_sharer + self.sharers)
 
+    @property
+    def shares_alone(self) -> bool:
+        """Whether the part has all of the tensors that are equal on all ranks, as one that a survivor has completed."""
+        return not self.light and self.sharing == range(self.rank, self.rank + 1)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class CompleteCommit:
@@ -124,7 +129,7 @@ def _sharing(parts: Mapping[int, HeldCommit]) -> dict[int, range] | None:
 
     For a light part it is one that has all, if possible of the same node.
     """
-    whole = [rank for rank, one in sorted(parts.items()) if one.sharing == range(rank, rank + 1) and not one.light]
+    whole = [rank for rank, one in sorted(parts.items()) if one.shares_alone]
     found = {}
     for rank, one in parts.items():
         if one.light:

@@ -94,7 +94,7 @@ class StateFiles:
         with self._lock:
             for _, file in self:
                 held = file.held() if file.has(commit, world_size) else None
-                if held is not None and not held.light and held.sharing == range(held.rank, held.rank + 1):
+                if held is not None and held.shares_alone:
                     return file
         return None
 

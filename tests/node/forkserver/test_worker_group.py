@@ -179,16 +179,22 @@ def test_a_child_that_may_not_be_killed_is_left(monkeypatch: pytest.MonkeyPatch)
         other.kill()
 
 
+def with_survivor(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerGroup, list[float], list[int]]:
+    """Return a group with worker 12345, the time that it sees, and whom it has killed."""
+    before, now, killed = processes.children(), [100.0], list[int]()
+    monkeypatch.setattr("raylaunch.node.forkserver.worker_group.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(processes, "kill_with_group", lambda pid: killed.append(pid) or True)
+    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
+    group.add(12345, SimpleNamespace(kind="script", rank=0, local_rank=0), report=-1, stacks=-1)
+    return group, now, killed
+
+
 @pytest.mark.parametrize(("to_complete", "stays"), [(0, False), (2**29, True)])
 def test_a_survivor_that_writes_its_state_has_more_time_to_return(
     monkeypatch: pytest.MonkeyPatch, to_complete: int, stays: bool
 ) -> None:
     """A second longer than it has otherwise, and half a gigabyte to write, for which it has two seconds more."""
-    before, now, killed = processes.children(), [100.0], []
-    monkeypatch.setattr("raylaunch.node.forkserver.worker_group.time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(processes, "kill_with_group", lambda pid: killed.append(pid) or True)
-    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
-    group.add(12345, SimpleNamespace(kind="script", rank=0, local_rank=0), report=-1, stacks=-1)
+    group, now, killed = with_survivor(monkeypatch)
     group.kill(survivors=[12345], to_complete=to_complete)
     now[0] += RETURN_SECONDS + 1
     group.advance()
@@ -202,11 +208,7 @@ def test_a_survivor_that_still_writes_keeps_its_time_when_another_attempt_is_ord
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another worker has died meanwhile. There is no other file for that attempt, so nothing is said of one."""
-    before, now, killed = processes.children(), [100.0], []
-    monkeypatch.setattr("raylaunch.node.forkserver.worker_group.time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(processes, "kill_with_group", lambda pid: killed.append(pid) or True)
-    group = WorkerGroup(lambda *_: None, other_children=lambda: before)
-    group.add(12345, SimpleNamespace(kind="script", rank=0, local_rank=0), report=-1, stacks=-1)
+    group, now, killed = with_survivor(monkeypatch)
     group.kill(survivors=[12345], to_complete=2**30)
     group.kill(survivors=[12345])
     now[0] += RETURN_SECONDS + 1
