@@ -17,7 +17,8 @@ from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.commit_schedule import COST_SHARE, CommitSchedule, Every
 from raylaunch.worker.state.cuda_copies import CudaCopies
 from raylaunch.worker.state.rank_commits import RankCommits
-from raylaunch.worker.state.snapshot import OBJECT, Restored, Snapshot
+from raylaunch.worker.state.restored import Restored
+from raylaunch.worker.state.snapshot import OBJECT, Snapshot
 
 if TYPE_CHECKING:
     from raylaunch.worker.state.checkpoints.resharded import Resharded

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.state import buffer_client, random_states, shared_tensors, snapshot
+from raylaunch.worker.state import buffer_client, random_states, restored, shared_tensors
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 from raylaunch.worker.state.rank_buffers import RankBuffers
+from raylaunch.worker.state.restored import Restored
 from raylaunch.worker.state.shared_tensors import Digest, IsShared
-from raylaunch.worker.state.snapshot import OBJECT, Restored, Snapshot
+from raylaunch.worker.state.snapshot import OBJECT, Snapshot
 
 if TYPE_CHECKING:
     from raylaunch.worker.state.checkpoints.resharded import Resharded
@@ -139,7 +140,7 @@ class RankCommits:
         if held is not None and held.light:
             return Restored(buffer, (), [self._part(buffer_client.WHOLE_PART)], live)
         sharing = {one: self._part(one) for one in (held.sharing if held is not None else ())}
-        found = Restored(buffer, snapshot.meshes_of(tensors), sharing.values(), live)
+        found = Restored(buffer, restored.meshes_of(tensors), sharing.values(), live)
         if self._old_size == self._world_size or not found.has_dtensors:
             return found
         if held is None or not held.replicated:
