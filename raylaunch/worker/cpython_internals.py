@@ -7,6 +7,7 @@ Each is looked for where it is, and never by Python's version. Each function say
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import runpy
 import subprocess
@@ -66,6 +67,18 @@ def encoded_environment() -> Mapping[bytes, bytes]:
     """
     found: Mapping[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001
     return found
+
+
+def memory_of(found: object, kind: type) -> bytes | None:
+    """Return the memory of an object that its class `kind`, written in C, has in it; None: that is not known.
+
+    In CPython the identity of an object is its address, and `object.__basicsize__` bytes come before what is the
+    class's own.
+    """
+    if sys.implementation.name != "cpython":
+        return None
+    head = object.__basicsize__
+    return ctypes.string_at(id(found) + head, kind.__basicsize__ - head)
 
 
 @contextlib.contextmanager

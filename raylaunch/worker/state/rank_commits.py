@@ -23,6 +23,7 @@ from raylaunch.worker.state.rank_buffers import RankBuffers
 from raylaunch.worker.state.restored import Restored
 from raylaunch.worker.state.shared_tensors import Digest, IsShared
 from raylaunch.worker.state.snapshot import OBJECT, Snapshot
+from raylaunch.worker.state.snapshot_cache import SnapshotCache
 
 if TYPE_CHECKING:
     from raylaunch.worker.state.checkpoints.resharded import Resharded
@@ -67,8 +68,8 @@ class RankCommits:
         self._shares = False
         self._digest: Digest | None = None
         self._digest_value = 0
-        #: What `_divided` has returned for the last whole commit.
-        self._known: tuple[list[str], dict[str, IsShared]] = [], {}
+        #: Takes the snapshots of light commits, with what is known from the last whole one.
+        self._snapshots = SnapshotCache([], {})
         self._rounds: DurableRounds | None = None
         self._token = 0
 
@@ -198,7 +199,8 @@ class RankCommits:
 
         Before the first commit this waits for all ranks, to see whether they have equal tensors to share.
         """
-        of_world, shared = self._known = self._divided(objects)
+        of_world, shared = self._divided(objects)
+        self._snapshots = SnapshotCache(of_world, shared)
         found = Snapshot(items, of_world, shared)
         self._digest = None
         if self._shares:
@@ -223,7 +225,7 @@ class RankCommits:
 
         What is equal is known from the last whole commit. `interval`: that of whole commits.
         """
-        found = Snapshot(items, *self._known)
+        found = self._snapshots.take(items)
         if found.shared_bytes < shared_tensors.LEAST_SHARED_BYTES or found.has_dtensors:
             return False
         is_made = False

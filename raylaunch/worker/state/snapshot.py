@@ -1,4 +1,4 @@
-"""Objects of the script as tensors in a buffer and a pickle without them, and back.
+"""Objects of the script as tensors in a buffer and a pickle without them.
 
 Tensors are copied as they are. Of a DTensor, the local part is copied; its placements, the name of its mesh and the
 place of its local part are pickled. Everything else, such as the counters of a scheduler, is pickled.
@@ -10,8 +10,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from raylaunch.worker.state import shared_tensors
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, round_up
@@ -19,7 +18,6 @@ from raylaunch.worker.state.shared_tensors import IsShared
 
 OBJECT = "object:"
 """Before the name of an object, in that of its item."""
-_RAW_DEVICES = ("cpu", "cuda")
 _CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 """Memory formats by number of dimensions."""
 
@@ -31,8 +29,7 @@ Offsets = tuple[int, ...]
 """Where the local part of a DTensor begins in the whole tensor, in elements, by dimension."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitItem:
+class CommitItem(NamedTuple):
     """An item of a commit: its pickle, and the part of the buffer that has its tensors."""
 
     pickled: bytes
@@ -43,16 +40,34 @@ class CommitItem:
     has_dtensors: bool
 
 
+class SnapshotPart(NamedTuple):
+    """What a snapshot has of an item."""
+
+    item: CommitItem
+    tensors: list[tuple[int, Any]]
+    """Own ones, with their offsets in the buffer."""
+    shared: list[tuple[int, Any]]
+    """The same of those that the ranks of a node divide among them."""
+    shared_begin: int
+    shared_end: int
+    is_replicated: bool
+
+
 class Snapshot:
     """What a commit writes: tensors, each with its place, and one pickle of everything else."""
 
     def __init__(
-        self, items: dict[str, Any], of_world: Collection[str] = (), shared: Mapping[str, IsShared] | None = None
+        self,
+        items: dict[str, Any],
+        of_world: Collection[str] = (),
+        shared: Mapping[str, IsShared] | None = None,
+        known: Mapping[str, SnapshotPart] | None = None,
     ) -> None:
         """Take the items by name. The tensors are not copied yet. Raises what pickling raises, naming the item.
 
         `of_world`: names of items that all ranks have together. So are those in which there is a DTensor. `shared`:
-        which tensors of an item are equal on all ranks.
+        which tensors of an item are equal on all ranks. `known`: what another snapshot has of items that are the same,
+        but for the contents of tensors.
         """
         #: Tensors with their offsets in the buffer.
         self.tensors: list[tuple[int, Any]] = []
@@ -60,38 +75,61 @@ class Snapshot:
         #: The same of tensors that the ranks of a node divide among them.
         self.shared: list[tuple[int, Any]] = []
         self.shared_bytes = 0
-        self._is_shared = shared or {}
         #: Whether there is no sharded DTensor in it, and whether there is any DTensor.
         self.is_replicated, self.has_dtensors = True, False
-        found = {name: self._item(name, item, name in of_world) for name, item in items.items()}
-        self.pickled = pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL)
+        self.parts: dict[str, SnapshotPart] = {}
+        for name, item in items.items():
+            part = known.get(name) if known else None
+            if part is None or (part.item.begin, part.shared_begin) != (self._end, self.shared_bytes):
+                part = self._part(name, item, name in of_world, shared.get(name) if shared else None)
+            self._append(name, part)
+        #: Everything else.
+        self.pickled = pickle.dumps(
+            {name: part.item for name, part in self.parts.items()}, protocol=pickle.HIGHEST_PROTOCOL
+        )
 
-    def _item(self, name: str, item: Any, of_world: bool) -> CommitItem:
-        file, begin = io.BytesIO(), HEADER_BYTES + self.tensor_bytes
-        is_shared = self._is_shared.get(name)
-        pickler = _Pickler(file, lambda tensor: self._add(tensor, is_shared))
+    @property
+    def _end(self) -> int:
+        return HEADER_BYTES + self.tensor_bytes
+
+    def _part(self, name: str, item: Any, of_world: bool, is_shared: IsShared | None) -> SnapshotPart:
+        tensors: list[tuple[int, Any]] = []
+        shared: list[tuple[int, Any]] = []
+        end, shared_end = self._end, self.shared_bytes
+
+        def add(tensor: Any) -> int:
+            """Give a tensor a place, and return its offset."""
+            nonlocal end, shared_end
+            size = tensor.numel() * tensor.element_size()
+            if is_shared is not None and shared_tensors.can_share(tensor) and is_shared(tensor):
+                offset = shared_tensors.OFFSETS_FROM + shared_end
+                shared.append((offset, tensor))
+                shared_end = round_up(shared_end + size)
+                return offset
+            offset = end
+            tensors.append((offset, tensor))
+            end = round_up(end + size)
+            return offset
+
+        file = io.BytesIO()
+        pickler = _Pickler(file, add)
         try:
             pickler.dump(item)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             msg = f"`State` cannot pickle {name}: {error}"
             raise pickle.PicklingError(msg) from error
-        self.is_replicated = self.is_replicated and not pickler.found_shards
-        end, has_dtensors = HEADER_BYTES + self.tensor_bytes, pickler.found_dtensors
-        self.has_dtensors = self.has_dtensors or has_dtensors
-        return CommitItem(file.getvalue(), begin, end, of_world or has_dtensors, has_dtensors)
+        has_dtensors = pickler.found_dtensors
+        found = CommitItem(file.getvalue(), self._end, end, of_world or has_dtensors, has_dtensors)
+        return SnapshotPart(found, tensors, shared, self.shared_bytes, shared_end, not pickler.found_shards)
 
-    def _add(self, tensor: Any, is_shared: IsShared | None) -> int:
-        """Give a tensor a place, and return its offset."""
-        size = tensor.numel() * tensor.element_size()
-        if is_shared is not None and shared_tensors.can_share(tensor) and is_shared(tensor):
-            offset = shared_tensors.OFFSETS_FROM + self.shared_bytes
-            self.shared.append((offset, tensor))
-            self.shared_bytes = round_up(self.shared_bytes + size)
-            return offset
-        offset = HEADER_BYTES + self.tensor_bytes
-        self.tensors.append((offset, tensor))
-        self.tensor_bytes = round_up(self.tensor_bytes + size)
-        return offset
+    def _append(self, name: str, part: SnapshotPart) -> None:
+        self.parts[name] = part
+        self.tensors += part.tensors
+        self.tensor_bytes = part.item.end - HEADER_BYTES
+        self.shared += part.shared
+        self.shared_bytes = part.shared_end
+        self.is_replicated = self.is_replicated and part.is_replicated
+        self.has_dtensors = self.has_dtensors or part.item.has_dtensors
 
 
 class _Pickler(pickle.Pickler):
@@ -105,7 +143,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, found: Any) -> Any:
         if self._torch is None:
             return NotImplemented
-        if type(found) is self._torch.Tensor and _is_raw(self._torch, found):
+        if type(found) is self._torch.Tensor and is_raw(self._torch, found):
             place = self._add(found), found.dtype, tuple(found.shape), _memory_format(self._torch, found)
             return tensor_at, (*place, str(found.device))
         if self._dtensor is not None and isinstance(found, self._dtensor):
@@ -135,9 +173,9 @@ def _place(found: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) -> t
     return _places[key]
 
 
-def _is_raw(torch: Any, tensor: Any) -> bool:
+def is_raw(torch: Any, tensor: Any) -> bool:
     """Return whether a tensor is what its elements are, so that they can be copied as bytes."""
-    is_plain = tensor.layout is torch.strided and tensor.device.type in _RAW_DEVICES and not tensor.is_quantized
+    is_plain = tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda) and not tensor.is_quantized
     return is_plain and not tensor.is_conj() and not tensor.is_neg()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,6 +32,49 @@ def test_states_come_back():
     before = drawn()
     random_states.restore(states)
     assert drawn() == before
+
+
+def numbers() -> Iterator[Callable[[], object]]:
+    """Yield what changes the state of a generator, some without a change of the numbers that it is made of."""
+    for one in (random, numpy.random):
+        yield one.random
+        for _ in range(2):
+            yield lambda one=one: one.normalvariate(0, 1) if one is random else one.normal()
+            yield lambda one=one: one.gauss(0, 1) if one is random else one.standard_normal()
+        yield lambda one=one: one.seed(3)
+        before = one.getstate() if one is random else one.get_state()
+        yield one.random
+        yield lambda one=one, before=before: one.setstate(before) if one is random else one.set_state(before)
+    for _ in range(2 * 624):  # the numbers are renewed all at once, when all are drawn
+        yield lambda: (random.random(), numpy.random.random())
+
+
+def test_each_change_is_noticed():
+    """What `collect` returns is what the generators say, though it seldom asks them."""
+    for change in numbers():
+        change()
+        for _ in range(2):
+            states = random_states.collect()
+            version, found, gauss = states["python"]
+            assert (version, tuple(array("I", found)), gauss) == random.getstate()
+            name, found, *more = states["numpy"]
+            asked = numpy.random.get_state()
+            assert (name, found, *more) == (asked[0], asked[1].tobytes(), *asked[2:])
+            assert states["torch"] == torch.get_rng_state().numpy().tobytes()
+
+
+def test_another_generator_of_numpy_is_known_too():
+    """It is not one whose memory `collect` knows."""
+    own = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(numpy.random.PCG64(1))
+    try:
+        for _ in range(3):
+            states = random_states.collect()
+            before = drawn()
+            random_states.restore(states)
+            assert drawn() == before
+    finally:
+        numpy.random.set_bit_generator(own)
 
 
 def test_a_new_rank_is_seeded_by_the_states_of_another_one():
