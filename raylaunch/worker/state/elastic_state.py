@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter, completed_steps
-from raylaunch.worker.state import random_states, rank_commits
+from raylaunch.worker.state import rank_commits
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.commit_schedule import COST_SHARE, CommitSchedule, Every
 from raylaunch.worker.state.cuda_copies import CudaCopies
 from raylaunch.worker.state.rank_commits import RankCommits
-from raylaunch.worker.state.restored import Restored
-from raylaunch.worker.state.snapshot import OBJECT, Snapshot
+from raylaunch.worker.state.snapshots import random_states
+from raylaunch.worker.state.snapshots.restored import Restored
+from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot
 
 if TYPE_CHECKING:
     from raylaunch.worker.state.checkpoints.resharded import Resharded

@@ -22,7 +22,7 @@ from raylaunch.worker.state.commit_buffer import (
 )
 from raylaunch.worker.state.cuda_copies import CudaCopies
 from raylaunch.worker.state.shared_tensors import PartMemory
-from raylaunch.worker.state.snapshot import Snapshot
+from raylaunch.worker.state.snapshots.snapshot import Snapshot
 
 _FILES_FOR_COPIES = 4
 """Files of a node for each of its ranks, if there are copies: two more buffers, and two copies of another rank."""

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.state import buffer_client, random_states, restored, shared_tensors
+from raylaunch.worker.state import buffer_client, shared_tensors
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 from raylaunch.worker.state.rank_buffers import RankBuffers
-from raylaunch.worker.state.restored import Restored
 from raylaunch.worker.state.shared_tensors import Digest, IsShared
-from raylaunch.worker.state.snapshot import OBJECT, Snapshot
-from raylaunch.worker.state.snapshot_cache import SnapshotCache
+from raylaunch.worker.state.snapshots import random_states, restored
+from raylaunch.worker.state.snapshots.restored import Restored
+from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot
+from raylaunch.worker.state.snapshots.snapshot_cache import SnapshotCache
 
 if TYPE_CHECKING:
     from raylaunch.worker.state.checkpoints.resharded import Resharded

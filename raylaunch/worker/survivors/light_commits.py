@@ -29,7 +29,7 @@ from raylaunch.worker.state import rank_buffers
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer
 from raylaunch.worker.state.rank_buffers import RankBuffers
 from raylaunch.worker.state.shared_tensors import PartMemory, bytes_of
-from raylaunch.worker.state.snapshot import Snapshot
+from raylaunch.worker.state.snapshots.snapshot import Snapshot
 
 _SAMPLED_BYTES = 2**12
 

@@ -15,7 +15,7 @@ from raylaunch.core.machine.commits import Commit, HeldCommit, fetches, lost_ste
 from raylaunch.worker.state.commit_agreement import CopyRounds, Proposal
 from raylaunch.worker.state.commit_buffer import BUFFERS_WITH_COPIES
 from raylaunch.worker.state.rank_buffers import RankBuffers
-from raylaunch.worker.state.snapshot import Snapshot
+from raylaunch.worker.state.snapshots.snapshot import Snapshot
 from tests.profiles import examples
 
 

@@ -19,9 +19,9 @@ from raylaunch.core.machine.commits import Commit, HeldCommit  # noqa: E402
 from raylaunch.worker.state import commit_buffer, shared_tensors  # noqa: E402
 from raylaunch.worker.state.commit_agreement import CommitAgreement, Proposal  # noqa: E402
 from raylaunch.worker.state.commit_buffer import CommitBuffer  # noqa: E402
-from raylaunch.worker.state.restored import Restored  # noqa: E402
 from raylaunch.worker.state.shared_tensors import Digest, PartMemory  # noqa: E402
-from raylaunch.worker.state.snapshot import Snapshot  # noqa: E402
+from raylaunch.worker.state.snapshots.restored import Restored  # noqa: E402
+from raylaunch.worker.state.snapshots.snapshot import Snapshot  # noqa: E402
 from tests.profiles import examples  # noqa: E402
 
 LEAST = 2**14  # bytes of a tensor that is divided

@@ -30,8 +30,8 @@ from raylaunch.worker.state.buffer_client import Request  # noqa: E402
 from raylaunch.worker.state.commit_agreement import CopyRounds  # noqa: E402
 from raylaunch.worker.state.commit_buffer import LIGHT_BUFFERS, CommitBuffer  # noqa: E402
 from raylaunch.worker.state.rank_buffers import RankBuffers  # noqa: E402
-from raylaunch.worker.state.restored import Restored  # noqa: E402
-from raylaunch.worker.state.snapshot import Snapshot  # noqa: E402
+from raylaunch.worker.state.snapshots.restored import Restored  # noqa: E402
+from raylaunch.worker.state.snapshots.snapshot import Snapshot  # noqa: E402
 from raylaunch.worker.survivors.light_commits import LightCommits  # noqa: E402
 from tests.node.state.test_state_memory import memory_of  # noqa: E402
 

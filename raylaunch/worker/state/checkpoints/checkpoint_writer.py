@@ -23,7 +23,7 @@ from raylaunch.worker.state.checkpoints import dcp_parts
 from raylaunch.worker.state.checkpoints.dcp_parts import RECORDS, CommitPart
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.commit_buffer import CommitBuffer
-from raylaunch.worker.state.snapshot import OBJECT
+from raylaunch.worker.state.snapshots.snapshot import OBJECT
 
 _POLL_SECONDS = 0.05
 _WRITE_SECONDS = 3600.0

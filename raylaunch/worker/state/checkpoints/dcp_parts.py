@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData, 
 
 from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.worker.state.commit_buffer import CommitBuffer
-from raylaunch.worker.state.restored import items_of, load_item
 from raylaunch.worker.state.shared_tensors import PartMemory
-from raylaunch.worker.state.snapshot import OBJECT, CommitItem, MeshKey, Offsets
+from raylaunch.worker.state.snapshots.restored import items_of, load_item
+from raylaunch.worker.state.snapshots.snapshot import OBJECT, CommitItem, MeshKey, Offsets
 
 RECORDS = "raylaunch"
 """The key of a checkpoint's state dict under which there is what `State` has besides the objects."""

@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 from raylaunch.worker.state.checkpoints import dcp_parts
 from raylaunch.worker.state.checkpoints.dcp_parts import RECORDS, PartsReader, RankRecord
 from raylaunch.worker.state.commit_buffer import CommitBuffer
-from raylaunch.worker.state.restored import OwnMemory, load_item, meshes_of
 from raylaunch.worker.state.shared_tensors import view_at
-from raylaunch.worker.state.snapshot import OBJECT, CommitItem, MeshKey, Offsets
+from raylaunch.worker.state.snapshots.restored import OwnMemory, load_item, meshes_of
+from raylaunch.worker.state.snapshots.snapshot import OBJECT, CommitItem, MeshKey, Offsets
 
 
 class Resharded:

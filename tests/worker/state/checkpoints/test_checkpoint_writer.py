@@ -19,7 +19,7 @@ from raylaunch.worker.state.checkpoints.checkpoint_writer import report, write_c
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder  # noqa: E402
 from raylaunch.worker.state.checkpoints.resharded import Resharded  # noqa: E402
 from raylaunch.worker.state.commit_buffer import CommitBuffer  # noqa: E402
-from raylaunch.worker.state.snapshot import OBJECT, Snapshot  # noqa: E402
+from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot  # noqa: E402
 from tests.worker.state.checkpoints.test_resharded import (  # noqa: E402
     FSDP,
     WHOLE,

@@ -18,9 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from raylaunch.core.machine.commits import Commit, HeldCommit  # noqa: E402
 from raylaunch.worker.state.checkpoints.resharded import Resharded  # noqa: E402
 from raylaunch.worker.state.commit_buffer import CommitBuffer, bytes_needed  # noqa: E402
-from raylaunch.worker.state.restored import Restored  # noqa: E402
 from raylaunch.worker.state.shared_tensors import PartMemory  # noqa: E402
-from raylaunch.worker.state.snapshot import OBJECT, Snapshot  # noqa: E402
+from raylaunch.worker.state.snapshots.restored import Restored  # noqa: E402
+from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot  # noqa: E402
 
 WHOLE = {
     "even": torch.arange(24.0).reshape(12, 2),

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from raylaunch.worker.state.snapshot import Snapshot  # noqa: E402
-from raylaunch.worker.state.snapshot_cache import SnapshotCache  # noqa: E402
+from raylaunch.worker.state.snapshots.snapshot import Snapshot  # noqa: E402
+from raylaunch.worker.state.snapshots.snapshot_cache import SnapshotCache  # noqa: E402
 
 SHARED = {"model": lambda _: True}
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from raylaunch.worker.state import shared_tensors, snapshot
+from raylaunch.worker.state import shared_tensors
 from raylaunch.worker.state.commit_buffer import CommitBuffer, round_up
 from raylaunch.worker.state.shared_tensors import PartMemory
-from raylaunch.worker.state.snapshot import CommitItem, MeshKey, Offsets, mesh_key
+from raylaunch.worker.state.snapshots import snapshot
+from raylaunch.worker.state.snapshots.snapshot import CommitItem, MeshKey, Offsets, mesh_key
 
 _LEAST_OWN_BYTES = 2**16
 """Smaller tensors are in memory of torch's allocator, as any others."""

@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from raylaunch.worker.state import snapshot
 from raylaunch.worker.state.shared_tensors import IsShared
-from raylaunch.worker.state.snapshot import Snapshot
+from raylaunch.worker.state.snapshots import snapshot
+from raylaunch.worker.state.snapshots.snapshot import Snapshot
 
 _ATOMS = frozenset({bool, bytes, int, str, type(None)})
 _METADATA = {"_metadata"}

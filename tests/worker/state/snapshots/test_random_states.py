@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raylaunch.worker.state import random_states
+from raylaunch.worker.state.snapshots import random_states
 
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")

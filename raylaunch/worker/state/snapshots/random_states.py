@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import random
 import sys
-from _random import Random
 from array import array
 from typing import Any
 
@@ -36,10 +35,7 @@ def collect() -> dict[str, Any]:
 
 
 def _python_state() -> _State:
-    generator = getattr(random.getstate, "__self__", None)
-    memory = cpython_internals.memory_of(generator, Random) if isinstance(generator, Random) else None
-    # `gauss_next` is a second number of the normal distribution that waits to be drawn; NumPy has one, too.
-    key = (memory, getattr(generator, "gauss_next", None)) if memory is not None else None
+    key = cpython_internals.random_memory()
     if (known := _known.get("python")) is not None and known[0] == key:
         return known[1]
     version, numbers, gauss = random.getstate()
@@ -55,6 +51,7 @@ def _numpy_state(numpy: Any) -> _State:
     if key is None:
         return _remember("numpy", None, (numpy.get_state(legacy=False),))  # a dict
     name, numbers, position, waits, gauss = numpy.get_state()
+    # A second number of the normal distribution may wait to be drawn, which is not in this memory.
     return _remember("numpy", None if waits else key, (name, numbers.tobytes(), position, waits, gauss))
 
 
