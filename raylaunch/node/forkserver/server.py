@@ -173,8 +173,11 @@ class ForkServer:
 
     def _handle(self, order: forkserver_messages.ForkServerOrder) -> None:
         match order:
-            case forkserver_messages.StartWorkers() | forkserver_messages.SurvivorReturned():
-                self._prepare_attempt(order)
+            case forkserver_messages.StartWorkers():
+                self._launch, self._ordered_at = order, NodeTime(time.monotonic())
+                self.workers.kill(survivors=order.survivors, to_complete=order.to_complete)
+            case forkserver_messages.SurvivorReturned() | forkserver_messages.SurvivorCompleted():
+                self._handle_survivor(order)
             case StopWorkers():
                 self._stop(order)
             case SignalWorkers():
@@ -183,22 +186,23 @@ class ForkServer:
                 self._start_store(order)
             case DumpStacks():
                 self.workers.dump_stacks(order.attempt)
-            case forkserver_messages.ReadPage():
-                pass  # each turn reads the lease
             case forkserver_messages.Reset():
                 self._reset()
             case forkserver_messages.Activate():
                 self._activate()
-            case forkserver_messages.Initialize():
-                raise AssertionError(order)
+            case _:
+                assert isinstance(order, forkserver_messages.ReadPage)  # each turn reads the lease
 
     # The workers.
 
-    def _prepare_attempt(self, order: forkserver_messages.StartWorkers | forkserver_messages.SurvivorReturned) -> None:
-        if isinstance(order, forkserver_messages.StartWorkers):
-            self._launch, self._ordered_at = order, NodeTime(time.monotonic())
-            self.workers.kill(survivors=order.survivors, to_complete=order.to_complete)
-        elif self._launch is not None and self._launch.attempt == order.attempt:
+    def _handle_survivor(
+        self, order: forkserver_messages.SurvivorReturned | forkserver_messages.SurvivorCompleted
+    ) -> None:
+        if order.attempt != (self._launch or self.workers).attempt:
+            return
+        if isinstance(order, forkserver_messages.SurvivorCompleted):
+            self.workers.completed(order.pid)
+        else:
             self.workers.returned(order.pid)
 
     def _stop(self, order: StopWorkers) -> None:

@@ -70,6 +70,9 @@ class WorkerGroup:
         #: Workers that may stay when the next attempt begins, by process id: whether they have returned.
         self._survivors: dict[int, bool] = {}
         self._return_by = 0.0
+        #: The survivor that completes its last light commit, and until when that is waited for; 0: there is none.
+        self._completing = 0
+        self._complete_by = 0.0
         self._imports = -1
         self._children = processes.OwnChildren()
         self._stopping = False
@@ -107,8 +110,9 @@ class WorkerGroup:
     ) -> bool:
         """Fork the workers that were not forked yet, with `run` for each one unless the zygote forks them.
 
-        Returns whether all workers of the attempt are there since this call. Raises OSError where something is lacking,
-        and this is to be called again. After a time it reports the workers that cannot be forked as failed instead.
+        Returns True once, when all workers of the attempt are there, and no survivor writes. Raises OSError where
+        something is lacking, and this is to be called again. After a time it reports the workers that cannot be forked
+        as failed instead.
         """
         if not self._reports_forked:
             return False
@@ -123,8 +127,14 @@ class WorkerGroup:
             for spec in failed:
                 self._send(self._exited(spec, 0, 1, why), None)
             return False
+        if self._is_completing:
+            return False
         self._reports_forked = False
         return True
+
+    @property
+    def _is_completing(self) -> bool:
+        return self._completing in self._alive and time.monotonic() < self._complete_by
 
     def _fork(
         self,
@@ -205,15 +215,17 @@ class WorkerGroup:
         """Kill all workers, their process groups, and what others left. `advance` finds out when they are gone.
 
         `survivors`: process ids of workers that are not killed if they return in time (see `returned`). `to_complete`:
-        how many bytes one of them writes before.
+        how many bytes the first of them writes then.
         """
-        is_waiting = bool(self._survivors)  # one of them may still write what it was told to before
         self._stopping = self._killing = True
         self.is_gone = False
         self._unforked, self._reports_forked = (), False
         self._survivors = {pid: False for pid in survivors if pid in self._alive}
-        return_by = time.monotonic() + RETURN_SECONDS + to_complete / _COMPLETED_BYTES_PER_SECOND
-        self._return_by = max(return_by, self._return_by if is_waiting else 0.0)
+        # It may still write what it was told to before.
+        self._return_by = RETURN_SECONDS + (self._complete_by if self._is_completing else time.monotonic())
+        if to_complete and survivors:
+            self._completing = next(iter(survivors))
+            self._complete_by = self._return_by + to_complete / _COMPLETED_BYTES_PER_SECOND
         for pid in self._alive.keys() - self._survivors.keys():
             processes.kill_with_group(pid)
         self._kill_orphans()
@@ -222,6 +234,11 @@ class WorkerGroup:
         """Take note that a survivor has left everything of its attempt."""
         if pid in self._survivors:
             self._survivors[pid] = True
+
+    def completed(self, pid: int) -> None:
+        """Take note that a survivor has written what it was told to."""
+        if pid == self._completing:
+            self._completing = 0
 
     def survivors(self) -> tuple[int, ...]:
         """Return the local ranks of the survivors, by which the next attempt begins."""
@@ -264,7 +281,8 @@ class WorkerGroup:
     def until_deadline(self) -> float | None:
         """Return the seconds until `advance` has something to do that no signal tells of. None: nothing."""
         if not self._stopping:
-            return self._deferred.until_poll()
+            left = self._complete_by - time.monotonic() if self._reports_forked and self._is_completing else None
+            return min((one for one in (left, self._deferred.until_poll()) if one is not None), default=None)
         if self._killing and not self.is_gone:
             return _POLL_SECONDS
         if self._kill_at is not None:

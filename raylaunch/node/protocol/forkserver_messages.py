@@ -49,12 +49,22 @@ class StartWorkers:
     survivors: tuple[int, ...] = ()
     """Process ids of workers of the attempt before that may stay: those that have returned within a second do."""
     to_complete: int = 0
-    """How many bytes one of them may write before it returns. That gives all of them more time."""
+    """How many bytes the first of them may write after that. The workers are reported when it has: see
+    `SurvivorCompleted`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivorReturned:
     """A survivor has left everything of the attempt before, and waits until this one begins on its node."""
+
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorCompleted:
+    """A survivor has completed its last light commit, or could not."""
 
     attempt: int
     pid: int
@@ -96,6 +106,7 @@ ForkServerOrder = (
     Initialize
     | StartWorkers
     | SurvivorReturned
+    | SurvivorCompleted
     | StopWorkers
     | SignalWorkers
     | DumpStacks

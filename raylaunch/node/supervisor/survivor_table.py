@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorReturned
+from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
 from raylaunch.node.protocol.messages import LaunchWorkers, SurvivorsReady
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
@@ -79,8 +79,10 @@ class SurvivorTable:
             attempt=order.attempt, workers=tuple(workers), survivors=tuple(found), to_complete=to_complete
         )
 
-    def poll(self, state: AttemptState | None, send: Callable[[SurvivorReturned], None]) -> Iterator[SurvivorsReady]:
-        """Send the fork server which survivors have returned; yield once in an attempt that some workers can stay."""
+    def poll(
+        self, state: AttemptState | None, send: Callable[[SurvivorReturned | SurvivorCompleted], None]
+    ) -> Iterator[SurvivorsReady]:
+        """Send the fork server what survivors have done; yield once in an attempt that some workers can stay."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
@@ -91,6 +93,8 @@ class SurvivorTable:
                 self._candidates.pop(fd).sock.close()
             elif word.word == "returned":
                 send(SurvivorReturned(attempt=word.attempt, pid=candidate.pid))
+            elif word.word == "completed":
+                send(SurvivorCompleted(attempt=word.attempt, pid=candidate.pid))
             elif state is not None and word.attempt == state.attempt:
                 candidate.is_ready = True
                 if self._announced != state.attempt:

@@ -148,8 +148,9 @@ class Survivor:
             with self._lock:
                 self._left = order.attempt
             self._ordered.clear()
+            self._send("returned", order.attempt)  # what follows takes no time of those that are started meanwhile
             self._light.complete()
-            self._send("returned", order.attempt)
+            self._send("completed", order.attempt)
             if self._wait_for(order):
                 self._take_over(order)
                 if self._wait_until(files_wait.awaited()):

@@ -1,8 +1,8 @@
 """The connection of a worker that can stay with its supervisor: who can stay, and what the next attempt is.
 
-A message is one packet of a Unix socket, in JSON. The worker says that it can stay (`ready`), and that it has left the
-attempt (`returned`). The supervisor sends a `Rejoin` when the next attempt begins, to one worker of the node with the
-descriptor of the file in which it completes its last light commit.
+A message is one packet of a Unix socket, in JSON. The supervisor sends a `Rejoin` when the next attempt begins, to one
+worker of the node with the descriptor of the file in which it completes its last light commit. The worker says that it
+can stay (`ready`), that it has left the attempt (`returned`), and that it has completed the commit (`completed`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _TYPES = {"int": int, "str": str, "list[str]": list, "dict[str, str]": dict}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivorWord:
-    """What a worker tells the supervisor of its node: that it can stay, or that it has left its function."""
+    """What a worker tells the supervisor of its node."""
 
     word: str
-    """`ready` or `returned`."""
+    """`ready`, `returned` or `completed`."""
     attempt: int
-    """The one that it runs in (`ready`), or that it has been told to take part in (`returned`)."""
+    """The one that it runs in (`ready`), or that it has been told to take part in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

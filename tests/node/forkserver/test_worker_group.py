@@ -189,31 +189,79 @@ def with_survivor(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerGroup, list[fl
     return group, now, killed
 
 
-@pytest.mark.parametrize(("to_complete", "stays"), [(0, False), (2**29, True)])
-def test_a_survivor_that_writes_its_state_has_more_time_to_return(
-    monkeypatch: pytest.MonkeyPatch, to_complete: int, stays: bool
-) -> None:
-    """A second longer than it has otherwise, and half a gigabyte to write, for which it has two seconds more."""
-    group, now, killed = with_survivor(monkeypatch)
-    group.kill(survivors=[12345], to_complete=to_complete)
-    now[0] += RETURN_SECONDS + 1
+def reports_forked(group: WorkerGroup) -> bool:
+    return group.fork(lambda *_: None, lambda *_: 0)
+
+
+def begin_with_survivor(group: WorkerGroup) -> None:
+    """Begin an attempt whose only worker has stayed."""
+    group.returned(12345)
     group.advance()
-    assert (killed, group.survivors()) == (([], (0,)) if stays else ([12345], ()))
-    now[0] += 1
+    assert group.is_gone
+    group.begin(2, (SimpleNamespace(kind="script", rank=0, local_rank=0),))
+
+
+def test_a_survivor_that_does_not_return_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, now, killed = with_survivor(monkeypatch)
+    group.kill(survivors=[12345], to_complete=2**29)
+    now[0] += RETURN_SECONDS
     group.advance()
     assert (killed, group.survivors()) == ([12345], ())
 
 
-def test_a_survivor_that_still_writes_keeps_its_time_when_another_attempt_is_ordered(
+@pytest.mark.parametrize(
+    ("to_complete", "seconds"), [(0, 0.0), (2**28, RETURN_SECONDS + 1), (2**29, RETURN_SECONDS + 2)]
+)
+def test_workers_are_reported_when_the_survivor_has_completed_its_commit(
+    monkeypatch: pytest.MonkeyPatch, to_complete: int, seconds: float
+) -> None:
+    """It has a second to return, and another one for each quarter of a gigabyte. It is not killed if it needs longer."""
+    group, now, killed = with_survivor(monkeypatch)
+    group.kill(survivors=[12345], to_complete=to_complete)
+    begin_with_survivor(group)
+    for part in (0.0, 0.5, 0.9):
+        now[0] = 100 + part * seconds
+        if seconds:
+            assert not reports_forked(group)
+            assert group.until_deadline() == pytest.approx((1 - part) * seconds)
+    now[0] = 100 + seconds
+    assert reports_forked(group)
+    assert not reports_forked(group), "only once"
+    assert (killed, group.until_deadline()) == ([], None)
+
+
+@pytest.mark.parametrize("end", ["completed", "dead"])
+def test_workers_are_reported_at_once_when_nothing_is_written_any_more(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    group, _, _ = with_survivor(monkeypatch)
+    group.kill(survivors=[12345], to_complete=2**30)
+    begin_with_survivor(group)
+    group.completed(99)
+    assert not reports_forked(group)
+    if end == "completed":
+        group.completed(12345)
+    else:
+        monkeypatch.setattr("raylaunch.node.forkserver.worker_group._reaped", lambda: [(12345, 9)])
+        monkeypatch.setattr(os, "close", lambda _: None)
+        group.reap()
+    assert reports_forked(group)
+
+
+def test_a_survivor_that_still_writes_has_more_time_to_return_for_another_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another worker has died meanwhile. There is no other file for that attempt, so nothing is said of one."""
     group, now, killed = with_survivor(monkeypatch)
     group.kill(survivors=[12345], to_complete=2**30)
+    begin_with_survivor(group)
     group.kill(survivors=[12345])
-    now[0] += RETURN_SECONDS + 1
+    now[0] += 2 * RETURN_SECONDS + 3
     group.advance()
     assert (killed, group.survivors()) == ([], (0,))
+    now[0] += 1
+    group.advance()
+    assert (killed, group.survivors()) == ([12345], ())
 
 
 def test_children_are_listed_once_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
-from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorReturned
+from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
 from raylaunch.node.protocol.messages import LaunchWorkers, SurvivorsReady
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
@@ -41,7 +41,7 @@ class Served:
         worker = survivor_link.connect()
         assert worker is not None
         self.worker = worker
-        self.sent: list[SurvivorReturned] = []
+        self.sent: list[SurvivorReturned | SurvivorCompleted] = []
         #: What each rank may complete.
         self.files: dict[int, MemoryFile] = {}
         self.poll()
@@ -97,7 +97,10 @@ def test_a_worker_that_is_ready_stays(served):
     assert served.told() == Rejoin(attempt=2, env=changed, removed=["FIRST"], title="attempt 2", stdout=out, stderr=err)
     served.say("returned", 2)
     assert served.poll() == []
-    assert served.sent == [SurvivorReturned(attempt=2, pid=os.getpid())]
+    served.say("completed", 2)
+    assert served.poll() == []
+    pid = os.getpid()
+    assert served.sent == [SurvivorReturned(attempt=2, pid=pid), SurvivorCompleted(attempt=2, pid=pid)]
 
 
 def test_it_stays_again_though_the_attempt_has_not_begun(served):

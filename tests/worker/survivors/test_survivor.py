@@ -80,6 +80,7 @@ class Node:
         self.light = Light()
         self.survivor = Survivor(self.groups, self.writer, self.light)
         self._supervisor, _ = listener.accept()
+        self._said: list[tuple[str, int]] = []
         listener.close()
 
     def order(self, attempt: int, *removed: str, file: int | None = None, **env: str) -> None:
@@ -90,9 +91,15 @@ class Node:
     def nonsense(self, file: int) -> None:
         socket.send_fds(self._supervisor, [b"nonsense"], [file])
 
-    def has_heard(self) -> bool:
-        """Return whether the survivor has said something that was not read yet."""
-        return bool(select.select([self._supervisor], [], [], 0)[0])
+    def heard(self) -> list[tuple[str, int]]:
+        """Return what the survivor has said so far."""
+        while select.select([self._supervisor], [], [], 0)[0]:
+            self._hear()
+        return [*self._said]
+
+    def _hear(self) -> None:
+        word = survivor_link.parse(self._supervisor.recv(survivor_link.MESSAGE_BYTES), SurvivorWord)
+        self._said.append((word.word, word.attempt))
 
     def begin(self, attempt: int) -> None:
         self.page.reset(attempt, 1)
@@ -106,10 +113,9 @@ class Node:
         """Have the survivor rejoin, and return what it has told the supervisor."""
         assert self.survivor.explains(ConnectionError("Connection closed by peer"))
         self.survivor.rejoin(None)
-        said = []
-        while not said or said[-1][0] != "ready":
-            word = survivor_link.parse(self._supervisor.recv(survivor_link.MESSAGE_BYTES), SurvivorWord)
-            said.append((word.word, word.attempt))
+        while not self._said or self._said[-1][0] != "ready":
+            self._hear()
+        said, self._said = self._said, []
         return said
 
     def close(self) -> None:
@@ -140,7 +146,7 @@ def test_it_waits_for_the_files_of_its_rank(node):
     node.writer.on_alive = wait
     node.groups.on_make = lambda: ready.append(node.page.numbers[shared_page.FILES_READY])
     node.order(2, RANK="1", **{files_wait.WAIT_VARIABLE: "2"})
-    assert node.rejoin() == [("returned", 2), ("ready", 2)]
+    assert node.rejoin() == [("returned", 2), ("completed", 2), ("ready", 2)]
     assert (waits, ready) == (["1"] * 3, [2])
     assert files_wait.WAIT_VARIABLE not in os.environ
 
@@ -158,7 +164,7 @@ def test_it_does_not_wait_for_files_when_a_later_attempt_begins(node):
     node.writer.on_alive = fail
     node.groups.on_make = lambda: made.append(os.environ["RANK"])
     node.order(2, RANK="1", **{files_wait.WAIT_VARIABLE: "2"})
-    assert node.rejoin() == [("returned", 2), ("returned", 3), ("ready", 3)]
+    assert node.rejoin() == [("returned", 2), ("completed", 2), ("returned", 3), ("completed", 3), ("ready", 3)]
     assert made == ["0"]
 
 
@@ -172,13 +178,13 @@ def test_its_environment_is_that_of_the_attempt_though_one_before_has_not_begun(
     os.environ["OLD"] = "old"
     node.groups.on_forget = fail
     node.order(2, "OLD", WORLD_SIZE="2", NEW="new", RANK="1")
-    assert node.rejoin() == [("returned", 2), ("returned", 3), ("ready", 3)]
+    assert node.rejoin() == [("returned", 2), ("completed", 2), ("returned", 3), ("completed", 3), ("ready", 3)]
     found = {name: os.environ.get(name) for name in ("WORLD_SIZE", "OLD", "NEW", "RANK")}
     assert found == {"WORLD_SIZE": "2", "OLD": "again", "NEW": None, "RANK": "0"}
 
 
-def test_it_completes_its_last_commit_before_it_says_that_it_has_returned(node):
-    """So that is there when the world chooses what to restore. It does so once, though another attempt begins then."""
+def test_it_completes_its_last_commit_when_it_has_returned(node):
+    """Then the fork server starts other workers meanwhile. It does so once, though another attempt begins then."""
     found = []
 
     def fail() -> None:
@@ -186,11 +192,12 @@ def test_it_completes_its_last_commit_before_it_says_that_it_has_returned(node):
         node.order(3)
 
     fd = os.memfd_create("test")
-    node.light.on_complete = lambda inode: found.append((inode, node.has_heard()))
+    node.light.on_complete = lambda inode: found.append((inode, node.heard()))
     node.groups.on_forget = fail
     node.order(2, file=fd)
-    assert node.rejoin() == [("returned", 2), ("returned", 3), ("ready", 3)]
-    assert found == [(os.fstat(fd).st_ino, False), (0, True)]
+    assert node.rejoin() == [("returned", 2), ("completed", 2), ("returned", 3), ("completed", 3), ("ready", 3)]
+    first = [("returned", 2)]
+    assert found == [(os.fstat(fd).st_ino, first), (0, [*first, ("completed", 2), ("returned", 3)])]
     os.close(fd)
 
 
