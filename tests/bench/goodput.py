@@ -1,9 +1,12 @@
 """Goodput with a random rank killed each 15 s for 3 minutes: the part of the time in which steps were done that count.
 
 2 x 2 ranks with DDP, gloo, steps of 50 ms, a state of 50 MB in each rank; see `unchanged_goodput.py`. Goodput is the
-number of different steps that were done, times the median time of a step, by the time from the end of the first step
-on. So start, commits, checkpoints, restarts, and steps that are done again all count against it. That is what raylaunch
-reports as `goodput` of a run, without the time before its first step, and with what commits take.
+number of different steps that were done, times the mean time of a step, by the time from the end of the first step on.
+The first step after a restart is not part of the mean, since some of its time is the restart's. So commits,
+checkpoints, restarts, and steps that are done again all count against goodput. That is what raylaunch reports as
+`goodput` of a run, without the time before its first step, and with what commits take.
+
+The time of a step is told for each contender: one that made the steps themselves longer would not gain by that.
 
 raylaunch has `State` with `every="auto"` and `elastic`; torchrun (with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) and Ray Train have
 checkpoints in tmpfs after each 20 steps. BENCH_GOODPUT="SECONDS KILL_EACH" sets other times than 180 and 15 s.
@@ -22,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tests.bench import contenders, figures, processes
@@ -32,6 +36,8 @@ from tests.private_cluster import Cluster
 SCRIPT = Path(__file__).with_name("unchanged_goodput.py")
 SECONDS, KILL_EACH = 180.0, 15.0
 _START_SECONDS = 120.0
+_REST = 0.02
+"""Seconds: between two steps of an attempt there are less, and between two attempts there are more."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,7 +46,14 @@ class Step:
 
     ended: float
     number: int
-    seconds: float
+    began: float
+    saved: float
+    """When the commit or the checkpoint after it was made."""
+
+    @property
+    def seconds(self) -> float:
+        """What the step itself took."""
+        return self.ended - self.began
 
 
 def steps_of(folder: Path) -> list[Step]:
@@ -49,8 +62,9 @@ def steps_of(folder: Path) -> list[Step]:
     for file in folder.glob("*.steps"):
         for line in file.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
-                number, began, ended, _ = line.split()
-                found.append(Step(float(ended), int(number), float(ended) - float(began)))
+                number, *times = line.split()
+                began, ended, saved = map(float, times)
+                found.append(Step(ended, int(number), began, saved))
     return sorted(found)
 
 
@@ -62,6 +76,8 @@ class Goodput:
     useful: int
     again: int
     step_seconds: float
+    """The mean time of a step."""
+    median_seconds: float
 
 
 def goodput(steps: Iterable[Step], seconds: float) -> Goodput:
@@ -69,12 +85,15 @@ def goodput(steps: Iterable[Step], seconds: float) -> Goodput:
     steps = sorted(steps)
     counted = [step for step in steps[1:] if step.ended <= steps[0].ended + seconds]
     different = {step.number for step in counted} - {steps[0].number}
-    median = statistics.median(step.seconds for step in counted) if counted else 0.0
+    pairs = pairwise([*steps[:1], *counted])
+    ordinary = [step.seconds for before, step in pairs if step.began - before.saved < _REST]
+    mean = statistics.mean(ordinary) if ordinary else 0.0
     return Goodput(
-        goodput=len(different) * median / seconds,
+        goodput=len(different) * mean / seconds,
         useful=len(different),
         again=len(counted) - len(different),
-        step_seconds=median,
+        step_seconds=mean,
+        median_seconds=statistics.median(ordinary) if ordinary else 0.0,
     )
 
 
@@ -129,8 +148,8 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
                     raise started.complaint("no worker stayed")
         found[name] = one
         notes.append(
-            f"{name}: {kills} ranks killed in {seconds:g} s; {one.useful} steps of {1000 * one.step_seconds:.1f} ms count, "
-            f"{one.again} were done again"
+            f"{name}: {kills} ranks killed in {seconds:g} s; {one.useful} steps of {1000 * one.step_seconds:.1f} ms "
+            f"(median {1000 * one.median_seconds:.1f} ms) count, {one.again} were done again"
         )
     figure = Figure(
         name="goodput",
