@@ -42,7 +42,7 @@ TITLE = "raylaunch: driver"
 _ASK_SECONDS = 2.0
 """How long a call waits for news."""
 _LINGER_SECONDS = 5.0
-"""How long the driver waits, after the end, for the command to hear of it."""
+"""How long the driver waits, after the end, for a command that has asked for news so recently to hear of it."""
 _MOST_NEWS = 2000
 _RETRY_SECONDS = 0.2
 
@@ -79,6 +79,8 @@ class DriverActor:
         self._news: list[DriverNews] = []
         #: How many of the news the command has got.
         self._told = 0
+        #: How many calls of `news` wait for an answer, and the time.monotonic() at which one did last.
+        self._listeners, self._listened_at = 0, time.monotonic()
         #: Ray's reference to the answer of the interim keeper.
         self._interim: Any = None
         self._request: bytes | None = None
@@ -104,13 +106,18 @@ class DriverActor:
         The command may leave when it has the run's id. So that is not told before somebody keeps what was requested.
         """
         self._told = max(self._told, after)
-        if len(self._news) <= after:
-            self._changed.clear()
-            timer = self._loop.call_later(_ASK_SECONDS, self._changed.set)
-            await self._changed.wait()
-            timer.cancel()
-        if self._interim is not None:
-            await asyncio.wait([asyncio.wrap_future(self._interim.future())], timeout=_KEEP_SECONDS)
+        self._listeners += 1
+        try:
+            if len(self._news) <= after:
+                self._changed.clear()
+                timer = self._loop.call_later(_ASK_SECONDS, self._changed.set)
+                await self._changed.wait()
+                timer.cancel()
+            if self._interim is not None:
+                await asyncio.wait([asyncio.wrap_future(self._interim.future())], timeout=_KEEP_SECONDS)
+        finally:
+            self._listeners -= 1
+            self._listened_at = time.monotonic()
         return self._life, self._news[after:]
 
     def _drive(self) -> None:
@@ -177,7 +184,7 @@ class DriverActor:
     def _leave(self, code: int, place: Succession | None = None) -> None:
         """Tell the command that the run has ended, and end what is left of it, if this driver is in command."""
         self._tell(DriverNews(exit_code=code))
-        deadline = time.monotonic() + _LINGER_SECONDS
+        deadline = (time.monotonic() if self._listeners else self._listened_at) + _LINGER_SECONDS
         while self._told < len(self._news) and time.monotonic() < deadline:
             time.sleep(0.05)
         if place is not None and not place.is_in_command():

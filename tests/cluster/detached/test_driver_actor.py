@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from raylaunch.cluster.detached import driver_actor
+from raylaunch.cluster.detached.detached_run import DriverNews
+from raylaunch.cluster.detached.driver_actor import DriverActor
 from tests.cluster.conftest import wait_until
 from tests.warm_command import WarmCommand
 
@@ -78,3 +83,62 @@ def test_a_driver_on_a_host_without_the_folder(launcher, tmp_path):
         told[0],
     ), told
     assert told[2].startswith("hint: Ray has started the driver there")
+
+
+class EndingDriver(DriverActor):
+    """A driver whose run is over, in this process."""
+
+    def _drive(self) -> None:
+        """There is nothing to run."""
+
+    def _end(self) -> None:
+        """This process goes on."""
+
+    def lingers(self) -> float:
+        """Return for how long it waits for the command."""
+        began = driver_actor.time.monotonic()
+        self._leave(0)
+        return driver_actor.time.monotonic() - began
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only when somebody sleeps; and a process that Ray knows as an actor."""
+    now = [1000.0]
+    passes = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    actor = SimpleNamespace(
+        current_actor=None, was_current_actor_reconstructed=False, get_actor_name=lambda: "raylaunch-driver-1"
+    )
+    monkeypatch.setattr(driver_actor, "time", passes)
+    monkeypatch.setattr(driver_actor, "_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(driver_actor.ray, "get_runtime_context", lambda: actor)
+    return passes
+
+
+@pytest.mark.parametrize(("ago", "lingers"), [(0, 5), (2, 3), (5, 0), (100, 0)])
+def test_a_driver_does_not_wait_for_a_command_that_has_left(clock, ago, lingers):
+    """It waits until 5 s after the last call of the command, which may be about to call again."""
+
+    async def leave() -> float:
+        driver = EndingDriver(0.0)
+        clock.sleep(50)
+        assert (await driver.news(0))[1] == []
+        clock.sleep(ago)
+        return driver.lingers()
+
+    assert asyncio.run(leave()) == pytest.approx(lingers, abs=0.1)
+
+
+def test_a_driver_waits_for_a_command_that_asks(clock):
+    """However long ago its call began, which gets the end of the run."""
+
+    async def leave() -> float:
+        driver = EndingDriver(0.0)
+        asked = asyncio.create_task(driver.news(0))
+        await asyncio.sleep(0)
+        clock.sleep(100)
+        waited = driver.lingers()
+        assert (await asked)[1] == [DriverNews(exit_code=0)]
+        return waited
+
+    assert asyncio.run(leave()) == pytest.approx(5, abs=0.1)
