@@ -1,4 +1,4 @@
-"""A run on three Ray nodes that people restart, resize, drain and stop: no step is lost, and no restart is spent."""
+"""Runs on Ray nodes that people restart, resize, drain and stop: no step is lost, and no restart is spent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import wait_until
+from tests.cluster.conftest import Launcher, wait_until
 from tests.private_cluster import private_cluster
 from tests.warm_command import WarmCommand
 
@@ -66,3 +66,35 @@ def test_what_people_request_loses_no_step(tmp_path: Path):
     assert all(failure["stopped"] for attempt in result["attempts"] for failure in attempt["failures"])
     steps = [int(line) for line in (tmp_path / "steps-0.txt").read_text().split()]
     assert steps == list(range(len(steps)))
+
+
+ENDS = """
+import os, time
+from raylaunch.worker import context, should_checkpoint
+from raylaunch.worker.heartbeats import slot_owner
+
+should_checkpoint(0)
+open(f"up-{context().rank}", "w").close()
+while context().attempt == 1 and context().rank == 1:
+    time.sleep(0.01)
+    if slot_owner.current_writer().is_save_proposed(10**9):
+        open("end", "w").close()
+        break
+while not os.path.exists("end"):
+    time.sleep(0.01)
+time.sleep(1 - context().rank)
+"""
+"""Rank 1 comes to its end when it has been asked to save, and rank 0 a little later."""
+
+
+def test_workers_that_come_to_their_end_when_they_are_to_save(launcher: Launcher):
+    """All of them have finished, so the run has. It is not started once more for the change that was planned."""
+    env = {"XDG_STATE_HOME": str(launcher.folder / "state")}
+    run = launcher.start(env=env, nproc_per_node=1, run_id="one", entrypoint={"script": launcher.script(ENDS)})
+    wait_until(lambda: len([*launcher.folder.glob("up-*")]) == 2, 200, "two workers")
+    wait_until(lambda: (run.run_dir / "events.jsonl").read_text().count("WorkersStarted") == 2, 200, "the driver")
+    launcher.command("raylaunch", "restart", "one", env=env).communicate(200)
+    run.wait()
+    assert run.code == 0, run.err
+    assert "requesting a checkpoint" in run.err
+    assert len(run.result["attempts"]) == 1

@@ -142,7 +142,7 @@ class WorkersCheckpointed:
     attempt: int
     node: NodeId
     step: int | None
-    """None: some of them do not call `should_checkpoint`, and only a signal can reach them."""
+    """None: some of them do not call `should_checkpoint`, and only a signal can reach them; or all have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,12 +215,21 @@ class Machine(Requests):
         return self._go_on_if_all_stopped(self.state)
 
     def _workers_checkpointed(self, event: WorkersCheckpointed) -> list[Action]:
-        if not isinstance(self.state, Saving):
-            return []
+        if not isinstance(self.state, Saving) or event.node not in self.world.unfinished:
+            return []  # a node whose workers have finished answers that none of them can save
         if event.step is None:  # only a signal reaches such a script
+            if self._is_left_to_finish(self.state):
+                return []
             return self._stop_unsaved(self.state, f"workers of {event.node} do not call `should_checkpoint`")
         self.state.awaited.discard(event.node)
         return self._stop_if_all_saved(self.state)
+
+    def _is_left_to_finish(self, state: Saving) -> bool:
+        """Whether workers get no signal before the deadline, since those of a node have finished.
+
+        A drained node and the end of the run do not wait for that.
+        """
+        return self.world.finishing and state.ending is None and self.world.drain_deadline is None
 
     # Time
 

@@ -226,12 +226,15 @@ class StepProposed:
     attempt: int
     step: int
     reached: int
-    """The last step that any of them had asked about when it could first know of the proposal."""
+    """The last step that any of them had asked about when it could first know of the proposal, or when it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointAnswer:
-    """All workers of the node have saved this step, and wait for their end. None: some never ask for checkpoints."""
+    """All workers of the node have saved this step, and wait for their end.
+
+    None: some never ask for checkpoints, or all have ended, which was reported before.
+    """
 
     attempt: int
     step: int | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from raylaunch.core.monitoring.checkpoint_step import may_ask
 from raylaunch.core.newtypes import NodeId
@@ -96,17 +96,21 @@ class CheckpointPoll:
     def propose(self, order: ProposeCheckpoint, state: AttemptState | None) -> int | None:
         """Propose a step to workers: they wait at the first step from it on that they ask about.
 
-        Returns the last step that any of them had passed when they could first know; None: they never ask.
+        Returns the last step that any of them had passed when they could first know, whether or not it has ended since;
+        None: they never ask.
         """
         self.attempt = order.attempt
         self._is_proposed = False
         self._expected = order.expected
-        if state is None or state.attempt != order.attempt or not self._may_all_ask(state):
+        if state is None or state.attempt != order.attempt:
             return None
-        self._is_proposed = True
-        self._page.numbers[fields.AWAITS_COPY] = order.is_copied
-        self._page.numbers[fields.PROPOSED_STEP] = order.step + 1
-        return max(self._page.numbers[slot + fields.POLLED_STEP] for slot in _slots(state)) - 1
+        if self._may_all_ask(state):
+            self._is_proposed = True
+            self._page.numbers[fields.AWAITS_COPY] = order.is_copied
+            self._page.numbers[fields.PROPOSED_STEP] = order.step + 1
+        elif not state.finished:
+            return None
+        return max((self._page.numbers[slot + fields.POLLED_STEP] for slot in _slots(state.forked())), default=0) - 1
 
     def commit(self, order: CommitCheckpoint) -> None:
         """Have the workers save at the step that was proposed last. An order for another step changes nothing."""
@@ -131,7 +135,7 @@ class CheckpointPoll:
             return None
         step = None
         if self._is_proposed and state is not None and state.attempt == attempt and self._may_all_ask(state):
-            slots = _slots(state)
+            slots = _slots(state.live())
             if not all(self._page.numbers[slot + fields.WAITING_FOR_STOP] for slot in slots):
                 return None
             step = min(self._page.numbers[slot + fields.SAVED_STEP] for slot in slots) - 1
@@ -140,7 +144,7 @@ class CheckpointPoll:
 
     def _may_all_ask(self, state: AttemptState) -> bool:
         """Return whether there are workers, and each of them has called `should_checkpoint`, or may be about to."""
-        slots = _slots(state)
+        slots = _slots(state.live())
         has_slots = bool(slots) and len(state.pids) <= fields.MAX_WORKERS
         numbers = self._page.numbers
         return has_slots and all(
@@ -149,5 +153,5 @@ class CheckpointPoll:
         )
 
 
-def _slots(state: AttemptState) -> list[int]:
-    return [fields.slot_offset(local_rank) for local_rank, _, _ in state.live()]
+def _slots(workers: Iterable[tuple[int, int, int]]) -> list[int]:
+    return [fields.slot_offset(local_rank) for local_rank, _, _ in workers if local_rank < fields.MAX_WORKERS]

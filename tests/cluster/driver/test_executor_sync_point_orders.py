@@ -6,6 +6,7 @@ event of its own, and all orders of these events are tried.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -68,7 +69,10 @@ class ReplayedPage:
 
 @dataclass(frozen=True)
 class Rank:
-    """`doing`: step, poll, wait (for a commit), save, parked or done; `seen`: what its current call has read."""
+    """`doing`: step, poll, wait (for a commit), save, parked, done, or gone, when its node knows of its end.
+
+    `seen`: what its current call has read.
+    """
 
     doing: str = "step"
     at: int = 2
@@ -131,6 +135,8 @@ def rank_event(world: World, index: int, setting: Setting) -> Iterator[World]:
         )
     elif rank.doing == "save" and all(other.doing in ("save", "parked") for other in all_ranks):
         yield replace(world, ranks=put(all_ranks, index, replace(rank, doing="parked")))
+    elif rank.doing == "done" and not world.nodes[setting.homes[index]].seen:
+        yield replace(world, ranks=put(all_ranks, index, replace(rank, doing="gone")))
     elif rank.doing in ("poll", "wait"):
         home = setting.homes[index]
         shared = dict(world.nodes[home].shared)
@@ -169,7 +175,7 @@ def node_event(world: World, index: int, setting: Setting) -> World:
     reached = None
     try:
         if isinstance(order, ProposeCheckpoint):
-            reached = poll.propose(order, attempt_state(index, setting))
+            reached = poll.propose(order, attempt_state(world, index, setting))
         else:
             poll.attempt = 1
             poll.commit(order)
@@ -184,10 +190,13 @@ def node_event(world: World, index: int, setting: Setting) -> World:
     return driver_event(world, StepProposed(node=NODES[index], attempt=1, step=order.step, reached=reached), setting)
 
 
-def attempt_state(index: int, setting: Setting) -> AttemptState:
-    local = setting.homes.count(index)
-    (part,) = assign(1, [Member(node=NODES[index], address="", nproc=local)])
-    return AttemptState(assignment=part, pids=tuple(range(1, local + 1)))
+def attempt_state(world: World, index: int, setting: Setting) -> AttemptState:
+    own = [rank for rank, home in zip(world.ranks, setting.homes, strict=True) if home == index]
+    (part,) = assign(1, [Member(node=NODES[index], address="", nproc=len(own))])
+    ends = {rank: 0 for rank, known in enumerate(own) if known.doing == "gone"}
+    state = AttemptState(assignment=part, pids=tuple(range(1, len(own) + 1)), ends=ends)
+    state.take_finished()
+    return state
 
 
 class RecordingFleet:
@@ -229,19 +238,23 @@ def initial_world(setting: Setting) -> World:
 
 
 def final_worlds(setting: Setting) -> set[World]:
-    """Return all states in which nothing more can happen."""
-    seen, final = {initial_world(setting)}, set()
-    to_do = list(seen)
-    while to_do:
-        world = to_do.pop()
+    """Return all states in which nothing more can happen. From every state one of them can be reached."""
+    first = initial_world(setting)
+    numbers, worlds, before, final = {first: 0}, [first], defaultdict(list), set()
+    for number, world in enumerate(worlds):  # which grows
         steps = {rank.at for rank in world.ranks if rank.doing in ("save", "parked")}
         assert len(steps) <= 1, world
-        following = set(successors(world, setting)) - {world}
-        if not following:
-            final.add(world)
-        to_do.extend(following - seen)
-        seen |= following
-    return final
+        following = {numbers.setdefault(after, len(numbers)): after for after in successors(world, setting)}
+        worlds += [after for found, after in sorted(following.items()) if found >= len(worlds)]
+        for after in following.keys() - {number}:
+            before[after].append(number)
+        if not following.keys() - {number}:
+            final.add(number)
+    to_do = list(final)
+    while to_do:
+        to_do += before.pop(to_do.pop(), ())
+    assert not before, f"a rank waits forever: {worlds[max(before)]}"
+    return {worlds[number] for number in final}
 
 
 @pytest.fixture(autouse=True)
@@ -268,4 +281,4 @@ def test_all_save_at_one_step_or_none_does(setting):
     final = final_worlds(setting)
     for world in final:
         assert len({(rank.doing, rank.at) for rank in world.ranks}) == 1, world
-    assert {world.ranks[0].doing for world in final} == {"parked", "done"}
+    assert {world.ranks[0].doing for world in final} == {"parked", "gone"}

@@ -183,6 +183,40 @@ def test_node_finishes_while_others_save():
     ]
 
 
+def test_finished_node_that_declines_to_save():
+    """A node whose workers have all finished answers that none of them can save: the others go on to their end."""
+    machine = running_machine("a", "b", nnodes="1:3")
+    handle_all(machine, joined("c", 10.0))
+    assert handle_all(machine, finished("a", 10.1), checkpointed("a", 10.1, step=None)) == []
+    assert (machine.phase, machine.state.awaited) == (Phase.SAVING, {"b"})
+    assert handle_all(machine, finished("b", 11.0)) == [Finish(exit_code=0, why="all 4 workers finished")]
+
+
+def test_others_go_on_after_a_node_has_finished_while_saving():
+    """Those that save are stopped for the next attempt, and so are those that do neither until the deadline."""
+    machine = running_machine("a", "b", nnodes="1:3")
+    handle_all(machine, joined("c", 10.0), finished("a", 10.1), checkpointed("a", 10.1, step=None))
+    assert handle_all(machine, checkpointed("b", 11.0))[0] == stop(1, "a", "b", grace=30.0, why="c joined")
+    machine = running_machine("a", "b", nnodes="1:3")
+    handle_all(machine, joined("c", 10.0), finished("a", 10.1), checkpointed("a", 10.1, step=None))
+    assert handle_all(machine, tick(610.0))[:2] == [report_unsaved("b"), stop(1, "a", "b", grace=30.0, why="c joined")]
+
+
+def test_script_without_should_checkpoint_that_is_about_to_finish():
+    """When workers of a node have finished, the others are not stopped for nodes that join before the deadline."""
+    machine = running_machine("a", "b", nnodes="1:3")
+    assert handle_all(machine, joined("c", 10.0), finished("a", 10.1), checkpointed("b", 10.2, step=None))[2:] == []
+    assert handle_all(machine, finished("b", 11.0)) == [Finish(exit_code=0, why="all 4 workers finished")]
+
+
+def test_script_without_should_checkpoint_that_is_about_to_finish_on_a_drained_node():
+    """The time that the node has is for the grace."""
+    machine = saving_machine("a", "b", "c")
+    assert handle_all(machine, finished("a", 10.1), checkpointed("b", 10.2, step=None))[1] == stop(
+        1, "a", "b", "c", grace=30.0, why=DRAIN_B
+    )
+
+
 def test_last_unsaved_node_finishes():
     """The nodes that have saved are stopped for the next attempt."""
     machine = saving_machine("a", "b")

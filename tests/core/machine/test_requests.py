@@ -199,6 +199,13 @@ def test_workers_that_finish_while_a_stop_saves():
     )
 
 
+def test_workers_that_finish_while_a_stop_waits_for_others_without_should_checkpoint():
+    """A person who requests a stop does not wait for workers that may finish."""
+    machine = running_machine("a", "b", at=1.0)
+    actions = handle_all(machine, stop_command(10.0), finished("a", 11.0), checkpointed("b", 11.0, step=None))
+    assert [action.grace for action in actions if isinstance(action, Stop)] == [30.0]
+
+
 # Restart.
 
 

@@ -259,10 +259,22 @@ def test_a_worker_that_ends_meanwhile_is_not_waited_for(node: Node, pipe: Messag
 
 
 def test_a_proposal_after_the_workers_have_ended_is_declined(node: Node) -> None:
-    """The node answers, so that the driver does not wait."""
-    node.run(node.script("from raylaunch.worker import should_checkpoint\nshould_checkpoint(0)"), nproc=2)
+    """The node answers how far they had come, too: workers of other nodes may wait at that step, or before it."""
+    node.run(node.script("from raylaunch.worker import should_checkpoint\nshould_checkpoint(5)"), nproc=2)
     propose_checkpoint(node, 1)
+    assert node.wait(StepProposed).reached == 5
     assert node.wait(WorkersCheckpointed).step is None
+
+
+def test_a_worker_that_has_ended_had_passed_the_step() -> None:
+    """The step must be one that no worker has passed, whether or not it lives."""
+    page, fd = SharedPage.create()
+    os.close(fd)
+    (part,) = assign(1, [Member(node="node-0", address="127.0.0.1", nproc=2)])
+    state = AttemptState(assignment=part, pids=(1, 2), ends={0: 0})
+    page.numbers[slot_offset(0) + POLLED_STEP] = 9
+    page.numbers[slot_offset(1) + POLLED_STEP] = 8
+    assert CheckpointPoll(page).propose(ProposeCheckpoint(attempt=1, step=8), state) == 8
 
 
 def test_a_worker_that_fails_instead_of_saving(node: Node, pipe: MessagePipe) -> None:
