@@ -122,13 +122,14 @@ def _at_the_same_time(found: Sequence[AttemptSteps]) -> Iterator[str]:
 
 
 def _left_out(found: Sequence[AttemptSteps], steps: int) -> Iterator[str]:
-    done = 0
+    """The last attempt must have come to the end: if it has lost the memory of all hosts, it has begun with step 1."""
+    done = last = 0
     for one in found:
         if one.first > done + 1:
             yield f"attempt {one.attempt} begins with step {one.first}, but only {done} are done"
-        done = max(done, one.last)
-    if done != steps:
-        yield f"{done} of {steps} steps are done"
+        done, last = max(done, one.last), one.last
+    if last != steps:
+        yield f"{last} of {steps} steps are done"
 
 
 def _not_together(notes: Sequence[Note]) -> Iterator[str]:

@@ -95,6 +95,11 @@ def test_a_run_as_it_should_be():
     assert table(attempts(notes)).splitlines()[-1] == "      4      2  11-20           5  14.500 s"
 
 
+def test_a_run_that_began_anew():
+    """All hosts that had its state in memory were lost, so that fewer steps count than were done."""
+    assert problems([*steps(1, 2, 1, 30), *steps(2, 2, 1, 20, start=40)], 20) == []
+
+
 def without(attempt: int, rank: int, *left_out: int) -> Callable[[Note], bool]:
     return lambda note: (note.attempt, note.rank) != (attempt, rank) or note.step not in left_out
 
@@ -112,6 +117,7 @@ def without(attempt: int, rank: int, *left_out: int) -> Callable[[Note], bool]:
         ),
         ([*steps(1, 2, 1, 9), *steps(2, 2, 11, 20)], "attempt 2 begins with step 11, but only 9 are done"),
         (steps(1, 2, 1, 19), "19 of 20 steps are done"),
+        ([*steps(1, 2, 1, 20), *steps(2, 2, 11, 15, start=40)], "15 of 20 steps are done"),
         (filter(without(1, 1, 7), steps(1, 2, 1, 20)), "rank 1 of attempt 1 did not do one step after the other"),
         (filter(without(1, 1, 1), steps(1, 2, 1, 20)), "rank 1 of attempt 1 did not do one step after the other"),
         ([*steps(1, 2, 1, 20), *steps(1, 2, 20, 20)], "rank 0 of attempt 1 did not do one step after the other"),
