@@ -35,7 +35,7 @@ run: install
 # there are CPUs. Those that take longest are first, so that none runs alone at the end. The output of each is shown when
 # it has ended.
 JOBS ?= $(shell expr $$(nproc) + 2)
-PARTS := test-node test-agents test-detached-hosts test-hosts test-sessions test-worker test-runs test-own-cluster test-contract test-rest check test-core
+PARTS := test-node test-agents test-sessions test-worker test-hosts test-runs test-own-cluster test-detached-hosts test-rest test-core test-contract check
 PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: install run test $(PARTS) fuzz bench profile-restart dist chaos compat gpu gpu-bundle clean
