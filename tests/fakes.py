@@ -211,7 +211,7 @@ class FakeFleet:
         self.sent.append(("joined", node, host))
         return node not in self.given_up
 
-    def release(self, node: str) -> None:
+    def release(self, node: str, *, frees_memory: bool = False) -> None:
         self.sent.append(("release", node))
 
     def replace(self, gone: AgentLost) -> None:

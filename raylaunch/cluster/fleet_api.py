@@ -90,8 +90,8 @@ class Fleet(Protocol):
     def joined(self, node: NodeId, host: HostId) -> bool:
         """Take note that an agent is ready on this host. False: it is not needed there, and was ended."""
 
-    def release(self, node: NodeId) -> None:
-        """End a node's agent, and reserve another slot."""
+    def release(self, node: NodeId, *, frees_memory: bool = False) -> None:
+        """End a node's agent, and reserve another slot. `frees_memory`: see `Release`."""
 
     def replace(self, gone: AgentLost) -> None:
         """Reserve another slot for an agent that is lost. Raises ClusterError where a new one would be lost too."""

@@ -28,6 +28,7 @@ from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
+from raylaunch.node.protocol.copy_messages import FreeMemory
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 TITLE = "raylaunch: agent"
@@ -191,6 +192,12 @@ class AgentActor:
                 return
             await self._agent.close()
         end_this_process()
+
+    async def free_memory(self, epoch: int) -> None:
+        """Free what the node holds for the script. Raises SupersededError if that driver is not in command any more."""
+        if self._agent is not None:
+            self._agent.session.check(epoch)
+            self._agent.handle(FreeMemory())
 
     def _lease_expired(self, detached: DetachedSettings | None) -> None:
         """End this process or, in a detached run, only the node: the state is kept until no driver can come any more.

@@ -47,9 +47,9 @@ class Executor:
     """Turns actions into orders to nodes and calls of the fleet. No method waits."""
 
     def __init__(
-        self, machine: Machine, run_id: str, fleet: Fleet, watch: ProgressMonitor, give_up: Callable[[NodeId], None]
+        self, machine: Machine, run_id: str, fleet: Fleet, watch: ProgressMonitor, give_up: Callable[..., None]
     ) -> None:
-        """`give_up` is called with the name of each node that counts as lost from then on."""
+        """`give_up` is called for each node that counts as lost from then on, as `NodeRegistry.give_up`."""
         self._machine = machine
         self._run_id = run_id
         self._fleet = fleet
@@ -112,8 +112,8 @@ class Executor:
     def _to_hosts(self, action: NodeAction) -> None:
         match action:
             case Release():
-                self._give_up(action.node)
-                self._fleet.release(action.node)
+                self._give_up(action.node, ends=not action.frees_memory)  # its link would end it before it has freed it
+                self._fleet.release(action.node, frees_memory=action.frees_memory)
             case Cordon():
                 self._fleet.cordon(action.host)
             case Uncordon():

@@ -131,13 +131,14 @@ class NodeRegistry:
         overdue = sorted(name for name, at in overdue_at.items() if now >= at)
         return [AgentLost(node=name, why=why, silent=True) for name in overdue]
 
-    def give_up(self, node: NodeId) -> None:
-        """Count a node as lost for good. If its agent is alive after all, it is told to end."""
+    def give_up(self, node: NodeId, *, ends: bool = True) -> None:
+        """Count a node as lost for good. If its agent is alive after all, it is told to end if `ends`."""
         self._lost[node] = None
         self._nodes.pop(node, None)
         if len(self._lost) > _MOST_LOST:
             del self._lost[next(iter(self._lost))]
-        self.end(node)
+        if ends:
+            self.end(node)
 
     def end(self, node: NodeId) -> None:
         """Tell a node's agent to end, if its link is up. Any thread may call this."""

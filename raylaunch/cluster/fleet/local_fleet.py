@@ -142,8 +142,9 @@ class LocalFleet(FleetBase):
 
     # Which nodes there are.
 
-    def release(self, node: NodeId) -> None:
-        """End the agent and what it started, and start another in its slot."""
+    def release(self, node: NodeId, *, frees_memory: bool = False) -> None:
+        """End the agent and what it started, and start another in its slot. All memory is freed in any case."""
+        del frees_memory
         pause = self._decide(partial(self._allocator.lost, node))
         if pause:
             self._say(f"{node} is given up: the next agent is started in {count(pause, 'second')}")

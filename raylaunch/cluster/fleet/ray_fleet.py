@@ -19,7 +19,7 @@ from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, kill, title_of
-from raylaunch.cluster.fleet import agent_pool
+from raylaunch.cluster.fleet import agent_pool, agent_results
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
 from raylaunch.cluster.fleet.fleet_base import FleetBase
@@ -52,9 +52,9 @@ _START_SECONDS = 120.0
 """How long Ray may take to start an agent's process: twice what it waits itself (`worker_register_timeout_seconds`)."""
 _SETUP_SECONDS = 600.0
 """How long it may take, before that, to make a runtime environment on a host (its `setup_timeout_seconds`)."""
-VALUES_SECONDS = 60.0
-"""For how long a node may report nothing while its results are fetched."""
 LOOK_SECONDS = 1.0
+_FREE_SECONDS = 2.0
+"""How long an agent may take to free its memory, before it is killed."""
 
 
 class RayFleet(FleetBase):
@@ -73,6 +73,8 @@ class RayFleet(FleetBase):
         #: Actor handles of all and only the agents that were started and are neither lost nor released.
         self._actors: dict[NodeId, Any] = {}
         self._numbers = OrderNumbers()
+        #: That of the driver of a detached run; else 0.
+        self._epoch = 0
         self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._pool = pool
@@ -111,7 +113,7 @@ class RayFleet(FleetBase):
     def send(self, node: NodeId, order: Order) -> None:
         """Send one message to the actor. Nothing comes back: `next_report` raises what goes wrong there."""
         if (actor := self._actors.get(node)) is not None:
-            actor.obey.remote(0, [(self._numbers.take(node), serialization.dump_order(order))])
+            actor.obey.remote(self._epoch, [(self._numbers.take(node), serialization.dump_order(order))])
 
     # What is heard.
 
@@ -147,9 +149,18 @@ class RayFleet(FleetBase):
 
     # Which nodes there are.
 
-    def release(self, node: NodeId) -> None:
-        """Kill the agent, whose fork server then kills its workers, and reserve another slot."""
+    def release(self, node: NodeId, *, frees_memory: bool = False) -> None:
+        """Kill the agent, whose fork server then kills its workers, and reserve another slot.
+
+        `frees_memory`: else the state keeper holds it for a minute, for another agent of the host.
+        """
+        if frees_memory:
+            self._to_do.put(partial(self._free_memory, node))
         self._lose(node)
+
+    def _free_memory(self, node: NodeId) -> None:
+        if (actor := self._actors.get(node)) is not None:
+            ray.wait([actor.free_memory.remote(self._epoch)], timeout=_FREE_SECONDS)
 
     def replace(self, gone: AgentLost) -> None:
         """Start another agent in the slot; where agents are spread, reserve another slot too."""
@@ -300,25 +311,7 @@ class RayFleet(FleetBase):
 
     def values(self, nodes: Iterable[NodeId], last_heard: Callable[[NodeId], float]) -> dict[int, bytes]:
         """Collect the results of the last attempt, however long they take, from nodes that go on reporting."""
-        asked = {self._actors[node].values.remote(): node for node in nodes if node in self._actors}
-        self._await(asked, last_heard)
-        try:
-            parts = ray.get([*asked])
-        except RayError as error:
-            msg = f"the results could not be fetched from the nodes: {actor_errors.summary(error)}"
-            raise ClusterError(msg) from error
-        return {rank: value for part in parts for rank, value in part.items()}
-
-    def _await(self, asked: Mapping[Any, NodeId], last_heard: Callable[[NodeId], float]) -> None:
-        """Wait for all answers. Ray reports a host that was cut off only after a minute, or ten."""
-        began, missing = time.monotonic(), [*asked]
-        while missing:
-            _, missing = ray.wait(missing, num_returns=len(missing), timeout=LOOK_SECONDS)
-            for node in [asked[ref] for ref in missing]:
-                silent = time.monotonic() - max(began, last_heard(node))
-                if silent >= VALUES_SECONDS:
-                    why = f"nothing was heard of it for {silent:.0f} s"
-                    raise ClusterError(f"the results of {node} could not be fetched: {why}")
+        return agent_results.fetch({node: self._actors[node] for node in nodes if node in self._actors}, last_heard)
 
     def make_idle(self) -> None:
         """Put agents into the pool, where `keep_warm` is set: those that are alive, on hosts that are not draining."""

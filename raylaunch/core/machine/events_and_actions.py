@@ -298,10 +298,11 @@ class ForwardSignal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Stop the agent of a node that is not needed or did not answer in time, and ignore its further reports."""
+    """Stop a node's agent, and ignore its further reports. `frees_memory`: no agent after it needs what it holds."""
 
     node: NodeId
     why: str
+    frees_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

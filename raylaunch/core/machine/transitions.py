@@ -177,7 +177,7 @@ class PhaseTransitions:
         drained = [node for node, member in self.nodes.items() if member.draining and node not in kept]
         for node in drained:
             self.members.remove(node)
-        return [Release(node=node, why="it is being drained") for node in drained]
+        return [Release(node=node, why="it is being drained", frees_memory=True) for node in drained]
 
     def _release_surplus(self) -> list[Action]:
         """Release nodes without workers beyond MAX and the spare ones: a person has requested fewer nodes."""
@@ -188,7 +188,7 @@ class PhaseTransitions:
         surplus = idle[max(0, self.job.max_nodes + self.job.spares - taking_part) :]
         for node in surplus:
             self.members.remove(node)
-        return [Release(node=node, why="fewer nodes were requested") for node in surplus]
+        return [Release(node=node, why="fewer nodes were requested", frees_memory=True) for node in surplus]
 
     # STARTING -> RUNNING
 

@@ -32,7 +32,12 @@ class ServeCopies:
     """Take copies of other nodes, which have some now. Leads to `CopiesServed`."""
 
 
-CopyOrder = CopyTo | ServeCopies
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeMemory:
+    """Free all that the node holds for the script, since no agent that follows is to have it."""
+
+
+CopyOrder = CopyTo | ServeCopies | FreeMemory
 """What the driver sends to a node."""
 
 

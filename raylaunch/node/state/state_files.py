@@ -312,6 +312,7 @@ class StateFiles:
         """Free all files: the run ends on this node."""
         with self._lock:
             self._is_over = True
+            self._keepers_left = 0  # a copy that is still being made needs none
             self._keeper.leave()
             for file in self._files.values():
                 file.close()

@@ -209,6 +209,16 @@ def test_a_node_that_was_given_up_stays_lost():
     assert silent(registry, 1002.0) == []
 
 
+def test_a_node_that_was_given_up_may_end_otherwise_than_by_its_link():
+    """It is lost all the same."""
+    links = FakeLinks("node-1")
+    registry = NodeRegistry(5.0, links)
+    registry.came_up("node-1", "a", 100.0)
+    registry.give_up("node-1", ends=False)
+    assert registry.is_lost("node-1")
+    assert links.closed == []
+
+
 # The driver with a fake fleet.
 
 

@@ -295,8 +295,9 @@ def silent_executor():
     """An executor whose nodes never answer."""
     fleet = FakeFleet(2)
     progress = ProgressTracker(None, auto=True)
-    given_up: list[str] = []
-    orders = Executor(Machine(Job()), "run", fleet, ProgressMonitor(progress, fleet, lambda *_: None), given_up.append)
+    given_up: list[tuple[str, bool]] = []
+    monitor = ProgressMonitor(progress, fleet, lambda *_: None)
+    orders = Executor(Machine(Job()), "run", fleet, monitor, lambda node, *, ends: given_up.append((node, ends)))
     return orders, fleet, progress, given_up
 
 
@@ -313,8 +314,15 @@ def test_a_checkpoint_is_proposed_at_a_step_ahead_of_all_workers(silent_executor
 def test_a_released_node_is_given_up(silent_executor):
     orders, fleet, _, given_up = silent_executor
     orders.perform([Release(node="node-1", why=""), Cordon(host="h", why=""), Uncordon(host="h", why="")], 0.0)
-    assert given_up == ["node-1"]
+    assert given_up == [("node-1", True)]
     assert fleet.sent == [("release", "node-1"), ("cordon", "h"), ("uncordon", "h")]
+
+
+def test_the_agent_of_a_node_that_frees_its_memory_is_not_ended_by_its_link(silent_executor):
+    """The fleet kills it afterwards."""
+    orders, _, _, given_up = silent_executor
+    orders.perform([Release(node="node-1", why="", frees_memory=True)], 0.0)
+    assert given_up == [("node-1", False)]
 
 
 def test_a_stop_with_grace_is_sent_to_all(silent_executor):

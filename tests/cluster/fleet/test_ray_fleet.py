@@ -24,7 +24,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 
 from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
-from raylaunch.cluster.fleet import ray_fleet
+from raylaunch.cluster.fleet import agent_results, ray_fleet
 from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, FleetFailed, HostDraining, ReportReceived, SlotGranted
@@ -104,6 +104,14 @@ class Agent:
 
     async def close(self) -> list[str]:
         return []
+
+
+class Freeing(Agent):
+    """An agent that takes a while to free its memory, and leaves a file when it has."""
+
+    async def free_memory(self, epoch: int) -> None:
+        await asyncio.sleep(0.5)
+        os.close(os.open(f"{FREED}-{os.getpid()}-{epoch}", os.O_CREAT))
 
 
 class Unable(Agent):
@@ -291,6 +299,8 @@ class Crew:
 
 
 TOKEN = "0123456789abcdef"
+FREED = f"/tmp/raylaunch-tests-freed-{os.getpid()}"
+"""The beginning of the names of files."""
 UNSTARTED = f"/tmp/raylaunch-tests-unstarted-{os.getpid()}"
 """While this file exists, node-1 of a detached run does not start."""
 
@@ -473,8 +483,8 @@ def test_an_agent_whose_report_cannot_be_read_is_lost(crew):
 
 def test_results_are_awaited_as_long_as_the_nodes_report(crew, monkeypatch):
     """However long they take. Ray would not report a host that was cut off for a minute."""
-    monkeypatch.setattr(ray_fleet, "VALUES_SECONDS", 3.0)
-    monkeypatch.setattr(ray_fleet, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(agent_results, "VALUES_SECONDS", 3.0)
+    monkeypatch.setattr(agent_results, "LOOK_SECONDS", 0.1)
     found = crew("1", Busy)
     found.count(1)
     assert found.values() == {0: b"value"}
@@ -548,6 +558,20 @@ def test_a_gang_that_is_not_needed_any_more_is_released(crew):
     found.count(2)
     found.fleet.release("node-1")
     wait_until(lambda: groups("CREATED") == 1, 100, "the gang's host to be given back")
+
+
+@pytest.mark.parametrize("frees_memory", [False, True])
+def test_an_agent_may_free_its_memory_before_it_is_killed(crew, frees_memory):
+    """Its group is removed after that too: then Ray ends the agent."""
+    found = crew("1:2", Freeing)
+    found.count(2)
+    node = next(node for node in found.up if node != "node-1")
+    pid = found.up.pop(node)[1]
+    found.fleet.release(node, frees_memory=frees_memory)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), 100, "the agent to be gone")
+    freed = Path(f"{FREED}-{pid}-0")
+    assert freed.exists() == frees_memory
+    freed.unlink(missing_ok=True)
 
 
 def test_close_with_an_agent_that_does_not_answer(crew, monkeypatch):

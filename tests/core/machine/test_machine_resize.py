@@ -41,7 +41,7 @@ DRAIN_B = "b is being drained: spot"
 
 
 def release_drained(node: str) -> Release:
-    return Release(node=node, why="it is being drained")
+    return Release(node=node, why="it is being drained", frees_memory=True)
 
 
 def saving_machine(*nodes: str, at: float = 10.0, **settings: object) -> Machine:

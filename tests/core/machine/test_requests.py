@@ -306,7 +306,10 @@ def test_fewer_nodes():
     ]
     handle_all(machine, *(checkpointed(node, 11.0) for node in "abc"))
     actions = handle_all(machine, *(stopped(node, 12.0) for node in "abc"))
-    assert actions[:2] == [launch(2, "a", "b", why=why), Release(node="c", why="fewer nodes were requested")]
+    assert actions[:2] == [
+        launch(2, "a", "b", why=why),
+        Release(node="c", why="fewer nodes were requested", frees_memory=True),
+    ]
     assert machine.restarts == 0
 
 
@@ -325,7 +328,10 @@ def test_a_lower_limit_that_no_worker_notices():
     machine = running_machine("a", "b", at=1.0, nnodes="1:4", last_call=5.0)
     handle_all(machine, joined("c", 10.0))
     actions = handle_all(machine, resize_requested(1, 2, 11.0))
-    assert (scaled(*actions), actions[1]) == ([2], Release(node="c", why="fewer nodes were requested"))
+    assert (scaled(*actions), actions[1]) == (
+        [2],
+        Release(node="c", why="fewer nodes were requested", frees_memory=True),
+    )
     assert machine.phase is Phase.RUNNING
 
 
@@ -410,7 +416,7 @@ def test_drain():
     ]
     handle_all(machine, checkpointed("a", 11.0), checkpointed("b", 11.0))
     actions = handle_all(machine, stopped("a", 12.0), stopped("b", 12.0))
-    assert actions[1] == Release(node="b", why="it is being drained")
+    assert actions[1] == Release(node="b", why="it is being drained", frees_memory=True)
     assert handle_all(machine, joined("z", 13.0, host="host-of-b")) == [Release(node="z", why="its host is drained")]
 
 

@@ -24,6 +24,7 @@ from raylaunch.node.protocol.copy_messages import (
     CopyOrder,
     CopyReport,
     CopyTo,
+    FreeMemory,
     ServeCopies,
 )
 from raylaunch.node.protocol.messages import AnnounceCommit, LaunchWorkers
@@ -120,6 +121,10 @@ class StateCopies:
                 self.copy_to(order)
             case ServeCopies():
                 self.serve(is_asked=True)
+            case FreeMemory():
+                self.close()
+                self._memory.files.release_folder()
+                self._memory.files.close()
 
     def begin(self) -> None:
         """Take note that another attempt begins: nothing of the last one is copied any more."""

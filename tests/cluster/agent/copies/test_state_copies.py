@@ -16,7 +16,7 @@ from raylaunch.cluster.agent.copies.state_copies import StateCopies
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Member, assign
-from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyFailed, CopyReport, CopyTo
+from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyFailed, CopyReport, CopyTo, FreeMemory
 from raylaunch.node.protocol.messages import AnnounceCommit
 from raylaunch.node.state import part_transfer
 from raylaunch.node.state.fd_store_client import FdStoreClient
@@ -440,6 +440,17 @@ def test_the_state_keeper_knows_who_may_ask_and_takes_nothing(killed):
         part_transfer.send_request(line, part_transfer.FETCH, part(0, 4))
         with pytest.raises(CopyRefusedError, match="the state keeper does not have the part"):
             part_transfer.read_answer(line)
+
+
+def test_what_no_other_agent_is_to_have_is_freed_and_no_state_keeper_is_left():
+    """Not even for a copy that is being made meanwhile. Else the keeper would hold everything for a minute."""
+    side = Side(0, secret=secrets.token_hex(8))
+    side.commit(5, kept=False)
+    side.copies.handle(FreeMemory())
+    assert list(side.memory.files) == []
+    assert side.memory.files.reserve((2, FIRST_COPY), SIZE) == ""
+    until(lambda: not FdStoreClient(side.secret).connect(), "the state keeper has not ended")
+    side.close()
 
 
 def test_workers_are_told_even_where_the_state_keeper_is_gone_meanwhile(sides):
