@@ -298,10 +298,11 @@ def marked(mark: str, known: Collection[int] = ()) -> dict[int, str]:
 
 def until(check: Callable[[], Any], why: str, seconds: float = SECONDS) -> Any:
     """Poll until `check` returns something true, and return that; fail with `why` after so many seconds."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (found := check()):
-        assert time.monotonic() < deadline, why
-        time.sleep(0.005)
+        waited = time.monotonic() - began
+        assert waited < seconds, why
+        time.sleep(min(0.05, max(0.005, waited / 20)))  # many conditions read all of /proc, and others need the CPUs
     return found
 
 
