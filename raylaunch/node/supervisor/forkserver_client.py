@@ -122,8 +122,6 @@ class ForkServerClient:
         ours, theirs = wire.pair()
         with theirs:
             self._server = ForkServerProcess(spec, theirs)
-        if self._folder:
-            scratch.create(self._folder)  # only now: the process that removes it is there
         self.control = ours
         self._initialize = forkserver_messages.Initialize(
             preload=preload,
@@ -142,8 +140,10 @@ class ForkServerClient:
         """
         assert self.control is not None
         event, fd = wire.receive(self.control)
-        if isinstance(event, messages.Ready):
-            self.fast_dir.create()  # only now: the processes that remove it are there
+        if isinstance(event, messages.Ready):  # only now: the processes that remove the folders are there
+            self.fast_dir.create()
+            if self._folder:
+                scratch.create(self._folder)
         if isinstance(event, messages.ManifestChanged):
             self.manifest = event.manifest
         if isinstance(event, forkserver_messages.SubreaperReplaced) and self._server is not None:

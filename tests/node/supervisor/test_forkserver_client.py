@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -56,14 +57,19 @@ def next_run(node: Node) -> Ready:
     return node.start()
 
 
-def test_the_folder_for_files_is_not_made_before_there_are_processes_that_remove_it(first_run: Node) -> None:
+def test_the_folders_are_not_made_before_there_are_processes_that_remove_them(mark: str) -> None:
     """An agent may be killed in its first second, and its subreaper with it, before that is more than an interpreter."""
-    first_run.supervisor.start()
-    folder = first_run.supervisor.client.fast_dir
-    send_signal(first_run.supervisor.client.subreaper_pid)
-    assert not os.path.exists(folder.root)
-    first_run.wait(Ready)
-    assert os.path.isdir(folder.path)
+    node = Node(env=basic_env(mark), preload=(), kept=False)
+    with contextlib.closing(node.supervisor):
+        node.supervisor.start()
+        files, logs = node.supervisor.client.fast_dir.path, node.supervisor.spec.run_dir
+        send_signal(node.supervisor.client.subreaper_pid)
+        assert not os.path.exists(os.path.dirname(files))
+        assert not os.path.exists(logs)
+        node.wait(Ready)
+        assert os.path.isdir(files)
+        assert os.path.isdir(logs)
+    assert not os.path.exists(logs)
 
 
 def test_the_fork_server_serves_the_next_run(first_run: Node, pipe: MessagePipe) -> None:
