@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from raylaunch.node.protocol.node_spec import WorkerTemplate
 
 NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
 _CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"
+_epochs = itertools.count(1)
+"""Numbers the runs of this process, which may use the same agents one after the other."""
 
 
 def plan_in(session: Session, job: Job) -> Plan:
@@ -91,4 +94,5 @@ def agent_spec(
         node_timeout=job.node_timeout,
         link_address=links.address if links else None,
         keep_warm=job.keep_warm,
+        epoch=next(_epochs),
     )

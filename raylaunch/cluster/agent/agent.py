@@ -74,6 +74,8 @@ class AgentSpec:
     """Where the agent opens its link to the driver; None: nowhere."""
     keep_warm: float = field(default=0.0, metadata=PER_RUN)
     """Seconds that the agent stays idle after the run, for the next one; 0: it ends with the run."""
+    epoch: int = field(default=0, metadata=PER_RUN)
+    """That of the driver's calls; those of an earlier run have a lower one. 0: any, since the run is detached."""
     detached: DetachedSettings | None = field(default=None, metadata=PER_RUN)
     """Set if the agent outlives its driver, and serves the next one."""
 
@@ -168,7 +170,7 @@ class Agent:
             self._supervisor.spec = replace(self._supervisor.spec, terminal=self._terminal.path)
         self._logs = LogShipper(self._outbox, self._wake_if_needed)
         self._report_interval = report_interval(spec.node_timeout)
-        self.session = AgentSession(keeps=spec.detached is not None)
+        self.session = AgentSession(keeps=spec.detached is not None, epoch=spec.epoch)
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end)
         self._lease.start()
         self._detached = spec.detached
@@ -331,8 +333,7 @@ class Agent:
             if isinstance(event, Ready):
                 self._outbox.put(self._agent_ready(event), last=False)
                 continue
-            ended = ended_attempt(event)
-            if ended is not None:
+            if (ended := ended_attempt(event)) is not None:
                 self._logs.end(ended)
             self._outbox.put(event, last=ended is not None and not isinstance(event, WorkersForked))
         if any(isinstance(event, WorkersForked | ProcessesExited | ProcessesStopped) for event in events):

@@ -237,6 +237,7 @@ class AgentActor:
         if self._agent is None:
             return None
         link = Link(link_address, name, end_this_process) if link_address is not None else None
+        self._agent.session.end_run()
         self._client = await self._agent.become_idle(seconds)
         if self._client is None:
             return None

@@ -73,8 +73,8 @@ class RayFleet(FleetBase):
         #: Actor handles of all and only the agents that were started and are neither lost nor released.
         self._actors: dict[NodeId, Any] = {}
         self._numbers = OrderNumbers()
-        #: That of the driver of a detached run; else 0.
-        self._epoch = 0
+        #: That of this driver's calls.
+        self._epoch = spec.epoch
         self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._pool = pool
@@ -136,7 +136,7 @@ class RayFleet(FleetBase):
         actor.next_report.options(name=TITLE).remote(*self._told_with(node)).future().add_done_callback(heard)
 
     def _told_with(self, _: NodeId) -> tuple[object, ...]:
-        return ()
+        return (self._epoch,)
 
     def _gone(self, node: NodeId, error: BaseException) -> None:
         if node in self._actors:

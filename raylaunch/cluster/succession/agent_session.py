@@ -83,10 +83,12 @@ class OrderNumbers:
 class AgentSession:
     """Only the event loop of the agent calls it, but for `driver_gone` and `node_ended`."""
 
-    def __init__(self, *, keeps: bool) -> None:
-        """`keeps`: whether there may be another driver after the first one."""
+    def __init__(self, *, keeps: bool, epoch: int = 0) -> None:
+        """`keeps`: whether there may be another driver after the first one. `epoch`: see `AgentSpec`."""
         self._keeps = keeps
-        self.epoch = 0
+        self.epoch = epoch
+        #: That of the last driver that has adopted this agent, or has started it.
+        self._adopted = epoch
         self._handled = 0
         #: Orders of the present driver that came before others with lower numbers.
         self._early: dict[int, bytes] = {}
@@ -117,6 +119,10 @@ class AgentSession:
         since = self._alone_since
         return 0.0 if since is None else time.monotonic() - since
 
+    def end_run(self) -> None:
+        """Refuse all further calls of the driver: Ray may start one after the call by which it has ended the run."""
+        self.check(self.epoch + 1)
+
     # What drivers say.
 
     def look(self) -> Adoption:
@@ -133,10 +139,14 @@ class AgentSession:
         )
 
     def adopt(self, epoch: int) -> None:
-        """Obey the driver of this epoch from now on. Raises SupersededError if another one has it, or a higher one."""
-        if epoch <= self.epoch:
+        """Obey the driver of this epoch from now on. Raises SupersededError if another one has it, or a higher one.
+
+        Ray may start that driver's first orders before this call.
+        """
+        if epoch <= self._adopted:
             raise SupersededError(SUPERSEDED)
         self.check(epoch)
+        self._adopted = epoch
         self._alone_since, self._saw_end = None, False
         self._again = deque(report for _, report in self._unacknowledged)
 
@@ -145,6 +155,8 @@ class AgentSession:
         if epoch < self.epoch:
             raise SupersededError(SUPERSEDED)
         if epoch > self.epoch:
+            if not self.epoch:
+                self._adopted = epoch
             self.epoch = epoch
             self._early.clear()  # this driver may give other orders with these numbers
 

@@ -64,7 +64,7 @@ class Succession:
     def facts(self, asked: Job, job: Job, plan: Plan, run_id: str, began: str, spec: AgentSpec) -> RunFacts:
         """Return what the drivers of the run need. The arguments are its fields."""
         detached = DetachedSettings(token=self.token, driver_timeout=job.driver_timeout)
-        spec = replace(spec, detached=detached)
+        spec = replace(spec, detached=detached, epoch=0)
         return RunFacts(request=self.request, asked=asked, job=job, plan=plan, run_id=run_id, began=began, spec=spec)
 
     def began_at(self) -> float:

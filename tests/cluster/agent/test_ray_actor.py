@@ -32,6 +32,7 @@ SPEC = AgentSpec(
     ray_address="",
     view=view(Job()),
     node_timeout=5.0,
+    epoch=1,
 )
 
 
@@ -75,6 +76,38 @@ def test_an_order_whose_call_ray_has_started_too_early_waits(monkeypatch, actor)
     for number, done in ((2, []), (1, [1, 2]), (4, [1, 2]), (5, [1, 2]), (3, [1, 2, 3, 4, 5])):
         asyncio.run(actor.obey(0, [(number, pickle.dumps(StopWorkers(attempt=number, grace=0.0, signal="SIGTERM")))]))
         assert carried_out == done
+
+
+def test_an_order_of_the_run_before(monkeypatch, actor):
+    """Ray may start its call when the agent is idle or used again. It is not taken for an order with that number."""
+    carried_out: list[tuple[int, int]] = []
+    client = SimpleNamespace(pid=7, memory=lambda: 0, activate=lambda: True)
+
+    async def become_idle(_seconds: float) -> SimpleNamespace:
+        return client
+
+    def make(spec: AgentSpec, *_: object, **__: object) -> SimpleNamespace:
+        def handle(order: StopWorkers) -> None:
+            carried_out.append((spec.epoch, order.attempt))
+
+        session = AgentSession(keeps=False, epoch=spec.epoch)
+        return SimpleNamespace(
+            session=session, handle=handle, fail=pytest.fail, become_idle=become_idle, retire=lambda: None
+        )
+
+    def obey(epoch: int, number: int, attempt: int) -> None:
+        order = pickle.dumps(StopWorkers(attempt=attempt, grace=0.0, signal="SIGTERM"))
+        asyncio.run(actor.obey(epoch, [(number, order)]))
+
+    begun(monkeypatch, actor, make)
+    obey(1, 1, 11)
+    asyncio.run(actor.become_idle("idle-0", None, 9.0))
+    obey(1, 2, 12)
+    assert asyncio.run(actor.reuse(replace(SPEC, epoch=2)))
+    obey(1, 2, 12)
+    obey(2, 1, 21)
+    obey(2, 2, 22)
+    assert carried_out == [(1, 11), (2, 21), (2, 22)]
 
 
 def test_the_niceness_of_the_command(monkeypatch, actor):

@@ -96,7 +96,7 @@ class Agent:
         self.unsaid = [AgentReady(host=host, address="", nproc=serialization.load_spec(message).nproc, ready=READY)]
         self.begun.set()
 
-    async def next_report(self) -> bytes:
+    async def next_report(self, _epoch: int = 0) -> bytes:
         await self.begun.wait()
         if not self.unsaid:
             await asyncio.sleep(1000)
@@ -122,7 +122,7 @@ class Unable(Agent):
 class Busy(Agent):
     """An agent that takes long to return its results, and reports meanwhile."""
 
-    async def next_report(self) -> bytes:
+    async def next_report(self, _epoch: int = 0) -> bytes:
         await self.begun.wait()
         if not self.unsaid:
             await asyncio.sleep(0.1)
@@ -151,19 +151,19 @@ class UnableToBegin(Agent):
     async def begin(self, message: bytes) -> None:
         pass
 
-    async def next_report(self) -> bytes:
+    async def next_report(self, _epoch: int = 0) -> bytes:
         raise ray_actor.AgentStartError("FileNotFoundError: no such folder")
 
 
 class OtherVersion(UnableToBegin):
-    async def next_report(self) -> bytes:
+    async def next_report(self, _epoch: int = 0) -> bytes:
         raise ray_actor.AgentVersionError("its host 10.0.0.5 has raylaunch 1.0, and the driver has raylaunch 2.0")
 
 
 class Garbled(Agent):
     """An agent whose second report cannot be read."""
 
-    async def next_report(self) -> bytes:
+    async def next_report(self, _epoch: int = 0) -> bytes:
         await self.begun.wait()
         return await super().next_report() if self.unsaid else b"!garbage"
 

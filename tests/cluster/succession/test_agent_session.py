@@ -66,6 +66,31 @@ def test_an_early_order_of_a_driver_that_was_replaced_is_not_carried_out():
     assert [*session.new_orders(2, [(3, b"three")])] == [b"three"]
 
 
+def test_orders_of_a_driver_that_come_before_its_adoption():
+    """Ray may start the calls in this order. The driver is in command all the same, and the only one of its epoch."""
+    session = AgentSession(keeps=True)
+    assert done(session, 1, 1, 2) == [1, 2]
+    session.add(session.next_number(), b"report 1", 1)
+    session.driver_gone()
+    assert done(session, 2, 3, 5) == [3]
+    with pytest.raises(SupersededError):
+        session.adopt(1)
+    session.adopt(2)
+    assert (session.alone, session.again(), session.look().handled) == (0.0, b"report 1", 3)
+    assert done(session, 2, 4) == [4, 5]
+    with pytest.raises(SupersededError):
+        session.adopt(2)
+
+
+def test_only_a_later_driver_adopts_an_agent():
+    """The one that has started it has its epoch."""
+    session = AgentSession(keeps=True)
+    assert done(session, 2, 1) == [1]
+    with pytest.raises(SupersededError):
+        session.adopt(2)
+    session.adopt(3)
+
+
 @given(st.data())
 def test_orders_are_carried_out_in_the_order_of_their_numbers(data):
     """However many there are in a call, and in whatever order Ray starts the calls, some of which are made again."""
@@ -80,15 +105,19 @@ def test_orders_are_carried_out_in_the_order_of_their_numbers(data):
     assert carried_out == [*range(1, last + 1)]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=30))
+@given(st.lists(st.tuples(st.sampled_from(["", "adopts", "adopts late"]), st.integers(0, 4)), max_size=30))
 def test_each_order_is_carried_out_once(turns):
     """Whenever drivers are replaced, and however many of its last orders each sends again: all, in order, once."""
-    session, epoch, sent, carried_out = AgentSession(keeps=True), 1, 0, []
-    for is_replaced, again in turns:
-        if is_replaced:
-            epoch += 1
+    session, epoch, sent = AgentSession(keeps=True), 1, 1
+    carried_out = done(session, epoch, sent)
+    for what, again in turns:
+        epoch += what != ""
+        if what == "adopts":
             session.adopt(epoch)
-            carried_out += done(session, epoch, *range(max(1, sent - again), sent + 1))
         sent += 1
         carried_out += done(session, epoch, sent)
+        if what == "adopts late":
+            session.adopt(epoch)
+        if what:
+            carried_out += done(session, epoch, *range(max(1, sent - again), sent + 1))
     assert carried_out == [*range(1, sent + 1)]
