@@ -10,11 +10,11 @@ COST_SHARE = 0.02
 """With `every="auto"`: what commits may cost, as a share of the time between them."""
 _AIMED_SHARE = 0.9 * COST_SHARE
 """What `auto` aims at."""
-_LIGHT_SHARE = 0.7 * COST_SHARE
+_LIGHT_SHARE = 0.65 * COST_SHARE
 """What light commits may cost."""
 _LONGEST_LIGHT_INTERVAL = 4
 """Steps: rarer ones are seldom of use. On a CUDA device each waits until the step is done, which may take too long."""
-_SHARE_BESIDE_LIGHT = 0.2 * COST_SHARE
+_SHARE_BESIDE_LIGHT = 0.25 * COST_SHARE
 """What others cost if there is a light one after each step, since few failures need them then."""
 _MOST_DEBT = 8
 """Commits: what was spent beyond the share is made good by longer intervals, up to the time of so many commits."""

@@ -144,7 +144,7 @@ def test_light_commits_follow_each_step_until_all_ranks_have_agreed_on_fewer():
 
 
 @pytest.mark.parametrize(
-    ("cost", "interval"), [(0.0001, 1), (0.0014, 1), (0.0015, 2), (0.0056, 4), (0.0058, 0), (1.6, 0)]
+    ("cost", "interval"), [(0.0001, 1), (0.0013, 1), (0.0014, 2), (0.0052, 4), (0.0053, 0), (1.6, 0)]
 )
 def test_light_commits_take_a_share_of_the_time_at_most(cost, interval):
     """Steps of 100 ms; what one of them takes in the worst case does not matter."""
@@ -176,11 +176,11 @@ def test_beside_light_commits_others_cost_less():
         if light:
             schedule.light_committed(0.001)
         found.append(schedule.proposed_interval(3, 1.8))
-    assert found == [100, 450]
+    assert found == [100, 360]
 
 
 @pytest.mark.parametrize(
-    ("commit", "light", "share"), [(0.03, 0.0001, 0.004), (0.03, 0.002, 0.018), (0.1, 0.0005, 0.018)]
+    ("commit", "light", "share"), [(0.03, 0.0001, 0.005), (0.03, 0.002, 0.018), (0.1, 0.0005, 0.018)]
 )
 def test_light_commits_and_others_take_a_share_each(commit, light, share):
     """As `State` calls it, on steps of 20 ms. Of others, only half of what they take is measured.
@@ -205,4 +205,4 @@ def test_light_commits_and_others_take_a_share_each(commit, light, share):
             began = began or now
         schedule.step_begins(now)
     assert whole / (now - began) == pytest.approx(share, rel=0.15)
-    assert lights / (now - began) <= 0.014
+    assert lights / (now - began) <= 0.013
