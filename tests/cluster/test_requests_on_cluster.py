@@ -68,6 +68,67 @@ def test_what_people_request_loses_no_step(tmp_path: Path):
     assert steps == list(range(len(steps)))
 
 
+KEEPS = """
+import os, time
+import torch
+from raylaunch.worker import State, elastic
+
+@elastic(backend="gloo")
+def train():
+    state = State(every=1)
+    for step in range(state.restore(), 100_000):
+        state["done"] = state.get("done", int(os.environ["RANK"])) + 1
+        assert state["done"] == step + 1 + int(os.environ["RANK"])
+        with open(f"steps-{os.environ['RANK']}.txt", "a") as file:
+            file.write(f"{step}\\n")
+        time.sleep(0.02)
+        state.commit(step)
+
+if os.path.exists("elastic"):
+    train()
+else:
+    train.__wrapped__()
+"""
+"""Each rank has a state of its own."""
+
+
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_the_only_node_is_drained_and_the_one_that_replaces_it_goes_on_with_no_step_lost(tmp_path: Path, is_elastic):
+    """It makes no copies before, and the other node starts when it is drained."""
+    (tmp_path / "train.py").write_text(KEEPS)
+    if is_elastic:
+        (tmp_path / "elastic").touch()
+    with private_cluster(cpus=1, lean=True) as cluster:
+        cluster.add_node(cpus=1)
+        env = cluster.env(XDG_STATE_HOME=str(tmp_path / "state"))
+        flags = ["--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "0", "--set", "cpus_per_worker=0.5"]
+
+        def start(*arguments: str) -> WarmCommand:
+            assert cluster.warm is not None
+            return WarmCommand(cluster.warm, "raylaunch", *arguments, env=env, cwd=tmp_path)
+
+        def steps(rank: int) -> list[int]:
+            path = tmp_path / f"steps-{rank}.txt"
+            return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+        run = start(*flags, "--set", "run_id=one", "train.py")
+        wait_until(lambda: len(steps(0)) > 20, 200, "steps")
+        start("drain", "node-1", "one").communicate(200)
+        events = tmp_path / "runs" / "train" / "one" / "events.jsonl"
+        wait_until(lambda: events.read_text().count("WorkersStarted") >= 2, 200, "another attempt")
+        reached = len(steps(0))
+        wait_until(lambda: len(steps(0)) > reached + 20, 200, "more steps")
+        start("stop", "-y", "one").communicate(200)
+        _, err = run.communicate(200)
+    assert run.returncode == 143, err
+    result = json.loads(events.with_name("result.json").read_text())
+    first, second = (attempt["roster"] for attempt in result["attempts"])
+    assert first == ["node-1"]
+    assert set(first).isdisjoint(second)
+    for rank in (0, 1):
+        assert steps(rank) == list(range(len(steps(rank)))), err
+
+
 ENDS = """
 import os, time
 from raylaunch.worker import context, should_checkpoint

@@ -75,15 +75,26 @@ class CopyRing:
         )
 
     def renew(self) -> None:
-        """Tell the nodes whose copies are to go to another node than before: nodes may have come, or be drained."""
-        avoided = self._machine.leaving
-        for node, target in targets(self._machine.world.members, avoided).items():
-            if target not in self._served:
+        """Tell the nodes whose copies are to go to another node than before: nodes may have come, or be drained.
+
+        Nodes that replace all those of the world are asked to take copies. Until they answer, nothing is copied, since
+        a copy on a node that leaves is of no use.
+        """
+        world, later = self._machine.world, self._machine.world.replacements if self.has_state else ()
+        for node, target in (over(world.roster, later) or targets(world.members, self._machine.leaving)).items():
+            if target not in self._served and not later:
                 continue
-            order = CopyTo(attempt=self._machine.attempt, target=self._served[target])
+            order = CopyTo(attempt=self._machine.attempt, target=self._served.get(target))
             if self._told.get(node) != order:
                 self._told[node] = order
+                if order.target is None:
+                    self._fleet.send(target, ServeCopies())
                 self._fleet.send(node, order)
+
+
+def over(nodes: Sequence[NodeId], others: Sequence[NodeId]) -> dict[NodeId, NodeId]:
+    """Return to which of the others each node copies, in turn; empty: there are no others."""
+    return {node: others[place % len(others)] for place, node in enumerate(nodes) if others}
 
 
 def targets(members: Sequence[Member], avoided: Container[NodeId] = ()) -> dict[NodeId, NodeId]:

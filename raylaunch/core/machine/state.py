@@ -89,6 +89,8 @@ class World:
     """Nodes on which workers of the attempt before were told to stay. They cannot go on without a commit to restore."""
     stayed: int = 0
     """How many workers were not started again, but are processes of the attempt before."""
+    replacements: tuple[NodeId, ...] = ()
+    """The nodes of the next world, if none of this one is in it. Known once all save: they get copies of its commit."""
     nodes: frozenset[NodeId] = field(init=False)
     """The roster as a set."""
 

@@ -165,8 +165,9 @@ class PhaseTransitions:
         return [launch, *releases, *self._set_timer("all workers must be started by then")]
 
     def _chosen_next(self) -> tuple[Member, ...]:
-        """The nodes of the next world, if it began now."""
-        return self.members.choose(self.members.successors(self.world.members), last=self.health.doubtful)
+        """The nodes of the next world, if it began now. Those that have copies of this one's last commit come first."""
+        survivors = (*self.members.successors(self.world.members), *self.world.replacements)
+        return self.members.choose(survivors, last=self.health.doubtful)
 
     @property
     def _workers_and_nodes(self) -> str:
@@ -218,6 +219,8 @@ class PhaseTransitions:
         nodes = self.world.running_nodes
         deadline = self.now + self._seconds_to_save(seconds)
         self._enter(Saving(status=why, deadline=deadline, awaited=set(nodes), ending=ending))
+        if self.world.nodes <= self.leaving:
+            self.world.replacements = tuple(member.node for member in self._chosen_next())
         request = RequestCheckpoint(attempt=self.world.attempt, nodes=nodes, why=why)
         return [request, *self._set_timer("all workers must have saved by then")]
 

@@ -24,7 +24,8 @@ class CopyTo:
     """Copy the commits of this attempt that are to be kept to another host. Leads to `CopyFailed` if that fails."""
 
     attempt: int
-    target: CopyAddress
+    target: CopyAddress | None
+    """None: it is not known yet. Commits are to be kept, and another `CopyTo` follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,15 +257,29 @@ class RankCommits:
             )
 
     def wait_for_copy(self, writer: HeartbeatWriter, completed: int) -> None:
-        """Wait until the last commit is copied, before a node goes. Where copies fail, not for long."""
+        """Wait until the last commit is copied, before a node goes. Where copies fail, not for long, which is said."""
         if not writer.awaits_copy:
             return
         if self.copies.copying is None or self.copies.copying.steps != completed:
             return
-        until = monotonic() + (_COPY_SECONDS if writer.copied_steps() else _FIRST_COPY_SECONDS)
-        while writer.copied_steps() != completed and writer.is_save_committed(completed) and monotonic() < until:
+        seconds = _COPY_SECONDS if writer.copied_steps() else _FIRST_COPY_SECONDS
+        until = monotonic() + seconds
+        while writer.copied_steps() != completed and writer.is_save_committed(completed):
+            if monotonic() >= until:
+                self._say_not_copied(completed, seconds)
+                return
             writer.record_alive()
             sleep(_POLL_SECONDS)
+
+    def _say_not_copied(self, completed: int, seconds: float) -> None:
+        """Say on the first rank of the node that the last commit has no copy."""
+        if not _number("LOCAL_RANK", 0):
+            print(
+                f"raylaunch: the commit after {completed} steps was not copied to another node within {seconds:g} s, "
+                "and is not waited for any more",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def announce(self, number: int, writer: HeartbeatWriter, intervals: tuple[int, int]) -> None:
         """Say that this rank has a commit whole. `intervals`: what this rank would propose, for light ones too."""

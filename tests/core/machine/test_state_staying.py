@@ -15,6 +15,8 @@ from machine_helpers import (
     restart_requested,
     running_machine,
     stop_command,
+    stopped,
+    tick,
 )
 
 from raylaunch.core.machine.commits import Commit, HeldCommit, RestoreCommit
@@ -190,3 +192,24 @@ def test_a_node_that_is_drained_leaves_though_all_go_on_until_another_comes():
     machine = running_machine("a", "b")
     handle_all(machine, draining("a", 3.0))
     assert (machine.phase, machine.leaving) == (Phase.RUNNING, {"a"})
+
+
+def test_the_nodes_that_replace_all_others_are_known_while_these_save_and_are_those_of_the_next_world():
+    """They get copies of the last commit, so one that joins later does not take their place."""
+    machine = running_machine("b", nnodes=1)
+    handle_all(machine, draining("b", 3.0))
+    assert (machine.phase, machine.world.replacements) == (Phase.RUNNING, ())
+    handle_all(machine, joined("c", 4.0))
+    assert (machine.phase, machine.world.replacements) == (Phase.SAVING, ("c",))
+    handle_all(machine, joined("a", 5.0), *saved("b"))
+    assert launched(machine, stopped("b", 7.0)).roster == ("c",)
+    assert machine.world.replacements == ()
+
+
+def test_no_node_replaces_others_of_which_one_stays_or_if_none_is_there():
+    machine = running_machine("a", "b", nnodes="1:2")
+    handle_all(machine, draining("a", 3.0))
+    assert (machine.phase, machine.world.replacements) == (Phase.SAVING, ())
+    machine = running_machine("a", nnodes=1)
+    handle_all(machine, draining("a", 3.0, deadline=60.0), tick(60.0))
+    assert (machine.phase, machine.world.replacements) == (Phase.SAVING, ())

@@ -47,6 +47,23 @@ def test_before_a_node_leaves_it_waits_until_it_is_copied_or_the_change_is_off(c
     assert writer.asked > 5
 
 
+def test_a_copy_that_is_not_made_is_not_waited_for_for_ever_and_that_is_said_once_per_node(
+    commits, monkeypatch, capsys
+):
+    times = iter(range(100))
+    monkeypatch.setattr(rank_commits, "monotonic", lambda: next(times))
+    commits.copies.copying = Commit(1, 9)
+    writer = Writer(awaits_copy=True)
+    monkeypatch.setattr(writer, "copied_steps", lambda: 0)
+    monkeypatch.setattr(writer, "is_save_committed", lambda _: True)
+    commits.wait_for_copy(writer, 9)
+    said = capsys.readouterr().err
+    assert "the commit after 9 steps was not copied to another node within 10 s" in said
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    commits.wait_for_copy(writer, 9)
+    assert capsys.readouterr().err == ""
+
+
 def test_it_does_not_wait_if_no_node_leaves(commits):
     """What it holds stays where it is."""
     writer = Writer(awaits_copy=False)

@@ -139,11 +139,12 @@ class StateCopies:
         """Copy the commits of an attempt to another agent from now on, or to another one than before."""
         self._pushing.stop.set()
         self._pushing = _Work()
-        self._files.copy_to(order.target)
         self._memory.begin_copies(order.attempt)
-        threading.Thread(
-            target=self._push_all, args=(self._pushing, order), daemon=True, name="raylaunch-state-copies"
-        ).start()
+        if order.target is None:
+            return
+        self._files.copy_to(order.target)
+        arguments = self._pushing, order.attempt, order.target
+        threading.Thread(target=self._push_all, args=arguments, daemon=True, name="raylaunch-state-copies").start()
 
     def announce(self, order: AnnounceCommit, then: Callable[[], None]) -> None:
         """Call `then` when the node has all parts that it needs of the commit to restore."""
@@ -173,19 +174,19 @@ class StateCopies:
 
     # In threads.
 
-    def _push_all(self, work: _Work, order: CopyTo) -> None:
+    def _push_all(self, work: _Work, attempt: int, target: CopyAddress) -> None:
         part_transfer.lower_priority()
         done: Commit | None = None
         failures = 0
         while not work.stop.wait(_LOOK_SECONDS):
-            parts = self._memory.to_copy(order.attempt)
+            parts = self._memory.to_copy(attempt)
             if not parts or parts[0].commit == done:
                 continue
             began = time.monotonic()
             try:
-                self._push(work, order.target, parts)
+                self._push(work, target, parts)
             except (OSError, CopyRefusedError) as error:
-                failures = self._failed(work, failures, f"has no copy of its state on {order.target.node}", error)
+                failures = self._failed(work, failures, f"has no copy of its state on {target.node}", error)
                 continue
             failures, done = 0, parts[0].commit
             self._memory.copied(done)

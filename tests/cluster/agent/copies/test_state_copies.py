@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -163,6 +164,20 @@ def test_what_all_ranks_of_a_node_have_marked_is_copied_and_an_older_copy_stays_
     start = commit_buffer.share_start(SIZE // 2, len(content(part(0, 8))))
     assert second.memory.files.usage() == (2 * SIZE, 4 * start + 2 * SHARED)
     assert {one.copied for one in second.memory.held() if one.rank < 2} == {True}
+
+
+def test_a_node_copies_nothing_while_its_target_is_not_known_and_workers_mark_commits_meanwhile(sides):
+    """Also one that made no copies before: as the only one, or if it copied to a node that leaves."""
+    first, second = sides
+    serving(first, second)
+    for target, steps in ((None, 5), (second.address, 5), (None, 6), (second.address, 6)):
+        first.copies.copy_to(CopyTo(attempt=1, target=target))
+        assert first.page.numbers[fields.COPYING] == 1
+        first.commit(steps)
+        if target is not None:
+            until(lambda steps=steps: first.copied() == steps, "the copy to be made")
+        time.sleep(0.1)
+        assert second.has(part(1, steps)) == (target is not None)
 
 
 def test_a_part_that_is_copied_again_does_not_cost_the_one_before(sides):
