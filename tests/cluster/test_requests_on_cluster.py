@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.conftest import Launcher, wait_until
-from tests.private_cluster import private_cluster
+from tests.private_cluster import Cluster, private_cluster
 from tests.warm_command import WarmCommand
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -32,18 +34,21 @@ for step in range(begin, 100_000):
 """
 
 
+def starter(cluster: Cluster, folder: Path) -> Callable[..., WarmCommand]:
+    """Return what starts `raylaunch` with arguments, in a folder that is also that of the state."""
+    assert cluster.warm is not None
+    env = cluster.env(XDG_STATE_HOME=str(folder / "state"))
+    return partial(WarmCommand, cluster.warm, "raylaunch", env=env, cwd=folder)
+
+
 def test_what_people_request_loses_no_step(tmp_path: Path):
     """Commands from another process. Rank 0 does each step once, over all attempts."""
     (tmp_path / "train.py").write_text(TRAIN)
     with private_cluster(cpus=1, lean=True) as cluster:
         cluster.add_node(cpus=1)
         cluster.add_node(cpus=1)
-        env = cluster.env(XDG_STATE_HOME=str(tmp_path / "state"))
+        start = starter(cluster, tmp_path)
         flags = ["--nnodes", "3", "--max-restarts", "0", "--set", "run_id=one", "--set", "preload=[]"]
-
-        def start(*arguments: str) -> WarmCommand:
-            assert cluster.warm is not None
-            return WarmCommand(cluster.warm, "raylaunch", *arguments, env=env, cwd=tmp_path)
 
         def do(*arguments: str) -> None:
             process = start(*arguments)
@@ -100,12 +105,8 @@ def test_the_only_node_is_drained_and_the_one_that_replaces_it_goes_on_with_no_s
         (tmp_path / "elastic").touch()
     with private_cluster(cpus=1, lean=True) as cluster:
         cluster.add_node(cpus=1)
-        env = cluster.env(XDG_STATE_HOME=str(tmp_path / "state"))
+        start = starter(cluster, tmp_path)
         flags = ["--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "0", "--set", "cpus_per_worker=0.5"]
-
-        def start(*arguments: str) -> WarmCommand:
-            assert cluster.warm is not None
-            return WarmCommand(cluster.warm, "raylaunch", *arguments, env=env, cwd=tmp_path)
 
         def steps(rank: int) -> list[int]:
             path = tmp_path / f"steps-{rank}.txt"
