@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -60,6 +61,8 @@ def for_script(script: str, args: Sequence[object], *, in_file: bool) -> str:
         return _OTHER_WORDS[script]
     if script in _WRAPPERS:
         return f"write `raylaunch {_first_of(args)}`"
+    if not in_file and re.match(r"[A-Za-z_][\w.]*=", script):
+        return f"without a job file, a setting is given as `--set {secrets.cut(script)}`"
     words = split(script)
     if len(words) > 1 and words[0].endswith((".py", "python", "python3")):
         return separated(words, in_file=in_file)

@@ -28,6 +28,8 @@ _SECONDS = 60.0
 _END_SECONDS = 4.0
 """How long the end of the run waits for the last checkpoint. Its process goes on after that."""
 _CHUNK = 4096
+_END_OF_WORDS = b"\n"
+"""Nothing follows this in what the process says."""
 
 
 class CheckpointWrites:
@@ -110,21 +112,25 @@ class CheckpointWrites:
         """
         messages = []
         deadline = time.monotonic() + _END_SECONDS
-        processes = [self._process] if self._process is not None else []
+        processes = [(self._process, self._said)] if self._process is not None else []
         if self._folder and fds and max(fds.values()) != self._written:
             with contextlib.suppress(OSError):
-                processes.append(self._start([*fds], is_end=True))
+                processes.append((self._start([*fds], is_end=True), b""))
         self._process = None
-        for process in processes:
-            if why := self._last_words(process, deadline):
+        for process, said in processes:
+            if why := self._last_words(process, said, deadline):
                 messages.append(why)
             _close(process)
         return messages
 
-    def _last_words(self, process: subprocess.Popen[bytes], deadline: float) -> str:
-        """Return why the process has not written its checkpoint by the deadline, for a person; "": it has."""
-        said = b""
+    def _last_words(self, process: subprocess.Popen[bytes], said: bytes, deadline: float) -> str:
+        """Return why the process has not written its checkpoint by the deadline, for a person; "": it has.
+
+        `said`: what was read of it before. Its end, for which torch may take long, is not awaited when it has said all.
+        """
         while process.stdout is not None and (left := deadline - time.monotonic()) > 0:
+            if said.endswith(_END_OF_WORDS):
+                return _why(said)
             if select.select([process.stdout], [], [], left)[0]:
                 data = os.read(process.stdout.fileno(), _CHUNK)
                 said += data

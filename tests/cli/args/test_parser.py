@@ -390,6 +390,7 @@ WRONG = {
     "script_missing_folder": "nowhere/x.py --lr 1",
     "script_is_a_folder": "pkg",
     "script_of_a_job_file": "job.yaml entrypoint.script=xx.py",
+    "script_is_a_setting": "--nnodes 2 durable=/shared/run1 x.py",
     "script_quoted": "'my script.py'",
     "script_with_arguments": "'x.py --lr 1'",
     "command_with_arguments": "--no-python 'ls -l'",

@@ -103,6 +103,7 @@ def test_commits_are_written_in_a_run_and_at_its_end_and_the_next_run_begins_the
     [
         ('print(\'{"failed": ""}\')', WriteState.WRITTEN, ""),
         ('print(\'{"failed": "no space"}\')', WriteState.FAILED, "no space"),
+        (r"""print('{"failed": "no \\udce9"}')""", WriteState.FAILED, r"no \udce9"),
         ("import os; os.kill(os.getpid(), 9)", WriteState.FAILED, "the process that does it was ended"),
     ],
 )
@@ -129,6 +130,36 @@ def test_what_became_of_a_write_is_in_the_buffer(monkeypatch, tmp_path, program,
             writes.poll({fd: (commit, WriteState.TO_WRITE)})
     os.close(fd)
     assert (buffer.header.write_state, outcome in buffer.header.outcome) == (state, True)
+
+
+_LINGERS = """
+import os, time
+if os.fork():
+    os._exit(0)
+print('{"failed": ""}', flush=True)
+while not os.path.exists(FILE):
+    time.sleep(0.01)
+"""
+"""A program that has said that all is well, and ends only when there is a file."""
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_at_the_end_of_a_run_a_process_that_has_said_all_is_not_awaited(monkeypatch, tmp_path, is_read):
+    """It has written its checkpoint, and torch takes its time to end. `is_read`: the agent has read that before."""
+    lets_end = tmp_path / "ends"
+    (tmp_path / "program.py").write_text(_LINGERS.replace("FILE", repr(str(lets_end))))
+    monkeypatch.setattr(checkpoint_process, "__file__", str(tmp_path / "program.py"))
+    monkeypatch.setattr(checkpoint_writes, "_END_SECONDS", 10.0)
+    fd, commit = os.memfd_create("test"), Commit(1, 8)
+    with select.epoll() as epoll:
+        writes = CheckpointWrites(epoll)
+        writes.write({fd: (commit, WriteState.TO_WRITE)}, 1)
+        if is_read:
+            assert epoll.poll(60)
+            writes.poll({fd: (commit, WriteState.TO_WRITE)})
+        assert writes.close({}) == [], "its end was awaited"
+    lets_end.touch()
+    os.close(fd)
 
 
 _STALLS = "import select\nreader = select.poll()\nreader.register(1, 0)\nreader.poll()\n"

@@ -1,7 +1,7 @@
 """The program of a process in which a node writes commits to disk: `checkpoint_process.py REQUEST`.
 
 `REQUEST` is JSON: the folder, how many checkpoints stay there, descriptors of the buffers, whether it is the end of the
-run, and how many seconds to wait for other nodes. stdout gets JSON: what a person must know, under "failed".
+run, and how many seconds to wait for other nodes. stdout gets a line of JSON: what a person must know, under "failed".
 
 The process becomes a child of init, so that it goes on if the agent ends.
 """
@@ -34,7 +34,7 @@ def main() -> int:
     write = checkpoint_writer.write_newest if request["is_end"] else checkpoint_writer.write_checkpoint
     held = max((held for buffer in buffers if (held := buffer.header.held())), key=lambda one: one.commit, default=None)
     failed = checkpoint_writer.report(lambda: write(folder, buffers, request["seconds"]), folder, held)
-    sys.stdout.write(json.dumps({"failed": failed}))
+    print(json.dumps({"failed": failed}), flush=True)  # the end of a process with torch takes long
     return 0
 
 

@@ -25,6 +25,7 @@ from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 from raylaunch.worker.state.snapshots.snapshot import OBJECT
 
+_PROBE_BYTES = 2**16
 _POLL_SECONDS = 0.05
 _WRITE_SECONDS = 3600.0
 """How long another writer may take."""
@@ -80,7 +81,11 @@ class CheckpointWriter:
         plans = writer.prepare_global_plan(plans)
         for part, planner, buffer in zip(self._parts, self._planners, self._buffers, strict=True):
             plan = planner.finish_plan(plans[part.held.rank])
-            results = writer.write_data(plan, planner).wait()
+            try:
+                results = writer.write_data(plan, planner).wait()
+            except RuntimeError:
+                self._write_probe()  # torch does not say what the disk has said
+                raise
             if buffer.header.held() != part.held:
                 raise RuntimeError("training has overwritten the commit before it was on disk")
             self._publish("result", part.held.rank, results)
@@ -95,6 +100,11 @@ class CheckpointWriter:
     def discard(self) -> None:
         """Remove what is written, so that a full disk is not the fuller for it."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def _write_probe(self) -> None:
+        """Write a small file. Raises OSError where the disk takes nothing more."""
+        with contextlib.suppress(FileNotFoundError), open(self._file("probe", 0), "wb") as file:
+            file.write(bytes(_PROBE_BYTES))
 
     def _file(self, kind: str, rank: int) -> str:
         return os.path.join(self.path, f".{kind}-{rank}")
@@ -151,7 +161,7 @@ def write_newest(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds
     writers = _writers(folder, buffers, seconds)
     chosen = None
     try:
-        if not writers or os.path.exists(os.path.join(folder.path, f"step-{writers[0].commit.steps}")):
+        if not writers or folder.has(writers[0].commit.steps):
             return ""
         for writer in writers:
             writer.publish_plans()

@@ -59,11 +59,14 @@ class DurableFolder:
         """
         incomplete: list[str] = []
         for steps, name in sorted(self._checkpoints(), reverse=True):
-            path = os.path.join(self.path, name)
-            if name == f"step-{steps}" and os.path.exists(os.path.join(path, METADATA)):
-                return path, incomplete
+            if name == f"step-{steps}" and self.has(steps):
+                return os.path.join(self.path, name), incomplete
             incomplete.append(name)
         return "", incomplete
+
+    def has(self, steps: int) -> bool:
+        """Return whether there is a complete checkpoint after so many steps."""
+        return os.path.exists(os.path.join(self.path, f"step-{steps}", METADATA))
 
     def newest_told(self) -> str:
         """Return the path of the newest complete checkpoint, and name incomplete ones that are passed over."""

@@ -6,8 +6,9 @@ part of the old rank `RANK % W`, if the old world had W ranks: its own part, as 
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,8 +34,9 @@ class Resharded:
         reader: StorageReader,
         metadata: Metadata,
         own: Iterable[Any],
+        path: str = "",
     ) -> None:
-        """`items`: those of the old rank whose things this rank takes over.
+        """`items`: those of the old rank whose things this rank takes over. `path`: of a checkpoint on disk.
 
         `memory_of`: returns for an item of a rank the tensor of bytes that has its tensors, and the offset that its
         first byte has for the item. `own`: the parameters of the script's objects.
@@ -43,6 +45,7 @@ class Resharded:
         self._memory_of = memory_of
         self._reader = reader
         self._metadata = metadata
+        self._path = path
         parameters = [one for one in own if isinstance(one, dtensors.DTensor)]
         self._meshes = meshes_of(parameters)
         self._alike = {(tuple(one.shape), tuple(one.placements)): one for one in reversed(parameters)}
@@ -62,16 +65,18 @@ class Resharded:
     def of_checkpoint(cls, path: str, rank: int, own: Iterable[Any]) -> tuple[Resharded, RankRecord]:
         """Read a checkpoint on disk, for a rank of this world. Return also what an old rank has written of its own.
 
-        Raises OSError, and ValueError where it is no checkpoint of `State`.
+        Raises ValueError where it cannot be read, or is no checkpoint of `State`.
         """
         reader = FileSystemReader(path)
-        metadata = reader.read_metadata()
+        with _named(path):
+            metadata = reader.read_metadata()
         names = [name for name in metadata.state_dict_metadata if name.startswith(f"{RECORDS}.rank_")]
         if not names:
             raise ValueError(f"{path} is a checkpoint that `State` has not written")
         name = f"{RECORDS}.rank_{rank % len(names)}"
-        record: RankRecord = pickle.loads(dcp_parts.read_into({name: b""}, reader, metadata)[name])  # noqa: S301
-        return cls(record.items, record.memory_of, reader, metadata, own), record
+        with _named(path):
+            record: RankRecord = pickle.loads(dcp_parts.read_into({name: b""}, reader, metadata)[name])  # noqa: S301
+        return cls(record.items, record.memory_of, reader, metadata, own, path), record
 
     @property
     def names(self) -> list[str]:
@@ -81,7 +86,7 @@ class Resharded:
     def item(self, name: str, *, copied: bool = True) -> Any:
         """Return an item. Its tensors are the caller's own in any case.
 
-        Raises ValueError where something has no place in this world, and what DCP raises.
+        Raises ValueError where something has no place in this world, or cannot be read.
         """
         del copied
         item = self._items[name]
@@ -90,7 +95,7 @@ class Resharded:
             return load_item(item, _copies(memory, base), self._empty_dtensor)
         found = load_item(item, _empty_tensor, self._empty_dtensor)
         targets = dcp_parts.tensors_by_fqn({name.removeprefix(OBJECT): found})
-        with torch.no_grad():
+        with torch.no_grad(), _named(self._path):
             dcp_parts.read_into(targets, self._reader, self._metadata)
         return found
 
@@ -129,6 +134,21 @@ class Resharded:
             msg = f"`State` has a DTensor of a mesh with {names}, and the script has {len(found)} such meshes"
             raise ValueError(msg)
         return dtensors.empty(*shape, dtype=local.dtype, device_mesh=found[0], placements=placements)
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Raise ValueError that names a checkpoint which cannot be read. `path` "": it is in memory."""
+    try:
+        yield
+    except Exception as error:
+        if not path:
+            raise
+        msg = (
+            f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}); "
+            "when it is moved away, `State` restores an older one or begins anew"
+        )
+        raise ValueError(msg) from error
 
 
 def _empty_tensor(offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +136,37 @@ def test_a_full_disk_costs_a_message_and_leaves_nothing(folder, monkeypatch):
     assert os.listdir(folder.path) == []
 
 
+def test_what_the_disk_has_said_is_told_though_torch_hides_it(folder):
+    """torch's own writer of tensors only says that it is at an unexpected place in the file."""
+    tensors = {"weight": torch.ones(2**16)}
+    buffer = buffer_with(Snapshot({f"{OBJECT}model": tensors}, [f"{OBJECT}model"]), 0, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**15, limits[1]))
+    try:
+        told = report(lambda: write_checkpoint(folder, [buffer], SECONDS), folder, buffer.header.held())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert told == f"the state after 8 steps could not be written to {folder.path}: {os.strerror(errno.EFBIG)}"
+    assert os.listdir(folder.path) == []
+
+
+def model_of(path: str, own: list) -> dict:
+    return Resharded.of_checkpoint(path, 0, own)[0].item(f"{OBJECT}model")
+
+
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp", "__1_0.distcp"])
+@pytest.mark.parametrize("damage", ["empty", "short", "other", "missing"])
+def test_a_damaged_checkpoint_is_named(folder, file, damage):
+    path = write_checkpoint(folder, committed(2, (2,), FSDP), SECONDS)
+    damaged = Path(path, file)
+    data = damaged.read_bytes()
+    damaged.unlink()
+    if damage != "missing":
+        damaged.write_bytes({"empty": b"", "short": data[: len(data) // 2], "other": b"\xd8" * len(data)}[damage])
+    with world(0, 1, (1,), FSDP) as mesh, pytest.raises(ValueError, match=f"the checkpoint {path} cannot be read"):
+        model_of(path, [sharded(mesh, name) for name in WHOLE])
+
+
 def test_a_commit_that_is_overwritten_meanwhile_is_no_checkpoint(folder, monkeypatch):
     buffer = one_part()
     write_data = dcp.FileSystemWriter.write_data
@@ -173,6 +206,14 @@ def test_at_the_end_the_newest_commit_that_all_have_is_written(folder):
     assert paths == [f"{folder.path}/step-8", ""]
     assert os.listdir(folder.path) == ["step-8"]
     assert write_newest(folder, [common[0]], SECONDS) == "", "it is there already"
+
+
+def test_at_the_end_an_incomplete_checkpoint_after_as_many_steps_is_replaced(folder):
+    """Its file with the metadata is not there, so `State.restore` has passed over it."""
+    path = os.path.join(folder.path, "step-8")
+    os.makedirs(path)
+    assert write_newest(folder, [one_part()], SECONDS) == path
+    assert folder.newest() == (path, [])
 
 
 @pytest.mark.parametrize(
