@@ -14,8 +14,10 @@ _LIGHT_SHARE = 0.65 * COST_SHARE
 """What light commits may cost."""
 _LONGEST_LIGHT_INTERVAL = 4
 """Steps: rarer ones are seldom of use. On a CUDA device each waits until the step is done, which may take too long."""
-_SHARE_BESIDE_LIGHT = 0.25 * COST_SHARE
-"""What others cost if there is a light one after each step, since few failures need them then."""
+_SHARE_BESIDE_LIGHT = 0.2 * COST_SHARE
+"""What others cost if there is a light one after each step, since few failures need them then. The rest of `COST_SHARE`
+is for the undo log of survivors.
+"""
 _MOST_DEBT = 8
 """Commits: what was spent beyond the share is made good by longer intervals, up to the time of so many commits."""
 _WARM_AFTER = 3
@@ -117,7 +119,13 @@ class CommitSchedule:
 
     @property
     def _share(self) -> float:
-        return _SHARE_BESIDE_LIGHT if self._light_costs and self.light_interval == 1 else _AIMED_SHARE
+        """What commits that are not light may cost."""
+        if not self._light_costs:
+            return _AIMED_SHARE
+        if self.light_interval == 1 or not self.step_seconds:
+            return _SHARE_BESIDE_LIGHT
+        rest = _AIMED_SHARE - self.light_seconds / (max(1, self.light_interval) * self.step_seconds)
+        return max(_SHARE_BESIDE_LIGHT, rest)
 
     @property
     def light_seconds(self) -> float:

@@ -176,16 +176,17 @@ def test_beside_light_commits_others_cost_less():
         if light:
             schedule.light_committed(0.001)
         found.append(schedule.proposed_interval(3, 1.8))
-    assert found == [100, 360]
+    assert found == [100, 450]
 
 
 @pytest.mark.parametrize(
-    ("commit", "light", "share"), [(0.03, 0.0001, 0.005), (0.03, 0.002, 0.018), (0.1, 0.0005, 0.018)]
+    ("commit", "light", "share"),
+    [(0.03, 0.0001, 0.004), (0.03, 0.002, 0.018), (0.1, 0.0005, 0.018 - 0.0125), (0.1, 0.0003, 0.018 - 0.0075)],
 )
 def test_light_commits_and_others_take_a_share_each(commit, light, share):
     """As `State` calls it, on steps of 20 ms. Of others, only half of what they take is measured.
 
-    They take more if there is no light commit after each step.
+    They take more if there is no light commit after each step, and then what light ones leave.
     """
     schedule, now, whole, lights, number, intervals, began = CommitSchedule("auto"), 0.0, 0.0, 0.0, 0, (1, 1), 0.0
     for step in range(1, 60_000):
