@@ -5,6 +5,7 @@ Golden texts are what a person sees, kept in files; `--update-golden` rewrites t
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -14,6 +15,10 @@ from pathlib import Path
 
 import pytest
 
+#: No full garbage collection until all tests are collected: imports leave little garbage, and it would take a fifth of
+#: the time of some parts.
+THRESHOLDS = gc.get_threshold()
+gc.set_threshold(*THRESHOLDS[:2], 1_000_000_000)
 sys.dont_write_bytecode = False  # pytest compiles tests and Hypothesis itself: 2 s for each run that cannot keep it
 
 from tests import profiles  # noqa: E402
@@ -31,6 +36,15 @@ os.environ["XDG_STATE_HOME"] = STATE_HOME.name
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--update-golden`."""
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """From now on full garbage collections look at nothing that was imported, as in what is forked from a warm Python."""
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)  # else threads wait for each other by spinning, where other parts need the CPUs
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,7 +32,7 @@ KEEPS = """
             with torch.no_grad():
                 for one in model.parameters():
                     one.fill_(step + 1)
-            time.sleep(0.02)
+            time.sleep(0.1)
             state.commit(step)
             log.write(f"{time.monotonic()} {attempt} {rank} {world} {step} {socket.gethostname()}\\n")
             step += 1
@@ -67,7 +67,7 @@ def test_training_goes_on_from_the_copies_of_a_lost_host_and_what_had_none_is_sa
     )
     first = run.wait_for_world(4)
     run.wait_for(lambda: len(run.events("NodeJoined")) == 3, name="the spare to be warm")
-    run.wait_for(lambda: last_step(run, first) > 60, name="steps")
+    run.wait_for(lambda: last_step(run, first) > 24, name="steps")
     member = next(host for host in hosts.hosts[1:] if host.name in hosts_by_rank(run, first))
     hosts.kill(member)
     second = run.wait_for_world(4, after=first)
@@ -75,7 +75,7 @@ def test_training_goes_on_from_the_copies_of_a_lost_host_and_what_had_none_is_sa
     (restored,) = [action for action in run.actions("RestoreCommit") if action["attempt"] == second]
     steps, lost = restored["commit"]["steps"], restored["lost_steps"]
     assert set(first_steps(run, second).values()) == {steps}
-    assert steps > 20
+    assert steps > 8
     assert last_step(run, first) + 1 <= steps + lost
     assert never_two_worlds(run)
     run.stop()
