@@ -24,6 +24,7 @@ from raylaunch.worker import State, elastic
 
 STEPS = 18
 kills = json.loads(sys.argv[1])  # by attempt: after which step, whom, and whether before the commit
+pause, trained = map(float, sys.argv[2:])  # seconds of a step, and the part of the layers that is trained
 dist.init_process_group("gloo")
 
 
@@ -34,6 +35,7 @@ def train(keeps):
     plain = torch.nn.Sequential(
         torch.nn.Linear(30, 500), torch.nn.BatchNorm1d(500), torch.nn.Dropout(0.1), torch.nn.Linear(500, 601)
     )
+    plain[3].requires_grad_(trained == 1)
     model = DistributedDataParallel(plain, find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     torch.manual_seed(rank)
@@ -44,6 +46,7 @@ def train(keeps):
         Path(f"restored-{attempt}-{rank}").write_text(str(done))
         Path(f"pid-{attempt}-{rank}").write_text(str(os.getpid()))
     for step in range(done, STEPS):
+        time.sleep(pause if keeps else 0)
         model(torch.randn(8, 30)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -73,9 +76,11 @@ dist.destroy_process_group()
 class Trained:
     """What became of a run with two nodes of two ranks. All ranks have ended as without a kill."""
 
-    def __init__(self, alone, kills: dict[int, tuple[int, list[int], bool]]) -> None:
+    def __init__(
+        self, alone, kills: dict[int, tuple[int, list[int], bool]], *, pause: float = 0.0, trained: float = 1.0
+    ) -> None:
         env, self.folder = alone
-        entrypoint = {"script": "train.py", "args": [json.dumps(kills)]}
+        entrypoint = {"script": "train.py", "args": [json.dumps(kills), str(pause), str(trained)]}
         more = {"nproc_per_node": 2, "max_restarts": 9, "preload": ["torch._dynamo", "torch.nn.parallel"]}
         process = start(env, self.folder, TRAINS, entrypoint=entrypoint, durable="kept", **more)
         _, self.err = process.communicate(timeout=200)
@@ -109,9 +114,10 @@ def test_no_step_is_lost_when_ranks_die(alone):
 
 
 def test_a_rank_that_dies_between_its_optimizer_and_its_commit(alone):
-    """What it had to commit is lost, and the others have no older parameters: they go on from the last whole commit."""
-    run = Trained(alone, {1: (10, [2], True)})
-    assert 0 < run.restored(2) <= 10, run.err
+    """What it had to commit is lost. The others take back their step, from the undo log, for which steps must be long."""
+    run = Trained(alone, {1: (10, [2], True)}, pause=0.2, trained=0.5)
+    assert run.restored(2) == 10, run.err
+    assert [one == two for one, two in zip(run.pids(1), run.pids(2), strict=True)] == [True, True, False, True]
 
 
 def test_all_ranks_of_a_node_die(alone):

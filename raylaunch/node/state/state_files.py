@@ -18,7 +18,7 @@ from raylaunch.node.linux import limits
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store_client import FdStoreClient
 from raylaunch.node.state.memory_file import MemoryFile
-from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, OWN_BUFFERS
+from raylaunch.worker.state.commit_buffer import OWN_BUFFERS
 
 _SHARE = 0.5
 """The part of the free memory that `State` may use, if the job does not say how much."""
@@ -147,14 +147,14 @@ class StateFiles:
             self._keep(key)
             return ""
 
-    def reserve_completed(self, rank: int, size: int) -> MemoryFile | None:
-        """Return the file in which this rank completes a light commit; None: there is no memory for it.
+    def reserve_completed(self, key: Key, size: int) -> MemoryFile | None:
+        """Return the file in which a rank completes a light commit; None: there is no memory for it.
 
-        The node has one such file, which is that of the rank that needs it. What it had is not needed any more.
+        `key`: with one of `COMPLETED_BUFFERS`. The node has one file for each of them, which is that of the rank that
+        needs it. What it had is not needed any more.
         """
-        key = rank, COMPLETED_BUFFER
         with self._lock:
-            for other in [other for other in self._files if other[1] == COMPLETED_BUFFER and other != key]:
+            for other in [other for other in self._files if other[1] == key[1] and other != key]:
                 if key in self._files:
                     self._files[key].close()
                 self._files[key] = self._files.pop(other)

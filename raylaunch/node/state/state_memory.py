@@ -11,7 +11,9 @@ import contextlib
 import json
 import select
 import socket
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import takewhile
 
 from raylaunch.core.machine.commits import Commit, HeldCommit, NodeMemory
 from raylaunch.core.newtypes import NodeId
@@ -28,6 +30,7 @@ from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.commit_buffer import (
     BUFFERS_WITH_COPIES,
+    COMPLETED_BUFFERS,
     DURABLE_BUFFER,
     OWN_BUFFERS,
     WriteState,
@@ -127,20 +130,37 @@ class StateMemory:
         self._chosen = order
         numbers[fields.RESTORE_DECIDED] = order.attempt
 
-    def file_to_complete(self, rank: int) -> MemoryFile | None:
-        """Return the file in which this rank, which survives, may complete its last light commit.
+    def files_to_complete(self, rank: int, dead: Collection[int]) -> tuple[list[MemoryFile], int]:
+        """Return the files in which this rank, which survives, may complete light commits, and which are of use.
 
-        For the attempt that ends, before `begin`. None: its last commit is no light one of that attempt, or there is no
-        memory for the file.
+        For the attempt that ends, before `begin`. `dead`: the ranks of this node that have died. All ranks can only
+        have what those have committed. Where there are none, the last commit or the one before it may be the one that
+        all ranks have, and there are two files. Fewer, if there is no memory for them, or the last commit was a whole
+        one. The number is that of steps after which the newest commit of use was made; 0: not known.
         """
         attempt = self._assignment.attempt if self._assignment is not None else 0
-        own = [file for (owner, index), file in self.files if owner == rank and index < FIRST_COPY]
-        found = [(held.commit, header) for file in own if (held := file.held()) and (header := file.header())]
-        commit, header = max(found, key=lambda one: one[0], default=(None, None))
-        held = header.held() if header is not None else None
-        if commit is None or header is None or held is None or not held.light or commit.attempt != attempt:
-            return None
-        return self.files.reserve_completed(rank, page_aligned(share_start(*header.sizes()) + header.shared_bytes))
+        newest = min(
+            (max((one.commit.steps for one, _ in self._made(one, attempt)), default=0) for one in dead), default=0
+        )
+        useful = [(held, size) for held, size in self._made(rank, attempt) if not dead or held.commit.steps <= newest]
+        useful.sort(key=lambda one: one[0].commit, reverse=True)
+        light = [size for _, size in takewhile(lambda one: one[0].light, useful)][: 1 if dead else None]
+        found = []
+        for index in COMPLETED_BUFFERS[: len(light)]:
+            file = self.files.reserve_completed((rank, index), max(light))
+            if file is not None:
+                found.append(file)
+        return found, newest
+
+    def _made(self, rank: int, attempt: int) -> list[tuple[HeldCommit, int]]:
+        """Return the commits that a rank of this node has made in an attempt, each with its size when it is whole."""
+        found = []
+        for (owner, index), file in self.files:
+            held, header = file.held(), file.header()
+            if owner == rank and index < FIRST_COPY and held is not None and header is not None:
+                size = page_aligned(share_start(*header.sizes()) + header.shared_bytes)
+                found += [(held, size)] if held.commit.attempt == attempt else []
+        return found
 
     # Copies on other hosts.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
@@ -55,23 +55,25 @@ class SurvivorTable:
         order: LaunchWorkers,
         workers: Sequence[WorkerSpec],
         before: AttemptState | None,
-        file_to_complete: Callable[[int], MemoryFile | None],
+        files_to_complete: Callable[[int, Collection[int]], tuple[list[MemoryFile], int]],
     ) -> StartWorkers:
         """Tell those that can stay to take part in an attempt with these workers; return the fork server's order.
 
-        `before`: the attempt before. The first that stays is given what `file_to_complete` returns for its rank.
+        `before`: the attempt before. The first that stays is given what `files_to_complete` returns for its rank and
+        for those of the node that have died.
         """
         former, self._workers = self._workers, workers
         found: list[int] = []
         to_complete = 0
+        dead = before.ends.keys() if before is not None else ()
         for candidate in list(self._candidates.values()):
             local_rank = candidate.local_rank = _local_rank(candidate, before)
             if order.staying and candidate.is_ready and 0 <= local_rank < min(len(workers), len(former)):
-                rejoin = _rejoin(order.attempt, former[local_rank], workers[local_rank])
-                file = None if found else file_to_complete(former[local_rank].rank)
-                if file is not None:
-                    to_complete = file.size
-                fds = [file.fd] if file is not None else []
+                rejoin, fds = _rejoin(order.attempt, former[local_rank], workers[local_rank]), []
+                if not found:
+                    files, newest = files_to_complete(former[local_rank].rank, dead)
+                    rejoin, fds = replace(rejoin, newest=newest), [file.fd for file in files]
+                    to_complete = sum(file.size for file in files)
                 with contextlib.suppress(OSError):
                     socket.send_fds(candidate.sock, [survivor_link.encode(rejoin)], fds, socket.MSG_DONTWAIT)
                     found.append(candidate.pid)

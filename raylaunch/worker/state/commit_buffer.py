@@ -26,9 +26,9 @@ BUFFERS_WITH_COPIES: Final = 5
 """The same in a world of several hosts: two more hold the commits of which copies are made, or were made last."""
 LIGHT_BUFFERS: Final = (5, 6)
 """The indices of those for light commits, which take turns."""
-COMPLETED_BUFFER: Final = 7
-"""The index of the one in which a survivor completes its last light commit."""
-OWN_BUFFERS: Final = 8
+COMPLETED_BUFFERS: Final = (7, 8)
+"""The indices of those in which a survivor completes its last light commits."""
+OWN_BUFFERS: Final = 9
 """All of them."""
 HEADER_BYTES: Final = 4096
 ALIGNMENT: Final = 64
@@ -198,8 +198,11 @@ class CommitHeader:
 
 
 def set_outcome(fd: int, state: WriteState, outcome: str) -> None:
-    """Say in the header of a file what became of writing it. Raises OSError."""
-    text = outcome.encode()[: HEADER_BYTES - _OUTCOME - 1] + b"\0"
+    """Say in the header of a file what became of writing it. Raises OSError.
+
+    The path in it may have bytes that are not UTF-8, which Python shows as surrogates.
+    """
+    text = outcome.encode(errors="backslashreplace")[: HEADER_BYTES - _OUTCOME - 1] + b"\0"
     os.pwrite(fd, text, _OUTCOME)
     os.pwrite(fd, int(state).to_bytes(8, sys.byteorder), 8 * _WRITE)
 

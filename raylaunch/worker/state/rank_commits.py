@@ -129,7 +129,7 @@ class RankCommits:
     def read(self, tensors: list[Any]) -> Restored | Resharded | None:
         """Return what to restore, for objects that have these parameters; None: there is nothing.
 
-        Raises ValueError where it cannot be restored, and OSError where the disk cannot be read.
+        Raises ValueError where it cannot be restored, and OSError where the folder on disk cannot be read.
         """
         if self._chosen is None:
             return self._read_disk(tensors)

@@ -80,11 +80,11 @@ class Survivor:
         link = self._link
         while link is not None:
             try:
-                order, fd = survivor_link.receive_rejoin(link)
+                order, fds = survivor_link.receive_rejoin(link)
             except (OSError, EOFError):
                 return
-            if fd is not None:
-                self._light.use(fd)
+            if fds:
+                self._light.use(fds, order.newest if order is not None else 0)
             if order is not None:
                 if self._files.have_changed():
                     self._give_up()

@@ -1,8 +1,8 @@
 """The connection of a worker that can stay with its supervisor: who can stay, and what the next attempt is.
 
 A message is one packet of a Unix socket, in JSON. The supervisor sends a `Rejoin` when the next attempt begins, to one
-worker of the node with the descriptor of the file in which it completes its last light commit. The worker says that it
-can stay (`ready`), that it has left the attempt (`returned`), and that it has completed the commit (`completed`).
+worker of the node with the descriptors of the files in which it completes its last light commits. The worker says that
+it can stay (`ready`), that it has left the attempt (`returned`), and that it has completed them (`completed`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import socket
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
+
+from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFERS
 
 ADDRESS_VARIABLE = "RAYLAUNCH_SURVIVORS"
 """In a worker's environment: the abstract name of the supervisor's socket (unix(7)), without its first byte."""
@@ -43,6 +45,8 @@ class Rejoin:
     stdout: str
     """The file for its output from now on; `""`: as before."""
     stderr: str
+    newest: int = 0
+    """After how many steps the newest commit is that is worth completing; 0: not known."""
 
     def after(self, former: Rejoin) -> Rejoin:
         """Return this order with the changes of the former one too, which may not have been carried out."""
@@ -66,17 +70,17 @@ def parse(data: bytes, kind: type[Any]) -> Any:
     return None
 
 
-def receive_rejoin(link: socket.socket) -> tuple[Rejoin | None, int | None]:
-    """Wait for a message, and return it with the descriptor that came with it. None for what it is not.
+def receive_rejoin(link: socket.socket) -> tuple[Rejoin | None, list[int]]:
+    """Wait for a message, and return it with the descriptors that came with it. None: it is not one.
 
     Raises OSError, and EOFError where the supervisor has closed the connection.
     """
-    data, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 1)
+    data, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES, len(COMPLETED_BUFFERS))
     for fd in fds:
         os.set_inheritable(fd, False)  # Python 3.11 and 3.12 ignore the flags of recv_fds
     if not data:
         raise EOFError
-    return parse(data, Rejoin), (fds[0] if fds else None)
+    return parse(data, Rejoin), fds
 
 
 def is_known() -> bool:

@@ -24,7 +24,7 @@ from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.buffer_client import Request
-from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS, OWN_BUFFERS, CommitBuffer
+from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFERS, LIGHT_BUFFERS, OWN_BUFFERS, CommitBuffer
 from tests.node.harness import until
 
 SIZE = 100_000
@@ -187,6 +187,9 @@ def sealed(memory: StateMemory, one: HeldCommit, index: int = 0) -> None:
     buffer.header.seal(one, **OWN)
 
 
+COMPLETED = COMPLETED_BUFFERS[0]
+
+
 def light(rank: int = 0, steps: int = 5, attempt: int = 1) -> HeldCommit:
     return HeldCommit(rank=rank, world_size=2, commit=Commit(attempt, steps), sharers=2, digest=3, light=True)
 
@@ -203,7 +206,7 @@ def test_of_two_parts_of_a_rank_the_whole_one_is_found(monkeypatch):
         sealed(memory, light(1), LIGHT_BUFFERS[0])
         assert [memory.files.find(rank, commit, 2).held() for rank in (0, 1)] == [light(0), light(1)]
         assert memory.files.find(0, commit, 2).is_light
-        sealed(memory, completed(1), COMPLETED_BUFFER)
+        sealed(memory, completed(1), COMPLETED)
         sealed(memory, completed(0), OWN_BUFFERS)
         assert [memory.files.find(rank, commit, 2).held() for rank in (0, 1)] == [completed(0), completed(1)]
         assert not memory.files.find(0, commit, 2).is_light
@@ -219,7 +222,7 @@ def test_a_whole_part_has_all_tensors_that_are_equal_on_all_ranks(monkeypatch):
         for index, one in enumerate(parts):
             sealed(memory, one, index)
         assert memory.files.find_whole(commit, 2) is None
-        sealed(memory, completed(1), COMPLETED_BUFFER)
+        sealed(memory, completed(1), COMPLETED)
         assert memory.files.find_whole(commit, 2).held() == completed(1)
         assert memory.files.find_whole(commit, 3) is None
 
@@ -232,7 +235,7 @@ def test_a_worker_gets_a_whole_part_of_the_chosen_commit_whichever_rank_complete
         assert part_of(buffer_client.WHOLE_PART, attempt=2) is None
         memory.announce(AnnounceCommit(attempt=2, commit=Commit(1, 5), world_size=2))
         assert part_of(buffer_client.WHOLE_PART, attempt=2) is None
-        sealed(memory, completed(1), COMPLETED_BUFFER)
+        sealed(memory, completed(1), COMPLETED)
         assert part_of(buffer_client.WHOLE_PART, attempt=2).header.held() == completed(1)
         assert part_of(0, attempt=2).header.held() == light(0)
 
@@ -240,15 +243,15 @@ def test_a_worker_gets_a_whole_part_of_the_chosen_commit_whichever_rank_complete
 def test_a_node_has_one_file_for_what_survivors_complete(monkeypatch):
     """The next rank that survives gets that of the one before, in which nothing counts any more."""
     with memory_of(monkeypatch) as (memory, _):
-        first = memory.files.reserve_completed(0, SIZE)
+        first = memory.files.reserve_completed((0, COMPLETED), SIZE)
         assert first.size == SIZE
         CommitBuffer(os.dup(first.fd)).header.seal(completed(0), **OWN)
-        second = memory.files.reserve_completed(1, SIZE // 2)
+        second = memory.files.reserve_completed((1, COMPLETED), SIZE // 2)
         assert second is first
         assert (memory.held(), memory.files.usage()) == ((), (SIZE, 0))
-        assert memory.files.get((0, COMPLETED_BUFFER)) is None
+        assert memory.files.get((0, COMPLETED)) is None
         CommitBuffer(os.dup(second.fd)).header.seal(completed(1), **OWN)
-        assert memory.files.reserve_completed(1, 2 * SIZE) is second
+        assert memory.files.reserve_completed((1, COMPLETED), 2 * SIZE) is second
         assert (memory.held(), second.size) == ((), 2 * SIZE)
 
 
@@ -256,44 +259,80 @@ def test_a_node_that_has_two_such_files_closes_one(monkeypatch):
     """As an agent that takes over what two agents of its host have left."""
     with memory_of(monkeypatch) as (memory, _):
         for rank in (0, 1):
-            sealed(memory, completed(rank), COMPLETED_BUFFER)
-        assert memory.files.reserve_completed(0, SIZE).size == SIZE
+            sealed(memory, completed(rank), COMPLETED)
+        assert memory.files.reserve_completed((0, COMPLETED), SIZE).size == SIZE
         assert memory.files.usage() == (SIZE, 0)
 
 
 def test_without_memory_nothing_is_completed(monkeypatch):
     """A file that is large enough is used all the same."""
     with memory_of(monkeypatch, most=SIZE) as (memory, _):
-        assert memory.files.reserve_completed(0, SIZE + 1) is None
-        assert memory.files.get((0, COMPLETED_BUFFER)) is None
-        assert memory.files.reserve_completed(0, SIZE) is not None
-        assert memory.files.reserve_completed(1, SIZE + 1) is None
-        assert memory.files.reserve_completed(1, SIZE) is not None
+        assert memory.files.reserve_completed((0, COMPLETED), SIZE + 1) is None
+        assert memory.files.get((0, COMPLETED)) is None
+        assert memory.files.reserve_completed((0, COMPLETED), SIZE) is not None
+        assert memory.files.reserve_completed((1, COMPLETED), SIZE + 1) is None
+        assert memory.files.reserve_completed((1, COMPLETED), SIZE) is not None
 
 
 @pytest.mark.parametrize(
-    ("parts", "is_given"),
+    ("parts", "dead", "given", "newest"),
     [
-        ([light(0, 5), light(0, 6)], True),
-        ([part(0, 4), light(0, 5), light(1, 5)], True),
-        ([light(0, 5), part(0, 6)], False),
-        ([light(0, 5, attempt=2), light(0, 6, attempt=1)], False),
-        ([light(1, 5)], False),
-        ([], False),
+        ([light(0, 5), light(0, 6)], [], 2, 0),
+        ([light(0, 5)], [], 1, 0),
+        ([light(0, 5), light(0, 6), light(1, 6)], [1], 1, 6),
+        ([light(0, 5), light(0, 6), light(1, 5)], [1], 1, 5),
+        ([light(0, 5), light(1, 6), light(2, 5)], [1, 2], 1, 5),
+        ([light(0, 5), light(1, 6)], [1], 1, 6),
+        ([light(0, 5), part(0, 6), light(1, 5)], [1], 1, 5),
+        ([light(0, 5), part(0, 6), light(1, 5), part(1, 6)], [1], 0, 6),
+        ([light(0, 5), light(1, 5, attempt=2)], [1], 0, 0),
+        ([part(0, 4), light(0, 5), light(1, 5)], [], 1, 0),
+        ([light(0, 5), part(0, 6)], [], 0, 0),
+        ([light(0, 5, attempt=2), light(0, 6, attempt=1)], [], 1, 0),
+        ([light(0, 5, attempt=2)], [], 0, 0),
+        ([light(1, 5)], [], 0, 0),
+        ([], [], 0, 0),
     ],
-    ids=["light", "whole before", "whole", "of another attempt", "of another rank", "nothing"],
+    ids=[
+        "two",
+        "the first",
+        "the dead has both",
+        "the dead has the one before",
+        "the second of the dead has the one before",
+        "the dead has more",
+        "the dead has no whole one",
+        "the dead has a whole one",
+        "the dead has none",
+        "whole before",
+        "whole",
+        "one of another attempt",
+        "of another attempt",
+        "of another rank",
+        "nothing",
+    ],
 )
-def test_a_survivor_may_complete_the_newest_commit_of_its_rank_if_it_is_a_light_one(monkeypatch, parts, is_given):
-    """Of the attempt that ends: there is room for all that is equal on all ranks, behind what is the rank's own."""
+def test_what_a_survivor_may_complete(monkeypatch, parts, dead, given, newest):
+    """The light commits of the attempt that ends which all ranks can have, if there is no newer whole one.
+
+    A file has room for all that is equal on all ranks, behind what is the rank's own.
+    """
     with memory_of(monkeypatch) as (memory, _):
         for index, one in enumerate(parts):
             sealed(memory, one, index)
-        found = memory.file_to_complete(0)
-        assert (found is not None) == is_given
-        if found is not None:
-            buffer = CommitBuffer(os.dup(found.fd))
+        files, found = memory.files_to_complete(0, dead)
+        assert (len(files), found) == (given, newest)
+        for file in files:
+            buffer = CommitBuffer(os.dup(file.fd))
             buffer.header.seal(completed(0), **OWN)
             assert SHARED < buffer.header.part_bytes() <= buffer.size < buffer.header.part_bytes() + 4096
+        assert len({file.fd for file in files}) == given
+
+
+def test_with_memory_for_one_file_a_survivor_is_given_one(monkeypatch):
+    with memory_of(monkeypatch, most=2 * SIZE + SHARED * 3 // 2) as (memory, _):
+        for steps in (5, 6):
+            sealed(memory, light(0, steps), steps)
+        assert len(memory.files_to_complete(0, ())[0]) == 1
 
 
 def test_what_an_attempt_goes_on_from_stays_if_that_attempt_makes_no_commit(monkeypatch):
@@ -301,16 +340,17 @@ def test_what_an_attempt_goes_on_from_stays_if_that_attempt_makes_no_commit(monk
     with memory_of(monkeypatch) as (memory, _):
         for rank in (0, 1):
             sealed(memory, light(rank), LIGHT_BUFFERS[0])
-        CommitBuffer(os.dup(memory.file_to_complete(1).fd)).header.seal(completed(1), **OWN)
+        (file,), _ = memory.files_to_complete(1, [])
+        CommitBuffer(os.dup(file.fd)).header.seal(completed(1), **OWN)
         memory.begin(assign(2, [Member(node="node-0", address="", nproc=2)])[0])
-        assert [memory.file_to_complete(rank) for rank in (0, 1)] == [None, None]
+        assert [memory.files_to_complete(rank, []) for rank in (0, 1)] == [([], 0)] * 2
         assert completed(1) in memory.held()
 
 
 def test_before_the_first_attempt_nothing_is_completed():
     page, fd = SharedPage.create()
     memory = StateMemory(page, "", None)
-    assert memory.file_to_complete(0) is None
+    assert memory.files_to_complete(0, []) == ([], 0)
     memory.close()
     os.close(fd)
 
@@ -320,7 +360,7 @@ def test_a_copy_of_a_light_part_is_not_completed(monkeypatch):
     with memory_of(monkeypatch) as (memory, _):
         sealed(memory, light(0, 6), OWN_BUFFERS)
         sealed(memory, part(0, 5))
-        assert memory.file_to_complete(0) is None
+        assert memory.files_to_complete(0, []) == ([], 0)
 
 
 # The state keeper.
@@ -417,10 +457,11 @@ def test_without_a_secret_there_is_no_state_keeper():
 def test_the_state_keeper_has_the_file_of_a_survivor_under_the_rank_that_has_it_now(monkeypatch):
     secret = secrets.token_hex(8)
     with memory_of(monkeypatch, secret) as (memory, _):
-        memory.files.reserve_completed(0, SIZE)
-        CommitBuffer(os.dup(memory.files.reserve_completed(1, SIZE).fd)).header.seal(completed(1), **OWN)
+        memory.files.reserve_completed((0, COMPLETED), SIZE)
+        file = memory.files.reserve_completed((1, COMPLETED), SIZE)
+        CommitBuffer(os.dup(file.fd)).header.seal(completed(1), **OWN)
         with memory_of(monkeypatch, secret, attempt=2) as (heir, _):
-            assert [key for key, _ in heir.files] == [(1, COMPLETED_BUFFER)]
+            assert [key for key, _ in heir.files] == [(1, COMPLETED)]
             assert heir.held() == (completed(1),)
     wait_for_its_end(secret)
 

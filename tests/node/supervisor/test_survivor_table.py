@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -42,8 +43,9 @@ class Served:
         assert worker is not None
         self.worker = worker
         self.sent: list[SurvivorReturned | SurvivorCompleted] = []
-        #: What each rank may complete.
-        self.files: dict[int, MemoryFile] = {}
+        #: In what each rank may complete commits, and which ranks were said to be dead then.
+        self.files: dict[int, list[MemoryFile]] = {}
+        self.dead: list[Collection[int]] = []
         self.poll()
         assert self.begin(1, None) == ()
 
@@ -56,7 +58,11 @@ class Served:
         """Begin an attempt; return the order for the fork server."""
         rendezvous = Rendezvous(master_addr="", master_port=0, run_id="", max_restarts=0, restart_count=0)
         order = LaunchWorkers(assignment=state(attempt).assignment, rendezvous=rendezvous, staying=staying)
-        return self.table.begin(order, specs(attempt, terminal), before, self.files.get)
+        return self.table.begin(order, specs(attempt, terminal), before, self._files_to_complete)
+
+    def _files_to_complete(self, rank: int, dead: Collection[int]) -> tuple[list[MemoryFile], int]:
+        self.dead.append(dead)
+        return self.files.get(rank, []), 840 if self.files else 0
 
     def say(self, word: str, attempt: int, worker: socket.socket | None = None) -> None:
         (worker or self.worker).send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
@@ -149,49 +155,61 @@ def test_nonsense_ends_the_connection(served):
 
 
 @pytest.fixture
-def file() -> Iterator[MemoryFile]:
-    found = MemoryFile.create(0)
-    os.ftruncate(found.fd, 12_345)
+def files() -> Iterator[list[MemoryFile]]:
+    found = [MemoryFile.create(0) for _ in range(2)]
+    for one in found:
+        os.ftruncate(one.fd, 12_345)
     yield found
-    found.close()
+    for one in found:
+        one.close()
 
 
-def order_with_file(worker: socket.socket) -> tuple[Rejoin | None, os.stat_result | None]:
-    """Return what a worker is told, and which file it is given."""
+def order_with_files(worker: socket.socket) -> tuple[Rejoin | None, list[int]]:
+    """Return what a worker is told, and the inodes of the files that it is given."""
     worker.settimeout(60)
-    order, fd = survivor_link.receive_rejoin(worker)
-    if fd is None:
-        return order, None
-    found = os.fstat(fd)
-    os.close(fd)
+    order, fds = survivor_link.receive_rejoin(worker)
+    found = [os.fstat(fd).st_ino for fd in fds]
+    for fd in fds:
+        os.close(fd)
     return order, found
 
 
-def test_the_first_that_stays_is_given_the_file_to_complete_and_others_none(served, file):
+def test_the_first_that_stays_is_given_the_files_to_complete_and_others_none(served, files):
     """The fork server is told how much it writes."""
-    served.files[0] = file
+    served.files[0] = files
     other = served.another()
     for worker in (served.worker, other):
         served.say("ready", 1, worker)
     served.poll()
-    order = served.ordered(2, state())
-    assert (order.attempt, order.survivors, order.to_complete) == (2, (os.getpid(),) * 2, 12_345)
-    (first, given), (second, none) = order_with_file(served.worker), order_with_file(other)
-    assert given.st_ino == os.fstat(file.fd).st_ino
-    assert (first, none) == (second, None)
+    order = served.ordered(2, state(ends=()))
+    assert (order.attempt, order.survivors, order.to_complete) == (2, (os.getpid(),) * 2, 2 * 12_345)
+    (first, given), (second, none) = order_with_files(served.worker), order_with_files(other)
+    assert given == [os.fstat(file.fd).st_ino for file in files]
+    assert (first, none) == (replace(second, newest=840), [])
     other.close()
 
 
-def test_a_worker_that_is_gone_leaves_the_file_to_the_next_one(served, file):
+def test_the_dead_are_those_of_the_attempt_that_have_ended(served, files):
+    served.files[0] = files
+    served.say("ready", 1)
+    served.poll()
+    before = state()
+    before.ends[7] = -9
+    served.ordered(2, before)
+    served.ordered(3, None)
+    assert [[*dead] for dead in served.dead] == [[7], []]
+
+
+def test_a_worker_that_is_gone_leaves_the_files_to_the_next_one(served, files):
     """It has closed its connection, which is not noticed yet."""
-    served.files[0] = file
+    served.files[0] = files
     other = served.another()
     for worker in (served.worker, other):
         served.say("ready", 1, worker)
     served.poll()
     served.worker.close()
     assert served.ordered(2, state()).survivors == (os.getpid(),)
-    assert order_with_file(other)[1].st_ino == os.fstat(file.fd).st_ino
+    assert len(order_with_files(other)[1]) == 2
     other.close()
 
 
@@ -199,16 +217,15 @@ def test_where_there_is_nothing_to_complete_no_file_is_given(served):
     served.say("ready", 1)
     served.poll()
     assert served.ordered(2, state()).to_complete == 0
-    order, given = order_with_file(served.worker)
-    assert (order.attempt, given) == (2, None)
+    order, given = order_with_files(served.worker)
+    assert (order.attempt, given) == (2, [])
 
 
-def test_no_memory_is_reserved_where_no_worker_stays(served, file):
-    asked = []
-    served.files = type("Asked", (dict,), {"get": lambda _, rank: asked.append(rank) or file})()
+def test_no_memory_is_reserved_where_no_worker_stays(served, files):
+    served.files[0] = files
     served.say("ready", 1)
     served.poll()
     assert served.ordered(2, state(), staying=False).to_complete == 0
-    assert asked == []
-    assert served.ordered(3, state()).to_complete == 12_345
-    assert asked == [0]
+    assert served.dead == []
+    assert served.ordered(3, state()).to_complete == 2 * 12_345
+    assert len(served.dead) == 1

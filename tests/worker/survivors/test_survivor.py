@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -54,10 +54,11 @@ class Light(LightCommits):
 
     on_complete: Callable[[int], None] = staticmethod(lambda _: None)
     inode = 0
+    newest = 0
 
-    def use(self, fd: int) -> None:
-        self.inode = os.fstat(fd).st_ino
-        super().use(fd)
+    def use(self, fds: Sequence[int], newest: int) -> None:
+        self.inode, self.newest = os.fstat(fds[0]).st_ino, newest
+        super().use(fds, newest)
 
     def complete(self) -> None:
         self.on_complete(self.inode)
@@ -85,7 +86,9 @@ class Node:
 
     def order(self, attempt: int, *removed: str, file: int | None = None, **env: str) -> None:
         env |= {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
-        order = Rejoin(attempt=attempt, env=env, removed=[*removed], title="", stdout="", stderr="")
+        order = Rejoin(
+            attempt=attempt, env=env, removed=[*removed], title="", stdout="", stderr="", newest=attempt * 10
+        )
         socket.send_fds(self._supervisor, [survivor_link.encode(order)], [] if file is None else [file])
 
     def nonsense(self, file: int) -> None:
@@ -198,6 +201,7 @@ def test_it_completes_its_last_commit_when_it_has_returned(node):
     assert node.rejoin() == [("returned", 2), ("completed", 2), ("returned", 3), ("completed", 3), ("ready", 3)]
     first = [("returned", 2)]
     assert found == [(os.fstat(fd).st_ino, first), (0, [*first, ("completed", 2), ("returned", 3)])]
+    assert node.light.newest == 20
     os.close(fd)
 
 
