@@ -192,8 +192,9 @@ class LogFollower:
 
     def end(self, shown: RunSummary) -> int:
         """Print what is left of a run that is over, and how it ended. Return its exit code."""
-        self._write(self._logs.rest() if self._logs is not None else ())
         shown = self._with_result(shown)
+        self._show_more(self._run.reader.status())
+        self._write(self._logs.rest() if self._logs is not None else ())
         self._run.reader.close()
         code = ExitCode.INTERNAL if shown.exit_code is None else shown.exit_code
         ended = shown.state if shown.exit_code is None else f"{shown.state} with exit code {code}"
@@ -222,16 +223,22 @@ class LogFollower:
                 self._attempt = self._first_attempt(status)
                 self._logs = self._of(self._attempt, status)
                 self._write(self._logs.last(whole=False))
-            self._write(self._logs.more())
-            if self._run.reader.awaits_logs:
-                return shown  # what follows is another attempt's
-            while self._attempt < status.attempt:
-                self._write(self._logs.rest())
-                self._attempt += 1
-                self._logs = self._of(self._attempt, status)
-                self._say(f"attempt {self._attempt} begins")
-                self._write(self._logs.more())
+        self._show_more(status)
         return shown
+
+    def _show_more(self, status: RunStatus | None) -> None:
+        """Print what the logs have got since, attempt by attempt up to that of the status."""
+        if status is None or self._logs is None:
+            return
+        self._write(self._logs.more())
+        if self._run.reader.awaits_logs:
+            return  # what follows is another attempt's
+        while self._attempt < status.attempt:
+            self._write(self._logs.rest())
+            self._attempt += 1
+            self._logs = self._of(self._attempt, status)
+            self._say(f"attempt {self._attempt} begins")
+            self._write(self._logs.more())
 
     def _first_attempt(self, status: RunStatus) -> int:
         """Return the attempt with which to begin: that in which the time falls since which lines are shown."""
