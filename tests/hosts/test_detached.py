@@ -82,7 +82,9 @@ def is_kept(run) -> bool:
     return drivers[-1:] == [*map(int, takeovers(run))][-1:] and events[-1]["is"] != "DriverReplaced"
 
 
-TALKING = STEPS.replace("        log.write(", "        sys.stdout.write(f'{attempt} {rank} {step}\\n')\n        log.write(")
+TALKING = STEPS.replace(
+    "        log.write(", "        sys.stdout.write(f'{attempt} {rank} {step}\\n')\n        log.write("
+)
 """Each rank also prints the number of each step, with one write: `print` makes several, and a kill may come between."""
 
 

@@ -218,11 +218,10 @@ class LogFollower:
         """Print what is new, after a look at the status: what was written before the end of the run is shown."""
         shown = summary(self._run, datetime.now(timezone.utc))
         status = self._run.reader.status()
-        if status is not None and status.attempt:
-            if self._logs is None:
-                self._attempt = self._first_attempt(status)
-                self._logs = self._of(self._attempt, status)
-                self._write(self._logs.last(whole=False))
+        if status is not None and status.attempt and self._logs is None:
+            self._attempt = self._first_attempt(status)
+            self._logs = self._of(self._attempt, status)
+            self._write(self._logs.last(whole=False))
         self._show_more(status)
         return shown
 

@@ -38,6 +38,8 @@ class HeartbeatWriter:
         self.script_reports_steps = False
         #: Whether the script asks `should_checkpoint`, and so writes its own checkpoint before a planned change.
         self._script_saves = False
+        #: The last attempt in which this process has restored or committed a `State`, which is to be its only one.
+        self.attempt_with_state = 0
         self._open_sections = 0
         self._unobservable = False
         self._lock = threading.RLock()  # reentrant: a signal handler may enter a section

@@ -93,13 +93,21 @@ class RankCommits:
                 tell()
 
     def begin(self, writer: HeartbeatWriter) -> None:
-        """Wait until the driver has chosen what to restore. Called again, do nothing."""
+        """Wait until the driver has chosen what to restore. Called again, do nothing.
+
+        Raises RuntimeError if this process has begun another one in this attempt: both would write the same buffers.
+        """
         if self._is_begun:
             return
+        attempt = _number(slot_owner.ATTEMPT_VARIABLE, 1)
+        if writer.attempt_with_state == attempt:
+            msg = "this worker has another `State` already: make one `State` of all objects that are to survive"
+            raise RuntimeError(msg)
+        writer.attempt_with_state = attempt
         rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
         local_rank, nodes = _number("LOCAL_RANK", 0), _number("GROUP_WORLD_SIZE", 1)
         sharers = range(rank - local_rank, rank - local_rank + _number("LOCAL_WORLD_SIZE", 1))
-        self._attempt = _number(slot_owner.ATTEMPT_VARIABLE, 1)
+        self._attempt = attempt
         self._chosen, self._old_size = writer.commit_to_restore() or (None, 0)
         has_agent = shared_page.PAGE_VARIABLE in os.environ
         ask = buffer_client.ask if has_agent or self._folder is None else without_agent().OwnFiles(self._folder).ask

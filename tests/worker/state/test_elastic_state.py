@@ -187,6 +187,29 @@ def test_auto_goes_on_with_the_interval_of_what_is_restored(own_node):
     assert found[2] == found[1]
 
 
+TWO = """
+    from raylaunch.worker import State
+    first, second = State(every=1), State(every=1)
+    first["x"] = 7
+    print(first.restore(), first.get("x"), flush=True)
+    first.commit(0)
+    for method in (second.restore, lambda: second.commit(1)):
+        try:
+            method()
+        except RuntimeError as error:
+            print(error, flush=True)
+    raise SystemExit(1)
+"""
+
+
+def test_a_worker_has_one_state(own_node):
+    """A second one would overwrite what the first has committed. In the next attempt the script makes new ones."""
+    script = own_node.script(TWO)
+    refused = "this worker has another `State` already: make one `State` of all objects that are to survive"
+    assert attempt(own_node, script) == ["0 7", refused, refused, ""]
+    assert attempt(own_node, script)[0] == "1 7"
+
+
 GREEDY = """
     from raylaunch.worker import State
     state = State(every=1)

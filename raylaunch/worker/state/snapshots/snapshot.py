@@ -115,8 +115,10 @@ class Snapshot:
         pickler = _Pickler(file, add)
         try:
             pickler.dump(item)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            msg = f"`State` cannot pickle {name}: {error}"
+        except MemoryError:
+            raise
+        except Exception as error:  # any: a class may have a `__reduce__` of its own
+            msg = f"`State` cannot pickle {_what_fails(name, item)}: {error}"
             raise pickle.PicklingError(msg) from error
         has_dtensors = pickler.found_dtensors
         found = CommitItem(file.getvalue(), self._end, end, of_world or has_dtensors, has_dtensors)
@@ -130,6 +132,25 @@ class Snapshot:
         self.shared_bytes = part.shared_end
         self.is_replicated = self.is_replicated and part.is_replicated
         self.has_dtensors = self.has_dtensors or part.item.has_dtensors
+
+
+def _what_fails(name: str, item: Any) -> str:
+    """Return the expression for the innermost value in an item's dicts that cannot be pickled."""
+    found = f"{name.removeprefix(OBJECT)}.state_dict()" if name.startswith(OBJECT) else name
+    while isinstance(item, dict):
+        failing = [key for key, value in item.items() if not _can_pickle(value)]
+        if not failing:
+            break
+        found, item = f"{found}[{failing[0]!r}]", item[failing[0]]
+    return found
+
+
+def _can_pickle(value: Any) -> bool:
+    try:
+        _Pickler(io.BytesIO(), lambda _: 0).dump(value)
+    except Exception:  # noqa: BLE001
+        return False
+    return True
 
 
 class _Pickler(pickle.Pickler):
