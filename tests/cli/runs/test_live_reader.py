@@ -12,6 +12,7 @@ import pytest
 
 from raylaunch.cli import main
 from raylaunch.cli.runs import follow_logs, known_runs, live_reader
+from raylaunch.cli.runs.worker_logs import LineFormat, LogChoice
 from raylaunch.cluster.control import cluster_registry, control_server
 from raylaunch.cluster.control.control_client import ControlClient, ControlError
 from raylaunch.cluster.control.control_messages import (
@@ -238,6 +239,30 @@ def test_a_detached_run_without_a_driver_is_not_followed_into_another_attempt(re
     reader.wait(0.0)
     assert reader.no_driver == ""
     reader.close()
+
+
+def test_the_last_attempt_of_a_detached_run_is_seen_though_its_driver_is_gone(registry, driver, tmp_path):
+    """The driver is gone with its agents before it could be asked again, and the result comes a moment later."""
+    folder = make_folder(tmp_path / "run")
+    (entry,) = known_runs.run_registry.runs(registry.folder)
+    reader = live_reader.DetachedReader(driver.address, str(folder), lambda: entry)
+    run = replace(known_runs.find("far", registry.environ), is_detached=True, folder=str(folder), reader=reader)
+    choice = LogChoice(streams=("stdout",), ranks=None, lines=0, pattern=None, shape=LineFormat(is_prefixed=False))
+    lines: list[bytes] = []
+    follower = follow_logs.LogFollower(run, choice, lines.extend, lambda _: None)
+    for attempt in range(1, status(len(ENTRIES)).attempt + 1):
+        log = folder / f"attempt-{attempt}" / "rank-0" / "stdout.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(f"of {attempt}\n")
+    driver.log = b""
+    assert not follower.step().is_over
+    driver.close()
+    reader.wait(0.0)
+    shown = follower.step()
+    assert (shown.is_over, b"".join(lines)) == (True, b"of 1\n")
+    (folder / "result.json").write_text('{"exit_code": 0}')
+    assert follower.end(shown) == 0
+    assert b"".join(lines) == b"of 1\nof 2\nof 3\n"
 
 
 @pytest.mark.parametrize(("has_begun", "asked"), [(False, 2), (True, 1)])
