@@ -30,7 +30,8 @@ ALL_ANEW = "all started again"
 ROUNDS = 4
 WORKERS = 2
 _SCRIPT = Path(__file__).with_name("resized.py")
-_WARM_STEPS = 30
+_WARM_STEPS = 120
+"""So many that each rank has written both of its buffers: the first use of memory takes longer than all of a change."""
 _SECONDS = 120.0
 _STATIONS = {
     "launched": "the driver orders the next attempt",
