@@ -135,7 +135,7 @@ class StateFiles:
             most, what = self._limit(used)
             if needed > most:
                 return (
-                    f"the buffers of `State` need {_gib(needed)} of this node's memory, and may use {_gib(most)}: "
+                    f"the buffers of `State` need {_shown(needed)} of this node's memory, and may use {_shown(most)}: "
                     f"{what}; `state_memory` sets how much it may be"
                 )
             try:
@@ -181,11 +181,11 @@ class StateFiles:
         most, what = self._limit(used)
         if used + size > most:
             return (
-                f"files and `State` would need {_gib(used + size)} of that node's memory, and may use {_gib(most)}: "
+                f"files and `State` would need {_shown(used + size)} of that node's memory, and may use {_shown(most)}: "
                 f"{what}; `state_memory` sets how much it may be"
             )
         if size > (room := shutil.disk_usage(self.folder.root).free // 2):
-            return f"the file has {_gib(size)}, and {_gib(room)}, half of what is free, may be used of /dev/shm"
+            return f"the file has {_shown(size)}, and {_shown(room)}, half of what is free, may be used of /dev/shm"
         return ""
 
     def drop(self, is_useless: Callable[[Key, MemoryFile], bool]) -> None:
@@ -319,5 +319,7 @@ class StateFiles:
             self._files.clear()
 
 
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"
+def _shown(size: float) -> str:
+    """Return a number of bytes as a person reads it. From 1 GiB on, it has the unit of `state_memory`."""
+    unit, one = next((found for found in (("GiB", 2**30), ("MiB", 2**20)) if size >= found[1]), ("KiB", 2**10))
+    return f"{size / one:.2f} {unit}"

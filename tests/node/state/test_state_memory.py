@@ -125,8 +125,9 @@ def test_a_buffer_that_was_never_made_is_none(monkeypatch):
 def test_too_little_memory_is_an_error_that_says_how_much_is_needed(monkeypatch, most):
     """`node_bytes` counts what the other workers of the node will need."""
     node_bytes = SIZE * 4 if most else 1 << 60
+    needed = r"[1-9]\d*\.\d\d [KMG]iB"
     with memory_of(monkeypatch, most=most) as (memory, _):
-        with pytest.raises(MemoryError, match=r"need [\d.]+ GiB of this node's memory.*`state_memory` sets"):
+        with pytest.raises(MemoryError, match=rf"need {needed} of this node's memory.*`state_memory` sets"):
             buffer_of(node_bytes=node_bytes)
         assert memory.held() == ()
         assert buffer_of(size=0) is None
