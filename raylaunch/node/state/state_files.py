@@ -181,8 +181,8 @@ class StateFiles:
         most, what = self._limit(used)
         if used + size > most:
             return (
-                f"files and `State` would need {_shown(used + size)} of that node's memory, and may use {_shown(most)}: "
-                f"{what}; `state_memory` sets how much it may be"
+                f"files and `State` would need {_shown(used + size)} of that node's memory, and may use "
+                f"{_shown(most)}: {what}; `state_memory` sets how much it may be"
             )
         if size > (room := shutil.disk_usage(self.folder.root).free // 2):
             return f"the file has {_shown(size)}, and {_shown(room)}, half of what is free, may be used of /dev/shm"
