@@ -42,7 +42,7 @@ PYTEST := $(BIN)/python -m pytest -q
 
 # Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
-	$(BIN)/python -m compileall -q raylaunch tests
+	$(BIN)/python -m compileall -q raylaunch tests tools
 	$(MAKE) --no-print-directory --jobs $(JOBS) --output-sync=target $(PARTS)
 
 test-contract test-worker test-node: test-%: install
@@ -88,41 +88,41 @@ check: install
 	$(BIN)/lint-imports
 
 fuzz: install
-	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tools.fuzz --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 bench: $(VENV)/.installed-for-bench
-	$(BIN)/python -m tests.bench $(ONLY)
+	$(BIN)/python -m tools.bench $(ONLY)
 
 profile-restart: install
-	$(BIN)/python -m tests.bench.profile_restart $(or $(N),10)
+	$(BIN)/python -m tools.bench.profile_restart $(or $(N),10)
 
 # setuptools copies modules to build/, and packs what earlier builds left there.
 dist: install
 	rm -rf build dist
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 	rm -rf build
-	$(BIN)/python -m tests.dist dist/*.whl $(if $(INTO),--python $$(command -v $(INTO)))
+	$(BIN)/python -m tools.dist dist/*.whl $(if $(INTO),--python $$(command -v $(INTO)))
 
 ifdef DETACH
 chaos: install
-	$(BIN)/python -m tests.chaos --detach --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
+	$(BIN)/python -m tools.chaos --detach --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
 else
 chaos: install
-	$(BIN)/python -m tests.chaos --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
-	$(BIN)/python -m tests.chaos --state --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
+	$(BIN)/python -m tools.chaos --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
+	$(BIN)/python -m tools.chaos --state --faults $(or $(N),60) --seed $(or $(SEED),1) $(if $(ONLY),--only "$(ONLY)")
 endif
 
 compat: install
-	$(BIN)/python -m tests.compat $(if $(ONLY),--only "$(ONLY)") $(if $(KEEP),--keep) $(if $(IF_AVAILABLE),--if-available)
+	$(BIN)/python -m tools.compat $(if $(ONLY),--only "$(ONLY)") $(if $(KEEP),--keep) $(if $(IF_AVAILABLE),--if-available)
 
 # Also where nothing was installed: in a bundle, and with the Python that has the machine's torch.
 MACHINE_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
 gpu:
-	$(MACHINE_PYTHON) -m tests.gpu $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only "$(ONLY)") $(if $(SECONDS),--seconds $(SECONDS))
+	$(MACHINE_PYTHON) -m tools.gpu $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only "$(ONLY)") $(if $(SECONDS),--seconds $(SECONDS))
 
 gpu-bundle: install
-	$(BIN)/python -m tests.gpu.bundle gpu-bundle $(if $(GPU_PYTHON),--python $(GPU_PYTHON))
+	$(BIN)/python -m tools.gpu.bundle gpu-bundle $(if $(GPU_PYTHON),--python $(GPU_PYTHON))
 
 clean:
 	rm -rf $(VENV) .compat runs checkpoints build dist gpu-bundle

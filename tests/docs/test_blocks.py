@@ -14,9 +14,9 @@ from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_
 from raylaunch.core.record.attempt import Attempt
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ExitCode
-from tests.bench import __main__ as bench
-from tests.chaos.faults import FAULTS
-from tests.docs import blocks
+from tools.bench import __main__ as bench
+from tools.chaos.faults import FAULTS
+from tools.docs import blocks
 
 REFERENCE = blocks.DOCS / "reference.md"
 
@@ -24,7 +24,7 @@ REFERENCE = blocks.DOCS / "reference.md"
 @pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
 def test_generated_tables_are_up_to_date(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert blocks.filled(text) == text, "run `python -m tests.docs`"
+    assert blocks.filled(text) == text, "run `python -m tools.docs`"
 
 
 def test_every_generated_table_has_its_place() -> None:

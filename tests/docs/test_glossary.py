@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.docs import blocks
+from tools.docs import blocks
 
 PACKAGE = blocks.ROOT / "raylaunch"
 PROCESSES = (

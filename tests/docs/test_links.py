@@ -15,11 +15,11 @@ import yaml
 from raylaunch.cli.args import subcommands
 from raylaunch.cli.args.flags import matching_flags
 from raylaunch.core.job.job import Job
-from tests.docs import blocks
+from tools.docs import blocks
 
 PAGES = pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
 MOST_LINES = 200
-_PATH = re.compile(r"(?<![\w/.-])((?:raylaunch|tests|docs|examples|conf)/[\w./-]*[\w/])")
+_PATH = re.compile(r"(?<![\w/.-])((?:raylaunch|tests|tools|docs|examples|conf)/[\w./-]*[\w/])")
 _MODULE = re.compile(r"(?<![\w/.-])raylaunch(?:\.[A-Za-z_]\w*)+")
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import gpu_runs, steps
+from tests.gpu import gpu_runs
 from tests.gpu.gpu_runs import Run
-from tests.gpu.results import TestResult
 from tests.private_cluster import MARK, Cluster, end_marked, private_cluster
+from tools.gpu import steps
+from tools.gpu.results import TestResult
 
 _MOST_TEXT = 4000
 _shows: dict[str, str] = {}

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gpu import steps
 from tests.private_cluster import MARK, marked
+from tools.gpu import steps
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEVICE = "/dev/nvidia-uvm"

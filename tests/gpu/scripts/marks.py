@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def with_ray_train() -> None:
-    """As Ray Train runs it, with the settings of tests/bench/ray_train.py."""
+    """As Ray Train runs it, with the settings of tools/bench/ray_train.py."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer, get_device

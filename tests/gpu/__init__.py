@@ -1,7 +1,0 @@
-"""What needs a GPU: tests, and `make gpu`, which runs all of them on a machine with one and writes down what it saw.
-
-`__main__` looks for the GPU, `environment` makes a Python environment from the wheels of a bundle, `steps` runs the
-test files one after the other, each for a limited time, and `results` writes gpu.json and the table. `bundle` packs
-what a machine without a network needs. The test files themselves use `conftest` and `gpu_runs`, and start the training
-scripts in `scripts`.
-"""

@@ -1,0 +1,181 @@
+"""A host is lost: from the driver's notice until all ranks have made a step from the copies that other hosts have.
+
+3 hosts of network namespaces, of which two have a node with 2 workers each, and one has a spare node. The state is 100
+MB per rank; ranks meet in an `all_reduce` of gloo in each step. The host of a node, not that of the driver, is killed.
+All hosts are on this machine, so copies between them go through its memory and share its CPUs with the workers. The
+cost of the copies is that of the same steps after they are turned off by a limit of memory that does not suffice.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.hosts.host import why_not
+from tests.hosts.hosts import Hosts
+from tests.private_cluster import Cluster
+from tools.bench import figures, launches, processes
+from tools.bench.contenders import RAYLAUNCH, new_folder
+from tools.bench.figures import Detail, Figure, Outcome
+
+NO_CLUSTER = True
+LOSSES = 3
+MEGABYTES = 100
+_WARM_STEPS = 150
+_TOO_LITTLE_GIB = 0.9
+"""Enough for four buffers of 100 MB, and not for the twelve that copies need."""
+_SCRIPT = Path(__file__).with_name("keeper.py")
+_SECONDS = 180.0
+_STATIONS = {
+    "launched": "the driver orders the next attempt",
+    "started": "all workers are forked",
+    "restored": "all ranks have their part of the commit",
+    "step": "all ranks have made a step",
+}
+
+
+class _Run:
+    """A run on the hosts, and what its workers have noted."""
+
+    def __init__(self, hosts: Hosts, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        job = launches.job(
+            folder,
+            _SCRIPT,
+            str(folder),
+            str(MEGABYTES),
+            workers=2,
+            nnodes=2,
+            spares=1,
+            placement="spread",
+            cpus_per_worker=0.5,
+            exclude_after=0,
+            **settings,
+        )
+        self.out = (folder / "out.txt").open("wb")
+        command = [sys.executable, "-m", "raylaunch", str(job)]
+        self.process = hosts.popen(
+            hosts.head, command, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.out
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        found = next(iter(self.folder.glob("**/events.jsonl")), None)
+        text = found.read_text() if found is not None else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The driver's, with `at` in CLOCK_MONOTONIC."""
+        lines = self.lines()
+        clock = lines[0]["clock"] if lines else 0.0
+        found = [line["event"] for line in lines[1:] if line["event"] and line["event"]["is"] == kind]
+        return [event | {"at": clock + event["at"]} for event in found]
+
+    def restores(self) -> list[dict[str, Any]]:
+        return [action for line in self.lines()[1:] for action in line["actions"] if action["is"] == "RestoreCommit"]
+
+    def notes(self) -> list[tuple[int, int, str, float, str]]:
+        """Attempt, rank, step (or `restored`), time and host."""
+        rows = [
+            line.split() for path in self.folder.glob("note.*") for line in path.read_text().splitlines(keepends=True)
+        ]
+        return [(int(row[0]), int(row[1]), row[2], float(row[3]), row[4]) for row in rows if len(row) == 5]
+
+    def attempt(self) -> int:
+        return max((note[0] for note in self.notes()), default=0)
+
+    def at(self, attempt: int, what: str) -> float:
+        """When the last rank noted this for the first time."""
+        first: dict[int, float] = {}
+        for number, rank, step, at, _ in self.notes():
+            if number == attempt and (step == what or (what == "step" and step != "restored")):
+                first[rank] = min(at, first.get(rank, at))
+        return max(first.values()) if len(first) == 4 else 0.0
+
+    def steps(self, attempt: int) -> int:
+        return len([note for note in self.notes() if note[0] == attempt and note[1] == 0])
+
+    def wait(self, condition: Any) -> None:
+        processes.wait_until(lambda: condition() or self.process.poll() is not None, seconds=_SECONDS)
+        if not condition():
+            self.out.flush()
+            raise processes.BenchError(
+                f"what was waited for did not come:\n{(self.folder / 'out.txt').read_text()[-3000:]}"
+            )
+
+
+def measure(cluster: Cluster, scratch: Path) -> Outcome:
+    """Lose one host after the other in one run, and measure steps in another one without copies."""
+    del cluster
+    if reason := why_not():
+        return Outcome(figures=(_figure(f"not measured: {reason}"),))
+    times: list[dict[str, float]] = []
+    lost: list[int] = []
+    with Hosts(3) as hosts:
+        run = _Run(hosts, new_folder(scratch, RAYLAUNCH))
+        while len(times) < LOSSES:
+            attempt = run.attempt()
+            run.wait(lambda: len(run.events("NodeJoined")) == 3 + len(times) and run.steps(run.attempt()) > _WARM_STEPS)
+            attempt = run.attempt()
+            names = {note[4] for note in run.notes() if note[0] == attempt}
+            victim = next(host for host in hosts.hosts[1:] if host.name in names)
+            if not times:
+                with_copies = _step_seconds(run, attempt)
+            hosts.kill(victim)
+            run.wait(lambda: run.attempt() > attempt and run.at(run.attempt(), "step"))  # noqa: B023
+            times.append(_times(run, run.attempt()))
+            lost.append(run.restores()[-1]["lost_steps"])
+            hosts.remove(victim)
+            hosts.add()
+        run.process.terminate()
+        run.process.wait(_SECONDS)
+        plain = _Run(hosts, new_folder(scratch, "without-copies"), state_memory=_TOO_LITTLE_GIB)
+        plain.wait(lambda: plain.steps(1) > _WARM_STEPS)
+        without = _step_seconds(plain, 1)
+        plain.process.terminate()
+        plain.process.wait(_SECONDS)
+    costs = Detail(
+        title="host-loss, steps of two hosts on one machine:",
+        columns=("", "median step, ms"),
+        rows=(("with copies", f"{1000 * with_copies:.1f}"), ("without", f"{1000 * without:.1f}")),
+    )
+    return Outcome(
+        figures=(_figure(tuple(one["step"] for one in times)),),
+        details=(
+            figures.stations("host-loss, seconds after the driver's notice", _STATIONS, {RAYLAUNCH: times}),
+            costs,
+        ),
+        notes=(f"steps that had no copy: {', '.join(map(str, lost))}",),
+        more={"host_losses": times, "step_with_copies": with_copies, "step_without_copies": without},
+    )
+
+
+def _figure(samples: figures.Samples) -> Figure:
+    what = (__doc__ or "").split("\n", 1)[0]
+    return Figure(
+        name="host-loss", what=what, unit="s", samples={RAYLAUNCH: samples}, goals=(figures.median_at_most(1.0),)
+    )
+
+
+def _step_seconds(run: _Run, attempt: int) -> float:
+    """The median of the steps of rank 0 after the first ones."""
+    times = sorted(note[3] for note in run.notes() if note[:2] == (attempt, 0) and note[2] != "restored")[20:]
+    return statistics.median(after - before for before, after in pairwise(times))
+
+
+def _times(run: _Run, attempt: int) -> dict[str, float]:
+    noticed = run.events("NodeLost")[-1]["at"]
+    launched = next(
+        line["event"]["at"] + run.lines()[0]["clock"]
+        for line in run.lines()[1:]
+        for action in line["actions"]
+        if action["is"] == "Launch" and action["attempt"] == attempt
+    )
+    started = max(event["at"] for event in run.events("WorkersStarted") if event["attempt"] == attempt)
+    found = {"launched": launched, "started": started}
+    found |= {"restored": run.at(attempt, "restored"), "step": run.at(attempt, "step")}
+    return {name: at - noticed for name, at in found.items()}

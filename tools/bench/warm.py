@@ -1,0 +1,129 @@
+"""From the start of the command until all ranks are past their first `all_reduce`, where a command before it kept warm.
+
+gloo, 2 agents x 2 workers, in turn with torchrun, which keeps nothing. The commands of raylaunch are one user's in one
+folder, with `--keep-warm`, on a Ray cluster that is running already: the first starts driver and agents, and does not
+count; the second and later ones find them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from raylaunch.core.machine.events_and_actions import NodeJoined, WorkersStarted
+from raylaunch.core.record import journal
+from tests.private_cluster import Cluster, end_marked
+from tools.bench import contenders, figures, processes, starts
+from tools.bench.contenders import CLUSTER_CPUS, RAYLAUNCH, TORCHRUN, Started, Task
+from tools.bench.figures import SCRIPT_STATIONS, Figure, Outcome, Times
+
+_ROUNDS = 6
+_TASK = Task(agents=2, workers=2)
+
+_STATIONS = {
+    "interpreter": "the command's own first line",
+    "parsed": "its job is read and checked",
+    "planned": "handed over to the driver, which has asked Ray and laid out the plan",
+    "up": "placed; the agents have taken up the run",
+    "forked": "launched: all workers are forked",
+    **SCRIPT_STATIONS,
+}
+_TO_THE_HANDOVER = """
+import time
+entered = time.monotonic()
+import sys
+from raylaunch.cli import main; from raylaunch.cli.daemon import client as warm_command
+warm_command.run = lambda *_: print(entered, time.monotonic()) or 0
+sys.exit(main.main())
+"""
+"""The command's own part, up to where it looks for a driver."""
+
+
+def measure(cluster: Cluster, scratch: Path) -> Outcome:
+    """Run the contenders in turn."""
+    found: dict[str, list[Times]] = {RAYLAUNCH: [], TORCHRUN: []}
+    with _one_user(cluster, scratch) as launch:
+        first = launch()
+        for _ in range(_ROUNDS):
+            with contenders.torchrun(scratch, _TASK) as started:
+                found[TORCHRUN].append(starts.times(started))
+            found[RAYLAUNCH].append(launch())
+    figure = Figure(
+        name="warm, 2 x 2",
+        what=(__doc__ or "").split("\n", 1)[0],
+        unit="s",
+        samples={contender: tuple(times["passed"] for times in each) for contender, each in found.items()},
+        goals=(figures.median_at_most(0.5), figures.times_better(8)),
+    )
+    return Outcome(
+        figures=(figure,),
+        details=(figures.stations("warm, 2 x 2, seconds after the start of the command", _STATIONS, found),),
+        notes=(f"warm: the first, which starts driver and agents: {first['passed']:.2f} s",),
+        more={"starts": found, "first": first},
+    )
+
+
+@contextlib.contextmanager
+def _one_user(cluster: Cluster, scratch: Path) -> Iterator[Callable[[], Times]]:
+    """Launches from one folder and one environment; what they keep is ended afterwards."""
+    home = scratch / f"warm-{secrets.token_hex(4)}"
+    home.mkdir()
+    mark = secrets.token_hex(8)
+    extra = {"TMPDIR": str(home), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
+    try:
+        yield lambda: _launch(cluster, home, mark, extra)
+    finally:
+        end_marked(mark)
+
+
+def _launch(cluster: Cluster, home: Path, mark: str, extra: dict[str, str]) -> Times:
+    """Times to all stations of one launch that ends well."""
+    folder = home / secrets.token_hex(4)
+    folder.mkdir()
+    words = [
+        *("--keep-warm", "120", "--nnodes", str(_TASK.agents), "--nproc-per-node", str(_TASK.workers)),
+        *("--set", f"ray.address={cluster.address}", "--set", "placement=pack", "--show", "none"),
+        *("--set", f"cpus_per_worker={CLUSTER_CPUS / _TASK.world}", "--set", "name=bench", "--rdzv-id", "bench"),
+        *("--set", f"log_dir={folder / 'runs'}", *_TASK.script(folder)),
+    ]
+    began = time.monotonic()
+    command = processes.start([sys.executable, "-m", "raylaunch", *words], mark, extra, home, folder / "log.txt")
+    started = Started(task=_TASK, folder=folder, mark=mark, began=began, commands=(command,))
+    found = starts.times(started)
+    return _front(words, mark, extra, home) | _of_driver(started) | found
+
+
+def _front(words: list[str], mark: str, extra: dict[str, str], home: Path) -> Times:
+    """What the same command needs until it hands over, by one that does not."""
+    command = [sys.executable, "-c", _TO_THE_HANDOVER, *words]
+    began = time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=home,
+        env=processes.environment(mark, extra),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    entered, parsed = map(float, done.stdout.split())
+    return {"interpreter": entered - began, "parsed": parsed - began}
+
+
+def _of_driver(started: Started) -> Times:
+    """Its clock is ours: CLOCK_MONOTONIC."""
+    lines = contenders.events_of(started).read_text().splitlines()
+    clock = json.loads(lines[0])["clock"]
+    events = [entry.event for entry in journal.read(lines)[1]]
+    times = {
+        "planned": clock,
+        "up": clock + max(event.at for event in events if isinstance(event, NodeJoined)),
+        "forked": max(event.timings.forked for event in events if isinstance(event, WorkersStarted) and event.timings),
+    }
+    return {name: at - started.began for name, at in times.items()}

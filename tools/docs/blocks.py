@@ -1,0 +1,161 @@
+"""Tables of the documentation that are generated from the code.
+
+A table called `NAME` stands between the lines `<!-- NAME -->` and `<!-- /NAME -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from raylaunch.cli.args import subcommands, usage
+from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
+from raylaunch.core.machine.events_and_actions import Action, Event
+from raylaunch.core.machine.state import TRANSITIONS, Phase
+from raylaunch.core.record import run_layout
+from tools.compat import results
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+_SECTIONS = {"entrypoint": Entrypoint, "ray": RayOptions}
+_BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<body>.*?)<!-- /(?P=name) -->\n", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """All pages that a person reads, README.md first."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+
+
+def filled(text: str) -> str:
+    """The text with its generated tables as the code is now. Blocks that are measured stay as they are."""
+
+    def block(match: re.Match[str]) -> str:
+        name = match["name"]
+        return f"<!-- {name} -->\n{GENERATED[name]()}<!-- /{name} -->\n" if name in GENERATED else match[0]
+
+    return _BLOCK.sub(block, text)
+
+
+def block(page: str, name: str) -> str:
+    """The text of one block of a page in docs/."""
+    bodies = {match["name"]: match["body"] for match in _BLOCK.finditer((DOCS / page).read_text(encoding="utf-8"))}
+    return bodies[name]
+
+
+def first_column(table: str) -> list[str]:
+    """The cells of a Markdown table's first column, without its head."""
+    return [cells(line)[0] for line in table.splitlines() if line.startswith("| ") and "---" not in line][1:]
+
+
+def cells(row: str) -> list[str]:
+    """The cells of one row of a Markdown table."""
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip().strip("|"))]
+
+
+def attribute_docstrings(kind: type) -> dict[str, str]:
+    """The text below each attribute of a class, on one line, by the attribute's name."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for before, after in zip(tree.body, tree.body[1:], strict=False):
+        targets = before.targets if isinstance(before, ast.Assign) else [getattr(before, "target", None)]
+        if isinstance(targets[0], ast.Name) and isinstance(after, ast.Expr):
+            found[targets[0].id] = " ".join(inspect.cleandoc(ast.literal_eval(after.value)).split())
+    return found
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
+
+
+def _config() -> str:
+    return _table(("key", "default", "meaning"), _keys(Job, ""))
+
+
+def _keys(kind: type[Any], prefix: str) -> Iterator[tuple[str, str, str]]:
+    meanings = attribute_docstrings(kind)
+    for field in fields(kind):
+        if field.name in _SECTIONS and not prefix:
+            yield from _keys(_SECTIONS[field.name], f"{field.name}.")
+            continue
+        yield f"`{prefix}{field.name}`", _default(field), meanings[field.name]
+        if field.name == "nodes":
+            yield from _keys(NodeRule, "nodes.<which>.")
+
+
+def _default(field: Field[Any]) -> str:
+    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    if value is None or value == "" or is_dataclass(value):
+        return ""
+    if isinstance(value, list):
+        return f"`[{', '.join(map(str, value))}]`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _exit_codes() -> str:
+    """From `--help`, which says them too."""
+    lines = usage.full().partition("Exit codes:\n")[2].partition("\n\n")[0].splitlines()
+    return _table(("code", "meaning"), (re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines))
+
+
+def _run_folder() -> str:
+    lines = inspect.cleandoc(run_layout.__doc__ or "").partition("::\n\n")[2].split("\n\n")[0]
+    return f"```text\n{textwrap.dedent(lines)}\n```\n"
+
+
+def _classes(union: Any) -> str:
+    rows = ((f"`{kind.__name__}`", " ".join(_first_paragraph(kind).split())) for kind in get_args(union))
+    return _table(("`is`", "meaning"), rows)
+
+
+def _phases() -> str:
+    rows = ((f"`{phase.name}`", meaning, _names(TRANSITIONS[phase])) for phase, meaning in _phase_meanings())
+    return _table(("phase", "meaning", "may be followed by"), rows)
+
+
+def _phase_meanings() -> list[tuple[Phase, str]]:
+    meanings = attribute_docstrings(Phase)
+    return [(phase, meanings[phase.name]) for phase in Phase]
+
+
+def _names(phases: Iterable[Phase]) -> str:
+    return ", ".join(f"`{phase.name}`" for phase in Phase if phase in set(phases))
+
+
+def _first_paragraph(kind: type) -> str:
+    return inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
+
+
+def _compat() -> str:
+    head, *rows = results.table(results.read())
+    left_out = "".join(f"- {line}\n" for line in results.notes(results.read()))
+    return _table(head, rows) + (f"\n{left_out}" if left_out else "")
+
+
+def _versions() -> str:
+    head, *rows = results.table(results.read(), each_column=False)
+    return _table(head, rows)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "flags": usage.table,
+    "subcommands": subcommands.table,
+    "config": _config,
+    "exit-codes": _exit_codes,
+    "run-folder": _run_folder,
+    "events": lambda: _classes(Event),
+    "actions": lambda: _classes(Action),
+    "phases": _phases,
+    "compat": _compat,
+    "versions": _versions,
+}
