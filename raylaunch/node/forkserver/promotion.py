@@ -43,7 +43,7 @@ def remove_folders(folders: Iterable[str], lifeline: int) -> None:
 
     is_dead = bool(happened[0][1] & select.POLLHUP)  # else only its end is shut down
     for folder in folders:
-        scratch.remove_unless_locked(folder, *([] if is_dead else [os.path.join(folder, "files")]))
+        scratch.remove_unless_locked(folder, *([] if is_dead else [os.path.join(folder, scratch.AGENT_LOCK)]))
 
 
 def run_standbys(server: int, promote: int, lifeline: int) -> bool:

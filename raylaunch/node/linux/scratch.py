@@ -16,6 +16,8 @@ import stat
 import tempfile
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+AGENT_LOCK = "agent"
+"""In a folder for files in memory: what its agent has a lock on (flock(2)). The user's script never sees it."""
 _KEPT_BYTES = 64 * 1024
 """The end of a log that is never discarded: the failure report quotes it."""
 

@@ -3,8 +3,10 @@
 `FastDir` is the agent's part: it makes the folder, and knows whose files it has. Beside the folder are copies of the
 files of other nodes. What goes over the network is in `file_transfer`.
 
+The agent has a lock (flock(2)) on a folder beside it: a script may remove the folder itself, and make it again.
+
 Who removes it: the subreaper or the fork server, whoever ends last on the node, or the agent. On a cluster the state
-keeper has a lock (flock(2)) on it once there are files, so that it outlives the agent, and removes it if no other agent
+keeper has a lock on all of it once there are files, so that it outlives the agent, and removes it if no other agent
 of the run takes it over. If all of them are killed, the next run on the host removes it (`_remove_stale`).
 """
 
@@ -87,10 +89,11 @@ class FastDir:
         with contextlib.suppress(OSError):
             if self._fd < 0:
                 _remove_stale(os.path.dirname(self.root))
-            for path in (self.root, self.path, self._at(_COPIES), self._at(_INCOMING)):
+            lock = self._at(scratch.AGENT_LOCK)
+            for path in (self.root, lock, self.path, self._at(_COPIES), self._at(_INCOMING)):
                 scratch.create(path)
             if self._fd < 0:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._fd = os.open(lock, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._fd, fcntl.LOCK_SH)
 
     def clear(self) -> None:
@@ -342,5 +345,5 @@ def _is_stale(entry: os.DirEntry[str]) -> bool:
     with contextlib.suppress(OSError):
         status = entry.stat(follow_symlinks=False)
         if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _STALE_SECONDS:
-            return not (scratch.is_locked(entry.path) or scratch.is_locked(os.path.join(entry.path, _FILES)))
+            return not any(map(scratch.is_locked, (entry.path, os.path.join(entry.path, scratch.AGENT_LOCK))))
     return False

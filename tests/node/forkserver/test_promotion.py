@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from raylaunch.node.forkserver import promotion
+from raylaunch.node.linux import scratch
 
 
 @pytest.fixture
 def folder(tmp_path):
     found = tmp_path / "folder"
-    (found / "files").mkdir(parents=True)
+    (found / scratch.AGENT_LOCK).mkdir(parents=True)
     return found
 
 
@@ -52,12 +53,12 @@ def test_what_the_state_keeper_has_stays(folder, is_dead):
 
 
 def test_what_the_agent_goes_on_with_stays_when_it_starts_another_fork_server(folder):
-    assert not removed(folder, is_dead=False, lock=folder / "files")
+    assert not removed(folder, is_dead=False, lock=folder / scratch.AGENT_LOCK)
 
 
 def test_the_lock_of_an_agent_that_was_killed_does_not_count(folder):
     """Its end may take a while."""
-    assert removed(folder, is_dead=True, lock=folder / "files")
+    assert removed(folder, is_dead=True, lock=folder / scratch.AGENT_LOCK)
 
 
 def test_an_agent_that_is_killed_a_little_later_than_the_subreaper_is_waited_for(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -72,6 +73,18 @@ def test_the_next_run_or_the_end_of_another_removes_what_nobody_owns_any_more(fo
         other.remove()
         for root in (young, kept):
             scratch.remove(root)
+
+
+def test_a_script_may_remove_the_folder_and_make_it_again(folder):
+    """Another run that starts on the host, or ends, a minute later does not take it for abandoned."""
+    other = FastDir()
+    shutil.rmtree(folder.path)
+    os.makedirs(folder.path)
+    path = write(folder)
+    os.utime(folder.root, (time.time() - 100, time.time() - 100))
+    other.create()
+    other.remove()
+    assert path.exists()
 
 
 def test_what_is_locked_stays_for_the_process_that_has_the_lock(folder):
