@@ -3,14 +3,17 @@
 `ray.init(address="auto")` connects to whatever a running raylet's command line names, or else the file that
 `ray start` leaves in Ray's folder, whoever wrote them. A driver sends its token and its environment there, so here
 only what root or this user wrote is believed. Ray 2.60 makes its folder, by default /tmp/ray, with mode 0777 and
-without the sticky bit: everyone may replace the file in it. So usually it is the raylet that is believed.
+without the sticky bit: everyone may replace the file in it, even by another one of its owner's. So usually it is the
+raylet that is believed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
+import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -184,20 +187,44 @@ def _read(folder: int, name: str) -> str:
 
 
 def address_file(environ: Mapping[str, str]) -> Sign | None:
-    """Return the file in which `ray start` leaves the cluster's address; see Ray's `get_ray_address_file`."""
+    """Return the file in which `ray start` leaves the cluster's address; see Ray's `get_ray_address_file`.
+
+    None: there is no file, it is empty, or its cluster has died without `ray stop`, which removes the file.
+    """
     folder = environ.get("RAY_TMPDIR", environ.get("TMPDIR", "/tmp"))  # noqa: S108
     path = Path(folder, "ray", "ray_current_cluster").absolute()
     where = f"the file {path}"
     try:
-        if why := why_not_believed(path):
-            return Sign(where=where, why=f"{why}, so others may have written it")
-        with path.open("rb") as opened:
-            address = opened.read(_MAX_BYTES).decode(errors="replace").strip()
+        path.stat()  # without a file, it does not matter who may write to its folder
+        why = why_not_believed(path)
+        # What others may have put there is no link to a device that acts on `open`, and no pipe that waits.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if why else 0))
+        with open(file, "rb") as opened:
+            address = (opened.read(_MAX_BYTES) or b"").decode(errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         return Sign(where=where, why=f"it cannot be read: {error.strerror}")
-    return Sign(where=where, address=address) if address else None
+    if not address or _is_gone(address):
+        return None
+    return Sign(where=where, why=f"{why}, so others may have written it") if why else Sign(where=where, address=address)
+
+
+def _is_gone(address: str) -> bool:
+    """Return whether the head was on this machine, and nothing listens at its port any more.
+
+    An address of another machine is not connected to: it cannot be bound to.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        ipaddress.ip_address(host)  # no name, which a name server would be asked for
+        socket.create_connection((host, int(port)), timeout=1, source_address=(host, 0)).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        pass
+    return False
 
 
 def why_not_believed(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,45 @@ def test_a_folder_in_which_others_may_write(public, mode):
     assert sign is not None
     assert sign.address == ""
     assert sign.why == f"other users may write to {file.parent}, so others may have written it"
+
+
+def test_a_folder_in_which_others_may_write_without_a_file(public):
+    """Ray 2.60 leaves it so: after `ray stop` it is a sign of nothing."""
+    address_file(public).unlink()
+    (public / "ray").chmod(0o777)
+    assert found(public) is None
+    (public / "ray" / "ray_current_cluster").symlink_to("gone")
+    assert found(public) is None
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_file_of_a_cluster_that_is_gone(public, mode):
+    """A head that was killed leaves its file: nothing listens at its port on this machine."""
+    file = address_file(public)
+    file.parent.chmod(mode)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        file.write_text(f"127.0.0.1:{port}")
+        sign = found(public)
+        assert sign is not None
+        assert bool(sign.address) is (mode == 0o755)
+    assert found(public) is None
+    file.write_text("127.0.0.1:x")
+    assert found(public) is not None
+
+
+def test_what_others_have_put_in_place_of_the_file_is_not_opened_blindly(public):
+    """A link to a file of this user's is not read; a pipe is not waited for."""
+    file = address_file(public)
+    file.parent.chmod(0o777)
+    file.rename(public / "other")
+    file.symlink_to(public / "other")
+    sign = found(public)
+    assert sign is not None
+    assert sign.address == ""
+    file.unlink()
+    os.mkfifo(file, 0o644)
+    assert found(public) is None
 
 
 def test_a_file_that_others_may_write(public):
