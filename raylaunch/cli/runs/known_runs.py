@@ -17,13 +17,13 @@ from pathlib import Path
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs.live_reader import DetachedReader, LiveReader
 from raylaunch.cli.runs.run_reader import RunReader
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control import cluster_registry
 from raylaunch.cluster.driver import run_registry
 from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
 from raylaunch.core.record import run_layout
 from raylaunch.errors import ConfigError
 from raylaunch.node.linux import procfs
+from raylaunch.node.protocol.acceptor import SecretAddress
 
 _MOST_NAMED = 5
 _RECENT_SECONDS = 0.3

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raylaunch.cli.runs.run_reader import RunReader
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control.control_client import ControlClient, ControlError, DriverClient, RefusedError
 from raylaunch.cluster.control.control_messages import (
     Accepted,
@@ -25,6 +24,7 @@ from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.machine.state import Phase
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
+from raylaunch.node.protocol.acceptor import SecretAddress
 
 RETRY_SECONDS = 5.0
 """When a driver that could not be asked, and may not be gone, is asked again."""

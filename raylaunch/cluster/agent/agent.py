@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.agent.copies.state_copies import StateCopies
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
 from raylaunch.cluster.agent.link import Link
@@ -28,6 +27,7 @@ from raylaunch.node.linux import interfaces, limits, processes
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.logs.tail import LogOutput
+from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.copy_messages import CopyOrder
 from raylaunch.node.protocol.messages import (
     AnnounceCommit,

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raylaunch.cluster.agent.acceptor import Acceptor, SecretAddress
 from raylaunch.core.newtypes import NodeId
+from raylaunch.node.protocol import acceptor
+from raylaunch.node.protocol.acceptor import Acceptor, SecretAddress
 
 _CONNECT_SECONDS = 5.0
 KEEPALIVE_SECONDS = 60.0
@@ -51,7 +52,7 @@ class LinkServer(Acceptor):
 
     def __init__(self, address: str) -> None:
         """Listen at this address of the driver's machine only. Raises OSError."""
-        super().__init__(address, thread="raylaunch-link-server")
+        super().__init__(acceptor.listen(address), thread="raylaunch-link-server")
         self._lines: dict[NodeId, socket.socket] = {}
         self._is_replaced = False
         self._tell: Callable[[LinkDown], None] = lambda _: None

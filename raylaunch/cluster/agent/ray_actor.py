@@ -17,7 +17,6 @@ from ray.exceptions import RayError
 
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import agent, serialization
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.agent.agent import AgentSpec, Home
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import Link
@@ -28,6 +27,7 @@ from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
+from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.copy_messages import FreeMemory
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 

@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control import control_frames
 from raylaunch.cluster.control.control_messages import (
     ControlAnswer,
@@ -17,6 +16,7 @@ from raylaunch.cluster.control.control_messages import (
     Refused,
     RunState,
 )
+from raylaunch.node.protocol.acceptor import SecretAddress
 
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 20.0

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from raylaunch.cluster.agent.acceptor import Acceptor
 from raylaunch.cluster.control import control_frames
 from raylaunch.cluster.control.control_messages import (
     ControlAnswer,
@@ -23,6 +22,8 @@ from raylaunch.cluster.control.control_messages import (
     Refused,
 )
 from raylaunch.cluster.driver.observer import described
+from raylaunch.node.protocol import acceptor
+from raylaunch.node.protocol.acceptor import Acceptor
 
 Handler = Callable[[ControlRequest], Iterator[ControlAnswer]]
 """Answers a request. It is called in the threads of clients, by several at a time."""
@@ -46,7 +47,7 @@ class ControlServer(Acceptor):
 
     def __init__(self, address: str, answers: Handler) -> None:
         """Listen at this address of the driver's machine only. Raises OSError."""
-        super().__init__(address, thread="raylaunch-control")
+        super().__init__(acceptor.listen(address), thread="raylaunch-control")
         self._answers = answers
         self._clients: set[_Client] = set()
         self._lock = threading.Lock()

@@ -11,7 +11,6 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TypeVar
 
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control.control_messages import (
     Accepted,
     ControlAnswer,
@@ -38,6 +37,7 @@ from raylaunch.core.machine.events_and_actions import ResizeRequested, RestartRe
 from raylaunch.core.newtypes import SIGTERM, assert_never
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.text import printable
+from raylaunch.node.protocol.acceptor import SecretAddress
 
 MOST_WAIT_SECONDS = 15.0
 """The longest time after which the state is answered."""

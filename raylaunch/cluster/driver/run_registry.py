@@ -18,10 +18,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.local.file_writer import FileWriter, open_private
 from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 from raylaunch.node.linux import procfs
+from raylaunch.node.protocol.acceptor import SecretAddress
 
 MOST_ENDED = 300
 """So many of the runs that ended stay listed, the newest ones."""

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkDown, LinkServer
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import is_of_a_terminal
 from raylaunch.core.placement.plan import Plan
+from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.node_spec import PER_RUN, WorkerTemplate
 
 Key = Mapping[str, Any]

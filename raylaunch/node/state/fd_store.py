@@ -122,7 +122,8 @@ class FdStore:
                     self._folders[path] = fds.pop(), agent.fileno()
             case {"do": "answer", "secret": str(secret)} if fds:
                 self._close_port(agent)
-                self._heirs[agent.fileno()] = self._heir(socket.socket(fileno=fds.pop()), secret)
+                with contextlib.suppress(OSError):  # no descriptors are left
+                    self._heirs[agent.fileno()] = self._heir(socket.socket(fileno=fds.pop()), secret)
             case {"do": "take"}:
                 self._give(agent)
             case {"do": "leave"}:

@@ -6,7 +6,6 @@ It answers at the agent's own port, whose listening socket it has a duplicate of
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import socket
 import threading
@@ -15,74 +14,23 @@ from collections.abc import Iterator, Mapping
 from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.node.state import part_transfer
 from raylaunch.node.state.memory_file import MemoryFile
+from raylaunch.node.state.part_service import PartService
 from raylaunch.worker.state.commit_buffer import OWN_BUFFERS
 
-_HELLO_SECONDS = 5.0
-_MOST_HELLO_BYTES = 256
-_MOST_CONNECTIONS = 64
-"""Those that are served at a time. Others are closed, and try again."""
 
-
-class OrphanedParts:
-    """Serves the files from a thread of its own, and each connection from another one, until the process ends."""
+class OrphanedParts(PartService):
+    """Serves the files until the process ends."""
 
     def __init__(
         self, server: socket.socket, secret: str, files: Mapping[tuple[int, int], int], lock: threading.Lock
     ) -> None:
-        """`files`: descriptors by rank and index of the buffer, which change only while the lock is held."""
-        self._server = server
-        self._secret = secret
+        """`files`: descriptors by rank and index of the buffer, which change only while the lock is held.
+
+        Raises OSError.
+        """
+        super().__init__(server, secret=secret)
         self._files = files
         self._lock = lock
-        self._places = threading.Semaphore(_MOST_CONNECTIONS)
-
-    def start(self) -> None:
-        """Begin to serve. Raises RuntimeError where there can be no thread."""
-        self._server.setblocking(True)
-        threading.Thread(target=self._accept, daemon=True, name="raylaunch-orphans").start()
-
-    def close(self) -> None:
-        """Close the port, which nobody has begun to serve."""
-        self._server.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                line = self._server.accept()[0]
-            except OSError:
-                return
-            if not self._places.acquire(blocking=False):
-                line.close()
-                continue
-            try:
-                threading.Thread(target=self._serve, args=(line,), daemon=True, name="raylaunch-orphan").start()
-            except RuntimeError:  # "can't start new thread"
-                self._places.release()
-                line.close()
-
-    def _serve(self, line: socket.socket) -> None:
-        try:
-            with line, contextlib.suppress(OSError):
-                line.settimeout(_HELLO_SECONDS)
-                if not self._is_admitted(line):
-                    return
-                line.settimeout(part_transfer.TIMEOUT)
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                line.sendall(part_transfer.ADMITTED)
-                while (request := part_transfer.read_request(line)) is not None:
-                    self._answer(line, *request)
-        finally:
-            self._places.release()
-
-    def _is_admitted(self, line: socket.socket) -> bool:
-        """Read the hello: the secret, a space, a name and a newline."""
-        hello = b""
-        while not hello.endswith(b"\n"):
-            more = line.recv(1)
-            if not more or len(hello) == _MOST_HELLO_BYTES:
-                return False
-            hello += more
-        return hmac.compare_digest(hello.partition(b" ")[0], self._secret.encode())
 
     def _answer(self, line: socket.socket, kind: bytes, part: HeldCommit, size: int) -> None:
         del size

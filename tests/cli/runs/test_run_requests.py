@@ -19,7 +19,6 @@ import pytest
 
 from raylaunch.cli import main
 from raylaunch.cli.runs.live_reader import LiveReader
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.request_desk import RequestAccepted
@@ -31,6 +30,7 @@ from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.result import result
 from raylaunch.errors import ExitCode
 from raylaunch.node.linux import procfs
+from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.messages import ProposeCheckpoint
 from tests.cli.runs.made_runs import NOBODY, dead, make_folder
 from tests.fakes import FakeFleet, RunRecorder

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from raylaunch.cluster.agent import acceptor, link
-from raylaunch.cluster.agent.acceptor import SecretAddress
+from raylaunch.cluster.agent import link
 from raylaunch.cluster.agent.link import LinkDown, LinkServer
+from raylaunch.node.protocol import acceptor
+from raylaunch.node.protocol.acceptor import SecretAddress
 
 
 @pytest.fixture
@@ -207,7 +208,8 @@ def closed(connections: Sequence[socket.socket]) -> list[socket.socket]:
 
 SERVER = """
 import resource, sys
-from raylaunch.cluster.agent import acceptor, link
+from raylaunch.cluster.agent import link
+from raylaunch.node.protocol import acceptor
 from raylaunch.cluster.agent.link import LinkServer
 acceptor.HELLO_SECONDS = 1000.0
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from raylaunch.cluster import ray_internals
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control import cluster_registry
 from raylaunch.cluster.driver import run_registry
 from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
 from raylaunch.cluster.session import ray_session
 from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.acceptor import SecretAddress
 
 AT = SecretAddress(host="10.0.0.2", port=7, secret="s" * 64)
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.control import control_client, control_server
 from raylaunch.cluster.control.control_client import ControlClient, ControlError, RefusedError
 from raylaunch.cluster.control.control_messages import (
@@ -24,6 +23,7 @@ from raylaunch.cluster.control.control_messages import (
 )
 from raylaunch.cluster.control.control_server import ControlServer
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
+from raylaunch.node.protocol.acceptor import SecretAddress
 
 SPAN = LogSpan(rank=3, stream="stdout", start=0, end=7)
 ARBITRARY = bytes(range(256)) + b"\n{]\xff"

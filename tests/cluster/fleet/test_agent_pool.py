@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from raylaunch.cluster.agent.acceptor import SecretAddress
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.lease import Lease
 from raylaunch.cluster.agent.link import Link, LinkServer
@@ -20,6 +19,7 @@ from raylaunch.core.job import outputs
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import make_plan
+from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTemplate
 
 TEMPLATE = WorkerTemplate(

@@ -2,74 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 from collections.abc import Callable
 
-from raylaunch.cluster.agent.acceptor import Acceptor
 from raylaunch.cluster.agent.copies.file_server import FileServer
 from raylaunch.core.machine.commits import Commit, HeldCommit
+from raylaunch.node.protocol import acceptor
 from raylaunch.node.state import file_transfer, part_transfer
+from raylaunch.node.state.part_service import PartService
 from raylaunch.node.state.state_files import StateFiles
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES
 
-MOST_CONNECTIONS = 32
-"""Other agents that are served at a time. Those that are not try again."""
 _MOST_NUMBER = 1 << 40
 """Above any rank, world size or number of bytes."""
 
 
-class PartServer(Acceptor):
-    """Serves each connection with the secret in a thread of its own. `close` may be called from any thread."""
+class PartServer(PartService):
+    """Serves the parts and files of a node."""
 
     def __init__(self, address: str, files: StateFiles, spared: Callable[[], tuple[Commit | None, ...]]) -> None:
         """Listen at this address of the machine only. `spared`: copies of which commits must stay. Raises OSError."""
-        super().__init__(address, thread="raylaunch-part-server")
+        super().__init__(acceptor.listen(address))
         self._files = files
         self._file_server = FileServer(files)
         self._spared = spared
-        self._lines: set[socket.socket] = set()
-        self._is_closed = False
-
-    def start(self) -> None:
-        """Take connections from now on, in a thread of its own."""
-        self._listen_in_thread()
 
     def fileno(self) -> int:
         """Return the descriptor of the listening socket."""
         return self._server.fileno()
-
-    def close(self) -> None:
-        """Close the port and all connections."""
-        self._is_closed = True
-        super().close()
-        for line in [*self._lines]:
-            with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-
-    def _admit(self, line: socket.socket, name: str) -> bool:
-        del name
-        if len(self._lines) >= MOST_CONNECTIONS or self._is_closed:
-            return False
-        self._lines.add(line)
-        try:
-            threading.Thread(target=self._serve, args=(line,), daemon=True, name="raylaunch-part").start()
-        except RuntimeError:  # "can't start new thread"
-            self._lines.discard(line)
-            return False
-        return True
-
-    def _serve(self, line: socket.socket) -> None:
-        try:
-            with line, contextlib.suppress(OSError):
-                line.settimeout(part_transfer.TIMEOUT)
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                line.sendall(part_transfer.ADMITTED)
-                while (request := part_transfer.read_request(line)) is not None:
-                    self._answer(line, *request)
-        finally:
-            self._lines.discard(line)
 
     def _answer(self, line: socket.socket, kind: bytes, part: HeldCommit, size: int) -> None:
         if kind == file_transfer.FILES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -455,6 +456,15 @@ def test_the_state_keeper_knows_who_may_ask_and_takes_nothing(killed):
         part_transfer.send_request(line, part_transfer.FETCH, part(0, 4))
         with pytest.raises(CopyRefusedError, match="the state keeper does not have the part"):
             part_transfer.read_answer(line)
+
+
+def test_silent_strangers_do_not_keep_out_those_who_know_the_secret_of_a_killed_agent(killed):
+    """The rules of all ports hold here too."""
+    part_transfer.ask_list(killed.address, seconds=60)  # it has begun to serve
+    with contextlib.ExitStack() as stack:
+        for _ in range(80):
+            stack.enter_context(socket.create_connection((killed.address.host, killed.address.port)))
+        assert part_transfer.ask_list(killed.address, seconds=60)
 
 
 def test_what_no_other_agent_is_to_have_is_freed_and_no_state_keeper_is_left():

@@ -50,15 +50,19 @@ class _Hello:
     data: bytes = b""
 
 
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens at a free port of this address of the machine only. Raises OSError."""
+    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+
+
 class Acceptor(ABC):
     """Listens, and admits connections, in a thread of its own. `close` may be called from any thread."""
 
-    def __init__(self, address: str, *, thread: str) -> None:
-        """Listen at this address of the machine only. `thread`: the name of the thread. Raises OSError."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._server = socket.create_server((address, 0), family=family)
-        host, port = self._server.getsockname()[:2]
-        self.address = SecretAddress(host=host, port=port, secret=secrets.token_hex(32))
+    def __init__(self, server: socket.socket, *, thread: str, secret: str = "") -> None:
+        """`server`: see `listen`. `thread`: the name of the thread. `secret`: "": a new one. Raises OSError."""
+        self._server = server
+        host, port = server.getsockname()[:2]
+        self.address = SecretAddress(host=host, port=port, secret=secret or secrets.token_hex(32))
         #: From the oldest to the newest.
         self._unauthenticated: dict[socket.socket, _Hello] = {}
         #: A spare descriptor. If no other is left, it is closed, so that a connection can be accepted and then closed.
