@@ -42,7 +42,7 @@ from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.placement.environment import assign
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
-from raylaunch.core.text import capped, count, printable
+from raylaunch.core.text import capped, count, duration, printable
 from raylaunch.errors import ExitCode
 from raylaunch.node.logs.tail import LogOutput
 
@@ -122,7 +122,9 @@ class Console:
             self._phase = machine.phase
             if machine.phase is Phase.RUNNING and self._launched_at:  # else an earlier driver has said it
                 took = machine.now - self._launched_at
-                self.say(f"attempt {machine.attempt} runs: {machine.status} (started in {took:.2f} s)", colour="green")
+                self.say(
+                    f"attempt {machine.attempt} runs: {machine.status} (started in {duration(took)})", colour="green"
+                )
 
     def _print_event(self, entry: JournalEntry, machine: Machine) -> None:
         match entry.event:
@@ -150,14 +152,14 @@ class Console:
     def _print_arrival(self, event: NodeGranted | NodeJoined | NodeDraining | DriverReplaced) -> None:
         match event:
             case DriverReplaced():
-                self.say(f"driver {event.driver} is in command after {event.seconds:.1f} s: {event.phases}")
+                self.say(f"driver {event.driver} is in command after {duration(event.seconds)}: {event.phases}")
             case NodeGranted(address=address):
                 self.say(f"{address}: resources are reserved, the agent is starting")
             case NodeJoined(address=address):
                 self.say(f"{event.node} ({address}) is ready for {count(event.nproc, 'worker')}")
             case NodeDraining():
                 left = event.deadline - event.at
-                when = f" and ends in {max(0.0, left):.0f} s" if left < _NO_DEADLINE else ""
+                when = f" and ends in {duration(max(0, round(left)))}" if left < _NO_DEADLINE else ""
                 self.say(f"{event.node} is being drained{when}: {event.why}", colour="yellow")
 
     def _print_hang(self, event: WorkersHung) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from raylaunch.core.history.step_rates import behind
 from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.record.steps import StepHistory
-from raylaunch.core.text import count
+from raylaunch.core.text import count, duration
 
 _INTERVAL_SECONDS = 59.0
 """Minimum time between two lines of the same attempt. `Progressed` events come more often."""
@@ -36,7 +36,7 @@ class ProgressLine:
 
 
 def _resumed(steps: StepHistory, previous: StepHistory) -> str:
-    after = f"after {steps.pause_after(previous):.1f} s"
+    after = f"after {duration(steps.pause_after(previous))}"
     lost = steps.lost_after(previous)
     if lost is None:
         return f"training resumed {after}"
@@ -54,4 +54,4 @@ def rate_text(rate: float) -> str:
     """Return a number of steps per second as a person reads it."""
     if rate <= 0:
         return "no progress"
-    return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s per step"
+    return f"{rate:.1f} steps/s" if rate >= 1 else f"{duration(1 / rate)} per step"

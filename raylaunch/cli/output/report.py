@@ -13,7 +13,7 @@ from raylaunch.core.placement.plan import NOT_NEEDED, Plan
 from raylaunch.core.record.attempt import Attempt
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import EVENTS, STACKS
-from raylaunch.core.text import count, printable, spans
+from raylaunch.core.text import count, duration, printable, spans
 from raylaunch.errors import ExitCode
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -62,7 +62,7 @@ def write_error_file(result: RunResult, environ: Mapping[str, str], warn: Callab
 
 def _success(result: RunResult) -> Iterator[str]:
     taken = f", {count(result.takeovers, 'takeover')}" if result.takeovers else ""
-    yield f"{result.why} in {result.seconds:.1f} s, {count(result.restarts, 'restart')}{taken}"
+    yield f"{result.why} in {duration(result.seconds)}, {count(result.restarts, 'restart')}{taken}"
     if result.restarts:
         yield from _timeline(result)
 
@@ -164,12 +164,12 @@ def _timeline(result: RunResult) -> Iterator[str]:
         yield f"  attempt {attempt.number}: {_ran(attempt)}{ended or 'finished'}"
     without = result.seconds - result.training_seconds
     lost = f", {count(result.lost_steps, 'step')} lost" if any(a.lost_steps is not None for a in shown) else ""
-    yield f"  {result.training_seconds:.1f} s with all workers running, {without:.1f} s without{lost}"
+    yield f"  {duration(result.training_seconds)} with all workers running, {duration(without)} without{lost}"
 
 
 def _ran(attempt: Attempt) -> str:
     ran = attempt.running_at is not None
-    parts = [f"{attempt.ended_at - (attempt.running_at or 0.0):.1f} s" if ran else "never ran"]
+    parts = [duration(attempt.ended_at - (attempt.running_at or 0.0)) if ran else "never ran"]
     parts += [count(attempt.world_size, "worker")] if attempt.world_size else []
     parts += [count(attempt.steps, "step")] if attempt.steps else []
     parts += [] if attempt.lost_steps is None else [f"{count(attempt.lost_steps, 'step')} lost before it"]

@@ -26,7 +26,7 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import natural_key
 from raylaunch.core.placement.plan import Plan
-from raylaunch.core.text import capped
+from raylaunch.core.text import capped, duration
 
 _LOOK_SECONDS = 2.0
 """How long agents may take to say what they keep."""
@@ -125,7 +125,7 @@ class Succession:
         """Return what to say of the takeover."""
         takeover = self.takeover
         gone = takeover.process_seconds + takeover.state_seconds if takeover is not None else 0.0
-        return f"driver {self.epoch} has taken over, {gone:.1f} s after the last one was gone"
+        return f"driver {self.epoch} has taken over, {duration(gone)} after the last one was gone"
 
 
 class UnansweredError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from raylaunch.core.text import count, spans
@@ -18,6 +18,8 @@ _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+\b.*\(most recent cal
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _MOST_LINE = 2_000
 """Characters; faulthandler writes at most 500 of a name. A longer line is none of its own."""
+_MODULES = "Extension modules: "
+"""faulthandler names all modules in C that are imported, up to hundreds, after the stacks of a fatal signal."""
 _CUT = "..."
 """What faulthandler writes instead of the threads beyond the hundredth."""
 
@@ -175,10 +177,34 @@ def main_thread(text: str) -> tuple[str, ...]:
     if not threads:
         return ()
     frames = next((own for current, own in threads if current), []) if cut else threads[-1][1]
-    last = len(frames)
-    while last and _OWN.search(frames[last - 1].rpartition(" in ")[0].rpartition(":")[0]):
+    paths = [frame.rpartition(" in ")[0].rpartition(":")[0] for frame in frames]
+    return tuple(frames[: _above_ours(paths)])
+
+
+def shortened(lines: Iterable[str]) -> list[str]:
+    """Return a text of faulthandler without the frames of raylaunch that called the script, and the list of modules.
+
+    Other lines may stand before and after. A thread of raylaunch's own keeps its frames.
+    """
+    found: list[str] = []
+    frames: list[tuple[str, str]] = []
+    for line in [*lines, ""]:
+        if len(line) <= _MOST_LINE and (frame := _FRAME.match(line)):
+            frames.append((frame[1], line))
+            continue
+        found += [text for _, text in frames[: _above_ours([path for path, _ in frames])]]
+        frames.clear()
+        if not line.startswith(_MODULES):
+            found.append(line)
+    return found[:-1]
+
+
+def _above_ours(paths: Sequence[str]) -> int:
+    """Return how many frames of a stack are left without the last ones, which are raylaunch's; all if all are."""
+    last = len(paths)
+    while last and _OWN.search(paths[last - 1]):
         last -= 1
-    return tuple(frames[:last] or frames)
+    return last or len(paths)
 
 
 def report(stacks: Iterable[Stack], groups: Iterable[StackGroup]) -> str:
@@ -196,5 +222,5 @@ def _summary(groups: Iterable[StackGroup]) -> Iterator[str]:
 def _in_full(stacks: Iterable[Stack]) -> Iterator[str]:
     for stack in sorted(stacks, key=lambda stack: stack.rank):
         yield f"--- rank {stack.rank}, state {stack.state}"
-        yield stack.text.rstrip() or NO_ANSWER
+        yield "\n".join(shortened(stack.text.splitlines())).rstrip() or NO_ANSWER
         yield ""

@@ -128,7 +128,7 @@ class PhaseTransitions:
         """Launch if there are enough nodes, else update the status, which says what is missing."""
         have, low, high = len(self.members), self.job.min_nodes, self.job.max_nodes
         enough = self.members.enough
-        state.status = f"{have} of {_span(low, high)} nodes"
+        state.status = f"{have} of {low} nodes" if low == high else f"{count(have, 'node')} ({low} to {high} requested)"
         if have >= low and not enough:
             state.status += f", but no world size that is a multiple of {self.job.multiple_of}"
         if state.backoff_until is not None and self.now < state.backoff_until:
@@ -341,7 +341,3 @@ class PhaseTransitions:
 
     def _is_due(self, at: float | None) -> bool:
         return at is not None and self.now >= at
-
-
-def _span(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {high}"

@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import WorkerError
+from raylaunch.core.failures.stacks import shortened
 from raylaunch.core.record.run_layout import ERROR, STDERR, STDOUT
 from raylaunch.core.text import capped
 from raylaunch.node.linux.oom import OomKills
@@ -162,7 +163,10 @@ def tail(path: Path) -> str:
         return ""
     if before and len(lines) > 1:
         del lines[0]  # a part of a line: a secret cut in two would not be redacted
-    found = _without_stacks(lines)[-_TAIL_LINES:]
+    found = shortened(_without_stacks(lines))
+    while found and not found[-1].strip():  # the blank line before the list of modules
+        del found[-1]
+    found = found[-_TAIL_LINES:]
     while len(found) > 1 and sum(map(len, found)) > _MOST_TAIL:
         del found[0]
     return "\n".join(found)[-_MOST_TAIL:]

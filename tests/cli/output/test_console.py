@@ -454,14 +454,14 @@ def test_the_cost_of_a_restart_is_printed_once(capsys):
         _progressed(41.0, 2, marks=1, low=41, high=41, marked=39.9),
         _progressed(42.0, 2, marks=2, low=42, high=42),
     )
-    assert _lines(capsys, *((step,) for step in steps)) == ["training resumed at step 41 after 0.9 s, 3 steps lost"]
+    assert _lines(capsys, *((step,) for step in steps)) == ["training resumed at step 41 after 0.90 s, 3 steps lost"]
 
 
 def test_a_restart_of_steps_without_numbers(capsys):
     """Without step numbers, only the pause is printed."""
     unknown = {"low": None, "high": None}
     steps = (_progressed(2.0, **unknown), _progressed(3.0, 2, marked=2.5, **unknown), _progressed(9.0, 2, **unknown))
-    assert _lines(capsys, *((step,) for step in steps)) == ["training resumed after 0.5 s"]
+    assert _lines(capsys, *((step,) for step in steps)) == ["training resumed after 0.50 s"]
 
 
 def test_a_takeover(capsys):

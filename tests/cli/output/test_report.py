@@ -252,6 +252,12 @@ def test_finished(golden):
     golden("report_finished", report(ended("all 8 workers finished", [], code=0)))
 
 
+def test_a_long_run_has_minutes():
+    """Times are written as everywhere else."""
+    found = report(replace(ended("all 8 workers finished", [], code=0), seconds=166.1, restarts=0))
+    assert found == "all 8 workers finished in 2 min 46 s, no restarts\n"
+
+
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 REDUCE = StackGroup(
     ranks=(0, 1, 2, 4, 5, 6, 7),

@@ -18,6 +18,7 @@ from raylaunch.core.failures.stacks import (
     grouped,
     main_thread,
     report,
+    shortened,
 )
 from tests.core.adversarial import steep
 
@@ -202,6 +203,26 @@ def test_content_of_the_stacks_file():
         "did not answer\n"
         "\n"
     )
+
+
+def test_text_without_the_callers_of_the_script_and_the_list_of_modules():
+    """Frames below the script's and the names of modules are left out; frames of raylaunch that the script calls stay."""
+    own = '  File "/code/raylaunch/worker/runtime/entry.py", line 87 in run_script'
+    heartbeat = '  File "/code/raylaunch/worker/heartbeats/heartbeat_writer.py", line 9 in beat'
+    script = ['  File "/job/train.py", line 3 in step', '  File "/job/train.py", line 6 in <module>']
+    header = "Current thread 0x7f (most recent call first):"
+    said = ["Fatal Python error: Segmentation fault", ""]
+    threads = ["Thread 0x7e (most recent call first):", heartbeat, heartbeat, "", header, heartbeat, *script]
+    modules = "Extension modules: numpy.linalg._umath_linalg, torch._C (total: 2)"
+    assert shortened([*said, *threads, own, own, "", modules]) == [*said, *threads, ""]
+    assert shortened(["Extension modulation", own]) == ["Extension modulation", own]
+    assert shortened([]) == []
+
+
+def test_stacks_file_has_no_callers_of_the_script() -> None:
+    """All threads are there, each as far as the script."""
+    assert "raylaunch/worker" in WAITING
+    assert "raylaunch/worker" not in report([stack(0)], [])
 
 
 def test_two_thousand_ranks_are_grouped():

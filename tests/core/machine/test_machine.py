@@ -79,10 +79,10 @@ def test_elastic_job_waits_for_the_last_call():
     """MIN nodes begin the last call; when it is over, all nodes that joined take part."""
     machine = gathering_machine(job("2:4"))
     assert handle_all(machine, joined("a", 1.0)) == []
-    assert handle_all(machine, joined("b", 2.0)) == [SetTimer(at=7.0, why="2 of 2 to 4 nodes")]
+    assert handle_all(machine, joined("b", 2.0)) == [SetTimer(at=7.0, why="2 nodes (2 to 4 requested)")]
     assert handle_all(machine, joined("c", 3.0)) == []
     assert handle_all(machine, tick(7.0)) == [
-        launch(1, "a", "b", "c", why="3 of 2 to 4 nodes; last call is over"),
+        launch(1, "a", "b", "c", why="3 nodes (2 to 4 requested); last call is over"),
         start_timer(127.0),
     ]
 
@@ -91,8 +91,8 @@ def test_last_call_ends_when_max_nodes_joined():
     """The last call ends early when MAX nodes have joined."""
     machine = gathering_machine(job("1:2"))
     assert handle_all(machine, joined("a", 1.0), joined("b", 2.0)) == [
-        SetTimer(at=6.0, why="1 of 1 to 2 nodes"),
-        launch(1, "a", "b", why="2 of 1 to 2 nodes; b joined"),
+        SetTimer(at=6.0, why="1 node (1 to 2 requested)"),
+        launch(1, "a", "b", why="2 nodes (1 to 2 requested); b joined"),
         start_timer(122.0),
     ]
 
@@ -104,8 +104,8 @@ def test_last_call_is_cancelled_below_min_nodes(gone, ordered):
     """If a node leaves during the last call and fewer than MIN are left, the last call is cancelled."""
     machine = gathering_machine(job("2:4"))
     handle_all(machine, joined("a", 1.0), joined("b", 2.0))
-    assert handle_all(machine, gone("b", 3.0)) == [*ordered, SetTimer(at=300.0, why="1 of 2 to 4 nodes")]
-    assert handle_all(machine, tick(7.0)) == [SetTimer(at=300.0, why="1 of 2 to 4 nodes")]
+    assert handle_all(machine, gone("b", 3.0)) == [*ordered, SetTimer(at=300.0, why="1 node (2 to 4 requested)")]
+    assert handle_all(machine, tick(7.0)) == [SetTimer(at=300.0, why="1 node (2 to 4 requested)")]
     assert machine.phase is Phase.GATHERING
 
 
@@ -115,7 +115,7 @@ def test_last_call_continues_with_min_nodes():
     handle_all(machine, joined("a", 1.0), joined("b", 2.0), joined("c", 2.0))
     assert handle_all(machine, lost("b", 3.0)) == []
     assert handle_all(machine, tick(7.0)) == [
-        launch(1, "a", "c", why="2 of 2 to 4 nodes; last call is over"),
+        launch(1, "a", "c", why="2 nodes (2 to 4 requested); last call is over"),
         start_timer(127.0),
     ]
 
@@ -133,7 +133,7 @@ def test_placement_timeout_during_last_call_starts_the_job():
     machine = gathering_machine(job("1:4", placement_timeout=10.0, last_call=60.0))
     assert handle_all(machine, joined("a", 1.0)) == []
     assert handle_all(machine, tick(10.0)) == [
-        launch(1, "a", why="1 of 1 to 4 nodes; no more time to wait"),
+        launch(1, "a", why="1 node (1 to 4 requested); no more time to wait"),
         start_timer(130.0),
     ]
 
@@ -148,7 +148,7 @@ def test_timer_is_never_set_in_the_past():
     """If a deadline has passed already, the timer is set to the present time."""
     machine = gathering_machine(job("2:4", placement_timeout=5.0, last_call=2.0))
     handle_all(machine, joined("a", 1.0), joined("b", 1.0))
-    assert handle_all(machine, lost("b", 9.0)) == [SetTimer(at=9.0, why="1 of 2 to 4 nodes")]
+    assert handle_all(machine, lost("b", 9.0)) == [SetTimer(at=9.0, why="1 node (2 to 4 requested)")]
 
 
 # Starting and running.
@@ -398,8 +398,8 @@ def test_loss_while_gathering_cancels_the_last_call():
     machine = running_machine("a", "b", nnodes="2:4")
     handle_all(machine, lost("b", 10.0), stopped("a", 11.0), joined("c", 12.0))
     assert machine.state.last_call == 17.0
-    assert handle_all(machine, lost("a", 13.0)) == [SetTimer(at=611.0, why="1 of 2 to 4 nodes")]
-    assert handle_all(machine, tick(17.0)) == [SetTimer(at=611.0, why="1 of 2 to 4 nodes")]
+    assert handle_all(machine, lost("a", 13.0)) == [SetTimer(at=611.0, why="1 node (2 to 4 requested)")]
+    assert handle_all(machine, tick(17.0)) == [SetTimer(at=611.0, why="1 node (2 to 4 requested)")]
 
 
 def test_loss_of_a_spare_node_changes_nothing():

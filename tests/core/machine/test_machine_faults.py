@@ -247,7 +247,9 @@ def test_needed_host_is_excluded_for_15_seconds():
         stop(2, "a", grace=0.0, why=why),
         stopping_timer(now + 10.0),
     ]
-    assert handle_all(machine, stopped("a", now, attempt=2)) == [SetTimer(at=now + 15.0, why="1 of 2 to 9 nodes")]
+    assert handle_all(machine, stopped("a", now, attempt=2)) == [
+        SetTimer(at=now + 15.0, why="1 node (2 to 9 requested)")
+    ]
     assert handle_all(machine, tick(now + 15.0))[0] == uncordon("b")
     handle_all(machine, joined("b2", now + 17.0, host="host-of-b"), tick(now + 22.0))
     assert machine.roster == ("a", "b2")
@@ -267,7 +269,9 @@ def test_exclusion_is_shortened_when_the_host_is_needed():
     start_all_workers(machine, machine.now)
     now = machine.now
     handle_all(machine, lost("a", now + 1.0))
-    assert handle_all(machine, stopped("c", now + 2.0, attempt=3)) == [SetTimer(at=now + 17.0, why="1 of 2 to 9 nodes")]
+    assert handle_all(machine, stopped("c", now + 2.0, attempt=3)) == [
+        SetTimer(at=now + 17.0, why="1 node (2 to 9 requested)")
+    ]
     assert handle_all(machine, tick(now + 17.0))[0] == uncordon("b")
 
 

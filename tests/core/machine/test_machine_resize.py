@@ -691,10 +691,10 @@ def test_world_size_is_a_multiple():
     """Three nodes of two workers are six: with `multiple_of: 4` one node waits."""
     machine = gathering_machine(job("1:4", multiple_of=4))
     assert handle_all(machine, joined("a", 1.0)) == []
-    assert machine.status == "1 of 1 to 4 nodes, but no world size that is a multiple of 4"
-    assert handle_all(machine, joined("b", 2.0)) == [SetTimer(at=7.0, why="2 of 1 to 4 nodes")]
+    assert machine.status == "1 node (1 to 4 requested), but no world size that is a multiple of 4"
+    assert handle_all(machine, joined("b", 2.0)) == [SetTimer(at=7.0, why="2 nodes (1 to 4 requested)")]
     handle_all(machine, joined("c", 3.0))
-    assert handle_all(machine, tick(7.0))[0] == launch(1, "a", "b", why="3 of 1 to 4 nodes; last call is over")
+    assert handle_all(machine, tick(7.0))[0] == launch(1, "a", "b", why="3 nodes (1 to 4 requested); last call is over")
 
 
 def test_node_that_allows_no_larger_multiple_causes_no_resize():
@@ -715,7 +715,7 @@ def test_no_world_size_is_a_multiple():
     """The run gathers as with too few nodes; status and reason name the multiple."""
     machine = running_machine("a", "b", nnodes="1:2", multiple_of=4, join_timeout=100.0)
     handle_all(machine, lost("b", 20.0))
-    why = "1 of 1 to 2 nodes, but no world size that is a multiple of 4"
+    why = "1 node (1 to 2 requested), but no world size that is a multiple of 4"
     assert handle_all(machine, stopped("a", 21.0)) == [SetTimer(at=121.0, why=why)]
     end = "1 of 1 nodes, and no world size that is a multiple of 4, after 100 s"
     assert handle_all(machine, tick(121.0)) == [Finish(exit_code=3, why=end)]
@@ -725,7 +725,9 @@ def test_unequal_nodes_make_the_largest_world():
     """Of nodes with 4, 2 and 3 workers, the one with 3 is left out: 6 is the largest even world size."""
     machine = gathering_machine(job("1:3", multiple_of=2))
     handle_all(machine, joined("a", 1.0, nproc=4), joined("c", 1.0, nproc=3))
-    assert handle_all(machine, joined("b", 1.0, nproc=2))[0] == launch(1, "a", "b", why="3 of 1 to 3 nodes; b joined")
+    assert handle_all(machine, joined("b", 1.0, nproc=2))[0] == launch(
+        1, "a", "b", why="3 nodes (1 to 3 requested); b joined"
+    )
     assert machine.world.size == 6
 
 
