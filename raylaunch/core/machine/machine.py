@@ -3,45 +3,50 @@
 from __future__ import annotations
 
 from raylaunch.core.driver_replaced import DriverReplaced
-from raylaunch.core.failures.failure import Failure, root_cause
+from raylaunch.core.job.job import Job
+from raylaunch.core.machine.deadlines import tick
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
-    Finish,
     ForwardRequested,
     NodeDraining,
-    NodeEvent,
     NodeGranted,
     NodeJoined,
     NodeLost,
     PeersUnreachable,
     Progressed,
+    RequestEvent,
     ResizeRequested,
     RestartRequested,
     StopRequested,
     Tick,
-    Uncordon,
     WorkerEvent,
     WorkersCheckpointed,
-    WorkersElastic,
     WorkersExited,
     WorkersHung,
-    WorkersStarted,
     WorkersStopped,
 )
-from raylaunch.core.machine.requests import Requests
-from raylaunch.core.machine.restart_policy import came_from_outside
-from raylaunch.core.machine.restoring import take_held
-from raylaunch.core.machine.state import Done, Gathering, Running, Saving, Starting, Stopping
-from raylaunch.core.newtypes import NO_HOST, assert_never
-from raylaunch.errors import ExitCode
+from raylaunch.core.machine.membership import Membership
+from raylaunch.core.machine.nodes import node_draining, node_joined, node_lost
+from raylaunch.core.machine.peers import peers_unreachable
+from raylaunch.core.machine.requests import handle_request, refusal
+from raylaunch.core.machine.run_state import Run
+from raylaunch.core.machine.state import Done, Gathering, Phase, Running, Saving, State, Stopping, World
+from raylaunch.core.machine.workers import progressed, workers_changed
+from raylaunch.core.newtypes import NodeId
+from raylaunch.core.placement.environment import Member
 
-MAX_HANG_GRACE = 5.0
-"""Seconds of grace at most for the workers of a world that hangs, before the run ends."""
 
-
-class Machine(Requests):
+class Machine:
     """The state machine of one run. It is pure: no clock, no I/O, and the same events give the same actions."""
+
+    def __init__(self, job: Job) -> None:
+        #: The state, which only the functions of this package change.
+        self.run = Run(job)
+
+    def start(self) -> list[Action]:
+        """Return the first actions, before any event: the run begins to wait for nodes."""
+        return self.run.set_timer("the cluster must give the nodes by then")
 
     def handle(self, event: Event) -> list[Action]:
         """Take one event and return the actions that follow from it, in order.
@@ -49,22 +54,33 @@ class Machine(Requests):
         Events must come in the order in which they happened. An event of another attempt, or of a node that is not a
         member, changes nothing.
         """
-        self.now = max(self.now, event.at)
-        if isinstance(self.state, Done) or self._is_stale(event):
+        run = self.run
+        run.now = max(run.now, event.at)
+        if isinstance(run.state, Done) or self._is_stale(event):
             return []
         match event:
-            case NodeGranted() | NodeJoined() | NodeLost() | NodeDraining() | PeersUnreachable():
-                return self._nodes_changed(event)
-            case StopRequested() | ForwardRequested() | RestartRequested() | ResizeRequested():
-                return self._requested(event)
-            case Tick():
-                return self._tick()
-            case DriverReplaced():
+            case NodeGranted() | DriverReplaced():
                 return []
+            case NodeJoined():
+                return node_joined(run, event)
+            case NodeLost():
+                return node_lost(run, event)
+            case NodeDraining():
+                return node_draining(run, event)
+            case PeersUnreachable():
+                return peers_unreachable(run, event)
+            case StopRequested() | ForwardRequested() | RestartRequested() | ResizeRequested():
+                return handle_request(run, event)
+            case Tick():
+                return tick(run)
             case Progressed():
-                return self._progressed(event)
+                return progressed(run, event)
             case _:
-                return self._workers_changed(event)
+                return workers_changed(run, event)
+
+    def refusal(self, event: RequestEvent | NodeDraining) -> str:
+        """Return why this request is not possible now, for a person; "" if it is."""
+        return refusal(self.run, event)
 
     def needs_progress(self, event: Event) -> bool:
         """Whether a last `Progressed` should be handled before this event, since the event may end the world.
@@ -72,13 +88,13 @@ class Machine(Requests):
         It is True for each event by which a world ends that may have made steps since the latest `Progressed`. It is
         rarely True for others, because a caller looks through all workers for a `Progressed`.
         """
-        match self.state, event:
+        match self.run.state, event:
             case Stopping() as stopping, WorkersStopped():  # it may have made steps as long as its grace lasted
                 return stopping.awaited <= {event.node}
             case Saving() as saving, WorkersExited(failures=()) | WorkersCheckpointed(step=int()):
                 return saving.awaited <= {event.node}
             case Running(), WorkersExited(failures=()):
-                return self.world.unfinished <= {event.node}
+                return self.run.world.unfinished <= {event.node}
             case Saving(), WorkersCheckpointed():
                 return True
             case Running() | Saving(), _:
@@ -92,190 +108,73 @@ class Machine(Requests):
         """Whether the event is of another attempt or of a node that was given up. Nothing else checks this."""
         match event:
             case WorkersHung() | Progressed():
-                return event.attempt != self.world.attempt
+                return event.attempt != self.run.world.attempt
             case NodeLost() | NodeDraining():
-                return event.node not in self.nodes
+                return event.node not in self.run.nodes
             case _ if isinstance(event, WorkerEvent):
-                past = isinstance(self.state, Gathering) or event.attempt != self.world.attempt
-                return past or event.node not in self.nodes or event.node not in self.world.nodes
+                past = isinstance(self.run.state, Gathering) or event.attempt != self.run.world.attempt
+                return past or event.node not in self.run.nodes or event.node not in self.run.world.nodes
             case _:
                 return False
 
-    # Nodes
+    # What others may know of the run
 
-    def _nodes_changed(self, event: NodeEvent) -> list[Action]:
-        match event:
-            case NodeGranted():
-                return []
-            case NodeJoined():
-                return self._node_joined(event)
-            case NodeLost():
-                if event.held:
-                    self.world.known.orphaned[event.node] = event.held
-                return self._node_lost(event.node, event.why)
-            case NodeDraining():
-                return self._node_draining(event)
-            case PeersUnreachable():
-                return self._peers_unreachable(event)
-            case _:
-                return assert_never(event)
+    @property
+    def job(self) -> Job:
+        """The job, with the bounds of nodes that hold now."""
+        return self.run.job
 
-    # Workers
+    @property
+    def now(self) -> float:
+        """The time of the latest event."""
+        return self.run.now
 
-    def _workers_changed(self, event: WorkerEvent | WorkersHung) -> list[Action]:
-        match event:
-            case WorkersStarted():
-                return self._workers_started(event)
-            case WorkersElastic():
-                self.world.elastic.add(event.node)
-                return []
-            case WorkersExited():
-                return self._workers_exited(event)
-            case WorkersStopped():
-                return self._workers_stopped(event)
-            case WorkersCheckpointed():
-                return self._workers_checkpointed(event)
-            case WorkersHung():
-                return self._workers_hung(event)
-            case _:
-                return assert_never(event)
+    @property
+    def state(self) -> State:
+        """The present phase and its data."""
+        return self.run.state
 
-    def _workers_started(self, event: WorkersStarted) -> list[Action]:
-        if not isinstance(self.state, Starting):
-            return []
-        self.state.awaited.discard(event.node)
-        take_held(self.world, event)
-        self.world.stayed += event.stayed
-        if not event.stayed:
-            self.world.elastic.discard(event.node)
-        return self._run_if_all_started(self.state)
+    @property
+    def phase(self) -> Phase:
+        """The phase that the machine is in."""
+        return self.run.phase
 
-    def _workers_exited(self, event: WorkersExited) -> list[Action]:
-        self.world.failures.extend(event.failures)
-        if isinstance(self.state, Stopping):
-            return []
-        if event.failures:
-            return self._workers_failed(root_cause(event.failures) or event.failures[0])
-        self.world.finishing = True
-        self.world.unfinished.discard(event.node)
-        if not self.world.unfinished:
-            size = self.world.size
-            return self._finish(ExitCode.OK, "the worker finished" if size == 1 else f"all {size} workers finished")
-        match self.state:
-            case Starting() as starting:
-                starting.awaited.discard(event.node)
-                return self._run_if_all_started(starting)
-            case Saving() as saving:
-                saving.awaited.discard(event.node)
-                return self._stop_if_all_saved(saving)
-            case _:
-                return []
+    @property
+    def status(self) -> str:
+        """What the run is doing and why, for a person."""
+        return self.run.state.status
 
-    def _workers_hung(self, event: WorkersHung) -> list[Action]:
-        cause = root_cause(event.failures)
-        if cause is None or not isinstance(self.state, Running | Saving):
-            return []
-        self.world.failures.extend(event.failures)
-        return self._workers_failed(cause)
+    @property
+    def world(self) -> World:
+        """The present attempt, or the last one while there is none."""
+        return self.run.world
 
-    def _workers_failed(self, cause: Failure) -> list[Action]:
-        what = f"rank {cause.rank} on {cause.node} {cause.what}"
-        if isinstance(self.state, Saving):  # the world was to end in any case
-            return self._end_saving(self.state, what)
-        if drained := self._drained_node_that_explains(cause):
-            return self._restart(f"{what}; {drained} is being drained")
-        delay = self.crashes.delay(cause, self.now - self.world.launched_at)
-        member = None if cause.is_collateral else self.nodes.get(cause.node)
-        host = NO_HOST if member is None else member.host
-        bad = self.health.blame(host, self.now, cause.kind)
-        needed = bad and not self.members.enough_without(host)
-        if refused := self.budget.spend(cause, self.now, self.world.nodes, elsewhere=bad and not needed):
-            return self._end_run_for(cause, f"{what}; {refused}")
-        cordon, clause = self._cordon_host_of(member, needed=needed) if bad and member is not None else ([], "")
-        if delay:
-            clause += f"; after {delay:g} s, since it crashes again and again"
-        backoff_until = self.now + delay if delay else None
-        return [*cordon, *self._restart(f"{what}; {self.budget}{clause}", backoff_until=backoff_until)]
+    @property
+    def attempt(self) -> int:
+        """The number of the present or last attempt; 0 before the first."""
+        return self.run.world.attempt
 
-    def _end_run_for(self, cause: Failure, why: str) -> list[Action]:
-        # Workers that hang do not react to a signal; those that wait for them may.
-        grace = min(self.job.shutdown_timeout, MAX_HANG_GRACE) if cause.hung else self.job.shutdown_timeout
-        return self._stop(why, grace=grace, ending=Finish(exit_code=ExitCode.JOB_FAILED, why=why))
+    @property
+    def roster(self) -> tuple[NodeId, ...]:
+        """The nodes of the present or last attempt, in rank order."""
+        return self.run.world.roster
 
-    def _drained_node_that_explains(self, cause: Failure) -> str:
-        """Return a drained node of the world that took its workers along, if that explains the failure; else ""."""
-        suspects = self.world.roster if cause.is_collateral else (cause.node,) if came_from_outside(cause) else ()
-        return next((node for node in suspects if node in self.nodes and self.nodes[node].draining), "")
+    @property
+    def members(self) -> Membership:
+        """The nodes that joined and were neither lost nor released."""
+        return self.run.members
 
-    def _workers_stopped(self, event: WorkersStopped) -> list[Action]:
-        self.world.failures.extend(event.failures)
-        if not isinstance(self.state, Stopping):
-            return []
-        self.state.awaited.discard(event.node)
-        return self._go_on_if_all_stopped(self.state)
+    @property
+    def nodes(self) -> dict[NodeId, Member]:
+        """The same by name."""
+        return self.run.members.nodes
 
-    def _workers_checkpointed(self, event: WorkersCheckpointed) -> list[Action]:
-        if not isinstance(self.state, Saving) or event.node not in self.world.unfinished:
-            return []  # a node whose workers have finished answers that none of them can save
-        if event.step is None:  # only a signal reaches such a script
-            if self._is_left_to_finish(self.state):
-                return []
-            return self._stop_unsaved(self.state, f"workers of {event.node} do not call `should_checkpoint`")
-        self.state.awaited.discard(event.node)
-        return self._stop_if_all_saved(self.state)
+    @property
+    def leaving(self) -> frozenset[NodeId]:
+        """The nodes that are drained and, while all save for the next world, the nodes that it does not have."""
+        return self.run.leaving
 
-    def _is_left_to_finish(self, state: Saving) -> bool:
-        """Whether workers get no signal before the deadline, since those of a node have finished.
-
-        A drained node and the end of the run do not wait for that.
-        """
-        return self.world.finishing and state.ending is None and self.world.drain_deadline is None
-
-    # Time
-
-    def _tick(self) -> list[Action]:
-        self._timer_at = None
-        over = {host: self.excluded.pop(host) for host in self.health.end_exclusions(self.now)}
-        uncordoned = [
-            Uncordon(host=host, why=f"{address} may be used again: its time is over")
-            for host, address in over.items()
-            if host not in self.drained_hosts
-        ]
-        return [*uncordoned, *self._do_what_is_due()]
-
-    def _do_what_is_due(self) -> list[Action]:
-        match self.state:
-            case Running(resize=resize) if self._is_due(resize.evacuate_at):
-                return self._resize("the time of a drained node is short")
-            case Running(resize=resize) if self._is_due(resize.last_call):
-                resize.last_call = None
-                if self._could_improve(resize):
-                    return self._resize("nodes joined")
-            case Gathering() as gathering if self._is_due(gathering.deadline):
-                return self._gathered_too_long(gathering)
-            case Gathering() as gathering:
-                return self._gather(gathering, gathering.why)
-            case Starting() | Saving() | Stopping() as state if self._is_due(state.deadline):
-                return self._deadline_passed(state)
-        return self._set_timer("the time has not come")
-
-    def _deadline_passed(self, state: Starting | Saving | Stopping) -> list[Action]:
-        match state:
-            case Starting():
-                releases, why = self._release_unresponsive(state, "did not start its workers in time")
-                return [*releases, *self._restart(why)]
-            case Saving():
-                return self._stop_unsaved(state, f"{', '.join(sorted(state.awaited))} did not save in time")
-            case Stopping():
-                releases, _ = self._release_unresponsive(state, "did not stop its workers in time")
-                return [*releases, *self._go_on_if_all_stopped(state)]
-            case _:
-                return assert_never(state)
-
-    def _gathered_too_long(self, state: Gathering) -> list[Action]:
-        have, want = len(self.members), self.job.min_nodes
-        if self.members.enough:  # the deadline came before the last call
-            return self._launch(f"{state.status}; no more time to wait")
-        waited = self.job.placement_timeout if self.world.attempt == 0 else self.job.join_timeout
-        which = "" if have < want else f", and no world size that is a multiple of {self.job.multiple_of},"
-        return self._finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes{which} after {waited:g} s")
+    @property
+    def restarts(self) -> int:
+        """The number of restarts spent on failures of workers."""
+        return self.run.budget.spent

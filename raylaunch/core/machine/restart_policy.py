@@ -126,7 +126,7 @@ class RestartBudget:
 
 
 class HostHealth:
-    """The failures of each host since it was last excluded, and the hosts that are excluded now."""
+    """The failures of each host since it was last excluded, and the hosts that may not be used now."""
 
     def __init__(self, exclude_after: int, *, needed_exclusion: float = NEEDED_EXCLUSION) -> None:
         self._limit = exclude_after
@@ -137,6 +137,9 @@ class HostHealth:
         self._seen: dict[str, dict[HostId, float]] = {}
         self._times_excluded: dict[HostId, int] = {}
         self._until: dict[HostId, float] = {}
+        self._addresses: dict[HostId, str] = {}
+        #: Hosts that a person drained.
+        self.drained: set[HostId] = set()
 
     def blame(self, host: HostId, now: float, kind: str = "") -> bool:
         """Count a failure; return whether the host has too many. `kind` is `Failure.kind`, "" for a lost node."""
@@ -163,8 +166,9 @@ class HostHealth:
         """Hosts that have too many failures and are not excluded: they are chosen last."""
         return frozenset(host for host in self._failures if self._is_bad(host))
 
-    def exclude(self, host: HostId, now: float, *, needed: bool) -> float:
+    def exclude(self, host: HostId, now: float, *, address: str, needed: bool) -> float:
         """Exclude a host and return for how many seconds. `needed`: there are too few nodes without it."""
+        self._addresses[host] = address
         times = self._times_excluded[host] = self._times_excluded.get(host, 0) + 1
         seconds = self._needed_exclusion if needed else min(FIRST_EXCLUSION * 2 ** (times - 1), MAX_EXCLUSION)
         self._until[host] = now + seconds
@@ -176,12 +180,12 @@ class HostHealth:
         latest = now + self._needed_exclusion
         self._until = {host: min(until, latest) for host, until in self._until.items()}
 
-    def end_exclusions(self, now: float) -> list[HostId]:
-        """Return the hosts whose exclusion is over now. They are not excluded any more."""
-        found = [host for host, until in self._until.items() if until <= now]
-        for host in found:
+    def end_exclusions(self, now: float) -> dict[HostId, str]:
+        """Return the hosts whose exclusion is over now, with their addresses. They are not excluded any more."""
+        over = {host: self._addresses.pop(host) for host, until in self._until.items() if until <= now}
+        for host in over:
             del self._until[host]
-        return found
+        return over
 
     @property
     def excluded(self) -> tuple[HostId, ...]:

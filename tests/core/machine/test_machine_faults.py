@@ -225,14 +225,14 @@ def test_repeated_exclusion_lasts_twice_as_long():
     machine, _ = machine_with_excluded_host("a", "b", "c", host="host-of-b", nnodes="2:3")
     start_all_workers(machine, machine.now)
     for node, seconds in (("A", 120.0), ("B", 240.0), ("C", 480.0)):
-        handle_all(machine, tick(machine.health.next_end or 0.0), joined(node, machine.now, host="host-of-b"))
+        handle_all(machine, tick(machine.run.health.next_end or 0.0), joined(node, machine.now, host="host-of-b"))
         handle_all(machine, *(checkpointed(one, machine.now, attempt=machine.attempt) for one in machine.roster))
         handle_all(machine, *(stopped(one, machine.now, attempt=machine.attempt) for one in machine.roster))
         start_all_workers(machine, machine.now)
         fail_and_restart(machine, node)
-        assert machine.health.excluded == ()
+        assert machine.run.health.excluded == ()
         fail_and_restart(machine, node)
-        assert machine.health.next_end == machine.now + seconds
+        assert machine.run.health.next_end == machine.now + seconds
 
 
 def test_needed_host_is_excluded_for_15_seconds():
@@ -304,7 +304,7 @@ def test_same_error_on_two_hosts_excludes_none():
     machine = running_machine("a", "b", nnodes="1:2", max_restarts=9, exclude_after=2)
     for node in ("a", "b", "a", "b", "a"):
         fail_and_restart(machine, node, 100.0, **NAN)
-    assert machine.health.excluded == ()
+    assert machine.run.health.excluded == ()
     assert machine.roster == ("a", "b")
 
 
@@ -314,7 +314,7 @@ def test_same_exit_code_on_two_hosts_excludes_none(facts):
     machine = running_machine("a", "b", nnodes="1:2", max_restarts=99, exclude_after=3)
     for number, node in enumerate("abbaabbbba"):
         fail_and_restart(machine, node, 100.0, **facts, rank=number)
-    assert machine.health.excluded == ()
+    assert machine.run.health.excluded == ()
 
 
 def test_three_equal_failures_on_one_host_exclude_it():
@@ -322,7 +322,7 @@ def test_three_equal_failures_on_one_host_exclude_it():
     machine = running_machine("a", "b", nnodes="1:2", max_restarts=9)
     for _ in range(3):
         fail_and_restart(machine, "b", **NAN)
-    assert (machine.phase, machine.roster, machine.health.excluded) == (Phase.RUNNING, ("a",), ("host-of-b",))
+    assert (machine.phase, machine.roster, machine.run.health.excluded) == (Phase.RUNNING, ("a",), ("host-of-b",))
     handle_all(machine, failed("a", machine.now + 1.0, attempt=machine.attempt, **NAN))
     assert machine.state.ending.why == "rank 1 on a raised ValueError: NaN; the same failure 3 times within 60 s"
 
@@ -409,7 +409,7 @@ def test_needed_host_is_not_excluded_for_a_loss():
     """It is used again, but other nodes are preferred when they join."""
     machine = running_machine("a", "b", max_restarts=9, exclude_after=1)
     handle_all(machine, lost("b", 6.0), stopped("a", 7.0), joined("B", 8.0, host="host-of-b"))
-    assert (machine.roster, machine.health.excluded) == (("a", "B"), ())
+    assert (machine.roster, machine.run.health.excluded) == (("a", "B"), ())
     handle_all(machine, joined("c", 9.0))
     fail_and_restart(machine, "a", **PEER_LOST)
     assert machine.roster == ("a", "c")
@@ -419,7 +419,7 @@ def test_loss_of_a_drained_host_does_not_count():
     """The loss was announced by the drain."""
     machine = running_machine("a", "b", exclude_after=1)
     handle_all(machine, draining("b", 6.0), lost("b", 7.0))
-    assert machine.health.doubtful == frozenset()
+    assert machine.run.health.doubtful == frozenset()
 
 
 def test_unresponsive_hosts_are_excluded():
@@ -435,7 +435,7 @@ def test_unresponsive_hosts_are_excluded():
         Release(node="c", why=silent),
     ]
     assert actions[3].why == f"b, c {silent}; {left_out}"
-    assert (machine.roster, machine.health.next_end) == (("a",), 180.0)
+    assert (machine.roster, machine.run.health.next_end) == (("a",), 180.0)
 
 
 # Scripts that crash in a loop.

@@ -70,7 +70,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.machine.transitions import STOP_MARGIN
+from raylaunch.core.machine.stopping import STOP_MARGIN
 from raylaunch.core.record import journal
 from tests.profiles import examples
 
@@ -241,8 +241,9 @@ def _report(machine: Machine, move: str, choice: int, at: float) -> Event | None
 
 def machine_snapshot(machine: Machine) -> dict[str, Any]:
     """Return a copy of all data of the machine."""
-    kept = {name: copy.deepcopy(vars(getattr(machine, name))) for name in ("members", "health", "budget", "crashes")}
-    own = {name: value for name, value in vars(machine).items() if name not in ("state", "world")}
+    parts = ("members", "health", "budget", "crashes")
+    kept = {name: copy.deepcopy(vars(getattr(machine.run, name))) for name in parts}
+    own = {name: copy.copy(value) for name, value in vars(machine.run).items() if name not in ("state", "world", *parts)}
     return own | state_fields(machine) | kept | {"members now": dict(machine.nodes), "restarts": machine.restarts}
 
 

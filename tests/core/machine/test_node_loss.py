@@ -26,7 +26,7 @@ from machine_helpers import (
 
 from raylaunch.core.machine.events_and_actions import Cordon, Finish, PeersUnreachable, Release, Stop, UnreachablePeer
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.machine.node_loss import hosts_to_leave_out
+from raylaunch.core.machine.peers import hosts_to_leave_out
 from raylaunch.core.machine.state import Phase
 from tests.profiles import examples
 
@@ -128,7 +128,7 @@ def test_the_failure_that_would_have_ended_the_run_is_pardoned():
     machine = running_machine("a", "b", "c", nnodes="1:3", max_restarts=0)
     handle_all(machine, failed("b", 5.0, **PEER_LOST))
     assert machine.phase is Phase.STOPPING
-    machine.budget.spend(machine.world.failures[0], 5.0, machine.world.nodes)
+    machine.run.budget.spend(machine.world.failures[0], 5.0, machine.world.nodes)
     handle_all(machine, unreachable("cb", at=6.0), stopped("a", 7.0))
     assert machine.phase is Phase.STOPPING
     assert handle_all(machine, stopped("b", 7.0))[-1] != Finish(exit_code=1, why="")

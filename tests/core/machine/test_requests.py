@@ -443,8 +443,8 @@ def test_a_drained_host_stays_out_when_its_exclusion_ends():
     """It failed before and was left out for a while; then a person drained it."""
     machine = running_machine("a", "b", "c", at=1.0, nnodes="1:3", exclude_after=1, max_restarts=9)
     handle_all(machine, failed("b", 100.0))
-    assert "host-of-b" in machine.health.excluded
-    machine.drained_hosts.add("host-of-b")
+    assert "host-of-b" in machine.run.health.excluded
+    machine.run.health.drained.add("host-of-b")
     uncordoned = handle_all(machine, tick(1e5))
     assert [action for action in uncordoned if isinstance(action, Uncordon)] == []
 

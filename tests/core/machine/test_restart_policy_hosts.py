@@ -89,7 +89,7 @@ def test_failure_on_an_excluded_host_counts_as_seen_elsewhere():
     """Else a script that always fails would get all hosts excluded, one after the other."""
     health = HostHealth(1)
     assert health.blame("a", 0.0, "SIGSEGV")
-    health.exclude("a", 0.0, needed=False)
+    health.exclude("a", 0.0, address="10.0.0.1", needed=False)
     assert not health.blame("b", 1.0, "SIGSEGV")
 
 
@@ -100,22 +100,31 @@ def test_repeated_failure_on_one_host_counts_each_time():
 
 def test_exclusions_double_up_to_an_hour():
     health = HostHealth(1)
-    assert [health.exclude("h", 0.0, needed=False) for _ in range(8)] == [60, 120, 240, 480, 960, 1920, 3600, 3600]
-    assert health.exclude("other", 0.0, needed=False) == 60
+    assert [health.exclude("h", 0.0, address="10.0.0.1", needed=False) for _ in range(8)] == [
+        60,
+        120,
+        240,
+        480,
+        960,
+        1920,
+        3600,
+        3600,
+    ]
+    assert health.exclude("other", 0.0, address="10.0.0.1", needed=False) == 60
 
 
 def test_needed_host_is_excluded_for_15_seconds_each_time():
     """The next exclusion when it is not needed is as long as if all had been of full length."""
     health = HostHealth(1)
-    assert [health.exclude("h", 0.0, needed=True) for _ in range(3)] == [15, 15, 15]
-    assert health.exclude("h", 0.0, needed=False) == 480
+    assert [health.exclude("h", 0.0, address="10.0.0.1", needed=True) for _ in range(3)] == [15, 15, 15]
+    assert health.exclude("h", 0.0, address="10.0.0.1", needed=False) == 480
 
 
 def test_exclusion_resets_the_failures_of_a_host():
     """Its failures are forgotten, and it is not doubtful."""
     health = HostHealth(2)
     blame_times(health, "h", 2)
-    health.exclude("h", 10.0, needed=False)
+    health.exclude("h", 10.0, address="10.0.0.1", needed=False)
     assert health.doubtful == frozenset()
     assert blame_times(health, "h", 2) == [False, True]
 
@@ -123,34 +132,34 @@ def test_exclusion_resets_the_failures_of_a_host():
 def test_exclusions_end_once_in_order():
     health = HostHealth(1)
     assert health.next_end is None
-    health.exclude("a", 10.0, needed=False)
-    health.exclude("b", 20.0, needed=False)
+    health.exclude("a", 10.0, address="10.0.0.1", needed=False)
+    health.exclude("b", 20.0, address="10.0.0.1", needed=False)
     assert (health.excluded, health.next_end) == (("a", "b"), 70.0)
-    assert health.end_exclusions(69.9) == []
-    assert health.end_exclusions(70.0) == ["a"]
+    assert list(health.end_exclusions(69.9)) == []
+    assert list(health.end_exclusions(70.0)) == ["a"]
     assert (health.excluded, health.next_end) == (("b",), 80.0)
-    assert health.end_exclusions(99.0) == ["b"]
-    assert health.end_exclusions(99.0) == []
+    assert list(health.end_exclusions(99.0)) == ["b"]
+    assert list(health.end_exclusions(99.0)) == []
 
 
 def test_needed_hosts_return_after_15_seconds():
     """Repeated calls do not prolong the exclusion, and no exclusion becomes longer."""
     health = HostHealth(1)
-    health.exclude("a", 0.0, needed=False)
-    health.exclude("b", 0.0, needed=True)
+    health.exclude("a", 0.0, address="10.0.0.1", needed=False)
+    health.exclude("b", 0.0, address="10.0.0.1", needed=True)
     health.shorten_exclusions(5.0)
     health.shorten_exclusions(6.0)
-    assert health.end_exclusions(15.0) == ["b"]
-    assert health.end_exclusions(20.0) == ["a"]
+    assert list(health.end_exclusions(15.0)) == ["b"]
+    assert list(health.end_exclusions(20.0)) == ["a"]
 
 
 def test_needed_exclusion_may_be_shorter():
     """A job with a short `join_timeout` excludes needed hosts for less than 15 s."""
     health = HostHealth(1, needed_exclusion=2.0)
-    assert health.exclude("a", 0.0, needed=True) == 2.0
-    health.exclude("b", 0.0, needed=False)
+    assert health.exclude("a", 0.0, address="10.0.0.1", needed=True) == 2.0
+    health.exclude("b", 0.0, address="10.0.0.1", needed=False)
     health.shorten_exclusions(1.0)
-    assert health.end_exclusions(3.0) == ["a", "b"]
+    assert list(health.end_exclusions(3.0)) == ["a", "b"]
 
 
 def test_crash_loop_delays_double_up_to_a_minute():

@@ -1,0 +1,64 @@
+"""What follows when the time of a `SetTimer` has come."""
+
+from __future__ import annotations
+
+from raylaunch.core.machine.events_and_actions import Action, Uncordon
+from raylaunch.core.machine.launching import gather, launch_world
+from raylaunch.core.machine.nodes import could_improve, release_unresponsive
+from raylaunch.core.machine.run_state import Run
+from raylaunch.core.machine.saving import save_world, stop_unsaved
+from raylaunch.core.machine.state import Gathering, Running, Saving, Starting, Stopping
+from raylaunch.core.machine.stopping import go_on_if_all_stopped, restart_world
+from raylaunch.core.newtypes import assert_never
+from raylaunch.errors import ExitCode
+
+
+def tick(run: Run) -> list[Action]:
+    """Do what is due now."""
+    run.timer_at = None
+    uncordoned = [
+        Uncordon(host=host, why=f"{address} may be used again: its time is over")
+        for host, address in run.health.end_exclusions(run.now).items()
+        if host not in run.health.drained
+    ]
+    return [*uncordoned, *_do_what_is_due(run)]
+
+
+def _do_what_is_due(run: Run) -> list[Action]:
+    match run.state:
+        case Running(resize=resize) if run.is_due(resize.evacuate_at):
+            return save_world(run, "the time of a drained node is short")
+        case Running(resize=resize) if run.is_due(resize.last_call):
+            resize.last_call = None
+            if could_improve(run, resize):
+                return save_world(run, "nodes joined")
+        case Gathering() as gathering if run.is_due(gathering.deadline):
+            return _gathered_too_long(run, gathering)
+        case Gathering() as gathering:
+            return gather(run, gathering, gathering.why)
+        case Starting() | Saving() | Stopping() as state if run.is_due(state.deadline):
+            return _deadline_passed(run, state)
+    return run.set_timer("the time has not come")
+
+
+def _deadline_passed(run: Run, state: Starting | Saving | Stopping) -> list[Action]:
+    match state:
+        case Starting():
+            releases, why = release_unresponsive(run, state, "did not start its workers in time")
+            return [*releases, *restart_world(run, why)]
+        case Saving():
+            return stop_unsaved(run, state, f"{', '.join(sorted(state.awaited))} did not save in time")
+        case Stopping():
+            releases, _ = release_unresponsive(run, state, "did not stop its workers in time")
+            return [*releases, *go_on_if_all_stopped(run, state)]
+        case _:
+            return assert_never(state)
+
+
+def _gathered_too_long(run: Run, state: Gathering) -> list[Action]:
+    have, want = len(run.members), run.job.min_nodes
+    if run.members.enough:  # the deadline came before the last call
+        return launch_world(run, f"{state.status}; no more time to wait")
+    waited = run.job.placement_timeout if run.world.attempt == 0 else run.job.join_timeout
+    which = "" if have < want else f", and no world size that is a multiple of {run.job.multiple_of},"
+    return run.finish(ExitCode.UNAVAILABLE, f"{have} of {want} nodes{which} after {waited:g} s")
