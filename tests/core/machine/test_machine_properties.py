@@ -243,7 +243,9 @@ def machine_snapshot(machine: Machine) -> dict[str, Any]:
     """Return a copy of all data of the machine."""
     parts = ("members", "health", "budget", "crashes")
     kept = {name: copy.deepcopy(vars(getattr(machine.run, name))) for name in parts}
-    own = {name: copy.copy(value) for name, value in vars(machine.run).items() if name not in ("state", "world", *parts)}
+    own = {
+        name: copy.copy(value) for name, value in vars(machine.run).items() if name not in ("state", "world", *parts)
+    }
     return own | state_fields(machine) | kept | {"members now": dict(machine.nodes), "restarts": machine.restarts}
 
 
