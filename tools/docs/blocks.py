@@ -5,16 +5,16 @@ A table called `NAME` stands between the lines `<!-- NAME -->` and `<!-- /NAME -
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 from raylaunch.cli.args import subcommands, usage
+from raylaunch.cli.args.key_flags import attribute_docstrings, default_text
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine.events_and_actions import Action, Event
 from raylaunch.core.machine.state import TRANSITIONS, Phase
@@ -59,18 +59,6 @@ def cells(row: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip().strip("|"))]
 
 
-def attribute_docstrings(kind: type) -> dict[str, str]:
-    """The text below each attribute of a class, on one line, by the attribute's name."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for before, after in zip(tree.body, tree.body[1:], strict=False):
-        targets = before.targets if isinstance(before, ast.Assign) else [getattr(before, "target", None)]
-        if isinstance(targets[0], ast.Name) and isinstance(after, ast.Expr):
-            found[targets[0].id] = " ".join(inspect.cleandoc(ast.literal_eval(after.value)).split())
-    return found
-
-
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
@@ -86,20 +74,13 @@ def _keys(kind: type[Any], prefix: str) -> Iterator[tuple[str, str, str]]:
         if field.name in _SECTIONS and not prefix:
             yield from _keys(_SECTIONS[field.name], f"{field.name}.")
             continue
-        yield f"`{prefix}{field.name}`", _default(field), meanings[field.name]
+        yield (
+            f"`{prefix}{field.name}`",
+            f"`{default}`" if (default := default_text(field)) else "",
+            meanings[field.name],
+        )
         if field.name == "nodes":
             yield from _keys(NodeRule, "nodes.<which>.")
-
-
-def _default(field: Field[Any]) -> str:
-    value = field.default_factory() if field.default_factory is not MISSING else field.default
-    if value is None or value == "" or is_dataclass(value):
-        return ""
-    if isinstance(value, list):
-        return f"`[{', '.join(map(str, value))}]`"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 def _exit_codes() -> str:

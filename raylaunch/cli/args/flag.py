@@ -21,6 +21,7 @@ class Group(Enum):
     ENVIRONMENT = "Environment of the workers"
     ACCEPTED = "Accepted without effect"
     OURS = "raylaunch only"
+    KEYS = "Keys of job files"
 
 
 def _unchanged(text: str) -> Value:

@@ -1,8 +1,9 @@
-"""The table of flags: all of torchrun's and `torch.distributed.launch`'s, and raylaunch's own."""
+"""The table of flags: torchrun's, `torch.distributed.launch`'s, raylaunch's own, and one for each other key."""
 
 from __future__ import annotations
 
 from raylaunch.cli.args.flag import Flag, Group, Value
+from raylaunch.cli.args.key_flags import key_flags
 
 
 def _list(text: str) -> Value:
@@ -40,7 +41,7 @@ def _if_any(text: str) -> Value:
 
 _NO_RENDEZVOUS = "nodes find each other through the Ray cluster"
 
-TABLE = {
+TABLE: dict[Group, tuple[Flag, ...]] = {
     Group.ENTRY: (
         Flag(name="module", short="m", help="run SCRIPT as a module, as `python -m` does"),
         Flag(name="no-python", help="run SCRIPT as a program, without Python"),
@@ -299,6 +300,7 @@ TABLE = {
         Flag(name="help", short="h", help="show this help and exit", pet=False),
     ),
 }
+TABLE[Group.KEYS] = key_flags({flag.name for flags in TABLE.values() for flag in flags})
 
 FLAGS = tuple(flag for flags in TABLE.values() for flag in flags)
 BY_NAME = {flag.name: flag for flag in FLAGS}
@@ -309,11 +311,12 @@ def matching_flags(name: str) -> list[Flag]:
     """Return the flags with this name or prefix; several flags if the prefix is ambiguous.
 
     Where a prefix fits one of torchrun's flags and some of raylaunch's own, only torchrun's is returned, so that
-    torchrun's command lines keep their meaning.
+    torchrun's command lines keep their meaning. Nor does a key of job files make a prefix of another flag ambiguous.
     """
     name = name.replace("_", "-")
     if name in BY_NAME:
         return [BY_NAME[name]]
     found = [flag for flag in FLAGS if name and flag.name.startswith(name)]
+    found = [flag for flag in found if flag not in TABLE[Group.KEYS]] or found
     torchruns = [flag for flag in found if flag not in TABLE[Group.OURS] and flag.name != "use-env"]
     return torchruns if len(torchruns) == 1 else found

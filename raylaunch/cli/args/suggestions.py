@@ -21,10 +21,11 @@ _OTHER_WORDS = {
     "kill": "did you mean `raylaunch stop`?",
     "cancel": "did you mean `raylaunch stop`?",
 }
-_WORKERS = "`--nproc-per-node N` starts N workers on each node, `--set nprocs=N` starts N in all"
+_WORKERS = "`--nproc-per-node N` starts N workers on each node, `--nprocs N` starts N in all"
 _JOB_FILE = "name the job file without a flag: `raylaunch conf/job.yaml`"
 _FOREIGN_FLAGS = {
     **dict.fromkeys(("-n", "-np", "--num-processes", "--ntasks", "--num-procs"), _WORKERS),
+    **dict.fromkeys(("--num-workers", "--workers", "--world-size"), _WORKERS),
     **dict.fromkeys(("-N", "--num-machines", "--num-nodes", "--nodes"), "did you mean `--nnodes`?"),
     **dict.fromkeys(("--num-gpus", "--gpus", "--gpus-per-node"), "did you mean `--nproc-per-node`?"),
     **dict.fromkeys(("--ntasks-per-node", "--nproc-per-machine"), "did you mean `--nproc-per-node`?"),
@@ -34,8 +35,11 @@ _FOREIGN_FLAGS = {
     "--machine-rank": "did you mean `--node-rank`?",
     "--main-process-ip": "did you mean `--master-addr`?",
     "--main-process-port": "did you mean `--master-port`?",
-    "--address": "did you mean `--set ray.address=HOST:PORT`?",
-    "--working-dir": "did you mean `--set ray.working_dir=FOLDER`?",
+    "--address": "did you mean `--ray.address HOST:PORT`?",
+    "--working-dir": "did you mean `--ray.working-dir DIR`?",
+    **dict.fromkeys(("-e", "--environment"), "did you mean `--env NAME=VALUE`?"),
+    **dict.fromkeys(("--max-retries", "--retries", "--restarts"), "did you mean `--max-restarts`?"),
+    **dict.fromkeys(("-v", "--verbose"), "`--show all` shows the output of all ranks, `--version` the versions"),
 }
 """Flags of mpirun, srun, accelerate, deepspeed and `ray job submit`."""
 

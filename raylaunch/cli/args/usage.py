@@ -27,13 +27,14 @@ Run a PyTorch script on the nodes of a Ray cluster, or on this machine if no clu
 torchrun's. Each may be written with dashes or underscores (--nproc-per-node, --nproc_per_node), shortened to an
 unambiguous prefix (--nproc), and given as --flag VALUE or --flag=VALUE. Everything after the script is passed to the
 script. After a job file, flags and KEY=VALUE may be given in any order, and `-- ARGS` replaces the script's
-arguments. The command line overrides the job file. The job file overrides the environment, in which PET_<NAME> sets
-the default of a torchrun flag.
+arguments. Each key of a job file is a flag, too. The command line overrides the job file. The job file overrides the
+environment, in which PET_<NAME> sets the default of a torchrun flag.
 """
 
 _NOTES = {
     Group.ACCEPTED: "flags of torchrun; a note says what happens instead",
     Group.OURS: "not in torchrun",
+    Group.KEYS: "the same with `--set KEY=VALUE`; times are in seconds",
 }
 
 _TAIL = """\
@@ -73,7 +74,7 @@ def table() -> str:
         note = {Group.ACCEPTED: "accepted without effect: ", Group.OURS: "raylaunch only: "}.get(group, "")
         for flag in TABLE[group]:
             name = signature(flag).strip().replace("|", "\\|")
-            text = flag.help.replace("|", "\\|")
+            text = f"the key `{flag.setting}`" if group is Group.KEYS else flag.help.replace("|", "\\|")
             default = f"`{flag.default}`" if flag.default and " " not in flag.default else flag.default
             lines.append(f"| `{name}` | {default} | {note}{text} |")
     return "\n".join(lines) + "\n"

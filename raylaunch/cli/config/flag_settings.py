@@ -10,6 +10,7 @@ from raylaunch.cli.args.diagnostics import Finding, SourceSpan
 from raylaunch.cli.args.flag import Group
 from raylaunch.cli.args.flags import BY_NAME, TABLE
 from raylaunch.cli.args.parser import CommandLine, GivenValue, Mode, variable_span
+from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Entrypoint, Job
 
 _RDZV_TIMEOUTS = {
@@ -136,6 +137,14 @@ def _settings(values: Iterable[GivenValue], findings: list[Finding]) -> Iterator
             yield given
         elif flag.name == "rdzv-conf":
             yield from _rdzv_timeouts(given, findings)
+        elif flag.setting == "env":
+            name, equals, text = given.text.partition("=")
+            if name and equals:
+                yield FlagSetting(key=f"env.{name}", value=text, span=given.span)
+            else:
+                message = f"`{secrets.cut(given.text)}` is not of the form `NAME=VALUE`"
+                hint = "workers get the variables of this shell anyway; `--env NAME=VALUE` sets one for them"
+                findings.append(Finding(message=message, span=given.span, hint=hint))
         elif flag.setting:
             value = flag.convert(given.text)
             if value is not None:

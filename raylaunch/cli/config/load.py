@@ -175,7 +175,7 @@ class _JobReader:
             if isinstance(value, GivenValue):
                 self._add_override(value.text, value.span, is_argument=value.flag is None)
             else:
-                self._add_at(tuple(value.key.split(".")), _literal(value.value), value.span)
+                self._add_at(schema.path_of(value.key), _literal(value.value), value.span)
 
     def forget(self, path: schema.Path) -> None:
         """Drop a setting or a section, as if it had not been given."""

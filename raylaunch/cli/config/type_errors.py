@@ -95,6 +95,7 @@ _KINDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     str: "text",
+    bool: "`true` or `false`",
     list: "a list like `[a, b]`",
     dict: "a section",
 }

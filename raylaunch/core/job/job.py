@@ -91,10 +91,11 @@ class RayOptions:
     """Where the Ray cluster is, and which folder it copies to its nodes."""
 
     address: str = "auto"
-    """`host:port`: the cluster there. `none`: this machine alone, without Ray. `local`: this machine, with a Ray that
-    this process starts. `auto`: RAY_ADDRESS, else a cluster that runs on this machine, else `none`."""
+    """The Ray cluster to use. `host:port`: the one there. `none`: this machine alone, without Ray. `local`: this
+    machine, with a Ray that this process starts. `auto`: RAY_ADDRESS, else a cluster that runs on this machine, else
+    `none`."""
     working_dir: str | None = None
-    """A folder that Ray copies to every node, where the workers then run; for nodes that share no file system."""
+    """A folder that Ray copies to every node. The workers run there; for nodes that share no file system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,24 +121,24 @@ class Job:
     interfaces (`10.1.0.0/16`) or a Ray label (`label:zone=a`). If several keys match a node, later ones override
     earlier ones."""
     gpus_per_worker: int | float | str = "auto"
-    """GPUs that Ray reserves for each worker: a whole number, a part such as `0.5` for workers that share one, or
-    `auto` (1 if the nodes have enough GPUs, else 0)."""
+    """GPUs that Ray reserves for each worker. A whole number, a part such as `0.5` for workers that share one, or
+    `auto`: 1 if the nodes have enough GPUs, else 0."""
     cpus_per_worker: float = 1.0
     """CPUs that Ray reserves for each worker."""
     placement: str = "auto"
-    """`spread`: each agent is on a Ray node of its own. `pack`: agents may share a Ray node. `auto`: `pack` if there is
-    only one machine, else `spread`."""
+    """Whether nodes of the job may share a Ray node. `spread`: each is on a Ray node of its own. `pack`: they may share
+    one. `auto`: `pack` if there is only one machine, else `spread`."""
     max_restarts: int = 0
     """How many worker failures the whole job survives. Nodes that are lost do not count."""
     start_method: str = "forkserver"
     """`forkserver`: workers are forked from a process that has imported torch. `spawn`: each worker is a fresh
     interpreter."""
     preload: list[str] | str = "auto"
-    """Modules that the fork server imports before it forks; with an empty list, each worker imports torch itself.
+    """Modules that the fork server imports before it forks. With an empty list, each worker imports torch itself.
     `auto`: torch and what DDP needs of it and, for restarts, the installed modules that the script was seen to
     import."""
     backend: str | None = None
-    """The backend of the process group that a function gets; `none`: it gets no process group. Default: nccl if the
+    """The backend of the process group that a function gets. `none`: it gets no process group. Default: nccl if the
     workers have GPUs, else gloo."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables of the workers."""
@@ -180,8 +181,8 @@ class Job:
     log_dir: str = "runs"
     """The folder in which run folders are created; `/dev/null`: no files are kept."""
     log_layout: str = "raylaunch"
-    """`raylaunch`: `<log_dir>/<name>/<run_id>/attempt-N/rank-R/`. `torchrun`: torchrun's names,
-    `<log_dir>/<run_id>_<random>/attempt_<N-1>/<R>/`."""
+    """How the folders of a run are called. `raylaunch`: `<log_dir>/<name>/<run_id>/attempt-N/rank-R/`. `torchrun`:
+    torchrun's names, `<log_dir>/<run_id>_<random>/attempt_<N-1>/<R>/`."""
     report: bool = True
     """Whether `report.html` is written to the run folder at the end of the run."""
     logs_specs: str = "default"
@@ -195,36 +196,37 @@ class Job:
     """Signals to the driver that all workers get, while the run continues. A worker that has not installed a handler
     yet gets the signal when it has, 10 s later at most."""
     placement_timeout: float = 300.0
-    """How long the first start waits for the cluster to provide the nodes; `.inf`: without a limit."""
+    """How long the first start waits for the cluster to provide the nodes. `.inf`: without a limit."""
     join_timeout: float = 600.0
-    """How long the job waits for nodes when fewer than MIN are left; `.inf`: without a limit."""
+    """How long the job waits for nodes when fewer than MIN are left. `.inf`: without a limit."""
     multiple_of: int = 1
     """WORLD_SIZE is always a multiple of this number. Nodes beyond the last multiple wait."""
     spares: int = 0
     """Nodes beyond MAX that are kept ready, and replace lost nodes at once."""
     exclude_after: int = 3
-    """A host that caused this many failures within an hour, or was lost this often, is not used for a while, unless the
-    job has too few nodes without it. 0: never."""
+    """Failures within an hour, or losses, after which a host is not used for a while. It is used nevertheless if the
+    job has too few nodes without it. 0: every host is always used."""
     node_timeout: float = 5.0
     """A node from which nothing is heard for this long counts as lost. It ends its workers by itself within the same
     time. At least 1."""
     hang_timeout: int | float | str = "auto"
-    """If a worker completes no step for this long, the stacks of all ranks are written and the workers restarted. A
+    """Time without a step of a worker after which all are restarted. The stacks of all ranks are written before. A
     number counts from the start of the worker: include the time of imports and of the first step. `auto`: after 300 s
     or longer, raylaunch examines what the ranks do, and decides. `off`: never."""
     last_call: float = 5.0
-    """With `MIN:MAX`: how long to wait for more nodes once MIN nodes are ready, or once a node has joined."""
+    """With `MIN:MAX`: how long to wait for more nodes. The time begins when MIN nodes are ready, and again when a node
+    joins."""
     start_timeout: float = 120.0
     """How long a node may take to start its workers. After that, it is given up."""
     shutdown_timeout: float = 30.0
     """The time between SIGTERM and SIGKILL for workers."""
     state_memory: float | None = None
-    """Memory of each node, in GiB, that `raylaunch.worker.State` may use, together with files in RAYLAUNCH_FAST_DIR.
+    """Memory of each node, in GiB, that `raylaunch.worker.State` may use. Files in RAYLAUNCH_FAST_DIR count, too.
     Default: half of what is free there when it is first needed."""
     durable: str | None = None
-    """A folder that all nodes see, into which the nodes write commits of `raylaunch.worker.State` as checkpoints of
-    `torch.distributed.checkpoint`, at the end of the run and now and then. `restore` of a new run begins with the
-    newest one."""
+    """A folder that all nodes see, for checkpoints of `raylaunch.worker.State`. The nodes write commits there as
+    checkpoints of `torch.distributed.checkpoint`, at the end of the run and now and then. `restore` of a new run begins
+    with the newest one."""
     durable_every: float = 600.0
     """With `durable`: at least so much time is between two checkpoints."""
     durable_keep: int = 3
@@ -237,8 +239,8 @@ class Job:
     """Whether the run goes on in the background, with a driver that no command and no terminal is needed for: see
     `raylaunch attach`."""
     driver_timeout: float = 600.0
-    """Of a detached run on a cluster: how long its agents wait for another driver when theirs is gone, and none can be
-    started. After that, nothing of the run is left."""
+    """How long agents of a detached run on a cluster wait for another driver. They do when theirs is gone and none can
+    be started. After that, nothing of the run is left."""
     ray: RayOptions = field(default_factory=RayOptions)
     """Where the cluster is."""
 

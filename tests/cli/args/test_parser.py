@@ -14,9 +14,9 @@ from torch.distributed.run import get_args_parser
 from raylaunch.cli import main
 from raylaunch.cli.args import parser, usage
 from raylaunch.cli.args.flag import Group
-from raylaunch.cli.args.flags import FLAGS, TABLE, matching_flags
+from raylaunch.cli.args.flags import BY_NAME, FLAGS, TABLE, matching_flags
 from raylaunch.cli.config import flag_settings, load
-from raylaunch.core.job.job import DEFAULT_SIGNALS, Entrypoint, Job
+from raylaunch.core.job.job import DEFAULT_SIGNALS, Entrypoint, Job, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
 
 
@@ -73,7 +73,7 @@ def test_every_flag_of_torchrun_is_in_the_table():
 def test_beginnings_that_torchrun_takes_stand_for_the_same_flag():
     """No flag of raylaunch makes a prefix of torchrun's ambiguous, and dashes and underscores are the same."""
     newer = {
-        flag.name for group, flags in TABLE.items() if group is not Group.OURS for flag in flags
+        flag.name for group, flags in TABLE.items() if group not in (Group.OURS, Group.KEYS) for flag in flags
     }  # than this torch
     names = {action.dest.replace("_", "-") for action in torchruns_flags()} | newer
     seen = 0
@@ -85,6 +85,28 @@ def test_beginnings_that_torchrun_takes_stand_for_the_same_flag():
                 assert matching_flags(beginning.replace("-", "_")) == matching_flags(beginning)
                 seen += 1
     assert seen > 100
+
+
+def test_keys_of_job_files_make_no_other_prefix_ambiguous():
+    """So a new key changes no command line that is in use."""
+    for group, flags in TABLE.items():
+        for flag in flags if group is not Group.KEYS else ():
+            others = [one.name for one in FLAGS if one not in TABLE[Group.KEYS] and one is not flag]
+            for size in range(1, len(flag.name)):
+                if not any(name.startswith(flag.name[:size]) for name in others):
+                    assert matching_flags(flag.name[:size]) == [flag] or flag.name[:size] in BY_NAME
+    assert [flag.name for flag in matching_flags("pl")] == ["plan"]
+    assert [flag.name for flag in matching_flags("plac")] == ["placement", "placement-timeout"]
+
+
+def test_every_key_of_a_job_file_is_a_flag():
+    """Of this name, in both spellings, with its default; but for those that have keys of their own."""
+    keys = {*Job.__dataclass_fields__} - {"entrypoint", "nodes", "ray"}
+    for key in keys | {f"ray.{name}" for name in RayOptions.__dataclass_fields__}:
+        (flag,) = matching_flags(key)
+        assert flag.option == f"--{key.replace('_', '-')}"
+        assert flag.setting == key
+        assert flag.help
 
 
 def test_arguments_mean_what_they_mean_to_torchrun():
@@ -222,6 +244,21 @@ def test_a_script_alone():
         ("--log-dir ''", {}),
         ("--set log_layout=raylaunch --log-dir /logs", {"log_dir": "/logs"}),
         ("--show 0,3", {"show": "0,3"}),
+        (
+            "--placement pack --name a --spares 2 --nprocs 3",
+            {"placement": "pack", "name": "a", "spares": 2, "nprocs": 3},
+        ),
+        ("--env A=1 --env B.c=x=y --env E=", {"env": {"A": "1", "B.c": "x=y", "E": ""}}),
+        ("--preload numpy,torch --report=false", {"preload": ["numpy", "torch"], "report": False}),
+        ("--preload auto --backend none", {"backend": "none"}),
+        ("--preload=", {"preload": []}),
+        ("--hang-timeout 9 --join_timeout .inf", {"hang_timeout": 9, "join_timeout": float("inf")}),
+        ("--cpus-per-worker 2 --gpus-per-worker 0.5", {"cpus_per_worker": 2.0, "gpus_per_worker": 0.5}),
+        ("--durable '${x}' --run-id 7", {"durable": "${x}", "run_id": "7"}),
+        (
+            "--ray.address h:1 --ray.working_dir s3://b/c.zip",
+            {"ray": RayOptions(address="h:1", working_dir="s3://b/c.zip")},
+        ),
         ("--set placement=pack --set env.A=true", {"placement": "pack", "env": {"A": "true"}}),
         ("--rdzv-backend c10d --rdzv-endpoint h:1 --node-rank 1 --local-addr h --monitor-interval 1 --use-env", {}),
         ("--rdzv-conf ''", {}),
@@ -375,6 +412,9 @@ WRONG = {
     "role_empty": "--role '' x.py",
     "signals": "--signals-to-forward SIGTERM,usr1,SIGODD --signals-to-handle SIGTERM,SIGKILL x.py",
     "set": "--set placement=pakc --set nnode=2 --set max_restarts x.py",
+    "key_value": "--placement pakc --report maybe --node-timeout 5s --multiple-of 0 x.py",
+    "key_env": "--env API_KEY --env =1 x.py",
+    "key_near_miss": "--durabel /x x.py",
     "several": "--nnodes 2:1 --tee 4 --max-restarts -1 x.py --lr 1",
     "with_job_file": "job.yaml --nnodes 2:1 max_restarts=two",
     "module_with_job_file": "job.yaml -m --run-path",
@@ -405,6 +445,9 @@ WRONG = {
     "foreign_letters": "-np4 x.py",
     "foreign_workers": "--num_processes 4 x.py",
     "foreign_nodes": "--num-machines=2 x.py",
+    "foreign_retries": "--max-retries 3 x.py",
+    "foreign_verbose": "-v x.py",
+    "foreign_env": "-e A=1 x.py",
     "foreign_plan": "--dry-run x.py",
     "foreign_file": "--config job.yaml",
 }
@@ -505,4 +548,4 @@ def test_help_names_every_flag_on_a_line_of_its_own():
 
 def test_flags_of_raylaunch_have_no_environment_variable():
     """Only flags of torchrun have `PET_*` variables."""
-    assert not any(flag.pet for flag in TABLE[Group.OURS])
+    assert not any(flag.pet for flag in (*TABLE[Group.OURS], *TABLE[Group.KEYS]))
