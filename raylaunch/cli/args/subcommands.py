@@ -26,6 +26,8 @@ class Subcommand:
     """Whether an argument may name a run."""
     other: str = ""
     """What an argument may be in the place of a run; "": nothing."""
+    takes_settings: bool = False
+    """Whether `KEY=VALUE` may follow that argument."""
     operand: str = ""
     """What the argument before it is, such as `NODE`; "": there is none."""
 
@@ -33,7 +35,8 @@ class Subcommand:
     def usage(self) -> str:
         """The command line that its help and its errors show, such as `raylaunch status [FLAGS] [RUN]`."""
         operand = f" {self.operand}" if self.operand else ""
-        return f"raylaunch {self.name} [FLAGS]{operand}{f' [{self.argument}]' if self.argument else ''}"
+        argument = self.argument + " [KEY=VALUE...]" * self.takes_settings
+        return f"raylaunch {self.name} [FLAGS]{operand}{f' [{argument}]' if argument else ''}"
 
     @property
     def argument(self) -> str:
@@ -145,6 +148,7 @@ TABLE = (
         help="look for what is wrong with the cluster, its nodes and a job, without starting workers",
         takes_run=False,
         other="JOB",
+        takes_settings=True,
         flags=(_JSON, _HELP),
     ),
     Subcommand(
@@ -185,7 +189,8 @@ is the newest run. `raylaunch ps -a` lists runs.
 """
 _OTHERS = {
     "JOB": """\
-JOB is a job file or a script. Without it, only the cluster and its nodes are looked at.
+JOB is a job file, which KEY=VALUE may follow, or a script. Without it, only the cluster and its nodes
+are looked at.
 """,
     "SHELL": """\
 SHELL is bash, zsh, fish or tcsh. In ~/.bashrc or ~/.zshrc:
@@ -222,7 +227,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("operand", metavar=command.operand, nargs="?")
     if command.argument:
         parser.add_argument(command.argument.lower(), metavar=command.argument, nargs="?")
-    found, unknown = parser.parse_known_args(list(argv[1:]))
+    if command.takes_settings:
+        parser.add_argument("settings", nargs="*")
+    found, unknown = parser.parse_known_intermixed_args(list(argv[1:]))
     if unknown and not found.help:
         raise _unknown(command, unknown[0])
     if command.operand and found.operand is None and not found.help:

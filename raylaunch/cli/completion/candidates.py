@@ -111,6 +111,8 @@ def _of_subcommand(command: Subcommand, before: Sequence[str], current: str, nam
     elif command.name == "completion":
         yield from map(Candidate, names.shells)
     elif command.other:
+        if command.takes_settings and given and given[0].endswith(_JOB_FILES):
+            yield from _settings()
         yield FILES
 
 

@@ -34,7 +34,7 @@ SECONDS = 15.0
 
 def doctor(arguments: Namespace, environ: Mapping[str, str]) -> int:
     """Print a line for each thing that was looked at, and return 1 if there is an error among them, else 0."""
-    job, facts = _job(arguments.job, environ)
+    job, facts = _job([arguments.job, *arguments.settings] if arguments.job else [], environ)
     hide = Redactor.of(job, environ).hide
     found = [_shown(each, hide) for each in diagnoses(surroundings(job, facts))]
     if arguments.json:
@@ -71,12 +71,12 @@ def text(found: Sequence[Diagnosis]) -> str:
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def _job(name: str | None, environ: Mapping[str, str]) -> tuple[Job, Surroundings]:
-    """Return the job that is named, or else one with all defaults; and what is known of it."""
-    if name is None:
+def _job(words: Sequence[str], environ: Mapping[str, str]) -> tuple[Job, Surroundings]:
+    """Return the job of a command line, or else one with all defaults; and what is known of it."""
+    if not words:
         return Job(), Surroundings()
     try:
-        job = load.load(parser.parse([name], environ), environ)
+        job = load.load(parser.parse(words, environ), environ)
     except ConfigError as error:
         return Job(), Surroundings(job_problem=str(error).removeprefix("error: "))
     unpacked = bool(job.ray.working_dir)

@@ -51,6 +51,8 @@ CASES = [
     (("resize", "2:4", "ch"), {"charlm", FILES}),
     (("ps", ""), set()),
     (("doctor", ""), {FILES}),
+    (("doctor", "job.yaml", "nn"), {"nnodes=", FILES}),
+    (("doctor", "train.py", "nn"), {FILES}),
     (("completion", ""), {"bash", "zsh"}),
     ((), {*subcommands.BY_NAME, "check", FILES}),
 ]

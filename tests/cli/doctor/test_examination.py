@@ -45,6 +45,20 @@ def test_nothing_is_wrong(tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "job.yaml"}
 
 
+@pytest.mark.parametrize("words", ["job.yaml nproc_per_node=1 show=all", "job.yaml --json nproc_per_node=1"])
+def test_settings_after_the_job_file(tmp_path, capsys, words):
+    """They override it, as for a run and for `--plan`; flags may be among them."""
+    (tmp_path / "job.yaml").write_text("entrypoint: {script: train.py}\nnproc_per_node: lots\n")
+    assert command.main(["doctor", *words.split()]) == ExitCode.OK
+    assert "would start 1 worker on 1 node" in capsys.readouterr().out
+
+
+def test_a_wrong_setting_after_the_job_file(tmp_path, capsys):
+    (tmp_path / "job.yaml").write_text("entrypoint: {script: train.py}\n")
+    assert command.main(["doctor", "job.yaml", "nnode=2"]) == ExitCode.JOB_FAILED
+    assert "raylaunch job.yaml nnode=2" in capsys.readouterr().out
+
+
 def test_a_wrong_job_file(tmp_path, capsys):
     """It is an error among others, with its place; the machine is looked at all the same."""
     (tmp_path / "job.yaml").write_text("entrypoint: {script: tran.py}\nenv: {DB_PASSWORD: hunter33}\nnnode: 2\n")
