@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import raylaunch
+import raylaunch.worker
+from raylaunch.cli.args import subcommands, usage
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.attempt import Attempt
@@ -41,6 +44,26 @@ def test_every_exit_code_has_a_row() -> None:
     named = set(map(int, re.findall(r"\d+", " ".join(blocks.first_column(blocks.block("reference.md", "exit-codes"))))))
     codes = {int(code) for code in ExitCode if code != ExitCode.INTERRUPTED}  # which is 128 + 2
     assert codes | {128} == named
+
+
+def test_every_public_name_has_a_row() -> None:
+    """Functions and classes, and the parameters of functions."""
+    rows = blocks.first_column(blocks.block("reference.md", "api"))
+    named = {re.match(r"`([\w.]+)", row)[1] for row in rows}
+    public = {f"{module.__name__}.{name}" for module in (raylaunch, raylaunch.worker) for name in module.__all__}
+    assert sorted(public - named) == []
+    assert "`raylaunch.worker.State(*, every, random_state, durable, **objects)`" in rows
+    assert "`raylaunch.Handle.result(timeout)`" in rows
+
+
+def test_every_command_is_listed() -> None:
+    """In the table, in the usage of the command, and in README.md."""
+    commands = {"check", *subcommands.BY_NAME}
+    table = " ".join(blocks.first_column(blocks.block("reference.md", "commands")))
+    assert {name for name in commands if f"raylaunch {name}" not in table} == set()
+    assert {name for name in commands if f"raylaunch {name} " not in usage.USAGE} == set()
+    readme = (blocks.ROOT / "README.md").read_text(encoding="utf-8")
+    assert {name for name in commands if not re.search(rf"`(raylaunch )?{name}\b", readme)} == set()
 
 
 def test_every_variable_of_a_worker_is_explained() -> None:

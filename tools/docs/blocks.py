@@ -13,6 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+import raylaunch
+import raylaunch.worker
 from raylaunch.cli.args import subcommands, usage
 from raylaunch.cli.args.key_flags import attribute_docstrings, default_text
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
@@ -24,6 +26,7 @@ from tools.compat import results
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
+_MODULES = (raylaunch, raylaunch.worker)
 _SECTIONS = {"entrypoint": Entrypoint, "ray": RayOptions}
 _BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<body>.*?)<!-- /(?P=name) -->\n", re.DOTALL)
 
@@ -83,6 +86,32 @@ def _keys(kind: type[Any], prefix: str) -> Iterator[tuple[str, str, str]]:
             yield from _keys(NodeRule, "nodes.<which>.")
 
 
+def _api() -> str:
+    """The public names of `raylaunch` and `raylaunch.worker`, and what a program calls of their classes."""
+    public = [(f"{module.__name__}.{name}", getattr(module, name)) for module in _MODULES for name in module.__all__]
+    rows = [row for name, thing in public for row in _api_rows(name, thing)]
+    return _table(("name", "meaning"), [*rows, ("`raylaunch.__version__`", "The version, as text.")])
+
+
+def _api_rows(name: str, thing: Any) -> Iterator[tuple[str, str]]:
+    is_called = inspect.isfunction(thing) or thing is raylaunch.worker.State
+    yield f"`{name}{_parameters(thing) if is_called else ''}`", _first_paragraph(thing)
+    if inspect.isclass(thing):
+        methods = [(key, one) for key, one in vars(thing).items() if not key.startswith("_")]
+        for key, one in methods:
+            if inspect.isfunction(one):
+                yield f"`{name}.{key}{_parameters(one)}`", _first_paragraph(one)
+            elif isinstance(one, property) and one.__doc__:
+                yield f"`{name}.{key}`", _first_paragraph(one)
+
+
+def _parameters(function: Any) -> str:
+    """The parameters of a function or class, without types and defaults."""
+    empty = inspect.Parameter.empty
+    found = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+    return str(inspect.Signature([one.replace(annotation=empty, default=empty) for one in found]))
+
+
 def _exit_codes() -> str:
     """From `--help`, which says them too."""
     lines = usage.full().partition("Exit codes:\n")[2].partition("\n\n")[0].splitlines()
@@ -95,7 +124,7 @@ def _run_folder() -> str:
 
 
 def _classes(union: Any) -> str:
-    rows = ((f"`{kind.__name__}`", " ".join(_first_paragraph(kind).split())) for kind in get_args(union))
+    rows = ((f"`{kind.__name__}`", _first_paragraph(kind)) for kind in get_args(union))
     return _table(("`is`", "meaning"), rows)
 
 
@@ -113,8 +142,8 @@ def _names(phases: Iterable[Phase]) -> str:
     return ", ".join(f"`{phase.name}`" for phase in Phase if phase in set(phases))
 
 
-def _first_paragraph(kind: type) -> str:
-    return inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
+def _first_paragraph(thing: Any) -> str:
+    return " ".join(inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].split())
 
 
 def _compat() -> str:
@@ -129,9 +158,11 @@ def _versions() -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
+    "commands": usage.commands_table,
     "flags": usage.table,
     "subcommands": subcommands.table,
     "config": _config,
+    "api": _api,
     "exit-codes": _exit_codes,
     "run-folder": _run_folder,
     "events": lambda: _classes(Event),

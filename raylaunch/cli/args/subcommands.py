@@ -20,6 +20,8 @@ class Subcommand:
     """A command on runs, such as `raylaunch ps`."""
 
     name: str
+    summary: str
+    """What it does, in a few words for the list of all commands."""
     help: str
     flags: tuple[Flag, ...]
     takes_run: bool = True
@@ -34,9 +36,18 @@ class Subcommand:
     @property
     def usage(self) -> str:
         """The command line that its help and its errors show, such as `raylaunch status [FLAGS] [RUN]`."""
+        return f"raylaunch {self.name} [FLAGS]{self._arguments}"
+
+    @property
+    def synopsis(self) -> str:
+        """The command line without flags, such as `raylaunch status [RUN]`."""
+        return f"raylaunch {self.name}{self._arguments}"
+
+    @property
+    def _arguments(self) -> str:
         operand = f" {self.operand}" if self.operand else ""
         argument = self.argument + " [KEY=VALUE...]" * self.takes_settings
-        return f"raylaunch {self.name} [FLAGS]{operand}{f' [{argument}]' if argument else ''}"
+        return f"{operand}{f' [{argument}]' if argument else ''}"
 
     @property
     def argument(self) -> str:
@@ -54,6 +65,7 @@ _GRACE = Flag(
 TABLE = (
     Subcommand(
         name="ps",
+        summary="list runs, and what `keep_warm` keeps on this machine",
         help="list the runs of this user and of the cluster that go on, and what `keep_warm` keeps here",
         takes_run=False,
         flags=(
@@ -67,6 +79,7 @@ TABLE = (
     ),
     Subcommand(
         name="status",
+        summary="show one run: nodes, attempts, and what it waits for",
         help="show one run: its nodes and ranks, its attempts, and what it waits for",
         flags=(
             Flag(name="watch", short="w", help="on a terminal: show it anew every 2 seconds, until the run ends"),
@@ -76,6 +89,7 @@ TABLE = (
     ),
     Subcommand(
         name="logs",
+        summary="print what the workers of a run have written",
         help="print what the workers of a run have written, on all nodes while it lasts, then from its run folder",
         flags=(
             Flag(
@@ -115,6 +129,7 @@ TABLE = (
     ),
     Subcommand(
         name="attach",
+        summary="watch a run, such as one that `-d` started",
         help="watch a run and the output of rank 0 until it ends; Ctrl-C detaches; the exit code is that of the run",
         flags=(
             Flag(name="since", metavar="TIME", help="the output since then, as for `logs`; default: from now on"),
@@ -124,6 +139,7 @@ TABLE = (
     ),
     Subcommand(
         name="report",
+        summary="write what happened in a run as an HTML file",
         help="write the report of a run, also of one that goes on, as an HTML file, and print its path",
         flags=(
             Flag(name="output", short="o", metavar="FILE", help="the file; default: `report.html` in the run folder"),
@@ -134,7 +150,8 @@ TABLE = (
     ),
     Subcommand(
         name="stop",
-        help="have all workers save at one step, then stop the run, and wait for its end",
+        summary="let a run save, stop it, and wait for its end",
+        help="let all workers save at one step, then stop the run, and wait for its end",
         flags=(
             _GRACE,
             Flag(name="now", help="do not wait for the workers: SIGKILL"),
@@ -144,7 +161,34 @@ TABLE = (
         ),
     ),
     Subcommand(
+        name="restart",
+        summary="let a run save, and start its workers anew",
+        help="let all workers save at one step, then start them anew; it spends none of `max_restarts`",
+        flags=(_GRACE, Flag(name="now", help="do not save: SIGKILL"), _JSON_AT_THE_END, _HELP),
+    ),
+    Subcommand(
+        name="resize",
+        summary="let a run save, and go on with fewer or more nodes",
+        operand="MIN:MAX",
+        help="change the bounds of the number of nodes for the rest of the run",
+        flags=(_JSON_AT_THE_END, _HELP),
+    ),
+    Subcommand(
+        name="drain",
+        summary="take a node from a run for good",
+        operand="NODE",
+        help="take a node away for good: its host is not used again; NODE is its name or address in `raylaunch status`",
+        flags=(_JSON_AT_THE_END, _HELP),
+    ),
+    Subcommand(
+        name="stacks",
+        summary="print what all workers of a run are doing now",
+        help="print what all workers are doing now: at which line they are, those at the same line together",
+        flags=(Flag(name="rank", metavar="RANKS", help="the whole stacks of these ranks: 0,3-5"), _JSON, _HELP),
+    ),
+    Subcommand(
         name="doctor",
+        summary="look for what is wrong with cluster, nodes and job",
         help="look for what is wrong with the cluster, its nodes and a job, without starting workers",
         takes_run=False,
         other="JOB",
@@ -153,32 +197,11 @@ TABLE = (
     ),
     Subcommand(
         name="completion",
+        summary="print what completes command lines in a shell",
         help="print a script that completes command lines of raylaunch in bash, zsh or fish",
         takes_run=False,
         other="SHELL",
         flags=(_HELP,),
-    ),
-    Subcommand(
-        name="restart",
-        help="have all workers save at one step, then start them anew; it spends none of `max_restarts`",
-        flags=(_GRACE, Flag(name="now", help="do not save: SIGKILL"), _JSON_AT_THE_END, _HELP),
-    ),
-    Subcommand(
-        name="resize",
-        operand="MIN:MAX",
-        help="have other bounds of the number of nodes from now on",
-        flags=(_JSON_AT_THE_END, _HELP),
-    ),
-    Subcommand(
-        name="drain",
-        operand="NODE",
-        help="leave a node for good: its host is not used again; NODE is its name or address in `raylaunch status`",
-        flags=(_JSON_AT_THE_END, _HELP),
-    ),
-    Subcommand(
-        name="stacks",
-        help="print what all workers are doing now: at which line they are, those at the same line together",
-        flags=(Flag(name="rank", metavar="RANKS", help="the whole stacks of these ranks: 0,3-5"), _JSON, _HELP),
     ),
 )
 BY_NAME = {command.name: command for command in TABLE}

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from raylaunch.cli.args import subcommands
 from raylaunch.cli.args.flag import Flag, Group
 from raylaunch.cli.args.flags import TABLE
 from raylaunch.cli.args.subcommands import signature
 
-USAGE = """\
-usage: raylaunch [FLAGS] SCRIPT [ARGS...]                 run a script, as torchrun does
-       raylaunch [FLAGS] JOB.yaml [KEY=VALUE...]          run a job file
-       raylaunch check [FLAGS] [JOB.yaml [KEY=VALUE...]]  test that the cluster computes and communicates
-       raylaunch ps [-a]                                  list runs, and what `keep_warm` keeps on this machine
-       raylaunch status [RUN]                             show one run: nodes, attempts, and what it waits for
-       raylaunch logs [-f] [RUN]                          print what its workers have written
-       raylaunch attach [RUN]                             watch one, such as one that `-d` started
-       raylaunch stop [RUN]                               have it save, stop it, and wait for its end
-       raylaunch restart [RUN], resize MIN:MAX [RUN]      have it save, then start anew, or with other nodes
-       raylaunch drain NODE [RUN]                         have it leave a node for good
-       raylaunch stacks [RUN]                             print what all its workers are doing now
-       raylaunch doctor [JOB]                             look for what is wrong with cluster, nodes and job
-       raylaunch completion SHELL                         print what completes command lines in bash, zsh or fish
-"""
+_COMMANDS = (
+    ("raylaunch [FLAGS] SCRIPT [ARGS...]", "run a script, as torchrun does"),
+    ("raylaunch [FLAGS] JOB.yaml [KEY=VALUE...]", "run a job file"),
+    ("raylaunch check [FLAGS] [JOB.yaml [KEY=VALUE...]]", "test that the cluster computes and communicates"),
+    *((command.synopsis, command.summary) for command in subcommands.TABLE),
+)
+"""All command lines, and what each does in a few words."""
+USAGE = "usage: " + "       ".join(f"{line:50} {summary}\n" for line, summary in _COMMANDS)
 
 _HEAD = """
 Run a PyTorch script on the nodes of a Ray cluster, or on this machine if no cluster is running. The flags are
@@ -65,6 +59,13 @@ def full() -> str:
         lines = [f"  {signature(flag):{_WIDTH}} {flag.help}{_default(flag)}" for flag in TABLE[group]]
         parts.append("\n" + "\n".join([f"{title}:", *lines]) + "\n")
     return "".join([*parts, "\n", _TAIL])
+
+
+def commands_table() -> str:
+    """Return the table of all commands of the documentation, in Markdown."""
+    rows = [*_COMMANDS[: -len(subcommands.TABLE)], *((each.synopsis, each.help) for each in subcommands.TABLE)]
+    rows.append(("raylaunch --version [--json]", "show the versions that a bug report needs; what is missing is null"))
+    return "".join(["| command | what it does |\n|---|---|\n", *(f"| `{line}` | {text} |\n" for line, text in rows)])
 
 
 def table() -> str:
