@@ -68,7 +68,6 @@ LARGE_CLASSES = {
     "ForkServer": (19, 28),
     "WorkerGroup": (20, 0),
     "PreloadController": (13, 0),
-    "ForkServerClient": (14, 0),
     "Supervisor": (16, 0),
     "StateMemory": (0, 26),
     "RankBuffers": (13, 0),

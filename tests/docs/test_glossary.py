@@ -17,7 +17,6 @@ PROCESSES = (
     "agent",
     "subreaper",
     "fork server",
-    "hot standby",
     "state keeper",
     "zygote",
     "store",

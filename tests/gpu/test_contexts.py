@@ -52,9 +52,7 @@ def test_nothing_is_left_on_the_gpu(launch, record_property, who):
     """After kill -9 of the fork server, of the driver, or of all but the workers, the GPU is free within seconds."""
     run, workers = up(launch, max_restarts=1)
     words = {"fork server": ["raylaunch: fork server"], "driver": ["job.json"]}
-    for word in words.get(
-        who, ["raylaunch: fork server", "raylaunch: subreaper", "raylaunch: hot standby", "job.json"]
-    ):
+    for word in words.get(who, ["raylaunch: fork server", "raylaunch: subreaper", "job.json"]):
         for pid in set(run.processes(word)) - set(workers):
             os.kill(pid, signal.SIGKILL)
     seconds = wait_until(lambda: not set(holders(run.mark)) & set(workers), 30, f"the workers' end: {who}")

@@ -27,7 +27,7 @@ from raylaunch.core.failures.failure import Failure
 from raylaunch.core.machine.events_and_actions import WorkerEvent, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.newtypes import NodeTime, RunTime
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
-from raylaunch.node.linux import processes, procfs
+from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import (
     CheckpointAnswer,
     LaunchWorkers,
@@ -246,12 +246,8 @@ class Node:
         return found
 
     def children(self) -> set[int]:
-        """Return the process ids of workers and stores: the children of the fork server without its hot standby."""
-        return children_of(self.supervisor.server_pid) - {self.hot_standby()}
-
-    def hot_standby(self) -> int:
-        """Return the process id of the fork server's hot standby; 0: it has none."""
-        return hot_standby_of(self.supervisor.server_pid)
+        """Return the process ids of workers and stores: the children of the fork server."""
+        return children_of(self.supervisor.server_pid)
 
     def end_attempt(self) -> None:
         """Stop the current attempt, if there is one, and forget its events."""
@@ -276,15 +272,6 @@ def children_of(pid: int) -> set[int]:
     for thread in Path(f"/proc/{pid}/task").iterdir():
         found.update(int(child) for child in (thread / "children").read_text().split())
     return found
-
-
-def hot_standby_of(server: int) -> int:
-    """Return the one child of the fork server that leads a process group but no session; 0: there is none."""
-    for pid in children_of(server):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(pid) == pid != os.getsid(pid) and procfs.process_state(pid) not in ("Z", procfs.GONE):
-                return pid
-    return 0
 
 
 def marked(mark: str, known: Collection[int] = ()) -> dict[int, str]:
@@ -431,12 +418,8 @@ def running(start_method: str = "forkserver", **changes: Any) -> Iterator[Node]:
 
 
 def shared(start_method: str, preload: tuple[str, ...]) -> Iterator[Node]:
-    before = _sockets()
     with running(start_method, preload=preload) as node:
         mark = node.mark
-        # The socket to the hot standby may come after `Ready`; a test would take it for a file that it has left open.
-        count = 2 if start_method == "forkserver" else 1
-        until(lambda: not node.events_within(0.01) and len(_sockets() - before) >= count, "there is no hot standby")
         yield node
     wait_none_left(mark)
 

@@ -22,12 +22,12 @@ STOPS = (50, 500, 1000)
 STOPS_ON_RAY = (10, 50, 100)
 """Restarts after which the processes are looked at."""
 _SETTLE_SECONDS = 4.0
-"""The zygote and the standby are renewed within seconds after a restart."""
+"""The zygote is renewed within seconds after a restart."""
 _SECONDS_EACH = 2.0
 _SCRIPT = Path(__file__).with_name("leaker.py")
 _MOST_KB, _MOST_KB_ON_RAY = 1.0, 10.0
 """For each restart. After a few restarts, one page more counts as much as a leak would after many."""
-_RENEWED = ("store", "hot standby")
+_RENEWED = ("store",)
 """Forks of the fork server that are renewed: they have what it has."""
 _NAMES = ("descriptors", "watches", "threads")
 

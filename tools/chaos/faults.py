@@ -136,29 +136,6 @@ def _kill_gcs(job: Job, host: Host) -> Kinds:
     return _NO_EVENT
 
 
-def _no_descriptors(job: Job, host: Host) -> Kinds:
-    """The fork server can open no files, just when its hot standby dies and another one is needed."""
-    job.limited = job.fork_servers(host)
-    for pid in job.limited:
-        _limit_descriptors(pid, 3)
-    return _signal(Job.standbys, told=_NO_EVENT)(job, host)
-
-
-def _descriptors_again(job: Job, host: Host) -> None:
-    for pid in job.limited:
-        _limit_descriptors(pid, None)
-    # A world that is being resized may leave the host out meanwhile.
-    if not wait_for(lambda: job.standbys(host) or not job.runs_on(host), 20):
-        raise RuntimeError(f"no hot standby on {host.name}")
-
-
-def _limit_descriptors(pid: int, count: int | None) -> None:
-    """None: as many as are allowed."""
-    with contextlib.suppress(ProcessLookupError):
-        hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard if count is None else count, hard))
-
-
 def _lost_helper(name: str, pids: Callable[[Job, Host], list[int]], number: int = signal.SIGKILL) -> Fault:
     return Fault(name, _signal(pids, number, told=_NO_EVENT), harmless=True, anywhere=True)
 
@@ -212,21 +189,9 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
     ),
     (3, _lost_helper("kill -9 of a store", Job.stores)),
     (2, _lost_helper("SIGSTOP of a store", Job.stores, signal.SIGSTOP)),
-    (1, _lost_helper("kill -9 of a hot standby", Job.standbys)),
-    (1, _lost_helper("SIGSTOP of a hot standby", Job.standbys, signal.SIGSTOP)),
     (1, _lost_helper("kill -9 of a zygote", Job.zygotes)),
     (1, _lost_helper("SIGSTOP of a zygote", Job.zygotes, signal.SIGSTOP)),
     (1, _lost_helper("kill -9 of a state keeper", Job.state_keepers)),  # where the script uses `State`
-    (
-        1,
-        Fault(
-            "no descriptors for a fork server, and kill -9 of its hot standby",
-            _no_descriptors,
-            _descriptors_again,
-            harmless=True,
-            anywhere=True,
-        ),
-    ),
     (
         1,
         Fault(

@@ -58,8 +58,6 @@ class Job:
             )
         else:
             self.process = hosts.popen(hosts.head, command, cwd=folder, stdout=self._said, stderr=self._said)
-        #: Process ids of fork servers that a fault lets open no files.
-        self.limited: list[int] = []
         self._began = 0.0
         self._read = 0
         self._last_read = b""
@@ -172,7 +170,7 @@ class Job:
         return [process.pid for process in self.hosts.processes(host, "ray::raylaunch: agent")]
 
     def fork_servers(self, host: Host) -> list[int]:
-        """Return the process ids of fork servers that have workers; hot standbys have none."""
+        """Return the process ids of fork servers that have workers."""
         return list({parent(worker) for worker in self.workers(host)} - set(self.subreapers(host)))
 
     def subreapers(self, host: Host) -> list[int]:
@@ -184,21 +182,17 @@ class Job:
         return [process.pid for process in self.processes(host) if "state keeper" in process.command]
 
     def helpers(self, host: Host) -> list[int]:
-        """Return the process ids of the fork servers' other children: stores, hot standbys and zygotes."""
+        """Return the process ids of the fork servers' other children: stores and zygotes."""
         servers, workers = set(self.fork_servers(host)), set(self.workers(host))
         return [each.pid for each in self.processes(host) if parent(each.pid) in servers and each.pid not in workers]
-
-    def standbys(self, host: Host) -> list[int]:
-        """Return the process ids of hot standbys, the helpers that lead a process group."""
-        return [pid for pid in self.helpers(host) if _group(pid) == pid]
 
     def stores(self, host: Host) -> list[int]:
         """Return the process ids of stores: the host of rank 0 has that of its attempt and the next one's."""
         return [pid for pid in self.helpers(host) if _name(pid) == "rl:store"]
 
     def zygotes(self, host: Host) -> list[int]:
-        named = {*self.standbys(host), *self.stores(host)}
-        return [pid for pid in self.helpers(host) if pid not in named]
+        stores = self.stores(host)
+        return [pid for pid in self.helpers(host) if pid not in stores]
 
     # The end of the job.
 
@@ -220,12 +214,6 @@ class Job:
 
     def said(self) -> str:
         return (self.folder / "said").read_text()
-
-
-def _group(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return os.getpgid(pid)
-    return 0
 
 
 def _name(pid: int) -> str:

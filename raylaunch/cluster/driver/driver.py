@@ -302,7 +302,7 @@ class Driver:
     def _came_up(self, item: ReportReceived, up: AgentReady) -> Iterator[Event]:
         node = item.node
         for why in up.ready.why:
-            self._observer.on_message(f"{node}: {why}")
+            self._warn_once(f"{node}: {why}")
         if not up.ready.torch and node in self.machine.nodes:
             yield from self._reject(node, "no worker can be started there any more")
             return

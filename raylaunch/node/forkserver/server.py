@@ -7,38 +7,100 @@ gone or the node's lease has expired, it kills everything that it started and ex
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.forkserver import file_timer, store
 from raylaunch.node.forkserver.file_timer import FileTimer
-from raylaunch.node.forkserver.hot_standby import HotStandby, StandbyLink
+from raylaunch.node.forkserver.lifeline import remove_folders
 from raylaunch.node.forkserver.store import StoreTable
 from raylaunch.node.forkserver.worker_group import WorkerGroup, exec_boot
-from raylaunch.node.linux import command_line, processes
-from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork
+from raylaunch.node.linux import command_line, limits, processes
+from raylaunch.node.linux.processes import CLEANUP_SECONDS, fork, run_at_bottom
 from raylaunch.node.preload.controller import PreloadController
+from raylaunch.node.preload.initial import import_preloads
 from raylaunch.node.preload.zygote import Zygote
 from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
-from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.messages import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
-from raylaunch.worker.runtime import boot, process_setup, staleness
+from raylaunch.worker.runtime import boot, entry, process_setup, staleness
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MOST_SECONDS = 3600.0
 """The longest that one turn waits: epoll(7) refuses more than 24 days."""
 _RETRY_SECONDS = 1.0
 """After a failed fork, until it is tried again."""
+_STATE_MODULES = ("raylaunch.worker.state.elastic_state", "raylaunch.worker.survivors.survivor")
+"""What a worker would import for `State` and `elastic`, which takes 30 ms, with all that they import.
+
+The module of `elastic` itself is not among them: in a worker its import changes torch.
+"""
+
+
+def main(subreaper: int, control_fd: int, lifeline: int, folders: Sequence[str], started_at: float) -> int:
+    """Serve until the supervisor or the subreaper, whose process id is given, is gone.
+
+    `folders` are removed at the end, by whichever of the two is alive then. `started_at`: the time.time() before
+    anything was imported. Returns the exit code, in each forked child that child's.
+    """
+    command_line.set_helper_title("fork server")
+    processes.signal_on_parent_death(signal.SIGTERM, subreaper)
+    processes.become_subreaper()
+    entry.demote_bootstrap_path()
+    serve = partial(_serve_and_end, socket.socket(fileno=control_fd), lifeline, folders, started_at)
+    return run_at_bottom(serve)
+
+
+def _serve_and_end(control: socket.socket, lifeline: int, folders: Sequence[str], started_at: float) -> int:
+    server = None
+    try:
+        initialize, _ = wire.receive(control)
+        server = ForkServer(control, initialize, _import_ahead(initialize), started_at)
+        server.serve()
+    except (EOFError, ConnectionError):
+        pass  # the supervisor is gone
+    except OSError as error:
+        why = limits.explained(error, "the fork server")
+        print(f"raylaunch: a fork server cannot go on: {why}", file=sys.stderr, flush=True)  # noqa: T201
+        with contextlib.suppress(OSError):
+            wire.send(control, forkserver_messages.ServerFailed(why=why))
+    if server is not None:
+        with contextlib.suppress(OSError):  # no file descriptor is left: the subreaper ends the rest
+            server.end()
+    control.close()  # an agent that is alive notices the end
+    remove_folders(folders, lifeline)
+    return 0
+
+
+def _import_ahead(initialize: forkserver_messages.Initialize) -> messages.Ready:
+    """Import what the job preloads and, if the script may use them, the modules of `State` and `elastic`."""
+    if initialize.start_method == StartMethod.FORKSERVER and _may_use_state(initialize.script):
+        for module in _STATE_MODULES:
+            import_module(module)
+    ready = import_preloads(initialize)
+    staleness.note_preloaded()
+    return ready
+
+
+def _may_use_state(script: str) -> bool:
+    """Return whether a script names this package; True if it cannot be read, or workers run something else."""
+    try:
+        return not script or b"raylaunch" in Path(script).read_bytes()
+    except OSError:
+        return True
 
 
 class ForkServer:
@@ -46,34 +108,25 @@ class ForkServer:
 
     def __init__(
         self,
-        link: StandbyLink,
         control: socket.socket,
         initialize: forkserver_messages.Initialize,
         ready: messages.Ready,
-        imported: ImportManifest | None,
-        be_standby: Callable[[ForkServer, socket.socket, ImportManifest | None], int],
+        started_at: float,
     ) -> None:
         """`control`: the socket to the supervisor. `ready`: what to tell it when serving begins.
 
-        `imported`: modules of a script that this process has imported before it began to serve, as a standby may
-        have. With them it cannot serve another script. `be_standby` is what a standby does, with its own
-        socket to the supervisor and what it has imported.
+        `started_at`: the time.time() before anything was imported.
         """
-        promotion, self.promote = os.pipe()
-        #: What a standby is given: also the end of the pipe into which this process writes to promote it.
-        self.link = replace(link, promotions=(*link.promotions, promotion))
         self.control = control
         self.page = SharedPage.open(initialize.page)
         self.ready = ready
-        self.imported = imported
-        self._be_standby = be_standby
+        self._started_at = started_at
         forks = ready.start_method == StartMethod.FORKSERVER
         self.stores = StoreTable(self._run_store)
         self.timer = FileTimer(file_timer.file_of(os.environ))
         self.preloader = PreloadController(
-            replace(initialize, preload_auto=initialize.preload_auto and forks), self._send, imported
+            replace(initialize, preload_auto=initialize.preload_auto and forks), self._send
         )
-        self.standby = HotStandby(wanted=forks, send=self._send)
         self.workers = WorkerGroup(self._send, other_children=self._other_children)
         #: When a fork that failed is tried again, by time.monotonic(); 0: none has failed.
         self._retry_at = 0.0
@@ -89,7 +142,7 @@ class ForkServer:
 
     def _other_children(self) -> set[int]:
         """Process ids of children that are no workers."""
-        return {self.timer.pid, self.standby.pid, self.preloader.zygote.pid, *self.stores.pids()}
+        return {self.timer.pid, self.preloader.zygote.pid, *self.stores.pids()}
 
     def _send(self, event: forkserver_messages.ForkServerEvent, fd: int | None = None) -> None:
         wire.send(self.control, event, fd=fd)
@@ -116,11 +169,6 @@ class ForkServer:
                 if wake in ready:
                     os.read(wake, 4096)
                 self._turn(has_order=self.control in ready)
-
-    @property
-    def has_lost_subreaper(self) -> bool:
-        """Whether this process ends because its subreaper was killed."""
-        return self._terminated and os.getppid() != self.link.subreaper
 
     def _timeout(self) -> float | None:
         """Seconds until something is due that no file descriptor tells of.
@@ -163,11 +211,11 @@ class ForkServer:
     def _reap(self) -> None:
         """Reap all children that have ended, and do what follows for each that is no worker."""
         ended = self.workers.reap()
-        for process in (self.timer, self.preloader.zygote, self.standby):
+        for process in (self.timer, self.preloader.zygote):
             process.reaped(ended)
         for opened in self.stores.reaped(ended):
             self._send(opened)
-        # Workers wait for these. A standby is continued when it takes over, and people may stop workers.
+        # Workers wait for these. People may stop workers.
         for pid in processes.stopped_children() & {self.timer.pid, self.preloader.zygote.pid, *self.stores.pids()}:
             os.kill(pid, signal.SIGCONT)
 
@@ -238,29 +286,25 @@ class ForkServer:
     # Another run.
 
     def _reset(self) -> None:
-        if self.imported is not None:
-            raise EOFError  # of no use for another script
         self._launch, self._resetting = None, True
         self.stores.close_all()
         self.workers.kill()
 
     def _finish_reset(self) -> None:
         self._resetting = False
-        if self.standby.imported is not None:
-            self.standby.kill()
         self.workers.begin(0)
         self.page.reset(0, 0)
         self._send(forkserver_messages.ResetDone(pid=self.ready.pid))
 
     def _activate(self) -> None:
-        if staleness.changed_since(self.link.started_at):
+        if staleness.changed_since(self._started_at):
             raise EOFError  # an imported file has changed
         self._send(self.ready)
 
     # What is missing.
 
     def _fork_missing(self) -> None:
-        """Fork what is missing: workers first, then stores, then timer, zygote and standby, which they can do without.
+        """Fork what is missing: workers first, then stores, then timer and zygote, which they can do without.
 
         What fails for lack of files, processes or memory is tried again in a second. Workers that run go on.
         """
@@ -273,30 +317,13 @@ class ForkServer:
                 self._send(opened)
             self.timer.start(self._run_timer)
             self.preloader.request_imports(lambda line: fork(partial(self._run_zygote, line)))
-            self._renew_standby()
         except OSError:
             self._retry_at = time.monotonic() + _RETRY_SECONDS
         if self.stores.is_incomplete:
             self._retry_at = time.monotonic() + _RETRY_SECONDS
 
-    def _renew_standby(self) -> None:
-        """Fork a standby where there is none, or replace it by one that has imported more."""
-        known = self.preloader.forkable if self.workers.attempt else None
-        if not self.standby.is_wanted or (self.standby.pid and known in (None, self.standby.imported)):
-            return
-        found = self.preloader.fork_standby() if known is not None else None
-        if found is not None:
-            self.standby.adopt(*found, known)
-        elif not self.standby.pid:
-            self.standby.fork(partial(self._run_standby, imported=self.imported))
-
-    def _run_standby(self, line: socket.socket, imported: ImportManifest | None) -> int:
-        self._detach()
-        return self._be_standby(self, line, imported)
-
     def _run_zygote(self, line: socket.socket) -> int:
-        server = self._become_helper(line.fileno(), *self.link.promotions, self.link.lifeline)
-        return Zygote(line, server, self._run_standby).serve()
+        return Zygote(line, self._become_helper(line.fileno())).serve()
 
     # Other children.
 
@@ -329,15 +356,10 @@ class ForkServer:
         file_timer.run(parent, self.timer.path, forked=self.ready.start_method == StartMethod.FORKSERVER)
         return 0
 
-    def end(self, *, spared: int = 0) -> None:
-        """Kill every process that was started here, and what those started. Waits for that, for seconds at most.
-
-        `spared`: the process id of a standby that lives on, or 0.
-        """
+    def end(self) -> None:
+        """Kill every process that was started here, and what those started. Waits for that, for seconds at most."""
         self.stores.close_all()
         self.timer.kill()
         self.preloader.zygote.kill()
-        if not spared:
-            self.standby.kill()
         self.workers.kill()
         self.workers.wait_until_gone(CLEANUP_SECONDS)

@@ -1,10 +1,10 @@
 """The subreaper: the program that the supervisor starts. It forks the fork server and kills what that leaves behind.
 
-If it is killed, the fork server takes its place, and the hot standby becomes the fork server.
+It stands between the agent and the fork server because a Ray worker that exits kills its children at once, which would
+leave the fork server no time to kill its workers' children. It forks before anything large is imported, and so stays
+small.
 
-It also stands between the agent and the fork server because a Ray worker that exits kills its children at once, which
-would leave the fork server no time to kill its workers' children. It forks before anything large is imported, and so
-stays small.
+When one of the two is killed, the other one ends all that is left, and itself. The supervisor then starts both again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ if __name__ == "__main__":
     # Started by path: make our own package importable without putting the current folder on sys.path.
     sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rsplit("/", 4)[0]]
 
+import fcntl
 import os
+import signal
 import time
 
-from raylaunch.node.forkserver.promotion import agent_is_gone, remove_folders, run_standbys
+from raylaunch.node.forkserver.lifeline import agent_is_gone, remove_folders
 from raylaunch.node.linux import command_line, processes
+from raylaunch.node.linux.processes import CLEANUP_SECONDS, CLEANUP_WAIT_SECONDS
 
 _PATIENCE = 5.0
+_POLL_SECONDS = 1.0
 
 
 def main() -> int:
@@ -31,25 +35,35 @@ def main() -> int:
     command_line.prepare_titles()
     processes.become_subreaper()
     me = os.getpid()
-    promotion, promote = os.pipe()
     server = _fork(control, lifeline)
     if server:
         command_line.set_helper_title("subreaper")
         os.close(control)
-        os.close(promotion)
         processes.release_memory()
-        run_standbys(server, promote, lifeline)
+        _wait_for(server, lifeline)
+        processes.kill_children(CLEANUP_SECONDS)
         remove_folders(folders, lifeline)
         return 0
-    os.close(promote)
     os.setpgid(0, 0)  # a group that loses its last tie to the session is woken by the kernel, with SIGHUP
-    from raylaunch.node.forkserver import hot_standby, lifecycle  # noqa: PLC0415
+    from raylaunch.node.forkserver import server as forkserver  # noqa: PLC0415
 
-    link = hot_standby.StandbyLink(
-        subreaper=me, promotions=(promotion,), lifeline=lifeline, started_at=started_at, folders=folders
-    )
-    link.become_active()
-    return lifecycle.main(link, control)
+    return forkserver.main(me, control, lifeline, folders, started_at)
+
+
+def _wait_for(server: int, lifeline: int) -> None:
+    """Wait for the fork server's end. It exits by itself after the agent's death, unless it is stopped."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    # The kernel continues this process, if it is stopped, when the agent closes the socket or dies: see fcntl(2).
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, processes.F_SETSIG, signal.SIGCONT)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    orphaned_at = None
+    while not os.waitpid(server, os.WNOHANG)[0]:
+        if agent_is_gone(lifeline):
+            orphaned_at = orphaned_at or time.monotonic()
+            out_of_time = time.monotonic() - orphaned_at > CLEANUP_WAIT_SECONDS
+            os.kill(server, signal.SIGKILL if out_of_time else signal.SIGCONT)
+        signal.sigtimedwait([signal.SIGCHLD], _POLL_SECONDS)
 
 
 def _fork(control: int, lifeline: int) -> int:

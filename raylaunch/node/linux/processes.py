@@ -131,13 +131,13 @@ def kill_with_group(pid: int) -> bool:
     return True
 
 
-def kill_children(timeout: float, *, spared: int = 0) -> bool:
-    """Kill all children of this process except `spared`, and orphans that become its children meanwhile.
+def kill_children(timeout: float) -> bool:
+    """Kill all children of this process, and orphans that become its children meanwhile.
 
     Return True once none is left but those of other users, and False after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
-    while left := [pid for pid in children() - {spared} if kill_with_group(pid)]:
+    while left := [pid for pid in children() if kill_with_group(pid)]:
         if time.monotonic() > deadline:
             return False
         for pid in left:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from raylaunch.node.preload import zygote
@@ -40,15 +39,10 @@ class _RecordsFile:
 class PreloadController:
     """What is known of the present script's imports, and the zygote that imports them.
 
-    `send` sends a message to the supervisor. `imported` is what this process has imported itself beyond the preloads.
+    `send` sends a message to the supervisor.
     """
 
-    def __init__(
-        self,
-        begin: Initialize,
-        send: Callable[[ForkServerEvent], None],
-        imported: ImportManifest | None,
-    ) -> None:
+    def __init__(self, begin: Initialize, send: Callable[[ForkServerEvent], None]) -> None:
         self.zygote = ZygoteClient()
         self._is_wanted = begin.preload_auto
         self._send = send
@@ -58,7 +52,7 @@ class PreloadController:
         #: Modules whose import has side effects; their submodules are left out too.
         self._refused: set[str] = set()
         #: Whether there is something to import that no zygote was told to.
-        self._has_news = begin.manifest is not None and begin.manifest != imported
+        self._has_news = begin.manifest is not None
         self._zygotes = 0
         #: Of the present attempt, and of the one before unless all of it is read.
         self._records: list[_RecordsFile] = []
@@ -70,11 +64,6 @@ class PreloadController:
     def delays_start(self) -> bool:
         """Whether the next attempt should wait for the zygote."""
         return time.monotonic() < self._hurry_until
-
-    @property
-    def forkable(self) -> ImportManifest | None:
-        """What the zygote has imported, if it can fork."""
-        return self._proven if self.zygote.can_fork else None
 
     def seconds_until_poll(self) -> float | None:
         """Return in how many seconds `poll` must be called though nothing is readable; None: it need not."""
@@ -175,20 +164,10 @@ class PreloadController:
 
     def fork_workers(self, workers: tuple[WorkerSpec, ...], files: list[tuple[int, ...]]) -> ForkedWorkers | None:
         """Let the zygote fork the workers, if there is one that can. `files`: see `zygote.ForkWorkers`."""
-        with self._replaced_if_lost():
-            return self.zygote.fork_workers(workers, files)
-
-    def fork_standby(self) -> tuple[int, int] | None:
-        """Let the zygote fork a hot standby; return its process id and the supervisor's end of its socket, or None."""
-        with self._replaced_if_lost():
-            return self.zygote.fork_standby()
-
-    @contextlib.contextmanager
-    def _replaced_if_lost(self) -> Iterator[None]:
-        """Have `poll` ask for another zygote if the zygote is lost during this block."""
         existed = self.zygote.exists
-        yield
-        self._has_news |= existed and not self.zygote.exists
+        forked = self.zygote.fork_workers(workers, files)
+        self._has_news |= existed and not self.zygote.exists  # it was lost meanwhile: `poll` asks for another one
+        return forked
 
 
 def _size(file: _RecordsFile) -> int:

@@ -10,13 +10,12 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
 from raylaunch.node.linux import command_line, processes
-from raylaunch.node.linux.processes import Run, fork
+from raylaunch.node.linux.processes import fork
 from raylaunch.node.preload.importer import ImportRefusedError, import_all
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
@@ -50,11 +49,6 @@ class ForkWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkStandby:
-    """Order: fork a hot standby of the fork server, which then has all modules imported (see `hot_standby`)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ImportStarted:
     """Report: the import of this module begins. If the zygote dies before its next message, this import killed it."""
 
@@ -82,7 +76,7 @@ class NothingImported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessesForked:
-    """Report: the process ids of the workers in their order, or of the standby, with its socket sent beside this."""
+    """Report: the process ids of the workers in their order."""
 
     pids: tuple[int, ...]
 
@@ -102,22 +96,14 @@ class ForksHandedOver:
 class Zygote:
     """The zygote's process: it obeys orders that come through a socket."""
 
-    def __init__(
-        self,
-        orders: socket.socket,
-        server: int,
-        be_standby: Callable[[socket.socket, ImportManifest | None], int],
-    ) -> None:
-        """`server` is the process id of the fork server; `be_standby` is what a forked standby runs."""
+    def __init__(self, orders: socket.socket, server: int) -> None:
+        """`server` is the process id of the fork server."""
         self._orders = orders
         self._server = server
-        self._be_standby = be_standby
-        self._output = (os.dup(1), os.dup(2))
-        self._imported: ImportManifest | None = None
         self._is_worth_it = False
 
     def serve(self) -> NoReturn:
-        """Obey orders until the fork server is gone, then exit. Raises `BecomeChild` in each worker and standby."""
+        """Obey orders until the fork server is gone, then exit. Raises `BecomeChild` in each worker."""
         command_line.set_helper_title("zygote")
         _discard_output()
         try:
@@ -125,16 +111,13 @@ class Zygote:
                 order, gate = wire.receive(self._orders)
                 if isinstance(order, ImportModules):
                     self._import_modules(order)
-                    continue
-                if isinstance(order, ForkWorkers):
-                    self._fork_workers(order, gate)
                 else:
-                    self._fork_standby()
+                    self._fork_workers(order, gate)
         except (EOFError, OSError):
             os._exit(0)  # exit handlers of the imported modules must not run
 
-    def _send(self, report: object, fd: int | None = None) -> None:
-        wire.send(self._orders, report, fd=fd)
+    def _send(self, report: object) -> None:
+        wire.send(self._orders, report)
 
     def _import_modules(self, order: ImportModules) -> None:
         try:
@@ -151,49 +134,31 @@ class Zygote:
             self._send(NothingImported())
             os._exit(0)
         processes.prepare_to_fork()
-        self._imported = order.manifest
         self._send(ImportsDone())
 
     def _fork_workers(self, order: ForkWorkers, gate: int | None) -> None:
-        assert gate is not None
-        workers = zip(order.workers, order.files, strict=True)
-        self._fork_orphans([partial(self._run_worker, spec, files, gate) for spec, files in workers])
-        os.close(gate)
-
-    def _fork_standby(self) -> None:
-        try:
-            ours, supervisors = wire.pair()
-        except OSError as error:
-            self._send(ForkFailed(errno=error.errno or 0))
-            return
-        with supervisors:
-            self._fork_orphans([partial(self._run_standby, ours)], supervisors.fileno())
-        ours.close()
-
-    def _fork_orphans(self, runs: Sequence[Run], fd: int | None = None) -> None:
-        """Fork a process for each of these through a child that exits at once.
+        """Fork the workers through a child that exits at once.
 
         So they are orphans, and become children of the fork server, which is a subreaper.
         """
+        assert gate is not None
         try:
             intermediate = os.fork()
         except OSError as error:
+            os.close(gate)
             self._send(ForkFailed(errno=error.errno or 0))
             return
         if intermediate == 0:
             try:
-                pids = tuple([fork(run) for run in runs])
-                self._send(ProcessesForked(pids=pids), fd)
+                workers = zip(order.workers, order.files, strict=True)
+                pids = tuple([fork(partial(self._run_worker, spec, files, gate)) for spec, files in workers])
+                self._send(ProcessesForked(pids=pids))
             except OSError as error:
                 os._exit(error.errno or errno.EAGAIN)
             os._exit(0)
+        os.close(gate)
         code = os.waitstatus_to_exitcode(os.waitpid(intermediate, 0)[1])
         self._send(ForkFailed(errno=code) if code > 0 else ForksHandedOver())
-
-    def _run_standby(self, link: socket.socket) -> int:
-        for fd, kept in enumerate(self._output, start=1):
-            os.dup2(kept, fd)
-        return self._be_standby(link, self._imported)
 
     def _run_worker(self, spec: WorkerSpec, fds: tuple[int, ...], gate: int) -> int:
         command_line.set_worker_title(spec.title)

@@ -133,48 +133,32 @@ class ZygoteClient:
         if not self.can_fork:
             return None
         gate, start = os.pipe()
-        forked = None
+        pids = None
         try:
-            forked = self._request(zygote.ForkWorkers(workers=workers, files=tuple(files)), gate)
+            pids = self._fork(zygote.ForkWorkers(workers=workers, files=tuple(files)), gate)
         finally:
             os.close(gate)
-            if forked is None:
+            if pids is None:
                 os.close(start)  # workers that were forked before the error see this, and exit
-        return ForkedWorkers(forked[0].pids, start) if forked is not None else None
+        return ForkedWorkers(pids, start) if pids is not None else None
 
-    def fork_standby(self) -> tuple[int, int] | None:
-        """Let the zygote fork a hot standby; return its process id and the supervisor's end of its socket, or None.
-
-        Raises OSError where it could not fork one.
-        """
-        if not self.can_fork:
-            return None
-        forked = self._request(zygote.ForkStandby())
-        if forked is not None and forked[1] is not None:
-            return forked[0].pids[0], forked[1]
-        return None
-
-    def _request(
-        self, order: zygote.ForkWorkers | zygote.ForkStandby, fd: int | None = None
-    ) -> tuple[zygote.ProcessesForked, int | None] | None:
-        """Send an order, and return the answer and the descriptor that came with it. None: the zygote was killed.
+    def _fork(self, order: zygote.ForkWorkers, gate: int) -> tuple[int, ...] | None:
+        """Send the order, and return the workers' process ids. None: the zygote was killed.
 
         Raises OSError where the zygote answers that it could not fork.
         """
         assert self._socket is not None
-        received_fd = None
         try:
             self._socket.settimeout(_FORK_TIMEOUT)
-            wire.send(self._socket, order, fd=fd)
-            answer, received_fd = wire.receive(self._socket)
+            wire.send(self._socket, order, fd=gate)
+            answer, _ = wire.receive(self._socket)
             last = wire.receive(self._socket)[0] if isinstance(answer, zygote.ProcessesForked) else answer
             self._socket.settimeout(None)
         except (EOFError, OSError):
             last = None
         if isinstance(last, zygote.ForksHandedOver):
-            return answer, received_fd
-        if received_fd is not None:
-            os.close(received_fd)
+            assert isinstance(answer, zygote.ProcessesForked)
+            return answer.pids
         if isinstance(last, zygote.ForkFailed):
             raise OSError(last.errno, os.strerror(last.errno))
         self.kill()

@@ -128,21 +128,6 @@ class ServerFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubreaperReplaced:
-    """The subreaper was killed. This process is the subreaper now, and its standby is going to serve."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandbyReady:
-    """There is a standby that takes the fork server's place when it dies. A socket to it comes with this message.
-
-    The standby is sent `Initialize` then, and sends `Ready` when nothing of the dead fork server is left.
-    """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited:
     """A worker ended. The file with its report comes with this message. `stopped`: it had been told to stop."""
 
@@ -188,8 +173,6 @@ class ResetDone:
 ForkServerEvent = (
     Ready
     | ServerFailed
-    | SubreaperReplaced
-    | StandbyReady
     | WorkersForked
     | WorkerExited
     | WorkersGone

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 from raylaunch.core.newtypes import NodeId
@@ -66,10 +64,15 @@ class ForkServerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._first.wait(CLEANUP_WAIT_SECONDS)
 
-    def resume(self) -> None:
-        """Continue them if they are stopped (SIGCONT)."""
-        for group in (self.pid, *processes.children(self.pid)):
-            processes.signal_group(group, signal.SIGCONT)
+    def name_of_dead(self, server: int) -> str:
+        """After the fork server's end: name the process that was killed, as in `FailureRecord.killed_with`.
+
+        `server` is the fork server's process id. It ends with its subreaper, which was killed then, and is a zombie
+        before the fork server is told.
+        """
+        if self._first.poll():
+            return f"the subreaper (process {self.pid})"
+        return f"the fork server (process {server})"
 
 
 class ForkServerClient:
@@ -95,12 +98,8 @@ class ForkServerClient:
         self.manifest: ImportManifest | None = None
         #: What a fork server or its subreaper said last of its own end.
         self.last_words = ""
-        #: Our end of the socket to the fork server, while there is one; and to its standby, while we know of one.
+        #: Our end of the socket to the fork server, while there is one.
         self.control: socket.socket | None = None
-        self._standby: socket.socket | None = None
-        self._initialize: forkserver_messages.Initialize | None = None
-        #: The process id of a subreaper whose death the fork server has told of before its own end; else 0.
-        self._dead_subreaper = 0
 
     def complete(
         self, template: WorkerTemplate, *, node: NodeId, address: str, env: dict[str, str], cwd: str
@@ -123,7 +122,7 @@ class ForkServerClient:
         with theirs:
             self._server = ForkServerProcess(spec, theirs)
         self.control = ours
-        self._initialize = forkserver_messages.Initialize(
+        initialize = forkserver_messages.Initialize(
             preload=preload,
             start_method=spec.template.start_method,
             page=spec.page,
@@ -131,7 +130,7 @@ class ForkServerClient:
             script=spec.template.target if spec.template.kind == "script" else "",
             manifest=self.manifest,
         )
-        wire.send(ours, self._initialize)
+        wire.send(ours, initialize)
 
     def receive(self) -> tuple[forkserver_messages.ForkServerEvent, int | None]:
         """Receive the fork server's next event and the file descriptor that came with it. Keeps what outlives it.
@@ -146,36 +145,19 @@ class ForkServerClient:
                 scratch.create(self._folder)
         if isinstance(event, messages.ManifestChanged):
             self.manifest = event.manifest
-        if isinstance(event, forkserver_messages.SubreaperReplaced) and self._server is not None:
-            self._dead_subreaper, self._server.pid = self._server.pid, event.pid
         if isinstance(event, forkserver_messages.ServerFailed):
             self.last_words = event.why
-        if isinstance(event, forkserver_messages.StandbyReady):
-            self._close_standby()
-            if fd is not None:  # None: this process can open no more files
-                self._standby, fd = socket.socket(fileno=fd), None
         return event, fd
 
-    def dead_process(self, server: int) -> str:
-        """After the fork server's end: name the process that died, as in `FailureRecord.killed_with`.
+    def end_dead_server(self, server: int) -> str:
+        """The fork server died: end what it has left. Waits for that, for seconds at most.
 
-        `server` is the fork server's process id. A fork server ends with its subreaper.
+        Returns which process died, as in `FailureRecord.killed_with`. `server` is the fork server's process id.
         """
-        subreaper_pid, self._dead_subreaper = self._dead_subreaper, 0
-        return f"the subreaper (process {subreaper_pid})" if subreaper_pid else f"the fork server (process {server})"
-
-    def promote_standby(self) -> messages.Ready | None:
-        """The fork server died: let its standby serve when everything else of it is gone.
-
-        Waits for that, for seconds at most. None: there is no standby, or it does not answer.
-        """
-        if self._standby is None:
-            return None
-        assert self.control is not None and self._server is not None and self._initialize is not None  # noqa: PT018
-        self.control.close()
-        self.control, self._standby = self._standby, None
-        self._server.resume()
-        return self._request(replace(self._initialize, manifest=self.manifest), messages.Ready, CLEANUP_WAIT_SECONDS)
+        assert self._server is not None
+        name = self._server.name_of_dead(server)
+        self.end_server()
+        return name
 
     def reset(self) -> bool:
         """End and forget all of a run, for seconds at most. False: the fork server did not do so in time."""
@@ -217,18 +199,12 @@ class ForkServerClient:
 
     def end_server(self) -> None:
         """End the fork server and what it has started. Waits for that, for seconds at most."""
-        self._close_standby()
         if self.control is not None:
             self.control.close()
             self.control = None
         if self._server is not None:
             self._server.end()
             self._server = None
-
-    def _close_standby(self) -> None:
-        if self._standby is not None:
-            self._standby.close()
-            self._standby = None
 
     def close(self) -> None:
         """End the fork server, and remove the page and the temporary folders."""

@@ -304,14 +304,11 @@ class Supervisor:
     # The fork server's death.
 
     def _server_died(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
-        """Go on with the fork server's standby, or start another. Yields what the dead one owed.
+        """Start another fork server. Yields what the dead one owed.
 
         Its workers have died with it, and what they leave is killed first.
         """
-        dead = self.client.dead_process(self.server_pid)
-        successor = self.client.promote_standby() if not lease_page.has_expired(self._page) else None
-        if successor is None:
-            self.client.end_server()
+        dead = self.client.end_dead_server(self.server_pid)
         self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
         state = self.attempt_state
@@ -321,11 +318,7 @@ class Supervisor:
         for attempt in sorted(self.pending.stopping):
             yield forkserver_messages.WorkersGone(attempt=attempt), None
         self.pending.prepare_for_successor(self.spec)
-        if successor is None:
-            yield from self._restart_server()
-            return
-        self._watch_control()
-        yield replace(successor, why=()), None
+        yield from self._restart_server()
 
     def _restart_server(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
         """Start another fork server, without the preload if the last one died before it was ready.

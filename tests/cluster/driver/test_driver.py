@@ -205,11 +205,12 @@ def test_a_fleet_that_failed_ends_the_run():
 
 
 def test_output_and_warnings_reach_the_observer():
-    """Output of workers, and warnings of fork servers."""
+    """Output of workers, and warnings of fork servers, once for each node: one that was killed is started again."""
     fleet = FakeFleet(1)
     fleet.ready = READY.__class__(start_method="spawn", why=("3 threads are running",), torch=True, pid=1)
 
     def write():
+        fleet.join("node-1")
         fleet.report("node-1", output=[LogOutput(rank=0, stream="stdout", data=b"hello\n")])
         fleet.finish()
 

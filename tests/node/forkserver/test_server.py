@@ -11,7 +11,7 @@ import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.node.protocol.messages import ManifestChanged, OpenStore, Ready, StoreOpened
-from tests.node.harness import MessagePipe, Node, basic_env, send_signal, until, wait_gone
+from tests.node.harness import MessagePipe, Node, basic_env, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -81,12 +81,6 @@ def limit_descriptors(pid: int) -> tuple[int, int]:
     return soft, hard
 
 
-def lose_standby(node: Node) -> None:
-    standby = node.hot_standby()
-    send_signal(standby)
-    wait_gone(standby)
-
-
 def messages_of_failures(node: Node, count: int) -> dict[int, str]:
     """Return the messages of so many failures of the present attempt, by rank. They may come in several events."""
     found: dict[int, str] = {}
@@ -97,29 +91,19 @@ def messages_of_failures(node: Node, count: int) -> dict[int, str]:
 
 
 def test_workers_go_on_if_helpers_cannot_be_forked(limited_node: Node, pipe: MessagePipe, forks: Forks) -> None:
-    """Neither hot standby, next store nor zygote: the same workers run on, and a second later all are there."""
+    """Neither next store nor zygote: the same workers run on, and a second later both are there."""
     node = limited_node
     server = node.supervisor.server_pid
     node.launch(node.script("import heavy\n" + WAITS))
     (worker,) = map(int, pipe.read_lines())
     node.wait(WorkersStarted)
     forks.limit(0)
-    lose_standby(node)
-    forks.wait_refused()
     node.supervisor.handle(OpenStore(attempt=2))
+    forks.wait_refused()
     assert node.events_within(2.5) == []  # by now the zygote is due
     forks.restore()
     assert node.wait(StoreOpened).port
     node.wait(ManifestChanged)
-    assert until(node.hot_standby, "there is no hot standby")
-    assert node.supervisor.server_pid == server
-
-    limits = limit_descriptors(server)
-    lose_standby(node)
-    assert node.events_within(0.2) == []
-    assert not node.hot_standby()
-    resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
-    assert until(node.hot_standby, "there is no hot standby")
     assert worker in node.children()
     assert node.supervisor.server_pid == server
 
@@ -174,10 +158,7 @@ def test_a_fork_server_that_cannot_be_started_names_the_limit(tmp_path: Path, ma
     """Not only that it has died: after some attempts, the node says which limit was met."""
     text = """
         import errno, os
-        pipes = iter([os.pipe])  # the subreaper's
         def pipe():
-            for create in pipes:
-                return create()
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         os.pipe = pipe
     """

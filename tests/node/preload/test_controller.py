@@ -187,56 +187,20 @@ def test_workers_start_though_the_zygote_is_stopped_or_killed(auto_node: Node, p
     assert second == f"fast {auto_node.supervisor.server_pid}"
 
 
-def kill_fork_server(node: Node) -> int:
-    """Kill the fork server, see that its children are gone, and return the process id of the next fork server."""
+def kill_fork_server(node: Node) -> None:
+    """Kill the fork server, see that its children are gone, and wait for the next one."""
     left = node.children()
     send_signal(node.supervisor.server_pid)
     assert [failure.signal for failure in node.wait(WorkersExited).failures] == ["SIGKILL"]
     assert not any(Path(f"/proc/{pid}").exists() for pid in left)
-    return int(node.supervisor.server_pid)
-
-
-def test_the_hot_standby_has_the_imports_too(auto_node: Node, pipe: MessagePipe) -> None:
-    """After the fork server is killed, the next attempt finds the modules imported.
-
-    A fork server with such imports is not reused for another run, whether it is a standby or was one.
-    """
-    path = script(auto_node, "heavy")
-    first = auto_node.hot_standby()
-    run_until_preloaded(auto_node, pipe, path, "heavy")
-    wait_gone(first)
-    for _ in range(2):
-        standby = auto_node.hot_standby()
-        assert kill_fork_server(auto_node) == standby
-        assert run_again(auto_node, pipe, path)[0][0] == "['heavy'] False True"
-        assert auto_node.children() == set(auto_node.wait(WorkersStarted).pids), "there is a zygote"
-    assert auto_node.supervisor.release_client() is None
-
-
-def test_a_standby_with_the_imports_does_not_outlive_the_run(auto_node: Node, pipe: MessagePipe) -> None:
-    """For the next run there is a standby without them."""
-    path = script(auto_node, "heavy")
-    first = auto_node.hot_standby()
-    run_until_preloaded(auto_node, pipe, path, "heavy")
-    with_imports = until(lambda: (found := auto_node.hot_standby()) != first and found, "the standby has no imports")
-    client = auto_node.supervisor.release_client()
-    assert client is not None
-    plain = until(lambda: (found := auto_node.hot_standby()) != with_imports and found, "it stays")
-    wait_gone(with_imports)
-    assert auto_node.hot_standby() == plain
-    client.close()
+    node.wait(Ready)
 
 
 def test_a_new_fork_server_imports_what_the_old_one_had_imported(auto_node: Node, pipe: MessagePipe) -> None:
-    """The fork server is killed together with its standby, and already the next attempt finds the modules imported."""
+    """Already the next attempt finds the modules imported."""
     path = script(auto_node, "heavy")
-    first = auto_node.hot_standby()
     run_until_preloaded(auto_node, pipe, path, "heavy")
-    wait_gone(first)
-    send_signal(auto_node.supervisor.server_pid, signal.SIGSTOP)
-    send_signal(auto_node.hot_standby())
     kill_fork_server(auto_node)
-    auto_node.wait(Ready)
     assert run_again(auto_node, pipe, path)[0][0] == "['heavy'] False True"
 
 

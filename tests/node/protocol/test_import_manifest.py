@@ -125,7 +125,7 @@ def zygote_reports(*manifests: ImportManifest) -> list[object]:
         if pid := os.fork():
             return pid
         try:
-            Zygote(line, os.getppid(), be_standby=lambda *_: 0).serve()
+            Zygote(line, os.getppid()).serve()
         finally:
             os._exit(1)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.node.forkserver import promotion
+from raylaunch.node.forkserver import lifeline
 from raylaunch.node.linux import scratch
 
 
@@ -36,7 +36,7 @@ def removed(folder: Path, *, is_dead: bool, lock: Path | None = None) -> bool:
             agents.close()
         else:
             agents.shutdown(socket.SHUT_WR)
-        promotion.remove_folders([str(folder)], ours.fileno())
+        lifeline.remove_folders([str(folder)], ours.fileno())
     if fd >= 0:
         os.close(fd)
     return not folder.exists()
@@ -66,14 +66,14 @@ def test_an_agent_that_is_killed_a_little_later_than_the_subreaper_is_waited_for
     with ours, agents:
         killer = threading.Timer(0.2, agents.close)
         killer.start()
-        promotion.remove_folders([str(folder)], ours.fileno())
+        lifeline.remove_folders([str(folder)], ours.fileno())
         killer.join()
     assert not folder.exists()
 
 
 def test_an_agent_that_goes_on_keeps_its_folders(folder, monkeypatch):
-    monkeypatch.setattr(promotion, "_REMOVE_SECONDS", 0.05)
+    monkeypatch.setattr(lifeline, "_REMOVE_SECONDS", 0.05)
     agents, ours = socket.socketpair()
     with ours, agents:
-        promotion.remove_folders([str(folder)], ours.fileno())
+        lifeline.remove_folders([str(folder)], ours.fileno())
     assert folder.exists()
