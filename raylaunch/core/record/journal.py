@@ -49,6 +49,9 @@ _FORMER_FIELDS = {"turnover": "timings"}
 
 _KINDS |= {former: _KINDS[name] for former, name in _FORMER_NAMES.items()}
 
+_MOST_DIGITS = 300
+"""Of a whole number. From 309 digits on, no float can hold it (`sys.float_info.max_10_exp`)."""
+
 _KIND = "is"
 """The key that names the class. No field has this name: `type` is one of `WorkerError`."""
 
@@ -109,12 +112,12 @@ def read(lines: Iterable[str]) -> tuple[Job, list[JournalEntry]]:
 
 def read_header(text: str) -> JournalHeader:
     """Return the content of the first line. Raise ValueError if it is none."""
-    return _header(json.loads(text))
+    return _header(_loads(text))
 
 
 def read_entry(text: str) -> JournalEntry:
     """Return the content of one of the other lines. Raise ValueError if it is none that this version knows."""
-    return _entry(json.loads(text))
+    return _entry(_loads(text))
 
 
 def _header(row: Any) -> JournalHeader:
@@ -152,9 +155,21 @@ def _decoded(value: Any) -> Any:
 def _rows(lines: Iterable[str]) -> Iterator[Any]:
     for text in lines:
         try:
-            yield json.loads(text)
+            yield _loads(text)
         except json.JSONDecodeError:
             return
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_int=_int)
+
+
+def _int(text: str) -> int:
+    """Return a whole number that a float can hold too. Raise ValueError for others: nobody has counted so far."""
+    if len(text) > _MOST_DIGITS:
+        msg = f"a whole number has {len(text)} digits"
+        raise ValueError(msg)
+    return int(text)
 
 
 def replay(job: Job, events: Iterable[Event]) -> list[JournalEntry]:

@@ -41,6 +41,8 @@ from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of `raylaunch.worker`."""
+_C_LONG = 1 << 63
+"""The first number that is too large for a `long` of C."""
 _OWN_FRAMES = (_OWN_FOLDER, cpython_internals.RUNPY_FILE, "<frozen importlib")
 
 
@@ -106,6 +108,8 @@ def _use_terminal(spec: WorkerSpec) -> None:
 def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) -> int:
     """Run the user's code as `__main__`, and return the exit code that Python would have ended with.
 
+    SystemExit and KeyboardInterrupt are left to the interpreter, which makes an exit code or a signal of them.
+
     An error goes into the file `report_fd` as a pickled `Report`. `stacks_fd` is the file for stack dumps, and
     `imports_fd` the one for the modules that the script imports, or -1.
     """
@@ -128,10 +132,9 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
         slot_owner.wait_instead_of_exiting()
         report = Report(value=entry.pickled(value)) if spec.kind == "pickle" else None
     except SystemExit as stop:
-        code = _exit_code(stop)
-        if code == 0:
+        if _is_success(stop.code):
             slot_owner.wait_instead_of_exiting()
-        return code
+        raise
     except KeyboardInterrupt as error:
         _print_traceback(without_own_frames(error))
         sys.excepthook = lambda *_: None  # printed already; the interpreter still runs exit handlers and SIGINT
@@ -184,14 +187,15 @@ def _exec_command(spec: WorkerSpec, report_fd: int) -> int:
         return 127
 
 
-def _exit_code(stop: SystemExit) -> int:
-    """Return the exit code that Python derives from `sys.exit(x)`."""
-    if stop.code is None:
-        return 0
-    if isinstance(stop.code, int):
-        return stop.code & 0xFF
-    _print(_text_of(stop.code))
-    return 1
+def _is_success(code: object) -> bool:
+    """Return whether `sys.exit(code)` makes 0 of it (`_Py_HandleSystemExit` in `Python/pythonrun.c`).
+
+    The parent sees the lowest 8 bits of a whole number; -1 stands for one that no `long` of C holds.
+    """
+    if not isinstance(code, int):
+        return code is None
+    number = int.__index__(code)  # a subclass may calculate in its own way
+    return number & 0xFF == 0 and -_C_LONG <= number < _C_LONG
 
 
 def _print_traceback(error: BaseException) -> None:
@@ -206,9 +210,10 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _print(text: str) -> None:
-    """Print to stderr, which the user's code may have closed or replaced."""
-    with contextlib.suppress(Exception):
-        print(text, file=sys.stderr)
+    """Print to stderr, which the user's code may have closed, replaced or removed."""
+    if sys.stderr is not None:  # `print` would take None for stdout
+        with contextlib.suppress(Exception):
+            print(text, file=sys.stderr)
 
 
 def without_own_frames(error: BaseException) -> BaseException:

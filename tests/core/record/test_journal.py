@@ -294,6 +294,8 @@ def test_lines_of_a_run_that_goes_on():
         *('{"event": {"is": "Tick", "at": "x"}, "actions": []}', '{"event": {"is": "Tick"}, "actions": []}'),
         '{"event": null, "actions": {}}',
         '{"event": {"is": "Tick", "at": NaN}, "actions": []}',
+        '{"event": {"is": "Tick", "at": 1%s}, "actions": []}' % ("0" * 400),
+        '{"event": null, "actions": [{"is": "SetTimer", "at": -1%s, "why": ""}]}' % ("0" * 400),
         '{"event": {"is": "NodeLost", "at": 1.0, "node": 3, "why": "x"}, "actions": []}',
         '{"job": {"is": "Job", "nnodes": []}}',
     ],
