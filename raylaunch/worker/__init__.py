@@ -190,9 +190,10 @@ def __getattr__(name: str) -> Any:
 
         return State
     if name == "elastic":
-        from raylaunch.worker.survivors.elastic_function import elastic  # noqa: PLC0415
+        from raylaunch.worker.survivors import elastic_function  # noqa: PLC0415
 
-        return elastic
+        elastic_function.watch()  # not at its import, which may be another process's, for workers that it forks
+        return elastic_function.elastic
     if name == "WorldChanged":
         from raylaunch.worker.survivors.survivor import WorldChanged  # noqa: PLC0415
 

@@ -43,11 +43,8 @@ _MOST_SECONDS = 3600.0
 """The longest that one turn waits: epoll(7) refuses more than 24 days."""
 _RETRY_SECONDS = 1.0
 """After a failed fork, until it is tried again."""
-_STATE_MODULES = ("raylaunch.worker.state.elastic_state", "raylaunch.worker.survivors.survivor")
-"""What a worker would import for `State` and `elastic`, which takes 30 ms, with all that they import.
-
-The module of `elastic` itself is not among them: in a worker its import changes torch.
-"""
+_STATE_MODULES = ("raylaunch.worker.state.elastic_state", "raylaunch.worker.survivors.elastic_function")
+"""What a worker would import for `State` and `elastic`, which takes 30 ms, with all that they import."""
 
 
 def main(subreaper: int, control_fd: int, lifeline: int, folders: Sequence[str], started_at: float) -> int:

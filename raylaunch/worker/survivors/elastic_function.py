@@ -23,8 +23,11 @@ _made = MadeGroups()
 _active: list[Survivor] = []
 """The survivor whose function is running; at most one."""
 
-if survivor_link.is_known():
-    _made.watch()
+
+def watch() -> None:
+    """Note what the script makes of torch from now on, where it can have survivors. Only the first call counts."""
+    if survivor_link.is_known() and not _made.is_watching:
+        _made.watch()
 
 
 @overload

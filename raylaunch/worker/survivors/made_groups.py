@@ -1,8 +1,8 @@
 """What this process has made of torch's distributed parts: process groups, device meshes, and models in DDP.
 
-It is noted from the time that a script imports `elastic`. A survivor makes the default group anew as it was made, and
-its models go on with the new one. A worker that is started beside survivors makes both in its preparation, without the
-survivors: so nothing may be communicated there.
+It is noted from the time that a script names `raylaunch.worker.elastic`. A survivor makes the default group anew as it
+was made, and its models go on with the new one. A worker that is started beside survivors makes both in its
+preparation, without the survivors: so nothing may be communicated there.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class MadeGroups:
 
     def __init__(self) -> None:
         self.sockets = GroupSockets()
+        #: Whether `watch` was called.
+        self.is_watching = False
         #: How the default group was made, as `init_process_group` takes it; None: it was not.
         self.options: dict[str, Any] | None = None
         self._others = 0
@@ -47,6 +49,7 @@ class MadeGroups:
 
     def watch(self) -> None:
         """Note what is made from now on."""
+        self.is_watching = True
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # else torch ends the process whose communicator is aborted
         when_imported(_C10D, self._watch_groups)
         when_imported(_DDP, self._watch_models)

@@ -157,6 +157,12 @@ def test_a_module_whose_import_has_a_side_effect_is_not_preloaded(auto_node: Nod
     assert first == "['heavy'] False True"
 
 
+def test_the_module_of_elastic_is_preloaded(auto_node: Node, pipe: MessagePipe) -> None:
+    """Its import has no effect and depends on no worker: torch is changed when the script names `elastic`."""
+    path = script(auto_node, "raylaunch.worker.survivors.elastic_function", "heavy")
+    assert run_until_preloaded(auto_node, pipe, path, "heavy") == []
+
+
 def test_a_module_whose_import_kills_the_process_is_not_preloaded(auto_node: Node, pipe: MessagePipe) -> None:
     """The zygote cannot report it, so the fork server concludes it from the last import that began."""
     path = script(auto_node, "ends", "heavy")
