@@ -42,7 +42,6 @@ LARGE_MODULES = {
     "raylaunch/node/protocol/messages.py": 25,
     "raylaunch/node/state/part_transfer.py": 20,
     "raylaunch/worker/heartbeats/shared_page.py": 37,
-    "raylaunch/worker/selfcheck/collectives.py": 19,
     "raylaunch/worker/selfcheck/findings.py": 14,
     "raylaunch/worker/state/commit_buffer.py": 17,
     "raylaunch/worker/torch_internals.py": 20,

@@ -26,9 +26,8 @@ def test_what_works_is_verified_and_what_does_not_is_wrong(launcher):
     for name in (
         "init env://",
         "init tcp://",
-        "init file://",
-        "all_to_all",
-        "isend, irecv",
+        "all_to_all_single",
+        "batch_isend_irecv",
         "DDP step",
         "init_device_mesh, 2-D",
         "FSDP2 step",

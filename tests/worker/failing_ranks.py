@@ -1,7 +1,7 @@
 """A program that runs two self-checks at a time, each on two forked ranks, one of which is made to fail.
 
-In one check a rank stops, in the other many operations fail. Each writes its rows and its output to a folder of its
-own. The program prints the exit codes.
+In one check a rank does not come back from an operation, in the other many operations fail. Each writes its rows and
+its output to a folder of its own. The program prints the exit codes.
 """
 
 import json
@@ -17,11 +17,9 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 
 from raylaunch.worker.runtime import process_setup
-from raylaunch.worker.selfcheck import check_context, collectives, program, rendezvous, versions
+from raylaunch.worker.selfcheck import checks, program, versions
 
-program.CheckRunner = partial(program.CheckRunner, grace=2.0)
 program.Coordinator = partial(program.Coordinator, margin=6.0)
-collectives.BARRIER_DELAY = 1.0
 
 
 def first_time(function, act):
@@ -53,10 +51,6 @@ def sleeping(really, *_):
     threading.Event().wait()
 
 
-def stopping(really, *_):
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def unsupported(*_, **__):  # raises what torch's base class of backends raises
     dist.group.WORLD._get_backend(torch.device("cpu"))._start_coalescing()  # noqa: SLF001
 
@@ -64,28 +58,25 @@ def unsupported(*_, **__):  # raises what torch's base class of backends raises
 def wrong_in_many_ways(rank):
     dist.all_to_all_single = unsupported
     dist.barrier = lambda **_: None
-    rendezvous.can_read = lambda *_, true=rendezvous.can_read: rank == 0 and true(*_)
     if rank == 1:
-        rendezvous.init_tcp = raising
         dist.all_reduce = first_time(dist.all_reduce, wrong_value)
-        dist.broadcast = first_time(dist.broadcast, raising)
-        dist.gather = first_time(dist.gather, sleeping)
-        dist.all_gather = first_time(dist.all_gather, wrong_order)
+        dist.all_gather_object = first_time(dist.all_gather_object, wrong_order)
+        dist.batch_isend_irecv = first_time(dist.batch_isend_irecv, raising)
         true_versions = versions.versions()
         versions.versions = lambda: true_versions | {"torch": "1.0", "numpy": "0.1"}
         os.environ |= {"GROUP_RANK": "1", "NCCL_SOCKET_IFNAME": "eth1", "NCCL_DEBUG": "INFO"}
 
 
-def one_stopped(rank):
+def one_stuck(rank):
     if rank == 1:
-        dist.reduce = first_time(dist.reduce, stopping)
+        dist.reduce = first_time(dist.reduce, sleeping)
 
 
 def start(sabotage):
     """Fork two ranks in a folder with the name of the sabotage."""
     folder = sabotage.__name__
     os.mkdir(folder)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(check_context.free_port()), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(checks.free_port()), "WORLD_SIZE": "2"}
     parent = os.getpid()
     return [os.fork() or run_rank(rank, folder, sabotage, parent) for rank in range(2)]
 
@@ -109,10 +100,10 @@ def exit_code(pid):
 
 
 def main():
-    wrong, stopped = start(wrong_in_many_ways), start(one_stopped)
-    codes = [exit_code(stopped[0])]
-    os.kill(stopped[1], signal.SIGKILL)
-    exit_code(stopped[1])
+    wrong, stuck = start(wrong_in_many_ways), start(one_stuck)
+    codes = [exit_code(stuck[0])]
+    os.kill(stuck[1], signal.SIGKILL)
+    exit_code(stuck[1])
     print(json.dumps([*codes, *map(exit_code, wrong)]))
 
 

@@ -1,7 +1,6 @@
 """The self-check: a program that every worker runs in place of the script (`raylaunch check`, or under torchrun).
 
-It tries each operation of torch.distributed between all ranks. Read `program` first: `runner` runs the checks in order
-(`rendezvous`, `collectives`, `models`) on a `check_context`, each one through `bounded_check`. The `coordinator` brings
-the outcomes of all ranks to rank 0 through the launch's store; `findings` turns them, and what `versions` read, into
-rows and a table.
+It tries each operation of torch.distributed between all ranks. Read `program` first: it runs the table of `checks` in
+order. The `coordinator` brings the outcomes of all ranks to rank 0 through the launch's store; `findings` turns them,
+and what `versions` read, into rows and a table.
 """

@@ -40,9 +40,9 @@ class CheckOutcome:
     text: str = ""
     seconds: float = 0.0
     late: bool = False
-    """Whether it ended by a timeout, or not at all."""
-    stuck: bool = False
-    """Whether it did not return."""
+    """Whether it ended by a timeout."""
+    raised: bool = False
+    """Whether it raised an error of torch, after which the process group cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +141,6 @@ def _hint(part: str, name: str, *, late: bool) -> str:
     named = f"name the interface that joins the nodes with {interface}" if interface else "look at the nodes' network"
     if name == "init tcp://":
         return f"rank 0's node must take connections on any port: look for a firewall between the nodes, or {named}"
-    if name == "init file://":
-        return "the file system must have locks (flock) that hold between nodes; give another with `--file`"
     if late and part == "nccl":
         return f"{named}; NCCL_DEBUG=INFO shows which way NCCL goes"
     if late or name == "init env://":

@@ -73,7 +73,6 @@ def test_a_wrong_row_says_what_to_look_at():
     assert hint("gloo", "reduce") == ""
     assert "any port" in hint("gloo", "init tcp://")
     assert hint("gloo", "init tcp://").endswith("GLOO_SOCKET_IFNAME")
-    assert "flock" in hint("gloo", "init file://")
     assert "GLOO_SOCKET_IFNAME" in hint("gloo", "init env://")
     assert hint("nccl", "reduce", late=True).endswith(
         "with NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO shows which way NCCL goes"
@@ -96,9 +95,7 @@ def test_the_table_has_a_block_for_each_part_and_a_verdict():
         CheckRow(part="versions", name="numpy", status=CheckStatus.WARNING, lines=("2.0 on node 0", "2.1 on node 1")),
         CheckRow(part="versions", name="kernel", status=CheckStatus.WARNING, lines=("6 on node 0", "7 on node 1")),
         CheckRow(part="gloo", name="init env://", status=CheckStatus.OK, seconds=0.0121),
-        CheckRow(
-            part="gloo", name="init file://", status=CheckStatus.SKIPPED, lines=("the nodes share no file system",)
-        ),
+        CheckRow(part="gloo", name="all others", status=CheckStatus.SKIPPED, lines=("no process group can be used",)),
         merge_outcomes("gloo", "init tcp://", {0: _wrong("timed out", 30, late=True)}),
         CheckRow(
             part="environment",
@@ -123,7 +120,7 @@ versions
 
 gloo
   init env://         ok, 12.1 ms
-  init file://        skipped: the nodes share no file system
+  all others          skipped: no process group can be used
   init tcp://         wrong
       rank 0: timed out
       hint: rank 0's node must take connections on any port: look for a firewall between the nodes, or name the interface that joins the nodes with GLOO_SOCKET_IFNAME
