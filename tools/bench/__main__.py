@@ -1,6 +1,7 @@
 """`python -m tools.bench [NAME ...]`: run the benches, print the table, write bench.json.
 
-`--markdown` prints the table of bench.json as Markdown instead.
+`--markdown` prints the table of bench.json as Markdown instead. `--smoke` measures as little as a bench can, to see that
+it runs; its figures mean nothing, and bench.json stays as it is.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ import contextlib
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -27,9 +26,7 @@ from tests.private_cluster import Cluster, private_cluster
 from tools.bench import (
     cold,
     commit,
-    commit_auto,
     detect,
-    durable_write,
     follow,
     goodput,
     host_loss,
@@ -40,11 +37,8 @@ from tools.bench import (
     overhead,
     planned,
     preload,
+    processes,
     restart,
-    restart_ddp,
-    restart_elastic,
-    restart_heavy,
-    restart_state,
     scale,
     tables,
     takeover,
@@ -54,30 +48,24 @@ from tools.bench.contenders import CLUSTER_CPUS
 from tools.bench.figures import Bench, Outcome
 from tools.bench.processes import BenchError
 
-BENCHES: dict[str, Bench] = {
-    "restart": restart,
-    "restart-ddp": restart_ddp,
-    "restart-heavy": restart_heavy,
-    "restart-state": restart_state,
-    "restart-elastic": restart_elastic,
-    "local": local,
-    "cold": cold,
-    "commit": commit,
-    "commit-auto": commit_auto,
-    "durable-write": durable_write,
-    "host-loss": host_loss,
-    "goodput": goodput,
-    "planned": planned,
-    "warm": warm,
-    "memory": memory,
-    "preload": preload,
-    "overhead": overhead,
-    "logs": logs,
-    "follow": follow,
-    "detect": detect,
-    "scale": scale,
-    "takeover": takeover,
-    "leaks": leaks,
+BENCHES: dict[str, Bench[Any]] = {
+    **restart.BENCHES,
+    "local": local.BENCH,
+    "cold": cold.BENCH,
+    **commit.BENCHES,
+    "host-loss": host_loss.BENCH,
+    "goodput": goodput.BENCH,
+    "planned": planned.BENCH,
+    "warm": warm.BENCH,
+    "memory": memory.BENCH,
+    "preload": preload.BENCH,
+    "overhead": overhead.BENCH,
+    "logs": logs.BENCH,
+    "follow": follow.BENCH,
+    "detect": detect.BENCH,
+    "scale": scale.BENCH,
+    "takeover": takeover.BENCH,
+    "leaks": leaks.BENCH,
 }
 _RECORD = Path("bench.json")
 
@@ -87,26 +75,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHES)}; all without one")
     parser.add_argument("--markdown", action="store_true", help=f"print the table of {_RECORD} and measure nothing")
+    parser.add_argument("--smoke", action="store_true", help="see whether the benches run, in seconds")
     args = parser.parse_args()
     if unknown := set(args.names) - set(BENCHES):
         parser.error(f"no such bench: {', '.join(sorted(unknown))}")
     if args.markdown:
         print(_markdown(json.loads(_RECORD.read_text())))
         return 0
-    return _run(args.names or [*BENCHES])
+    return _run(args.names or [*BENCHES], smoke=args.smoke)
 
 
-def _run(names: Sequence[str]) -> int:
+def _run(names: Sequence[str], *, smoke: bool) -> int:
     signal.signal(signal.SIGTERM, _stopped)
-    scratch = Path(tempfile.mkdtemp(prefix="raylaunch-bench-"))
-    try:
-        outcomes = _measure(names, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with processes.scratch() as scratch:
+        outcomes = _measure(names, scratch, smoke=smoke)
     if outcomes:
         print(f"\n{_words(_machine())}\n\n{tables.text([*outcomes.values()])}")
-        _RECORD.write_text(json.dumps(_record(outcomes), indent=2) + "\n")
-        print(f"\nall samples are in {_RECORD}")
+        if not smoke:
+            _RECORD.write_text(json.dumps(_record(outcomes), indent=2) + "\n")
+            print(f"\nall samples are in {_RECORD}")
     return 1 if len(outcomes) < len(names) else 0
 
 
@@ -114,32 +101,28 @@ def _stopped(_number: int, _frame: object) -> NoReturn:
     sys.exit(143)
 
 
-def _measure(names: Sequence[str], scratch: Path) -> dict[str, Outcome]:
+def _measure(names: Sequence[str], scratch: Path, *, smoke: bool) -> dict[str, Outcome]:
     """Those that need no cluster come first, on a machine without one. One that cannot run does not stop the others."""
     outcomes: dict[str, Outcome] = {}
     with contextlib.ExitStack() as stack:
         cluster: Cluster | None = None
-        for name in sorted(names, key=_needs_cluster):
-            if _needs_cluster(name) and cluster is None:
+        for name in sorted(names, key=lambda name: BENCHES[name].needs_cluster):
+            if BENCHES[name].needs_cluster and cluster is None:
                 try:
                     cluster = stack.enter_context(private_cluster(cpus=CLUSTER_CPUS))
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     print(f"no Ray cluster: {error}", file=sys.stderr)
                     break
-            if outcome := _outcome(name, cluster, scratch):
+            if outcome := _outcome(name, cluster, scratch, smoke=smoke):
                 outcomes[name] = outcome
     return {name: outcomes[name] for name in names if name in outcomes}
 
 
-def _needs_cluster(name: str) -> bool:
-    return not getattr(BENCHES[name], "NO_CLUSTER", False)
-
-
-def _outcome(name: str, cluster: Cluster | None, scratch: Path) -> Outcome | None:
-    began = time.monotonic()
+def _outcome(name: str, cluster: Cluster | None, scratch: Path, *, smoke: bool) -> Outcome | None:
+    began, bench = time.monotonic(), BENCHES[name]
     print(f"{name} ...", end=" ", flush=True)
     try:
-        outcome = BENCHES[name].measure(cluster, scratch)  # type: ignore[arg-type]  # None for those that need none
+        outcome = bench.measure(cluster, scratch, bench.smoke if smoke else bench.full)  # type: ignore[arg-type]
     except BenchError as error:
         print(f"could not run\n{error}", file=sys.stderr, flush=True)
         return None

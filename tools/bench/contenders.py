@@ -8,6 +8,7 @@ import json
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ TORCHRUN = "torchrun"
 """With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restarts seldom succeed."""
 TORCHRUN_DEFAULTS = "torchrun, defaults"
 RAY_TRAIN = "Ray Train"
+ALL_ANEW = "all started again"
+"""raylaunch without `elastic`."""
 CLUSTER_CPUS = 4
 """Logical CPUs of the Ray cluster; a job takes all of them, whatever its world size."""
 SCRIPT = Path(__file__).with_name("unchanged.py")
 DDP_SCRIPT = Path(__file__).with_name("unchanged_ddp.py")
 ELASTIC_SCRIPT = Path(__file__).with_name("unchanged_elastic.py")
 HEAVY_SCRIPT = Path(__file__).with_name("unchanged_heavy.py")
+STATE_SCRIPT = Path(__file__).with_name("unchanged_state.py")
 RAY_TRAIN_SCRIPT = Path(__file__).with_name("ray_train.py")
 _LOG = "log.txt"
 _END_SECONDS = 30.0
@@ -183,10 +187,10 @@ def events_of(started: Started) -> Path:
 
 
 def ray_train(cluster: Cluster, scratch: Path, task: Task) -> contextlib.AbstractContextManager[Started]:
-    """`ray_train.py` on the running cluster: four workers that do what the task's script does."""
+    """`ray_train.py` on the running cluster: workers that do what the task's script does."""
     folder = new_folder(scratch, "ray-train")
     command = [sys.executable, str(RAY_TRAIN_SCRIPT), *task.arguments(folder)]
-    extra = {"RAY_ADDRESS": cluster.address, "BENCH_MODULE": task.script.stem}
+    extra = {"RAY_ADDRESS": cluster.address, "BENCH_MODULE": task.script.stem, "BENCH_WORLD": str(task.world)}
     return _started(folder, task, [command], _access(cluster) | extra)
 
 
@@ -230,11 +234,19 @@ def new_folder(scratch: Path, name: str) -> Path:
 def _started(folder: Path, task: Task, commands: list[list[str]], extra: Mapping[str, str]) -> Iterator[Started]:
     """Start the commands; whatever happens, nothing of them is left afterwards."""
     mark = secrets.token_hex(8)
-    extra = {"TMPDIR": str(folder), **extra}
     log = folder / _LOG
-    began = time.monotonic()
-    try:
-        running = tuple(processes.start(command, mark, extra, folder, log) for command in commands)
-        yield Started(task=task, folder=folder, mark=mark, began=began, commands=running)
-    finally:
-        end_marked(mark)
+    with tmpfs() as variables:
+        extra = {"TMPDIR": str(folder), **variables, **extra}
+        began = time.monotonic()
+        try:
+            running = tuple(processes.start(command, mark, extra, folder, log) for command in commands)
+            yield Started(task=task, folder=folder, mark=mark, began=began, commands=running)
+        finally:
+            end_marked(mark)
+
+
+@contextlib.contextmanager
+def tmpfs() -> Iterator[dict[str, str]]:
+    """Variables that name a folder of one run in tmpfs, where scripts save what has no `State`; see `saved.py`."""
+    with tempfile.TemporaryDirectory(prefix="rlb-", dir="/dev/shm") as folder:
+        yield {"BENCH_TMPFS": folder}

@@ -167,11 +167,6 @@ class Crowd:
         stub.answered_at = time.monotonic()
         return AgentReport(sent_at=NodeTime(stub.answered_at), events=events, heartbeat=stub.pulse())
 
-    @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def handle(self, node: str, message: bytes) -> None:
-        """Obey an order at once."""
-        self._obey(self._stubs[node], serialization.load_order(message))
-
     def _obey(self, stub: Stub, order: Order) -> None:
         stub.sent[type(order).__name__] += 1
         match order:
@@ -188,11 +183,11 @@ class Crowd:
         pids = tuple(range(1000, 1000 + part.nproc))
         stub.say(WorkersForked(attempt=part.attempt, pids=pids, timings=TIMINGS))
 
-    # Of a detached run.
-
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def obey(self, node: str, epoch: int, orders: Sequence[tuple[int, bytes]], serial: int, state: bytes) -> None:
-        """Carry out numbered orders, and keep a driver's state."""
+    async def obey(
+        self, node: str, epoch: int, orders: Sequence[tuple[int, bytes]], serial: int = 0, state: bytes = b""
+    ) -> None:
+        """Carry out numbered orders, and keep the state of a detached run's driver."""
         session = self._stub(node).session
         session.check(epoch)
         if state:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from raylaunch.core.machine.events_and_actions import Event, NodeLost, WorkersExited, WorkersHung, WorkersStarted
@@ -21,12 +22,9 @@ from tests.hosts.hosts import Hosts
 from tests.private_cluster import Cluster
 from tools.bench import figures, launches, processes
 from tools.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
-from tools.bench.figures import Detail, Figure, Outcome
+from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
-TIMES = 10
-HANGS = 3
-CUTS = 1
 HANG_TIMEOUT = 2.0
 NODE_TIMEOUT = 5.0
 _NEVER = "never"
@@ -36,17 +34,26 @@ _SCRIPT = Path(__file__).with_name("failer.py")
 _SECONDS = 120.0
 _WORDS = {"exit": "a rank exits", "kill": "a rank is killed", "hang": "a rank hangs", "cut": "a node is cut off"}
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    times: int = 10
+    """Of each way in which a rank fails."""
+    hangs: int = 3
+    cuts: int = 1
+
+
 Found = dict[str, list[float]]
 """Seconds, by the way of failing."""
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run the contenders one after the other."""
-    theirs = _torchrun(scratch)
-    ours, of_agents = _raylaunch(cluster, scratch)
-    ours |= _hangs(cluster, scratch)
+    theirs = _torchrun(scratch, size)
+    ours, of_agents = _raylaunch(cluster, scratch, size)
+    ours |= _hangs(cluster, scratch, size)
     reason = why_not()
-    ours["cut"] = [] if reason else _cuts(scratch)
+    ours["cut"] = [] if reason else _cuts(scratch, size)
     rows = [
         (_WORDS[how], f"{1000 * statistics.median(of_agents[how]):.2f}", f"{1000 * statistics.median(ours[how]):.2f}")
         for how in of_agents
@@ -85,10 +92,10 @@ def _figure(how: str, unit: str, ours: list[float] | str, theirs: list[float] | 
 # Ranks.
 
 
-def _torchrun(scratch: Path) -> Found:
+def _torchrun(scratch: Path, size: Size) -> Found:
     """It signals the others in the same turn in which it sees that one has ended."""
     folder = new_folder(scratch, TORCHRUN)
-    count = 2 * TIMES
+    count = 2 * size.times
     command = launches.torchrun(
         _SCRIPT, str(folder), str(count), "exit", "kill", workers=2, options=[f"--max-restarts={count}"]
     )
@@ -100,10 +107,10 @@ def _torchrun(scratch: Path) -> Found:
     return found
 
 
-def _raylaunch(cluster: Cluster, scratch: Path) -> tuple[Found, Found]:
+def _raylaunch(cluster: Cluster, scratch: Path, size: Size) -> tuple[Found, Found]:
     """When the driver knew, and when the fork server did."""
     folder = new_folder(scratch, RAYLAUNCH)
-    count = 2 * TIMES
+    count = 2 * size.times
     args = (str(folder), str(count), "exit", "kill")
     command = launches.raylaunch(
         cluster, folder, _SCRIPT, *args, workers=2, preload=[], max_restarts=count, **_NO_BLAME
@@ -121,10 +128,10 @@ def _raylaunch(cluster: Cluster, scratch: Path) -> tuple[Found, Found]:
     return told, seen
 
 
-def _hangs(cluster: Cluster, scratch: Path) -> Found:
+def _hangs(cluster: Cluster, scratch: Path, size: Size) -> Found:
     folder = new_folder(scratch, RAYLAUNCH)
-    args = (str(folder), str(HANGS), "hang")
-    settings = {"max_restarts": HANGS, "hang_timeout": HANG_TIMEOUT, **_NO_BLAME}
+    args = (str(folder), str(size.hangs), "hang")
+    settings = {"max_restarts": size.hangs, "hang_timeout": HANG_TIMEOUT, **_NO_BLAME}
     command = launches.raylaunch(cluster, folder, _SCRIPT, *args, workers=2, **settings)
     with launches.started(command, folder, extra=launches.access(cluster)) as launch:
         launch.wait(_SECONDS)
@@ -155,7 +162,7 @@ def _clock(launch: Launch) -> float:
 # Nodes.
 
 
-def _cuts(scratch: Path) -> list[float]:
+def _cuts(scratch: Path, size: Size) -> list[float]:
     """Two hosts, made of network namespaces, with a worker each; the one without the driver is cut off."""
     folder = new_folder(scratch, RAYLAUNCH)
     settings = {
@@ -173,7 +180,7 @@ def _cuts(scratch: Path) -> list[float]:
             process = hosts.popen(head, command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         launch = Launch(folder=folder, mark="", process=process)  # type: ignore[arg-type]
         found: list[float] = []
-        while len(found) < CUTS:
+        while len(found) < size.cuts:
             _wait_for(launch, lambda: _is_of_both(launch))
             hosts.cut(other)
             cut = time.monotonic()
@@ -197,3 +204,6 @@ def _wait_for(launch: Launch, condition: Callable[[], bool]) -> None:
     processes.wait_until(lambda: condition() or launch.process.poll() is not None, seconds=_SECONDS)
     if not condition():
         raise launch.complaint("what was waited for did not come")
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(times=1, hangs=1))

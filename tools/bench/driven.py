@@ -1,8 +1,8 @@
-"""The real driver with agents that are none: `python -m tools.bench.driven FOLDER AGENTS FAULTS [ADDRESS]`.
+"""The real driver with agents that are none: `python -m tools.bench.driven FOLDER AGENTS FAULTS SECONDS [ADDRESS]`.
 
 Driver, machine, orders, run folder and console are those of a run. With the address of a Ray cluster so are the fleet
 and the calls to actors, each of which plays many agents; only the agents' places are made up. Without one, agents
-answer in the driver's own process, which shows what the driver itself takes. What was measured is in `scale.json`.
+answer in the driver's own process, which shows what the driver itself takes. SECONDS: how long it is looked at while all is well. What was measured is in `scale.json`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ NPROC = 8
 _ACTORS = 4
 _ADDRESS = "10.0.0.1"
 _SETTLE_SECONDS = 1.0
-_STEADY_SECONDS = 8.0
 _BUSY_SECONDS = 1.0
 _RUN_SECONDS = 60.0
 _MOST_FAULTS = 1000
@@ -112,19 +111,18 @@ class Here(FakeFleet):
         self._told = {}
 
 
-class Seen:
-    """The console, and what it is told."""
+class Seen(Console):
+    """The console, which also notes when an attempt runs, and how many nodes were lost."""
 
     def __init__(self) -> None:
-        self._console = Console()
+        super().__init__()
         self._changed = threading.Condition()
         self._running: dict[int, float] = {}
         self.lost = 0
-        self.on_output, self.on_message = self._console.on_output, self._console.on_message
 
     def on_entry(self, entry: JournalEntry, machine: Machine) -> None:
         """One step of the machine."""
-        self._console.on_entry(entry, machine)
+        super().on_entry(entry, machine)
         self.lost += isinstance(entry.event, NodeLost)
         if machine.phase is Phase.RUNNING and machine.attempt not in self._running:
             with self._changed:
@@ -188,17 +186,17 @@ class Bench:
         self._driver = Driver(self._job, "scale", self._agents.fleet, run_folder, self._seen, time.monotonic())
         self._main = time.pthread_getcpuclockid(threading.get_ident())
 
-    def run(self, faults: int) -> dict[str, Any]:
+    def run(self, faults: int, steady: float) -> dict[str, Any]:
         """Raises what went wrong."""
         found: dict[str, Any] = {}
-        hands = threading.Thread(target=self._work, args=(found, faults))
+        hands = threading.Thread(target=self._work, args=(found, faults, steady))
         hands.start()
         self._driver.run()
         hands.join()
         self._agents.fleet.close()
         return found
 
-    def _work(self, found: dict[str, Any], faults: int) -> None:
+    def _work(self, found: dict[str, Any], faults: int, steady: float) -> None:
         began = time.monotonic()
         try:
             found["all_up"] = self._seen.wait_for(1) - began
@@ -207,7 +205,7 @@ class Bench:
             found["memory_per_node"] = (_rss() - self._rss) / len(self._nodes)
             found["faults"] = [self._fault(number) for number in range(faults)]
             if self._on_ray:
-                found["steady"] = self._steady()
+                found["steady"] = self._steady(steady)
                 found["storms"] = [self._fault(number, storm=True) for number in range(faults // 4)]
                 found["margins"] = {what: self._margin(act) for what, act in BUSY.items()}
             found["lost"] = self._seen.lost
@@ -217,11 +215,11 @@ class Bench:
             self._driver.signalled("SIGTERM")
             self._driver.signalled("SIGTERM")
 
-    def _steady(self) -> dict[str, float]:
+    def _steady(self, seconds: float) -> dict[str, float]:
         """What it costs that all is well: CPU seconds a second, of the process and of the driver's thread alone."""
         clocks = time.monotonic, time.process_time, lambda: time.clock_gettime(self._main), lambda: self._gaps.words
         before = [clock() for clock in clocks]
-        time.sleep(_STEADY_SECONDS)
+        time.sleep(seconds)
         seconds, process, driver, words = (clock() - then for clock, then in zip(clocks, before, strict=True))
         return {"cpu": process / seconds, "driver": driver / seconds, "words": words / seconds}
 
@@ -311,11 +309,11 @@ def _settings(job: Job, run_dir: str) -> AgentSpec:
 
 def main() -> None:
     """Print nothing but what a run prints."""
-    folder, agents, faults, address = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), "".join(sys.argv[4:])
-    if address:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    found = Bench(folder, agents, address).run(faults)
-    (folder / "scale.json").write_text(json.dumps(found))
+    folder, agents, faults, steady, *address = sys.argv[1:]
+    if address[0]:
+        ray.init(address=address[0], log_to_driver=False, logging_level="ERROR")
+    found = Bench(Path(folder), int(agents), address[0]).run(int(faults), float(steady))
+    Path(folder, "scale.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 from tests.private_cluster import Cluster
 from tools.bench.contenders import RAYLAUNCH, TORCHRUN
@@ -178,11 +178,24 @@ class Outcome:
     """Further numbers for bench.json."""
 
 
-class Bench(Protocol):
-    """A module of this package that measures one thing.
+def first_line(doc: str | None) -> str:
+    """The first line of a bench's docstring, which says from which event to which is measured."""
+    return (doc or "").split("\n", 1)[0]
 
-    One that says `NO_CLUSTER = True` is measured before there is a Ray cluster; its `cluster` is None.
+
+Size = TypeVar("Size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench(Generic[Size]):
+    """What measures one thing, or a few of one kind.
+
+    `measure` gets a Ray cluster, a folder for its files, and how much to do: `full`, or `smoke` with `--smoke`, by which
+    one sees within seconds that the bench runs. One without `needs_cluster` is measured before there is a Ray cluster;
+    it gets None.
     """
 
-    def measure(self, cluster: Cluster, scratch: Path) -> Outcome:
-        """Run the contenders in turn."""
+    measure: Callable[[Cluster, Path, Size], Outcome]
+    full: Size
+    smoke: Size
+    needs_cluster: bool = True

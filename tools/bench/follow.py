@@ -21,18 +21,23 @@ from pathlib import Path
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import cpu, figures, launches, printer, processes
 from tools.bench.contenders import RAYLAUNCH, new_folder
-from tools.bench.figures import Detail, Figure, Outcome
+from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
-WORKERS = 64
 FOLLOWERS = 3
-ROUNDS = 3
 ALONE = "nobody follows"
 _SCRIPT = Path(__file__).with_name("printer.py")
-_SECONDS = 8.0
-_SETTLE_SECONDS = 2.0
-"""Commands start meanwhile."""
 _START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    workers: int = 64
+    rounds: int = 3
+    seconds: float = 8.0
+    """Of each turn."""
+    settle: float = 2.0
+    """Seconds before each turn: commands start meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +58,28 @@ class Span:
         return self.ended - self.began
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Take turns in one run."""
     folder = new_folder(scratch, RAYLAUNCH)
-    command = launches.raylaunch(cluster, folder, _SCRIPT, str(folder), workers=WORKERS, preload=[], show="0")
+    command = launches.raylaunch(cluster, folder, _SCRIPT, str(folder), workers=size.workers, preload=[], show="0")
     extra = launches.access(cluster) | {"XDG_STATE_HOME": str(folder), "PYTHONPATH": str(Path.cwd())}
     spans: dict[str, list[Span]] = {ALONE: [], RAYLAUNCH: []}
     with launches.started(command, folder, extra=extra) as launch:
-        launch.wait_for(*(f"there-0-{rank}" for rank in range(WORKERS)), seconds=_START_SECONDS)
+        launch.wait_for(*(f"there-0-{rank}" for rank in range(size.workers)), seconds=_START_SECONDS)
         pids = (launch.process.pid, *launch.agents())
-        for _ in range(ROUNDS):
-            spans[ALONE].append(_span(pids, ()))
+        for _ in range(size.rounds):
+            spans[ALONE].append(_span(pids, (), size))
             with _followers(launch, extra) as following:
-                spans[RAYLAUNCH].append(_span(pids, following))
-        spans[ALONE].append(_span(pids, ()))
+                spans[RAYLAUNCH].append(_span(pids, following, size))
+        spans[ALONE].append(_span(pids, (), size))
         (folder / "end").touch()
         launch.wait(_START_SECONDS)
-    return _outcome(spans, [array("d", path.read_bytes()) for path in folder.glob("steps-*")])
+    return _outcome(spans, size, [array("d", path.read_bytes()) for path in folder.glob("steps-*")])
 
 
-def _outcome(spans: dict[str, list[Span]], ranks: Sequence[array[float]]) -> Outcome:
-    if len(ranks) != WORKERS:
-        raise processes.BenchError(f"{len(ranks)} of {WORKERS} ranks wrote down their steps")
+def _outcome(spans: dict[str, list[Span]], size: Size, ranks: Sequence[array[float]]) -> Outcome:
+    if len(ranks) != size.workers:
+        raise processes.BenchError(f"{len(ranks)} of {size.workers} ranks wrote down their steps")
     taken = {name: [_steps(ranks, span) for span in some] for name, some in spans.items()}
     medians = {name: tuple(1000 * statistics.median(steps) for steps in some) for name, some in taken.items()}
     slow = {
@@ -83,18 +88,18 @@ def _outcome(spans: dict[str, list[Span]], ranks: Sequence[array[float]]) -> Out
     rows = [
         (
             name,
-            f"{statistics.median(len(steps) / span.seconds / WORKERS for steps, span in zip(taken[name], some, strict=True)):.2f}",
+            f"{statistics.median(len(steps) / span.seconds / size.workers for steps, span in zip(taken[name], some, strict=True)):.2f}",
             *(f"{statistics.median(of):.2f}" for of in _cpus(some)),
         )
         for name, some in spans.items()
     ]
     had = statistics.median(span.lines / span.seconds for span in spans[RAYLAUNCH])
-    printed = WORKERS * printer.LINES_PER_STEP * printer.STEPS_PER_SECOND
+    printed = size.workers * printer.LINES_PER_STEP * printer.STEPS_PER_SECOND
     return Outcome(
         figures=(
             Figure(
                 name="follow: step",
-                what=f"a step of {WORKERS} ranks that print 1,000 lines per second each, while {FOLLOWERS} follow all.",
+                what=f"a step of {size.workers} ranks that print 1,000 lines per second each, while {FOLLOWERS} follow all.",
                 unit="ms",
                 samples=medians,
                 goals=(figures.ratio(1.05, ALONE),),
@@ -128,14 +133,14 @@ def _steps(ranks: Sequence[array[float]], span: Span) -> list[float]:
     return [steps[at + 1] for steps in ranks for at in range(0, len(steps), 2) if span.began <= steps[at] < span.ended]
 
 
-def _span(pids: Sequence[int], following: Sequence[Path | int]) -> Span:
+def _span(pids: Sequence[int], following: Sequence[Path | int], of: Size) -> Span:
     """Let some seconds pass. `following`: the processes that follow, and the file of one of them."""
-    time.sleep(_SETTLE_SECONDS)
+    time.sleep(of.settle)
     people = [pid for pid in following if isinstance(pid, int)]
     files = [path for path in following if isinstance(path, Path)]
     size = sum(path.stat().st_size for path in files)
     began, before = time.monotonic(), [cpu.seconds(pid) for pid in (*pids, *people)]
-    time.sleep(_SECONDS)
+    time.sleep(of.seconds)
     after = [cpu.seconds(pid) for pid in (*pids, *people)]
     ended = time.monotonic()
     used = [then - since for then, since in zip(after, before, strict=True)]
@@ -176,3 +181,6 @@ def _followers(launch: Launch, extra: dict[str, str]) -> Iterator[list[Path | in
         for number in range(FOLLOWERS):
             with contextlib.suppress(OSError):
                 os.unlink(launch.folder / f"followed-{number}")
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(workers=2, rounds=1, seconds=1.0, settle=1.5))

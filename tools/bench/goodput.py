@@ -9,7 +9,7 @@ checkpoints, restarts, and steps that are done again all count against goodput. 
 The time of a step is told for each contender: one that made the steps themselves longer would not gain by that.
 
 raylaunch has `State` with `every="auto"` and `elastic`; torchrun (with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) and Ray Train have
-checkpoints in tmpfs after each 20 steps. BENCH_GOODPUT="SECONDS KILL_EACH" sets other times than 180 and 15 s.
+checkpoints in tmpfs after each 20 steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import os
 import random
 import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -31,13 +30,20 @@ from pathlib import Path
 from tests.private_cluster import Cluster
 from tools.bench import contenders, figures, processes
 from tools.bench.contenders import RAY_TRAIN, RAYLAUNCH, TORCHRUN, Started, Task
-from tools.bench.figures import Figure, Outcome
+from tools.bench.figures import Bench, Figure, Outcome
 
 SCRIPT = Path(__file__).with_name("unchanged_goodput.py")
-SECONDS, KILL_EACH = 180.0, 15.0
 _START_SECONDS = 120.0
 _REST = 0.02
 """Seconds: between two steps of an attempt there are less, and between two attempts there are more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    seconds: float = 180.0
+    each: float = 15.0
+    """Seconds from one kill to the next."""
+    agents: int = 2
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,11 +133,10 @@ def _pids(folder: Path) -> Iterator[int]:
     return (int(path.read_text()) for path in sorted(folder.glob("pid-*")))
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run the contenders in turn."""
-    words = os.environ.get("BENCH_GOODPUT", f"{SECONDS} {KILL_EACH}").split()
-    seconds, each = float(words[0]), float(words[1])
-    task = Task(agents=2, workers=2, deaths=int(seconds / each), script=SCRIPT)
+    seconds, each = size.seconds, size.each
+    task = Task(agents=size.agents, workers=2, deaths=int(seconds / each), script=SCRIPT)
     runs: dict[str, Callable[[], AbstractContextManager[Started]]] = {
         RAYLAUNCH: lambda: contenders.raylaunch(cluster, scratch, task),
         TORCHRUN: lambda: contenders.torchrun(scratch, task),
@@ -140,12 +145,10 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
     found: dict[str, Goodput] = {}
     notes = []
     for name, run in runs.items():
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            os.environ["BENCH_TMPFS"] = folder
-            with run() as started:
-                one, kills = _killed(started, seconds, each)
-                if name == RAYLAUNCH and kills and not _stayed(started):
-                    raise started.complaint("no worker stayed")
+        with run() as started:
+            one, kills = _killed(started, seconds, each)
+            if name == RAYLAUNCH and kills and not _stayed(started):
+                raise started.complaint("no worker stayed")
         found[name] = one
         notes.append(
             f"{name}: {kills} ranks killed in {seconds:g} s; {one.useful} steps of {1000 * one.step_seconds:.1f} ms "
@@ -153,10 +156,13 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
         )
     figure = Figure(
         name="goodput",
-        what=(__doc__ or "").split("\n", 1)[0],
+        what=figures.first_line(__doc__),
         unit="of the time",
         samples={name: (one.goodput,) for name, one in found.items()},
         goals=(figures.median_at_least(0.97),),
         more_is_better=True,
     )
     return Outcome(figures=(figure,), notes=tuple(notes))
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(seconds=2.0, each=1.0, agents=1))

@@ -9,26 +9,23 @@ cost of the copies is that of the same steps after they are turned off by a limi
 from __future__ import annotations
 
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tests.hosts.host import why_not
-from tests.hosts.hosts import Hosts
+from tests.hosts.hosts import Hosts, inside
 from tests.private_cluster import Cluster
 from tools.bench import figures, launches, processes
 from tools.bench.contenders import RAYLAUNCH, new_folder
-from tools.bench.figures import Detail, Figure, Outcome
+from tools.bench.figures import Bench, Detail, Figure, Outcome
 
-NO_CLUSTER = True
-LOSSES = 3
-MEGABYTES = 100
-_WARM_STEPS = 150
-_TOO_LITTLE_GIB = 0.9
-"""Enough for four buffers of 100 MB, and not for the twelve that copies need."""
 _SCRIPT = Path(__file__).with_name("keeper.py")
 _SECONDS = 180.0
 _STATIONS = {
@@ -39,16 +36,24 @@ _STATIONS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    losses: int = 3
+    megabytes: int = 100
+    """Of state, of each rank."""
+    warm_steps: int = 150
+
+
 class _Run:
     """A run on the hosts, and what its workers have noted."""
 
-    def __init__(self, hosts: Hosts, folder: Path, **settings: Any) -> None:
+    def __init__(self, hosts: Hosts, folder: Path, megabytes: int, **settings: Any) -> None:
         self.folder = folder
         job = launches.job(
             folder,
             _SCRIPT,
             str(folder),
-            str(MEGABYTES),
+            str(megabytes),
             workers=2,
             nnodes=2,
             spares=1,
@@ -99,6 +104,11 @@ class _Run:
     def steps(self, attempt: int) -> int:
         return len([note for note in self.notes() if note[0] == attempt and note[1] == 0])
 
+    def end(self) -> None:
+        """End it as a person does: not `nsenter`, which has started it, and which would leave it to itself."""
+        os.kill(inside(self.process), signal.SIGTERM)
+        self.process.wait(_SECONDS)
+
     def wait(self, condition: Any) -> None:
         processes.wait_until(lambda: condition() or self.process.poll() is not None, seconds=_SECONDS)
         if not condition():
@@ -108,18 +118,19 @@ class _Run:
             )
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+def measure(_: Cluster, scratch: Path, size: Size) -> Outcome:
     """Lose one host after the other in one run, and measure steps in another one without copies."""
-    del cluster
     if reason := why_not():
         return Outcome(figures=(_figure(f"not measured: {reason}"),))
     times: list[dict[str, float]] = []
     lost: list[int] = []
     with Hosts(3) as hosts:
-        run = _Run(hosts, new_folder(scratch, RAYLAUNCH))
-        while len(times) < LOSSES:
+        run = _Run(hosts, new_folder(scratch, RAYLAUNCH), size.megabytes)
+        while len(times) < size.losses:
             attempt = run.attempt()
-            run.wait(lambda: len(run.events("NodeJoined")) == 3 + len(times) and run.steps(run.attempt()) > _WARM_STEPS)
+            run.wait(
+                lambda: len(run.events("NodeJoined")) == 3 + len(times) and run.steps(run.attempt()) > size.warm_steps
+            )
             attempt = run.attempt()
             names = {note[4] for note in run.notes() if note[0] == attempt}
             victim = next(host for host in hosts.hosts[1:] if host.name in names)
@@ -130,14 +141,15 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
             times.append(_times(run, run.attempt()))
             lost.append(run.restores()[-1]["lost_steps"])
             hosts.remove(victim)
-            hosts.add()
-        run.process.terminate()
-        run.process.wait(_SECONDS)
-        plain = _Run(hosts, new_folder(scratch, "without-copies"), state_memory=_TOO_LITTLE_GIB)
-        plain.wait(lambda: plain.steps(1) > _WARM_STEPS)
+            if len(times) < size.losses:
+                hosts.add()
+        run.end()
+        # Enough for four buffers, and not for the twelve that copies need.
+        too_little_gib = 9e-3 * size.megabytes
+        plain = _Run(hosts, new_folder(scratch, "without-copies"), size.megabytes, state_memory=too_little_gib)
+        plain.wait(lambda: plain.steps(1) > size.warm_steps)
         without = _step_seconds(plain, 1)
-        plain.process.terminate()
-        plain.process.wait(_SECONDS)
+        plain.end()
     costs = Detail(
         title="host-loss, steps of two hosts on one machine:",
         columns=("", "median step, ms"),
@@ -155,7 +167,7 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
 
 
 def _figure(samples: figures.Samples) -> Figure:
-    what = (__doc__ or "").split("\n", 1)[0]
+    what = figures.first_line(__doc__)
     return Figure(
         name="host-loss", what=what, unit="s", samples={RAYLAUNCH: samples}, goals=(figures.median_at_most(1.0),)
     )
@@ -179,3 +191,6 @@ def _times(run: _Run, attempt: int) -> dict[str, float]:
     found = {"launched": launched, "started": started}
     found |= {"restored": run.at(attempt, "restored"), "step": run.at(attempt, "step")}
     return {name: at - noticed for name, at in found.items()}
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(losses=1, megabytes=10, warm_steps=25), needs_cluster=False)

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.private_cluster import Cluster, marked
 from tools.bench import figures, launches, processes
 from tools.bench.contenders import RAYLAUNCH, new_folder
-from tools.bench.figures import Detail, Figure, Outcome
+from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 from tools.bench.processes import Held
 
-STOPS = (50, 500, 1000)
-STOPS_ON_RAY = (10, 50, 100)
-"""Restarts after which the processes are looked at."""
-_SETTLE_SECONDS = 4.0
-"""The zygote is renewed within seconds after a restart."""
 _SECONDS_EACH = 2.0
 _SCRIPT = Path(__file__).with_name("leaker.py")
 _MOST_KB, _MOST_KB_ON_RAY = 1.0, 10.0
@@ -35,29 +31,50 @@ Sample = dict[str, Held]
 """What the processes hold, by their name."""
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    stops: tuple[int, ...] = (50, 500, 1000)
+    stops_on_ray: tuple[int, ...] = (10, 50, 100)
+    """Restarts after which the processes are looked at."""
+    settle: float = 4.0
+    """Seconds: the zygote is renewed within seconds after a restart."""
+
+
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """There is nobody to compare with: torchrun's agents do not restart a thousand times in these minutes."""
-    alone = _samples(new_folder(scratch, RAYLAUNCH), STOPS, "none", {})
-    on_ray = _samples(new_folder(scratch, RAYLAUNCH), STOPS_ON_RAY, cluster.address, launches.access(cluster))
+    alone = _samples(new_folder(scratch, RAYLAUNCH), size.stops, "none", size.settle, {})
+    on_ray = _samples(
+        new_folder(scratch, RAYLAUNCH), size.stops_on_ray, cluster.address, size.settle, launches.access(cluster)
+    )
     return Outcome(
         figures=(
             *_figures(
-                "leaks", "descriptors, watches and threads that came since the 50th restart.", alone, STOPS, _MOST_KB
+                "leaks",
+                f"descriptors, watches and threads that came since restart {size.stops[0]}.",
+                alone,
+                size.stops,
+                _MOST_KB,
             ),
-            *_figures("leaks on Ray", "the same since the 10th.", on_ray, STOPS_ON_RAY, _MOST_KB_ON_RAY),
+            *_figures(
+                "leaks on Ray",
+                f"the same since restart {size.stops_on_ray[0]}.",
+                on_ray,
+                size.stops_on_ray,
+                _MOST_KB_ON_RAY,
+            ),
         ),
-        details=(_detail("without Ray", alone, STOPS), _detail("on a Ray cluster", on_ray, STOPS_ON_RAY)),
+        details=(_detail("without Ray", alone, size.stops), _detail("on a Ray cluster", on_ray, size.stops_on_ray)),
     )
 
 
-def _samples(folder: Path, stops: Sequence[int], address: str, extra: dict[str, str]) -> list[Sample]:
+def _samples(folder: Path, stops: Sequence[int], address: str, settle: float, extra: dict[str, str]) -> list[Sample]:
     settings = {"max_restarts": stops[-1], "exclude_after": 0, "show": "all", "ray": {"address": address}}
     job = launches.job(folder, _SCRIPT, str(folder), *map(str, stops), workers=2, **settings)
     found: list[Sample] = []
     with launches.started([*launches.COMMAND, str(job)], folder, extra=extra) as launch:
         for before, stop in zip((-30, *stops), stops, strict=False):
             launch.wait_for(f"there-{stop}", seconds=_SECONDS_EACH * (stop - before))
-            time.sleep(_SETTLE_SECONDS)
+            time.sleep(settle)
             found.append(_sample(launch))
             (folder / f"go-{stop}").touch()
         launch.wait(30.0)
@@ -120,3 +137,6 @@ def _detail(where: str, found: Sequence[Sample], stops: Sequence[int]) -> Detail
         columns=("", "processes", *_NAMES, "MB", "kB each"),
         rows=tuple(rows),
     )
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(stops=(1, 3, 5), stops_on_ray=(1, 2, 3), settle=0.5))

@@ -7,80 +7,57 @@ scripts are, until all ranks are past their first optimizer step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tests.private_cluster import Cluster
 from tools.bench import contenders, figures, starts
-from tools.bench.contenders import DDP_SCRIPT, RAYLAUNCH, TORCHRUN, Started, Task
-from tools.bench.figures import Figure, Outcome, Times
+from tools.bench.contenders import DDP_SCRIPT, RAYLAUNCH, TORCHRUN, Task
+from tools.bench.figures import Bench, Figure, Outcome, Times
 
-NO_CLUSTER = True
-_ROUNDS = 4
-_ROUNDS_OF_DDP = 2
-_TASK = Task(agents=1, workers=4)
-_DDP = Task(agents=1, workers=4, script=DDP_SCRIPT)
 _OWN_RAY = "with its own Ray"
 
-Start = Callable[[], AbstractContextManager[Started]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    workers: int = 4
+    rounds: int = 4
+    rounds_of_ddp: int = 2
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+def measure(_: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run the contenders in turn."""
-    del cluster
-    plain = _in_turn(
-        _ROUNDS,
-        {
-            TORCHRUN: partial(contenders.torchrun_standalone, scratch, _TASK),
-            RAYLAUNCH: partial(contenders.raylaunch_alone, scratch, _TASK),
-            _OWN_RAY: partial(contenders.raylaunch_alone, scratch, _TASK, address="local"),
-        },
-    )
-    ddp = _in_turn(
-        _ROUNDS_OF_DDP,
-        {
-            TORCHRUN: partial(contenders.torchrun_standalone, scratch, _DDP),
-            RAYLAUNCH: partial(contenders.raylaunch_alone, scratch, _DDP),
-        },
-    )
-    title = "seconds after the start of the command"
+    task = Task(agents=1, workers=size.workers)
+    with_ddp = Task(agents=1, workers=size.workers, script=DDP_SCRIPT)
+    contestants = {
+        each: {
+            TORCHRUN: partial(contenders.torchrun_standalone, scratch, each),
+            RAYLAUNCH: partial(contenders.raylaunch_alone, scratch, each),
+        }
+        for each in (task, with_ddp)
+    }
+    contestants[task][_OWN_RAY] = partial(contenders.raylaunch_alone, scratch, task, address="local")
+    plain = starts.in_turn(size.rounds, contestants[task])
+    ddp = starts.in_turn(size.rounds_of_ddp, contestants[with_ddp])
+    own = "the same, with ray.address=local: what the start of a Ray costs."
     return Outcome(
         figures=(
-            _figure("local", (__doc__ or "").split("\n", 1)[0], plain, RAYLAUNCH),
-            _figure(
-                f"  {_OWN_RAY}", "the same, with ray.address=local: what the start of a Ray costs.", plain, _OWN_RAY
-            ),
+            _figure("local", figures.first_line(__doc__), plain, RAYLAUNCH),
+            _figure(f"  {_OWN_RAY}", own, plain, _OWN_RAY),
             _figure(
                 "  with DDP", "the same, until all ranks are past the first optimizer step with DDP.", ddp, RAYLAUNCH
             ),
         ),
-        details=(
-            figures.stations(f"local, {title}", starts.STATIONS, plain),
-            figures.stations(f"local with DDP, {title}", starts.STATIONS_OF_DDP, ddp),
-        ),
+        details=(starts.detail("local", task, plain), starts.detail("local with DDP", with_ddp, ddp)),
         more={"starts": plain, "starts_with_ddp": ddp},
     )
 
 
-def _in_turn(rounds: int, contestants: dict[str, Start]) -> dict[str, list[Times]]:
-    found: dict[str, list[Times]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, start in contestants.items():
-            with start() as started:
-                found[name].append(starts.times(started) if name == TORCHRUN else starts.of_raylaunch(started))
-    return found
-
-
 def _figure(name: str, what: str, found: dict[str, list[Times]], ours: str) -> Figure:
-    return Figure(
-        name=name,
-        what=what,
-        unit="s",
-        samples={
-            RAYLAUNCH: tuple(times["passed"] for times in found[ours]),
-            TORCHRUN: tuple(times["passed"] for times in found[TORCHRUN]),
-        },
-        goals=(figures.ratio(0.7),) if ours == RAYLAUNCH else (),
-    )
+    samples = {RAYLAUNCH: starts.passed(found[ours]), TORCHRUN: starts.passed(found[TORCHRUN])}
+    goals = (figures.ratio(0.7),) if ours == RAYLAUNCH else ()
+    return Figure(name=name, what=what, unit="s", samples=samples, goals=goals)
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(workers=2, rounds=1, rounds_of_ddp=0), needs_cluster=False)

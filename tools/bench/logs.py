@@ -21,15 +21,19 @@ from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStar
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import chatter, cpu, figures, launches, processes
 from tools.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
-from tools.bench.figures import Detail, Figure, Outcome
+from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
-WORKERS = 8
-LINES = 100_000
-ROUNDS = 3
 PLAIN, SHOWS_ONE = "no launcher", "raylaunch, rank 0 shown"
 _SCRIPT = Path(__file__).with_name("chatter.py")
 _SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    workers: int = 8
+    lines: int = 100_000
+    rounds: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +58,30 @@ class Printed:
     """Of torchrun, or of the driver and the agent."""
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run the contenders in turn."""
     expected = [
-        b"".join(b"%s\n" % chatter.line(rank, number).encode() for number in range(LINES)) for rank in range(WORKERS)
+        b"".join(b"%s\n" % chatter.line(rank, number).encode() for number in range(size.lines))
+        for rank in range(size.workers)
     ]
     found: dict[str, list[Printed]] = {PLAIN: [], TORCHRUN: [], RAYLAUNCH: [], SHOWS_ONE: []}
-    for _ in range(ROUNDS):
-        found[PLAIN].append(_plain(scratch))
+    for _ in range(size.rounds):
+        found[PLAIN].append(_plain(scratch, size))
         found[TORCHRUN].append(_torchrun(scratch, expected))
         found[RAYLAUNCH].append(_raylaunch(cluster, scratch, expected, show="all"))
         found[SHOWS_ONE].append(_raylaunch(cluster, scratch, expected, show="0"))
     return Outcome(
-        figures=_figures(found, sum(map(len, expected)) / 1e6),
+        figures=_figures(found, size, sum(map(len, expected)) / 1e6),
         details=(_detail(found),),
         notes=(
             "logs: the files of all ranks hold what was printed, byte by byte, with both launchers",
-            _nobody_reads(cluster, scratch),
+            _nobody_reads(cluster, scratch, size),
         ),
     )
 
 
-def _figures(found: Mapping[str, Sequence[Printed]], size: float) -> tuple[Figure, ...]:
-    what = f"8 ranks print {LINES:,} lines each, {size:.0f} MB: from the first line until"
+def _figures(found: Mapping[str, Sequence[Printed]], size: Size, megabytes: float) -> tuple[Figure, ...]:
+    what = f"{size.workers} ranks print {size.lines:,} lines each, {megabytes:.0f} MB: from the first line until"
     plain = ", ".join(f"{one.printed:.2f}" for one in found[PLAIN])
 
     def samples(of: Callable[[Printed], float], *without: str) -> dict[str, tuple[float, ...]]:
@@ -133,16 +138,16 @@ def _detail(found: Mapping[str, Sequence[Printed]]) -> Detail:
 # The contenders.
 
 
-def _plain(scratch: Path) -> Printed:
+def _plain(scratch: Path, size: Size) -> Printed:
     """Each rank leads a session of its own, as launchers have it: the kernel shares CPUs out among sessions."""
     folder = new_folder(scratch, "plain")
     mark = secrets.token_hex(8)
     running = []
     try:
-        for rank in range(WORKERS):
-            env = processes.environment(mark, {"RANK": str(rank), "WORLD_SIZE": str(WORKERS)})
+        for rank in range(size.workers):
+            env = processes.environment(mark, {"RANK": str(rank), "WORLD_SIZE": str(size.workers)})
             with (folder / f"{rank}.log").open("wb") as log:
-                command = [sys.executable, "-u", str(_SCRIPT), str(folder), str(LINES)]
+                command = [sys.executable, "-u", str(_SCRIPT), str(folder), str(size.lines)]
                 running.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
         if any(process.wait(_SECONDS) for process in running):
             raise processes.BenchError((folder / "0.log").read_text()[-3000:])
@@ -154,9 +159,9 @@ def _plain(scratch: Path) -> Printed:
 def _torchrun(scratch: Path, expected: list[bytes]) -> Printed:
     folder = new_folder(scratch, TORCHRUN)
     options = ("--tee=3", f"--log-dir={folder}/logs")
-    command = launches.torchrun(_SCRIPT, str(folder), str(LINES), workers=WORKERS, options=options)
+    command = launches.torchrun(_SCRIPT, *_args(folder, expected), workers=len(expected), options=options)
     with launches.started(command, folder) as launch:
-        printed = _printed(launch)
+        printed = _printed(launch, len(expected))
     damaged = _damaged(launch.out, b"[default%d]:", expected)
     for rank, text in enumerate(expected):
         _same(next(folder.glob(f"logs/*/attempt_0/{rank}/stdout.log")), text)
@@ -166,19 +171,23 @@ def _torchrun(scratch: Path, expected: list[bytes]) -> Printed:
 def _raylaunch(cluster: Cluster, scratch: Path, expected: list[bytes], *, show: str) -> Printed:
     folder = new_folder(scratch, RAYLAUNCH)
     command = launches.raylaunch(
-        cluster, folder, _SCRIPT, str(folder), str(LINES), workers=WORKERS, preload=[], show=show
+        cluster, folder, _SCRIPT, *_args(folder, expected), workers=len(expected), preload=[], show=show
     )
     with launches.started(command, folder, extra=launches.access(cluster)) as launch:
-        printed = _printed(launch)
+        printed = _printed(launch, len(expected))
     damaged = _damaged(launch.out, *((b"[%d] ", expected) if show == "all" else (b"", expected[:1])))
     for rank, text in enumerate(expected):
         _same(launch.run / "attempt-1" / f"rank-{rank}" / "stdout.log", text)
     return replace(printed, damaged=damaged)
 
 
-def _printed(launch: Launch) -> Printed:
+def _args(folder: Path, expected: list[bytes]) -> tuple[str, str]:
+    return str(folder), str(expected[0].count(b"\n"))
+
+
+def _printed(launch: Launch, workers: int) -> Printed:
     """From before its ranks print until it has ended."""
-    launch.wait_for(*(f"there-0-{rank}" for rank in range(WORKERS)), seconds=_SECONDS)
+    launch.wait_for(*(f"there-0-{rank}" for rank in range(workers)), seconds=_SECONDS)
     pids = (launch.process.pid, *launch.agents())
     before = after = [_load(pid) for pid in pids]
     while launch.process.poll() is None:
@@ -233,22 +242,22 @@ def _damaged(path: Path, header: bytes, expected: list[bytes]) -> int:
 # A reader that does not read.
 
 
-def _nobody_reads(cluster: Cluster, scratch: Path) -> str:
+def _nobody_reads(cluster: Cluster, scratch: Path, size: Size) -> str:
     """In words: nobody reads the driver's stdout while ranks print, one of them fails, and all start again."""
     folder = new_folder(scratch, RAYLAUNCH)
-    args = (str(folder), str(LINES), "DIES")
+    args = (str(folder), str(size.lines), "DIES")
     command = launches.raylaunch(
-        cluster, folder, _SCRIPT, *args, workers=WORKERS, preload=[], show="all", max_restarts=1
+        cluster, folder, _SCRIPT, *args, workers=size.workers, preload=[], show="all", max_restarts=1
     )
     with launches.started(command, folder, extra=launches.access(cluster), stdout=subprocess.PIPE) as launch:
-        launch.wait_for(*(f"printed-1-{rank}" for rank in range(WORKERS)), seconds=_SECONDS)
+        launch.wait_for(*(f"printed-1-{rank}" for rank in range(size.workers)), seconds=_SECONDS)
         restart = _restart(launch)
         assert launch.process.stdout is not None
         with _drained(launch.process.stdout.fileno()):
             launch.wait(_SECONDS)
     printed = _of_ranks(folder)[1].printed
     return (
-        f"logs: while nobody read raylaunch's stdout, {WORKERS} ranks printed all in {printed:.2f} s, "
+        f"logs: while nobody read raylaunch's stdout, {size.workers} ranks printed all in {printed:.2f} s, "
         f"one failed, and the next attempt was started {restart:.3f} s after the driver was told"
     )
 
@@ -274,3 +283,6 @@ def _drained(pipe: int) -> Iterator[None]:
     finally:
         reader.kill()
         reader.wait()
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(workers=2, lines=1000, rounds=1))

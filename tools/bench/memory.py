@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from tests.private_cluster import Cluster, marked
 from tools.bench import contenders, figures, processes
 from tools.bench.contenders import DDP_SCRIPT, RAYLAUNCH, TORCHRUN, Started, Task
-from tools.bench.figures import Detail, Figure, Outcome
+from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.processes import Memory
 
 _START_SECONDS = 60.0
-_SETTLE_SECONDS = 3.0
-_TASK = Task(agents=1, workers=8, stay=True)
-_DDP = Task(agents=1, workers=8, stay=True, script=DDP_SCRIPT, options=("--width", "64"))
 
 DRIVER, AGENT, FORK_SERVER, WORKERS, LAUNCHER = "driver", "agent", "fork server and stores", "workers", "torchrun"
 DAEMONS, REST_OF_RAY = "raylet and gcs", "rest of Ray: its log monitor, agents and idle workers"
@@ -33,20 +30,29 @@ _GOALS = {DRIVER: "< 200 MB", AGENT: "< 200 MB"}
 Groups = dict[str, Memory]
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    workers: int = 8
+    settle: float = 3.0
+    """Seconds before memory is looked at."""
+
+
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run the contenders one after the other."""
-    with contenders.torchrun_standalone(scratch, _TASK) as started:
-        torchrun = _weigh(started, _torchrun_groups)
-    with contenders.raylaunch_alone(scratch, _TASK, address="none") as started:
-        alone = _weigh(started, _alone_groups)
-    with contenders.raylaunch(cluster, scratch, _TASK) as started:
-        on_cluster = _weigh(started, partial(_cluster_groups, cluster))
-    with contenders.torchrun_standalone(scratch, _DDP) as started:
-        torchrun_ddp = _weigh(started, _torchrun_groups)
-    with contenders.raylaunch_alone(scratch, _DDP, address="none") as started:
-        alone_ddp = _weigh(started, _alone_groups)
+    task = Task(agents=1, workers=size.workers, stay=True)
+    with_ddp = replace(task, script=DDP_SCRIPT, options=("--width", "64"))
+    with contenders.torchrun_standalone(scratch, task) as started:
+        torchrun = _weigh(started, size, _torchrun_groups)
+    with contenders.raylaunch_alone(scratch, task, address="none") as started:
+        alone = _weigh(started, size, _alone_groups)
+    with contenders.raylaunch(cluster, scratch, task) as started:
+        on_cluster = _weigh(started, size, partial(_cluster_groups, cluster))
+    with contenders.torchrun_standalone(scratch, with_ddp) as started:
+        torchrun_ddp = _weigh(started, size, _torchrun_groups)
+    with contenders.raylaunch_alone(scratch, with_ddp, address="none") as started:
+        alone_ddp = _weigh(started, size, _alone_groups)
     words = {
-        "memory": (alone, torchrun, _OURS, (__doc__ or "").split("\n", 1)[0]),
+        "memory": (alone, torchrun, _OURS, figures.first_line(__doc__)),
         "  on a cluster": (on_cluster, torchrun, _OURS, "the same on a Ray cluster, without its own processes."),
         "  + raylet, gcs": (on_cluster, torchrun, (*_OURS, DAEMONS), "... with these two, which all jobs share."),
         "  + all of Ray": (on_cluster, torchrun, (*_OURS, DAEMONS, REST_OF_RAY), "... with all of the Ray cluster."),
@@ -80,11 +86,11 @@ def _sum(groups: Groups, names: Sequence[str]) -> float:
     return sum(groups[name].pss for name in names if name in groups)
 
 
-def _weigh(started: Started, sort: Callable[[Started], dict[str, list[int]]]) -> Groups:
+def _weigh(started: Started, size: Size, sort: Callable[[Started], dict[str, list[int]]]) -> Groups:
     """All ranks have passed and are idle: what each group of processes takes."""
     if not started.wait_for(0, _START_SECONDS):
         raise started.complaint("it did not start")
-    time.sleep(_SETTLE_SECONDS)
+    time.sleep(size.settle)
     groups = {name: processes.memory(pids) for name, pids in sort(started).items()}
     (started.folder / "leave").touch()
     if any(code != 0 for code in started.wait_for_end()):
@@ -138,3 +144,6 @@ def _detail(name: str, groups: Groups) -> Detail:
 
 def _record(groups: Groups) -> dict[str, dict[str, float]]:
     return {name: asdict(size) for name, size in groups.items()}
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(workers=2, settle=0.0))

@@ -22,12 +22,10 @@ from pathlib import Path
 from tests.private_cluster import Cluster, marked
 from tools.bench import cpu, figures, launches
 from tools.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
-from tools.bench.figures import Detail, Figure, Outcome
+from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
 WORKERS = 2
-ROUNDS = 9
-TURN_SECONDS = 1.9
 AGAIN = "torchrun again"
 _SETTLE_SECONDS = 0.3
 """Of each turn: what was stopped catches up."""
@@ -39,6 +37,13 @@ _SEED = 5
 
 Step = tuple[int, int, int]
 """Kind, beginning, end (ns)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    rounds: int = 9
+    turn: float = 1.9
+    """Seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +72,7 @@ class Job:
         return [turn for turn in turns if turn]
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run the contenders in turn."""
     with contextlib.ExitStack() as stack:
         running = {
@@ -77,7 +82,7 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
         }
         jobs = {name: _job(launch) for name, launch in running.items()}
         ray = [pid for pid in marked(cluster.mark) if pid not in jobs[RAYLAUNCH].pids()]
-        _take_turns(jobs, ray)
+        _take_turns(jobs, ray, size)
         for job in jobs.values():
             job.steps = _steps(job)
             if not all(job.of_turns(kind) for kind in _KINDS):
@@ -128,15 +133,15 @@ def _job(launch: Launch) -> Job:
     return Job(launch=launch, workers=workers, launcher=launcher)
 
 
-def _take_turns(jobs: Mapping[str, Job], ray: Sequence[int]) -> None:
+def _take_turns(jobs: Mapping[str, Job], ray: Sequence[int], size: Size) -> None:
     lot = random.Random(_SEED)
     for job in jobs.values():
         _send(job, signal.SIGSTOP)
     before = {name: _used(job) for name, job in jobs.items()}
-    for _ in range(ROUNDS):
+    for _ in range(size.rounds):
         for name in lot.sample([*jobs], len(jobs)):
             of_ray = cpu.use(ray)
-            _take_turn(jobs[name])
+            _take_turn(jobs[name], size.turn)
             jobs[name].ray += cpu.use(ray) - of_ray
     for name, job in jobs.items():
         job.used = {part: use - before[name][part] for part, use in _used(job).items()}
@@ -144,11 +149,11 @@ def _take_turns(jobs: Mapping[str, Job], ray: Sequence[int]) -> None:
         _send(job, signal.SIGCONT)
 
 
-def _take_turn(job: Job) -> None:
+def _take_turn(job: Job, seconds: float) -> None:
     _send(job, signal.SIGCONT)
     time.sleep(_SETTLE_SECONDS)
     since = time.monotonic_ns()
-    time.sleep(TURN_SECONDS - _SETTLE_SECONDS)
+    time.sleep(seconds - _SETTLE_SECONDS)
     job.turns.append((since, time.monotonic_ns()))
     _send(job, signal.SIGSTOP)
 
@@ -222,5 +227,8 @@ def _launchers(jobs: Mapping[str, Job]) -> Detail:
 
 
 def _rates(use: cpu.Use, job: Job) -> tuple[str, ...]:
-    training = TURN_SECONDS * len(job.turns)
+    training = sum(until - since for since, until in job.turns) / 1e9 + _SETTLE_SECONDS * len(job.turns)
     return f"{1000 * use.seconds / training:.2f}", f"{1000 * use.of_ray / training:.2f}", f"{use.wakes / training:.1f}"
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(rounds=2, turn=1.2))

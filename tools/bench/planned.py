@@ -22,16 +22,11 @@ from typing import Any
 
 from tests.private_cluster import Cluster, end_marked, free_ports
 from tools.bench import figures, launches, processes
-from tools.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
-from tools.bench.figures import Detail, Figure, Outcome, Times
+from tools.bench.contenders import ALL_ANEW, RAYLAUNCH, TORCHRUN, new_folder, tmpfs
+from tools.bench.figures import Bench, Detail, Figure, Outcome, Times
 
-NO_CLUSTER = True
-ALL_ANEW = "all started again"
-ROUNDS = 4
 WORKERS = 2
 _SCRIPT = Path(__file__).with_name("resized.py")
-_WARM_STEPS = 120
-"""So many that each rank has written both of its buffers: the first use of memory takes longer than all of a change."""
 _SECONDS = 120.0
 _STATIONS = {
     "launched": "the driver orders the next attempt",
@@ -41,6 +36,14 @@ _STATIONS = {
     "restored": "... have restored",
     "step": "... have made a step",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    rounds: int = 4
+    warm_steps: int = 120
+    """So many that each rank has written both of its buffers: the first use of memory takes longer than all of a change."""
+    contenders: tuple[str, ...] = (RAYLAUNCH, ALL_ANEW, TORCHRUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class _Notes:
     """What the ranks have noted, of all attempts."""
 
     folder: Path
+    warm_steps: int
 
     def all(self) -> list[_Note]:
         rows = [
@@ -71,7 +75,7 @@ class _Notes:
         """Whether all ranks have done some steps in an attempt of this size."""
         found = [note for note in self.all() if (note.attempt, note.world) == (attempt, world)]
         steps = [sum(note.rank == rank and note.what.isdecimal() for note in found) for rank in range(world)]
-        return min(steps) >= _WARM_STEPS
+        return min(steps) >= self.warm_steps
 
     def times(self, before: int, after: int) -> dict[str, float]:
         """When the last rank came to each of its stations after a change. `stopped`: its last step before."""
@@ -91,14 +95,11 @@ class _Notes:
         return max((note.at for note in notes if note.rank in ranks), default=0.0)
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+def measure(_: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run the contenders in turn."""
-    del cluster
-    found = {
-        RAYLAUNCH: _raylaunch(scratch, elastic=True),
-        ALL_ANEW: _raylaunch(scratch, elastic=False),
-    }
-    theirs = _torchrun(scratch)
+    ours = [name for name in size.contenders if name != TORCHRUN]
+    found = {name: _raylaunch(scratch, size, elastic=name == RAYLAUNCH) for name in ours}
+    theirs = _torchrun(scratch, size) if TORCHRUN in size.contenders else ("not tried", "not tried")
     parts: list[Figure] = []
     details: list[Detail] = []
     for index, what in enumerate(("a node leaves", "a node joins")):
@@ -115,7 +116,7 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
     return Outcome(figures=tuple(parts), details=tuple(details), more={"changes": found})
 
 
-def _raylaunch(scratch: Path, *, elastic: bool) -> tuple[list[Times], list[Times]]:
+def _raylaunch(scratch: Path, size: Size, *, elastic: bool) -> tuple[list[Times], list[Times]]:
     """Return the times of all leaves and of all joins."""
     folder = new_folder(scratch, RAYLAUNCH)
     words = [str(folder), *([] if elastic else ["--anew"])]
@@ -123,12 +124,12 @@ def _raylaunch(scratch: Path, *, elastic: bool) -> tuple[list[Times], list[Times
     job = launches.job(folder, _SCRIPT, *words, workers=WORKERS, **settings)
     command = [*launches.COMMAND, str(job), "ray.address=none"]
     extra = {"XDG_STATE_HOME": str(folder / "state")}
-    notes = _Notes(folder)
+    notes = _Notes(folder, size.warm_steps)
     changes: tuple[list[Times], list[Times]] = ([], [])
     with launches.started(command, folder, extra=extra) as run:
         attempt = 1
         _wait(run, notes, attempt, 2 * WORKERS)
-        for _ in range(ROUNDS):
+        for _ in range(size.rounds):
             for index, nodes in enumerate((1, 2)):
                 _resize(folder, run.mark, extra, nodes)
                 _wait(run, notes, attempt + 1, nodes * WORKERS)
@@ -176,10 +177,17 @@ def _launches(line: dict[str, Any], attempt: int) -> bool:
 # torchrun.
 
 
-def _torchrun(scratch: Path) -> tuple[figures.Samples, figures.Samples]:
+def _torchrun(scratch: Path, size: Size) -> tuple[figures.Samples, figures.Samples]:
     """Return the seconds of a leave and of a join."""
+    with tmpfs() as variables:
+        return _changes_of_torchrun(scratch, size, variables)
+
+
+def _changes_of_torchrun(
+    scratch: Path, size: Size, variables: dict[str, str]
+) -> tuple[figures.Samples, figures.Samples]:
     folder = new_folder(scratch, TORCHRUN)
-    endpoint, mark, notes = f"127.0.0.1:{free_ports(1)[0]}", secrets.token_hex(8), _Notes(folder)
+    endpoint, mark, notes = f"127.0.0.1:{free_ports(1)[0]}", secrets.token_hex(8), _Notes(folder, size.warm_steps)
 
     def agent(number: int) -> subprocess.Popen[bytes]:
         conf = f"is_host={int(number == 0)},last_call_timeout=1"
@@ -188,7 +196,7 @@ def _torchrun(scratch: Path) -> tuple[figures.Samples, figures.Samples]:
             *("--max-restarts=9", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench"),
             *("--local-addr=127.0.0.1", f"--rdzv-conf={conf}", str(_SCRIPT), str(folder)),
         ]
-        extra = {"TMPDIR": str(folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        extra = {"TMPDIR": str(folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **variables}
         return processes.start(command, mark, extra, folder, folder / f"log-{number}.txt")
 
     try:
@@ -208,4 +216,11 @@ def _torchrun(scratch: Path) -> tuple[figures.Samples, figures.Samples]:
         return (left["step"] - left["stopped"],), (joined["step"] - joined["stopped"],)
     finally:
         end_marked(mark)
-        Path(f"/dev/shm/{folder.name}.pt").unlink(missing_ok=True)
+
+
+BENCH = Bench(
+    measure=measure,
+    full=Size(),
+    smoke=Size(rounds=1, warm_steps=10, contenders=(RAYLAUNCH, TORCHRUN)),
+    needs_cluster=False,
+)

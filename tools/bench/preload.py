@@ -16,41 +16,48 @@ import statistics
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from tests.private_cluster import Cluster, marked
 from tools.bench import contenders, processes, starts
 from tools.bench.contenders import DDP_SCRIPT, SCRIPT, Started, Task
-from tools.bench.figures import Detail, Outcome
+from tools.bench.figures import Bench, Detail, Outcome
 
-NO_CLUSTER = True
-_ROUNDS = 2
-_SCRIPTS: Mapping[str, Path] = {"without an optimizer": SCRIPT, "with DDP and an optimizer": DDP_SCRIPT}
 _SETTINGS = {"auto": "auto", "[torch, torch.distributed]": ["torch", "torch.distributed"]}
 _OPTIONS = ("--width", "64")
 _SECONDS = 120.0
-_TRAINING_SECONDS = 3.0
-_SETTLE_SECONDS = 3.0
 _COLUMNS = ("start, s", "CPU, s", "restart, s", "memory, MB")
 
 Sample = tuple[float, ...]
 """One number for each column."""
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    scripts: Mapping[str, Path] = field(
+        default_factory=lambda: {"without an optimizer": SCRIPT, "with DDP and an optimizer": DDP_SCRIPT}
+    )
+    rounds: int = 2
+    workers: int = 8
+    """Whose memory is looked at."""
+    seconds: float = 3.0
+    """Of training before a rank is killed, and before memory is looked at."""
+
+
+def measure(_: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run each script with each setting in turn."""
-    del cluster
-    found: dict[tuple[str, str], list[Sample]] = {(script, name): [] for script in _SCRIPTS for name in _SETTINGS}
-    for _ in range(_ROUNDS):
+    found: dict[tuple[str, str], list[Sample]] = {(script, name): [] for script in size.scripts for name in _SETTINGS}
+    for _ in range(size.rounds):
         for (script, name), samples in found.items():
-            start = partial(_start, scratch, _SCRIPTS[script], _SETTINGS[name])
-            samples.append((*_first_start(start), _restart(start), _memory(start)))
+            start = partial(_start, scratch, size, size.scripts[script], _SETTINGS[name])
+            samples.append((*_first_start(start), _restart(start), _memory(start, size)))
     rows = tuple(
         (f"{script}, preload: {name}", *map("{:.2f}".format, map(statistics.median, zip(*samples, strict=True))))
         for (script, name), samples in found.items()
     )
-    title = f"a script, by what is imported ahead (medians of {_ROUNDS}):"
+    title = f"a script, by what is imported ahead (medians of {size.rounds}):"
     return Outcome(
         figures=(),
         details=(Detail(title=title, columns=("", *_COLUMNS), rows=rows),),
@@ -59,10 +66,10 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
 
 
 def _start(
-    scratch: Path, script: Path, preload: object, *, workers: int = 2, deaths: int = 0, stay: bool = False
+    scratch: Path, size: Size, script: Path, preload: object, *, workers: int = 2, deaths: int = 0, stay: bool = False
 ) -> AbstractContextManager[Started]:
     task = Task(
-        agents=1, workers=workers, deaths=deaths, stay=stay, first=_TRAINING_SECONDS, script=script, options=_OPTIONS
+        agents=1, workers=workers, deaths=deaths, stay=stay, first=size.seconds, script=script, options=_OPTIONS
     )
     return contenders.raylaunch_alone(scratch, task, settings={"preload": preload})
 
@@ -91,11 +98,11 @@ def _restart(start: partial[AbstractContextManager[Started]]) -> float:
     return passed
 
 
-def _memory(start: partial[AbstractContextManager[Started]]) -> float:
-    with start(workers=8, stay=True) as started:
+def _memory(start: partial[AbstractContextManager[Started]], size: Size) -> float:
+    with start(workers=size.workers, stay=True) as started:
         if not started.wait_for(0, _SECONDS):
             raise started.complaint("it did not start")
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(size.seconds)
         found = processes.memory(marked(started.mark)).pss
         (started.folder / "leave").touch()
         _end(started)
@@ -105,3 +112,11 @@ def _memory(start: partial[AbstractContextManager[Started]]) -> float:
 def _end(started: Started) -> None:
     if started.wait_for_end() != [0]:
         raise started.complaint("it did not end well")
+
+
+BENCH = Bench(
+    measure=measure,
+    full=Size(),
+    smoke=Size(scripts={"without an optimizer": SCRIPT}, rounds=1, workers=2, seconds=0.2),
+    needs_cluster=False,
+)

@@ -6,10 +6,12 @@ daemons lead sessions of their own), but all inherit the environment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,16 @@ from tests.private_cluster import MARK
 
 _OTHERS = ("RAY_", "PET_", "TORCHELASTIC_", "TORCH_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMP_NUM_THREADS")
 """Variables of whoever started the benches that would make them measure something else."""
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for all files of the benches, which is removed afterwards.
+
+    Its path is short, since a Ray that is started below it binds sockets there: a path of more than 107 bytes is none.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlb-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 class BenchError(Exception):

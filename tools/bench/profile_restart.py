@@ -6,14 +6,11 @@ past their first `all_reduce` (or, with `--ddp`, their first optimizer step), st
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from argparse import ArgumentParser
-from pathlib import Path
 
 from tests.private_cluster import private_cluster
-from tools.bench import recoveries, timeline
+from tools.bench import processes, restart, timeline
 from tools.bench.contenders import CLUSTER_CPUS, DDP_SCRIPT, SCRIPT, Task
 from tools.bench.tables import aligned
 
@@ -25,12 +22,8 @@ def main() -> int:
     parser.add_argument("--ddp", action="store_true")
     args = parser.parse_args()
     task = Task(agents=2, workers=2, deaths=args.deaths, script=DDP_SCRIPT if args.ddp else SCRIPT)
-    scratch = Path(tempfile.mkdtemp(prefix="raylaunch-profile-"))
-    try:
-        with private_cluster(cpus=CLUSTER_CPUS) as cluster:
-            job = recoveries.raylaunch(cluster, scratch, task)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with processes.scratch() as scratch, private_cluster(cpus=CLUSTER_CPUS) as cluster:
+        job = restart.raylaunch(cluster, scratch, task)
     stations = timeline.STATIONS if args.ddp else timeline.WITHOUT_STEP
     title = f"{len(job.recoveries)} restarts, milliseconds after the kill:"
     detail = timeline.breakdown(title, job.recoveries, stations)

@@ -1,9 +1,9 @@
 """`unchanged.py` as Ray Train v2 runs it: `ray_train.py FOLDER DEATHS [options]`, on the cluster of RAY_ADDRESS.
 
-BENCH_MODULE names another module with `work`.
+BENCH_MODULE names another module with `work`, and BENCH_WORLD the number of workers.
 
 Ray Train takes a function, not a script, and joins the process group before it calls it. So this function does what
-the script does from there on. Four workers with one CPU each; two agents with two workers each it does not know.
+the script does from there on. Workers have one CPU each; two agents with two workers each it does not know.
 
 Its settings: what its documentation gives for a job that is to survive failures, and that the controller looks at the
 workers each 0.1 s instead of 2 s. The other intervals among its environment variables (workers that hang, preemption,
@@ -44,9 +44,9 @@ def main(words: list[str]) -> None:
     failures = FailureConfig(max_failures=deaths + 5)
     TorchTrainer(
         train,
-        train_loop_config={"words": words, "passed": [os.environ.get(name, "unchanged") for name in _PASSED]},
+        train_loop_config={"words": words, "passed": [os.environ[name] for name in _PASSED]},
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=4, use_gpu=False),
+        scaling_config=ScalingConfig(num_workers=int(os.environ["BENCH_WORLD"]), use_gpu=False),
         run_config=RunConfig(name="bench", storage_path=str(folder / "storage"), failure_config=failures),
     ).fit()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from statistics import median
@@ -20,34 +21,43 @@ from tests.core import speed
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import figures, processes
 from tools.bench.contenders import RAYLAUNCH
-from tools.bench.figures import Detail, Figure, Goal, Outcome
+from tools.bench.figures import Bench, Detail, Figure, Goal, Outcome
 from tools.bench.processes import BenchError
 
-AGENTS = 1000
-FAULTS = 20
 _SECONDS = 150.0
 _LEAST_RATE = 20_000.0
 
 Found = dict[str, Any]
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    agents: int = 1000
+    faults: int = 20
+    steady: float = 8.0
+    """Seconds in which the driver is looked at while all is well."""
+
+
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """There is nobody to compare with: neither torchrun nor Ray Train has a driver that can be fed like this."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
-    on_ray = _driven(scratch / "scale-on-ray", token, cluster.address)
-    alone = _driven(scratch / "scale-alone", {}, "")
+    on_ray = _driven(scratch / "scale-on-ray", size, token, cluster.address)
+    alone = _driven(scratch / "scale-alone", size, {}, "")
     rates = {what: len(events) / speed.seconds(machine, events) for what, machine, events in speed.flows()}
     return Outcome(
-        figures=(*_latencies(on_ray, alone), *_costs(on_ray), _events(rates)),
-        details=(_spread(on_ray, alone), _margins(on_ray), _flows(rates)),
-        more={"scale": {"agents": AGENTS, "rates": rates, "steady": on_ray["steady"], "margins": on_ray["margins"]}},
+        figures=(*_latencies(on_ray, alone), *_costs(on_ray, size), _events(rates)),
+        details=(_spread(on_ray, alone, size), _margins(on_ray), _flows(rates)),
+        more={
+            "scale": {"agents": size.agents, "rates": rates, "steady": on_ray["steady"], "margins": on_ray["margins"]}
+        },
     )
 
 
-def _driven(folder: Path, extra: dict[str, str], address: str) -> Found:
+def _driven(folder: Path, size: Size, extra: dict[str, str], address: str) -> Found:
     folder.mkdir()
     mark, log = token_hex(8), folder / "log.txt"
-    command = [sys.executable, "-m", "tools.bench.driven", str(folder), str(AGENTS), str(FAULTS), address]
+    numbers = (str(size.agents), str(size.faults), str(size.steady))
+    command = [sys.executable, "-m", "tools.bench.driven", str(folder), *numbers, address]
     root = Path(__file__).resolve().parents[2]
     try:
         ended = processes.start(command, mark, extra, root, log)
@@ -63,7 +73,7 @@ def _driven(folder: Path, extra: dict[str, str], address: str) -> Found:
 
 
 def _latencies(on_ray: Found, alone: Found) -> tuple[Figure, ...]:
-    what = (__doc__ or "").split("\n", 1)[0]
+    what = figures.first_line(__doc__)
     running = "... until the driver knows that all their workers have started."
     return (
         _figure("scale", what, "s", _last(on_ray), figures.worst_at_most(1.0)),
@@ -72,11 +82,9 @@ def _latencies(on_ray: Found, alone: Found) -> tuple[Figure, ...]:
     )
 
 
-def _costs(on_ray: Found) -> tuple[Figure, ...]:
+def _costs(on_ray: Found, size: Size) -> tuple[Figure, ...]:
     most = [float(fault["most"]) for fault in on_ray["faults"]]
-    steady = (
-        f"CPU seconds of the driver's process, Ray included, a second: {AGENTS} agents beat, {AGENTS * 8} ranks step."
-    )
+    steady = f"CPU seconds of the driver's process, Ray included, a second: {size.agents} agents beat, {size.agents * 8} ranks step."
     return (
         _figure("  messages", "to one node in one restart, at the most.", "orders", most, figures.worst_at_most(1.0)),
         _figure("  driver's CPU", steady, "s/s", [on_ray["steady"]["cpu"]]),
@@ -109,7 +117,7 @@ def _last(found: Found) -> list[float]:
     return [fault["launched"][-1] for fault in found["faults"]]
 
 
-def _spread(on_ray: Found, alone: Found) -> Detail:
+def _spread(on_ray: Found, alone: Found, size: Size) -> Detail:
     """Over all agents and faults."""
     rows = {
         "a worker is killed": on_ray["faults"],
@@ -117,7 +125,7 @@ def _spread(on_ray: Found, alone: Found) -> Detail:
         "a worker is killed, without Ray": alone["faults"],
     }
     return Detail(
-        title=f"from the failure to the order, {AGENTS} agents, seconds:",
+        title=f"from the failure to the order, {size.agents} agents, seconds:",
         columns=("", "p50", "p99", "worst", "all started"),
         rows=tuple((words, *_quantiles(faults)) for words, faults in rows.items()),
     )
@@ -144,3 +152,6 @@ def _flows(rates: dict[str, float]) -> Detail:
         columns=("", "events"),
         rows=tuple((what, f"{rate:,.0f}") for what, rate in rates.items()),
     )
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(agents=20, faults=4, steady=0.5))

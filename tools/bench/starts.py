@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
 from raylaunch.core.machine.events_and_actions import NodeJoined, WorkersStarted
 from raylaunch.core.record import journal
-from tools.bench import contenders
-from tools.bench.contenders import Started
-from tools.bench.figures import SCRIPT_STATIONS, Times
+from tools.bench import contenders, figures
+from tools.bench.contenders import DDP_SCRIPT, Started, Task
+from tools.bench.figures import SCRIPT_STATIONS, Detail, Times
 
 _START_SECONDS = 60.0
 
@@ -17,25 +22,49 @@ STATIONS = {
 }
 STATIONS_OF_DDP = {**STATIONS, "passed": "... past its first optimizer step"}
 
+Start = Callable[[], AbstractContextManager[Started]]
+
+
+def in_turn(rounds: int, contestants: Mapping[str, Start]) -> dict[str, list[Times]]:
+    """Start each contender so many times, in turn. What is raylaunch's has its driver's stations too."""
+    found: dict[str, list[Times]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, start in contestants.items():
+            with start() as started:
+                found[name].append(times(started))
+    return found
+
+
+def detail(title: str, task: Task, found: Mapping[str, list[Times]]) -> Detail:
+    """Where the time of each contender goes."""
+    names = STATIONS_OF_DDP if task.script == DDP_SCRIPT else STATIONS
+    return figures.stations(f"{title}, seconds after the start of the command", names, found)
+
+
+def passed(found: list[Times]) -> tuple[float, ...]:
+    """Seconds until the last rank had passed, of each start."""
+    return tuple(one["passed"] for one in found)
+
+
+def smaller(task: Task) -> Task:
+    """The same with one node of two workers."""
+    return replace(task, agents=1, workers=2)
+
 
 def times(started: Started) -> Times:
-    """Seconds from the command's start to each station. The job must end well."""
+    """Seconds from the command's start to each station. The job must end well.
+
+    The driver's clock begins when it asks for agents, and is laid over ours as if the fork were the script's first line.
+    """
     if not started.wait_for(0, _START_SECONDS):
         raise started.complaint("it did not start")
     found = started.times(0, since=started.began)
     if any(code != 0 for code in started.wait_for_end()):
         raise started.complaint("it did not end well")
-    return found
-
-
-def of_raylaunch(started: Started) -> Times:
-    """With what its driver says.
-
-    Its clock begins when it asks for agents, and is laid over ours as if the fork were the script's first line.
-    """
-    found = times(started)
-    _, entries = journal.read(contenders.events_of(started).read_text().splitlines())
-    events = [entry.event for entry in entries]
+    log: Path = contenders.events_of(started)
+    if not log.exists():
+        return found
+    events = [entry.event for entry in journal.read(log.read_text().splitlines())[1]]
     forked = max(event.at for event in events if isinstance(event, WorkersStarted))
     joined = max(event.at for event in events if isinstance(event, NodeJoined))
     asked = found["entered"] - forked

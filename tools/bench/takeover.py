@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -29,18 +30,12 @@ from raylaunch.core.driver_replaced import DriverReplaced
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import cpu, figures, launches, processes
 from tools.bench.contenders import RAYLAUNCH, new_folder
-from tools.bench.figures import Detail, Figure, Outcome
+from tools.bench.figures import Bench, Detail, Figure, Outcome
 from tools.bench.launches import Launch
 
-KILLS = 10
-ROUNDS = 3
-AGENTS = 1000
-CROWD_KILLS = 5
 ALONE = "nobody attached"
 _SCRIPT = Path(__file__).with_name("chatterer.py")
 _SECONDS = 120.0
-_SPAN_SECONDS = 6.0
-_SETTLE_SECONDS = 2.0
 _PHASES = {
     "process": "its process runs (Ray starts it)",
     "state": "it has the newest state, from agents",
@@ -49,7 +44,19 @@ _PHASES = {
 }
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    kills: int = 10
+    rounds: int = 3
+    span: float = 6.0
+    """Seconds in which the driver is looked at."""
+    settle: float = 2.0
+    """Seconds before each kill and each span."""
+    agents: int = 1000
+    crowd_kills: int = 5
+
+
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Kill drivers; then attach."""
     folder = new_folder(scratch, RAYLAUNCH)
     job = launches.job(
@@ -59,9 +66,9 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
     command = [*launches.COMMAND, "-d", str(job), f"ray.address={cluster.address}"]
     with launches.started(command, folder, extra=extra) as launch:
         launch.wait(_SECONDS)
-        times = [_takeover(launch) for _ in range(KILLS)]
+        times = [_takeover(launch, size.settle) for _ in range(size.kills)]
         pids = {path.name: path.read_text().split() for path in folder.glob("pids-*")}
-        costs = _costs(launch, extra)
+        costs = _costs(launch, size, extra)
         (folder / "end").touch()
         result = launch.run / "result.json"
         if not processes.wait_until(result.exists, seconds=_SECONDS):
@@ -69,16 +76,16 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
     found = json.loads(result.read_text())
     if found["exit_code"] or found["restarts"] or any(len(each) != 1 for each in pids.values()):
         raise launch.complaint(f"workers were restarted: {found['restarts']} restarts")
-    crowd = _crowd(cluster, scratch / "crowd")
+    crowd = _crowd(cluster, scratch / "crowd", size)
     return Outcome(
-        figures=(_figure([each["all"] for each in times]), *_attached(costs), _of_crowd(crowd)),
-        details=(_phases(times), _viewers(costs), _parts(crowd)),
-        notes=(f"takeover: no worker was restarted in {KILLS} takeovers",),
+        figures=(_figure([each["all"] for each in times]), *_attached(costs), _of_crowd(crowd, size)),
+        details=(_phases(times), _viewers(costs), _parts(crowd, size)),
+        notes=(f"takeover: no worker was restarted in {size.kills} takeovers",),
         more={"takeover": {"times": times, "crowd": crowd}},
     )
 
 
-def _takeover(launch: Launch) -> dict[str, float]:
+def _takeover(launch: Launch, settle: float) -> dict[str, float]:
     """Kill the driver and wait for the next one. Return seconds since the kill, at the end of each phase and in all."""
     before = _replaced(launch)
     pid = _driver(launch)
@@ -92,7 +99,7 @@ def _takeover(launch: Launch) -> dict[str, float]:
     ends = {"agents": seconds, "prepare": seconds - event.agents_seconds}
     ends["state"] = ends["prepare"] - event.prepare_seconds
     ends["process"] = ends["state"] - event.state_seconds
-    time.sleep(_SETTLE_SECONDS)
+    time.sleep(settle)
     return ends | {"all": seconds}
 
 
@@ -109,21 +116,21 @@ def _driver(launch: Launch) -> int:
     raise launch.complaint("the registry has no driver that is alive")
 
 
-def _costs(launch: Launch, extra: dict[str, str]) -> dict[str, list[float]]:
+def _costs(launch: Launch, size: Size, extra: dict[str, str]) -> dict[str, list[float]]:
     """Return CPU seconds of the driver per second."""
     costs: dict[str, list[float]] = {ALONE: [], RAYLAUNCH: []}
-    for _ in range(ROUNDS):
-        costs[ALONE].append(_cost(launch))
+    for _ in range(size.rounds):
+        costs[ALONE].append(_cost(launch, size))
         with _viewer(launch, extra):
-            costs[RAYLAUNCH].append(_cost(launch))
+            costs[RAYLAUNCH].append(_cost(launch, size))
     return costs
 
 
-def _cost(launch: Launch) -> float:
-    time.sleep(_SETTLE_SECONDS)
+def _cost(launch: Launch, size: Size) -> float:
+    time.sleep(size.settle)
     pid, began = _driver(launch), time.monotonic()
     before = cpu.seconds(pid)
-    time.sleep(_SPAN_SECONDS)
+    time.sleep(size.span)
     return (cpu.seconds(pid) - before) / (time.monotonic() - began)
 
 
@@ -145,7 +152,7 @@ def _viewer(launch: Launch, extra: dict[str, str]) -> Iterator[None]:
         process.wait()
 
 
-def _crowd(cluster: Cluster, folder: Path) -> list[dict[str, float]]:
+def _crowd(cluster: Cluster, folder: Path, size: Size) -> list[dict[str, float]]:
     """Return the seconds of each phase of some takeovers of many agents, and in all."""
     folder.mkdir()
     mark = secrets.token_hex(8)
@@ -153,7 +160,15 @@ def _crowd(cluster: Cluster, folder: Path) -> list[dict[str, float]]:
     root = Path(__file__).resolve().parents[2]
 
     def start(role: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tools.bench.crowd_driver", role, str(folder), str(AGENTS), cluster.address]
+        command = [
+            sys.executable,
+            "-m",
+            "tools.bench.crowd_driver",
+            role,
+            str(folder),
+            str(size.agents),
+            cluster.address,
+        ]
         log = (folder / "log.txt").open("a")
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=env, cwd=root, stdin=pipe, stdout=pipe, stderr=log, text=True)
@@ -169,10 +184,10 @@ def _crowd(cluster: Cluster, folder: Path) -> list[dict[str, float]]:
     try:
         present = start("first")
         said(present, "runs")
-        for _ in range(CROWD_KILLS):
+        for _ in range(size.crowd_kills):
             following = start("next")
             said(following, "connected")
-            time.sleep(_SETTLE_SECONDS)
+            time.sleep(size.settle)
             present.kill()
             present.wait()
             assert following.stdin is not None
@@ -185,29 +200,31 @@ def _crowd(cluster: Cluster, folder: Path) -> list[dict[str, float]]:
     return found
 
 
-def _of_crowd(found: list[dict[str, float]]) -> Figure:
+def _of_crowd(found: list[dict[str, float]], size: Size) -> Figure:
     return Figure(
         name="  1,000 agents",
-        what=f"the same without the start of the process, with {AGENTS} agents.",
+        what=f"the same without the start of the process, with {size.agents} agents.",
         unit="s",
         samples={RAYLAUNCH: tuple(each["all"] for each in found)},
         goals=(figures.worst_at_most(5.0),),
     )
 
 
-def _parts(found: list[dict[str, float]]) -> Detail:
+def _parts(found: list[dict[str, float]], size: Size) -> Detail:
     rows = [
         (words, f"{statistics.median(each[name] for each in found):.3f}", f"{max(each[name] for each in found):.3f}")
         for name, words in _PHASES.items()
         if name != "process"
     ]
-    return Detail(title=f"{AGENTS} agents, seconds of each phase:", columns=("", "median", "worst"), rows=tuple(rows))
+    return Detail(
+        title=f"{size.agents} agents, seconds of each phase:", columns=("", "median", "worst"), rows=tuple(rows)
+    )
 
 
 def _figure(seconds: list[float]) -> Figure:
     return Figure(
         name="takeover",
-        what=(__doc__ or "").split("\n", 1)[0],
+        what=figures.first_line(__doc__),
         unit="s",
         samples={RAYLAUNCH: tuple(seconds)},
         goals=(figures.worst_at_most(3.0),),
@@ -233,3 +250,10 @@ def _phases(times: list[dict[str, float]]) -> Detail:
         if (found := [each[name] for each in times])
     ]
     return Detail(title="takeover, seconds after the kill:", columns=("", "median", "worst"), rows=tuple(rows))
+
+
+BENCH = Bench(
+    measure=measure,
+    full=Size(),
+    smoke=Size(kills=1, rounds=1, span=0.5, settle=0.5, agents=20, crowd_kills=1),
+)

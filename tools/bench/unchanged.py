@@ -47,14 +47,25 @@ def reducing() -> Callable[[], None]:
     return lambda: dist.all_reduce(torch.ones(1024))
 
 
+def note_passed(folder: Path, generation: int, *, joined: float, reduced: float, passed: float) -> None:
+    """Write down when this rank came past each of its stations."""
+    marks = {"entered": entered, "imported": imported, "joined": joined, "reduced": reduced, "passed": passed}
+    write(folder / f"passed-{generation}-{dist.get_rank()}.json", json.dumps({**marks, "pid": os.getpid()}))
+
+
+def die(folder: Path, generation: int) -> None:
+    """Write down when, and do it."""
+    write(folder / f"death-{generation}", str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def train_until_death(folder: Path, generation: int, seconds: float, step: Callable[[], None]) -> None:
     """Steps until rank 1 kills itself; the others' next one fails, or their launcher ends them first."""
     dies_at = time.monotonic() + seconds
     while True:
         step()
         if dist.get_rank() == 1 and time.monotonic() >= dies_at:
-            write(folder / f"death-{generation}", str(time.monotonic()))
-            os.kill(os.getpid(), signal.SIGKILL)
+            die(folder, generation)
         time.sleep(0.02)
 
 
@@ -69,9 +80,8 @@ def work(args: Namespace, training: Training | None = None) -> None:
     step = training(args.width) if training else reducing()
     if training:
         step()
-    stations = {"entered": entered, "imported": imported, "joined": joined, "reduced": reduced}
-    marks = {**stations, "passed": time.monotonic() if training else reduced, "pid": os.getpid()}
-    write(args.folder / f"passed-{generation}-{rank}.json", json.dumps(marks))
+    passed = time.monotonic() if training else reduced
+    note_passed(args.folder, generation, joined=joined, reduced=reduced, passed=passed)
     if generation < args.deaths:
         train_until_death(args.folder, generation, args.each if generation else args.first, step)
     leaves_at = time.monotonic() + LONGEST_STAY_SECONDS

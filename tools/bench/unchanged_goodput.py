@@ -11,12 +11,12 @@ Otherwise rank 0 writes a checkpoint to tmpfs with `torch.save` after each 20 st
 import os
 import time
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import unchanged
+from saved import Saved, is_launched
 
 from raylaunch.worker import State, elastic  # the latter before the process group is made
 
@@ -27,31 +27,6 @@ WIDTH, ROWS, OUTPUTS = 1024, 12_000, 64
 """Of the model: an embedding that is not trained, of 49 MB, and a layer that is, of 0.3 MB. A larger gradient would
 make the steps of four ranks on two CPUs vary by several milliseconds.
 """
-
-
-class Saved:
-    """What stands in for `State` elsewhere: after each 20 steps rank 0 writes a checkpoint to tmpfs."""
-
-    def __init__(self, **objects: Any) -> None:
-        self._objects = objects
-        self._path = Path(os.environ["BENCH_TMPFS"]) / "state.pt"
-
-    def restore(self) -> int:
-        """Return the number of steps that were done."""
-        if not self._path.exists():
-            return 0
-        found = torch.load(self._path)
-        done = int(found.pop("done"))
-        for name, state in found.items():
-            self._objects[name].load_state_dict(state)
-        return done
-
-    def commit(self, step: int) -> None:
-        """Write a checkpoint, if it is time."""
-        if dist.get_rank() == 0 and (step + 1) % SAVE_EVERY == 0:
-            states = {name: one.state_dict() for name, one in self._objects.items()}
-            torch.save({"done": step + 1, **states}, f"{self._path}.tmp")
-            os.replace(f"{self._path}.tmp", self._path)
 
 
 def train(state: Any, args: Namespace, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -80,10 +55,10 @@ def work(args: Namespace) -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(embedding, torch.nn.Linear(WIDTH, OUTPUTS)))
     optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-4)
     objects = {"model": model, "optimizer": optimizer}
-    if "RAYLAUNCH_ATTEMPT" not in os.environ:
-        train(Saved(**objects), args, model, optimizer)
-        return
-    elastic(train)(State(**objects), args, model, optimizer)
+    if is_launched():
+        elastic(train)(State(**objects), args, model, optimizer)
+    else:
+        train(Saved(SAVE_EVERY, **objects), args, model, optimizer)
 
 
 if __name__ == "__main__":

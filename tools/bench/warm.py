@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from raylaunch.core.machine.events_and_actions import NodeJoined, WorkersStarted
@@ -21,10 +22,15 @@ from raylaunch.core.record import journal
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import contenders, figures, processes, starts
 from tools.bench.contenders import CLUSTER_CPUS, RAYLAUNCH, TORCHRUN, Started, Task
-from tools.bench.figures import SCRIPT_STATIONS, Figure, Outcome, Times
+from tools.bench.figures import SCRIPT_STATIONS, Bench, Figure, Outcome, Times
 
-_ROUNDS = 6
-_TASK = Task(agents=2, workers=2)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    workers: int = 2
+    """Of each of the two agents."""
+    rounds: int = 6
+
 
 _STATIONS = {
     "interpreter": "the command's own first line",
@@ -45,18 +51,19 @@ sys.exit(main.main())
 """The command's own part, up to where it looks for a driver."""
 
 
-def measure(cluster: Cluster, scratch: Path) -> Outcome:
+def measure(cluster: Cluster, scratch: Path, size: Size) -> Outcome:
     """Run the contenders in turn."""
+    task = Task(agents=2, workers=size.workers)
     found: dict[str, list[Times]] = {RAYLAUNCH: [], TORCHRUN: []}
-    with _one_user(cluster, scratch) as launch:
+    with _one_user(cluster, scratch, task) as launch:
         first = launch()
-        for _ in range(_ROUNDS):
-            with contenders.torchrun(scratch, _TASK) as started:
+        for _ in range(size.rounds):
+            with contenders.torchrun(scratch, task) as started:
                 found[TORCHRUN].append(starts.times(started))
             found[RAYLAUNCH].append(launch())
     figure = Figure(
         name="warm, 2 x 2",
-        what=(__doc__ or "").split("\n", 1)[0],
+        what=figures.first_line(__doc__),
         unit="s",
         samples={contender: tuple(times["passed"] for times in each) for contender, each in found.items()},
         goals=(figures.median_at_most(0.5), figures.times_better(8)),
@@ -70,31 +77,31 @@ def measure(cluster: Cluster, scratch: Path) -> Outcome:
 
 
 @contextlib.contextmanager
-def _one_user(cluster: Cluster, scratch: Path) -> Iterator[Callable[[], Times]]:
+def _one_user(cluster: Cluster, scratch: Path, task: Task) -> Iterator[Callable[[], Times]]:
     """Launches from one folder and one environment; what they keep is ended afterwards."""
     home = scratch / f"warm-{secrets.token_hex(4)}"
     home.mkdir()
     mark = secrets.token_hex(8)
     extra = {"TMPDIR": str(home), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
     try:
-        yield lambda: _launch(cluster, home, mark, extra)
+        yield lambda: _launch(cluster, home, task, mark, extra)
     finally:
         end_marked(mark)
 
 
-def _launch(cluster: Cluster, home: Path, mark: str, extra: dict[str, str]) -> Times:
+def _launch(cluster: Cluster, home: Path, task: Task, mark: str, extra: dict[str, str]) -> Times:
     """Times to all stations of one launch that ends well."""
     folder = home / secrets.token_hex(4)
     folder.mkdir()
     words = [
-        *("--keep-warm", "120", "--nnodes", str(_TASK.agents), "--nproc-per-node", str(_TASK.workers)),
+        *("--keep-warm", "120", "--nnodes", str(task.agents), "--nproc-per-node", str(task.workers)),
         *("--set", f"ray.address={cluster.address}", "--set", "placement=pack", "--show", "none"),
-        *("--set", f"cpus_per_worker={CLUSTER_CPUS / _TASK.world}", "--set", "name=bench", "--rdzv-id", "bench"),
-        *("--set", f"log_dir={folder / 'runs'}", *_TASK.script(folder)),
+        *("--set", f"cpus_per_worker={CLUSTER_CPUS / task.world}", "--set", "name=bench", "--rdzv-id", "bench"),
+        *("--set", f"log_dir={folder / 'runs'}", *task.command(folder)),
     ]
     began = time.monotonic()
     command = processes.start([sys.executable, "-m", "raylaunch", *words], mark, extra, home, folder / "log.txt")
-    started = Started(task=_TASK, folder=folder, mark=mark, began=began, commands=(command,))
+    started = Started(task=task, folder=folder, mark=mark, began=began, commands=(command,))
     found = starts.times(started)
     return _front(words, mark, extra, home) | _of_driver(started) | found
 
@@ -127,3 +134,6 @@ def _of_driver(started: Started) -> Times:
         "forked": max(event.timings.forked for event in events if isinstance(event, WorkersStarted) and event.timings),
     }
     return {name: at - started.began for name, at in times.items()}
+
+
+BENCH = Bench(measure=measure, full=Size(), smoke=Size(workers=1, rounds=1))
