@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from dataclasses import replace
@@ -17,6 +18,7 @@ from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan
 from raylaunch.errors import ClusterError, ConfigError
 from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
 _CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"
@@ -75,6 +77,20 @@ def working_folder() -> str:
     except OSError as error:
         msg = f"the working folder cannot be used: {error.strerror}"
         raise ConfigError(msg, hint="it may have been removed or moved: `cd` to a folder that exists") from None
+
+
+def refuse_durable(job: Job, session: Session) -> None:
+    """Raise ConfigError for a folder `durable` that cannot be used, as far as this machine can tell."""
+    folder = DurableFolder.of(job.durable, {})
+    if folder is None or session.brings_files:
+        return
+    try:
+        folder.check()
+        if session.local and not os.access(folder.nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"{folder.nearest} cannot be written")
+    except OSError as error:
+        msg = f"checkpoints cannot be written to {folder.path}: {error.strerror}"
+        raise ConfigError(msg, hint="`durable` names a folder that all nodes see, or may make") from None
 
 
 def agent_spec(

@@ -206,6 +206,7 @@ def _prepare(
     """Plan the run, make its folder and tell the observer. Raises ClusterError if this machine cannot hold the job."""
     plan = planning.plan_in(session, job)
     planning.refuse_hopeless(plan, session)
+    planning.refuse_durable(job, session)
     began, began_at = datetime.now(timezone.utc), time.monotonic()
     run_id = job.run_id or began.astimezone().strftime("%Y-%m-%dT%H-%M-%S")
     folder = RunFolder.create(job, run_id, observer.on_message, succession.epoch if succession is not None else 0)

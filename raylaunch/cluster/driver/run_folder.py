@@ -36,7 +36,8 @@ from raylaunch.core.record.result import ResultBuilder, RunResult, facts
 from raylaunch.core.record.run_layout import LAYOUTS, RunLayout
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError
-from raylaunch.worker.runtime.process_setup import encodable, refuse_strangers
+from raylaunch.worker.path_owners import refuse_strangers
+from raylaunch.worker.runtime.process_setup import encodable
 
 _FOLDER_MODE = 0o700
 _PACKAGES = ("raylaunch", "torch", "ray", "omegaconf")

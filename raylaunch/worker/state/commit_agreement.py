@@ -89,14 +89,17 @@ class CommitAgreement:
         total = self._connected().add(f"{self._prefix}/digests/{number % _SLOTS}", 0)
         return bool(total == self._digests[number % _SLOTS])
 
-    def is_same(self, name: str, value: int) -> bool:
-        """Return whether all ranks give the same number. All must ask, once for each name; this waits for them."""
+    def is_same(self, name: str, value: int, what: str = "have not come to their first commit") -> bool:
+        """Return whether all ranks give the same number. All must ask, once for each name; this waits for them.
+
+        `what`: as in `_await`.
+        """
         if self._world_size == 1:
             return True
         store, key = self._connected(), f"{self._prefix}/same/{name}"
         store.add(key, value)
         store.add(f"{key}/count", 1)
-        self._await(f"{key}/count", self._world_size, "have not come to their first commit")
+        self._await(f"{key}/count", self._world_size, what)
         return bool(store.add(key, 0) == self._world_size * value)
 
     def agree(self, name: str, value: Callable[[], str]) -> str:

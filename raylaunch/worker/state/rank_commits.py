@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
@@ -15,6 +16,7 @@ from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.state import buffer_client, shared_tensors
+from raylaunch.worker.state.checkpoints import checksums
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
@@ -103,6 +105,8 @@ class RankCommits:
         if writer.attempt_with_state == attempt:
             msg = "this worker has another `State` already: make one `State` of all objects that are to survive"
             raise RuntimeError(msg)
+        if self._folder is not None:
+            self._folder.check()
         writer.attempt_with_state = attempt
         rank, self._world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
         local_rank, nodes = _number("LOCAL_RANK", 0), _number("GROUP_WORLD_SIZE", 1)
@@ -123,6 +127,8 @@ class RankCommits:
         )
         self.agreement = CommitAgreement(rank, self._world_size, writer.record_alive)
         if self._folder is not None:
+            if rank == 0:
+                self._folder.claim(self)
             self._rounds = DurableRounds(self._folder, rank, local_rank, monotonic())
         self._rank, self._sharers, self._is_begun = rank, sharers, True
         self._shares = has_agent and self._world_size > 1  # the same on all ranks
@@ -160,12 +166,44 @@ class RankCommits:
     def _read_disk(self, tensors: list[Any]) -> Resharded | None:
         if self._folder is None:
             return None
-        path = self.agreement.agree("checkpoint", self._folder.newest_told)
+        path = self._newest_intact(self._folder)
         if not path:
             return None
+        self._folder.refuse_strangers(path)
         found, record = _resharded().of_checkpoint(path, self._rank, tensors)
         self._old_size, self.restored_steps = record.held.world_size, record.held.commit.steps
         return cast("Resharded", found)
+
+    def _newest_intact(self, folder: DurableFolder) -> str:
+        """Return the path of the newest checkpoint that is complete and not damaged; "": there is none.
+
+        Each rank looks at some of its files.
+        """
+        found = json.loads(self.agreement.agree("checkpoints", lambda: json.dumps(folder.checkpoints())))
+        passed_over = []
+        for name, is_complete in found:
+            path = os.path.join(folder.path, name)
+            if is_complete and self._is_intact(path):
+                break
+            passed_over.append(name)
+        else:
+            path = ""
+        if passed_over and self._rank == 0:
+            instead = f"restores {os.path.basename(path)}" if path else "begins anew"
+            print(
+                f"raylaunch: in {folder.path} these are incomplete or damaged: {', '.join(passed_over)}; `State` "
+                f"{instead}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return path
+
+    def _is_intact(self, path: str) -> bool:
+        damaged = checksums.damaged(path, self._rank, self._world_size)
+        if damaged:
+            print(f"raylaunch: {path} is damaged: {damaged} is not as it was written", file=sys.stderr, flush=True)
+        name = f"damaged/{os.path.basename(path)}"
+        return self.agreement.is_same(name, int(damaged != ""), "have not read the checkpoint") and not damaged
 
     def _part(self, rank: int) -> CommitBuffer:
         found = self.buffers.part_to_restore(rank)

@@ -6,6 +6,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -75,10 +76,9 @@ def test_commits_are_written_in_a_run_and_at_its_end_and_the_next_run_begins_the
     """Before, a folder that cannot be written costs a message."""
     monkeypatch.setattr(checkpoint_writes, "sys", SimpleNamespace(executable=str(warm.executable()), stderr=sys.stderr))
     own_node.set(env=own_node.supervisor.spec.env | {"RAYLAUNCH_DURABLE_EVERY": "0"})
-    (tmp_path / "file").write_text("")
-    folder = tmp_path / "file" / "checkpoints"
+    folder = Path("/proc/checkpoints")
     lines = attempt(own_node, own_node.script(TRAINS.replace("state.restore()", "0")), str(folder), "told")
-    told = f"could not be written to {folder}: Not a directory; training goes on"
+    told = f"could not be written to {folder}: No such file or directory; training goes on"
     assert lines[1].endswith(told), lines
 
     own_node.supervisor.state.files.drop(lambda *_: True)

@@ -12,16 +12,16 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.text import count
-from raylaunch.worker.state.checkpoints import dcp_parts
+from raylaunch.worker.state.checkpoints import checksums, dcp_parts, known_pickles
 from raylaunch.worker.state.checkpoints.dcp_parts import RECORDS, CommitPart
-from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+from raylaunch.worker.state.checkpoints.durable_folder import METADATA, DurableFolder
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 from raylaunch.worker.state.snapshots.snapshot import OBJECT
 
@@ -88,10 +88,16 @@ class CheckpointWriter:
                 raise
             if buffer.header.held() != part.held:
                 raise RuntimeError("training has overwritten the commit before it was on disk")
-            self._publish("result", part.held.rank, results)
+            names = {result.storage_data.relative_path for result in results}
+            self._publish("result", part.held.rank, (results, self._sums(names)))
         if self._parts[0].held.rank != 0:
             return ""
-        writer.finish(metadata, [self._await("result", rank, _WRITE_SECONDS) for rank in ranks])
+        found = [self._await("result", rank, _WRITE_SECONDS) for rank in ranks]
+        writer.finish(metadata, [results for results, _ in found])
+        sums = self._sums({METADATA})
+        for _, of_rank in found:
+            sums |= of_rank
+        checksums.write(self.path, sums)
         for rank in ranks:
             os.unlink(self._file("plan", rank))
             os.unlink(self._file("result", rank))
@@ -105,6 +111,10 @@ class CheckpointWriter:
         """Write a small file. Raises OSError where the disk takes nothing more."""
         with contextlib.suppress(FileNotFoundError), open(self._file("probe", 0), "wb") as file:
             file.write(bytes(_PROBE_BYTES))
+
+    def _sums(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the checksums of files, which were just written: they are read from memory."""
+        return {name: checksums.of(os.path.join(self.path, name)) for name in names}
 
     def _file(self, kind: str, rank: int) -> str:
         return os.path.join(self.path, f".{kind}-{rank}")
@@ -124,7 +134,7 @@ class CheckpointWriter:
                 raise TimeoutError(f"nothing was written of rank {rank} in time")
             time.sleep(_POLL_SECONDS)
         with open(path, "rb") as file:
-            return pickle.load(file)  # noqa: S301
+            return known_pickles.load(file)
 
 
 def state_dict(part: CommitPart) -> dict[str, Any]:

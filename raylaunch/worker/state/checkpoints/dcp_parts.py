@@ -221,6 +221,14 @@ def tensors_by_fqn(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {fqn: found for fqn, found in planner.state_dict.items() if isinstance(found, torch.Tensor)}
 
 
+class _LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
+    """DCP's planner, but for objects that are no tensors: bytes are read, and not whatever a pickle says."""
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        """Put bytes into the state dict. Raises pickle.UnpicklingError for anything else than simple values."""
+        self.state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+
+
 def read_into(targets: Mapping[str, Any], reader: StorageReader, metadata: Metadata) -> dict[str, Any]:
     """Fill tensors by DCP, and return all by name, objects that are no tensors replaced by what was saved.
 
@@ -228,7 +236,7 @@ def read_into(targets: Mapping[str, Any], reader: StorageReader, metadata: Metad
 
     Raises RuntimeError for a name that was not saved, and ValueError for a tensor of another shape.
     """
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     found = dict(targets)
     planner.set_up_planner(found, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)

@@ -7,7 +7,8 @@ part of the old rank `RANK % W`, if the old world had W ranks: its own part, as 
 from __future__ import annotations
 
 import contextlib
-import pickle
+import io
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,8 +17,9 @@ from torch.distributed import tensor as dtensors
 from torch.distributed.checkpoint import FileSystemReader, StorageReader
 from torch.distributed.checkpoint.metadata import Metadata
 
-from raylaunch.worker.state.checkpoints import dcp_parts
+from raylaunch.worker.state.checkpoints import dcp_parts, known_pickles
 from raylaunch.worker.state.checkpoints.dcp_parts import RECORDS, PartsReader, RankRecord
+from raylaunch.worker.state.checkpoints.durable_folder import METADATA
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 from raylaunch.worker.state.shared_tensors import view_at
 from raylaunch.worker.state.snapshots.restored import OwnMemory, load_item, meshes_of
@@ -68,14 +70,16 @@ class Resharded:
         Raises ValueError where it cannot be read, or is no checkpoint of `State`.
         """
         reader = FileSystemReader(path)
-        with _named(path):
-            metadata = reader.read_metadata()
+        with _named(path), open(os.path.join(path, METADATA), "rb") as file:
+            metadata: Metadata = known_pickles.load(file)
         names = [name for name in metadata.state_dict_metadata if name.startswith(f"{RECORDS}.rank_")]
         if not names:
             raise ValueError(f"{path} is a checkpoint that `State` has not written")
         name = f"{RECORDS}.rank_{rank % len(names)}"
         with _named(path):
-            record: RankRecord = pickle.loads(dcp_parts.read_into({name: b""}, reader, metadata)[name])  # noqa: S301
+            record: RankRecord = known_pickles.load(
+                io.BytesIO(dcp_parts.read_into({name: b""}, reader, metadata)[name])
+            )
         return cls(record.items, record.memory_of, reader, metadata, own, path), record
 
     @property

@@ -59,7 +59,7 @@ def test_nodes_write_one_checkpoint_that_any_world_restores(folder):
     nodes = parts[1:], parts[:1]
     paths = in_threads(*(lambda node=node: write_checkpoint(folder, node, SECONDS) for node in nodes))
     assert paths == ["", f"{folder.path}/step-8"]
-    assert sorted(os.listdir(paths[1])) == [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
+    assert sorted(os.listdir(paths[1])) == [".metadata", "SHA256SUMS", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
     for size in (3, 2):
         for rank in range(size):
             with world(rank, size, (size,), FSDP) as mesh:
@@ -178,7 +178,7 @@ def test_a_commit_that_is_overwritten_meanwhile_is_no_checkpoint(folder, monkeyp
     monkeypatch.setattr(checkpoint_writer.FileSystemWriter, "write_data", slow)
     with pytest.raises(RuntimeError, match="training has overwritten the commit"):
         write_checkpoint(folder, [buffer], SECONDS)
-    assert folder.newest() == ("", [])
+    assert folder.checkpoints() == []
 
 
 def test_a_node_that_never_comes_is_not_waited_for_forever(folder):
@@ -213,7 +213,7 @@ def test_at_the_end_an_incomplete_checkpoint_after_as_many_steps_is_replaced(fol
     path = os.path.join(folder.path, "step-8")
     os.makedirs(path)
     assert write_newest(folder, [one_part()], SECONDS) == path
-    assert folder.newest() == (path, [])
+    assert folder.checkpoints() == [("step-8", True)]
 
 
 @pytest.mark.parametrize(
