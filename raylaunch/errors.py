@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum
 
 
@@ -16,9 +17,16 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-def signal_exit_code(signal: int) -> int:
+def signal_exit_code(number: int) -> int:
     """Return the exit code of a run that a signal stopped, as shells report it: 130 for SIGINT, 143 for SIGTERM."""
-    return 128 + signal
+    return 128 + number
+
+
+def end_state(exit_code: int) -> str:
+    """Return what became of a run with this exit code: `succeeded`, `failed`, or `stopped` by a signal."""
+    if exit_code == ExitCode.OK:
+        return "succeeded"
+    return "stopped" if exit_code in map(signal_exit_code, signal.Signals) else "failed"
 
 
 class RaylaunchError(Exception):

@@ -24,7 +24,7 @@ from raylaunch.cluster.driver.run_registry import DriverProcess
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.placement.plan import Plan
-from raylaunch.errors import ExitCode, InterruptedByUserError, RunStoppedError
+from raylaunch.errors import ExitCode, InterruptedByUserError, RunStoppedError, end_state
 
 if TYPE_CHECKING:
     pass
@@ -129,14 +129,14 @@ class Handle(Generic[Value_co]):
         """Return what `raylaunch status` shows of the run, as of now."""
         with self._lock:
             shown = summary(self._now(), datetime.now(timezone.utc))
-        if shown.state == Phase.DONE:
+        if shown.exit_code is not None:
             return shown
         error = self._future.exception() if self._future.done() else None
         if error is not None:  # it ended before it had a journal, or keeps none
             code = getattr(error, "exit_code", ExitCode.INTERNAL)
-            return replace(shown, state=Phase.DONE, exit_code=code, why=str(error), problem="")
+            return replace(shown, state=end_state(code), exit_code=code, why=str(error), problem="")
         if self._future.done():
-            return replace(shown, state=Phase.DONE, exit_code=ExitCode.OK, problem="")
+            return replace(shown, state=end_state(ExitCode.OK), exit_code=ExitCode.OK, problem="")
         if not self._has_plan:
             return replace(shown, state=Phase.GATHERING, waits_for="the cluster's answer", problem="")
         return shown

@@ -127,7 +127,7 @@ def test_stop_requests_what_the_command_requests(run, is_early):
         handle.result(SECONDS)
     handle.stop(now=True)
     assert run.changes == [StopRun(by="Handle.stop", save_seconds=7)]
-    assert (handle.status().state, handle.status().why) == (Phase.DONE, "stopped by Handle.stop")
+    assert (handle.status().state, handle.status().why) == ("stopped", "stopped by Handle.stop")
 
 
 def test_logs_come_from_all_nodes_while_the_run_lasts(run, tmp_path):
@@ -187,6 +187,6 @@ def test_a_run_that_never_was_has_its_error(run):
     with pytest.raises(ClusterError, match="there is no cluster"):
         handle.result(SECONDS)
     shown = handle.status()
-    assert (shown.state, shown.exit_code, shown.problem) == (Phase.DONE, 3, "")
+    assert (shown.state, shown.exit_code, shown.problem) == ("failed", 3, "")
     assert "there is no cluster" in shown.why
     assert repr(handle) == "<raylaunch.Handle of print: done>"

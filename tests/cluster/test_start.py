@@ -57,7 +57,7 @@ def test_several_runs_at_once(launcher):
         "logs": ["work first\n", "work second\n"],
         "state": "running",
         "stopped": 143,
-        "end": ["done", 143],
+        "end": ["stopped", 143],
         "dirs": ["run-first", "run-second", "run-endless"],
         "signals": [[], [], []],  # `raylaunch stop` would end the whole program with one
     }

@@ -93,10 +93,10 @@ def test_a_run_is_looked_at_followed_and_stopped_from_another_machine(launcher, 
     stopped = start("stop", "-y", "one")
     _, err = stopped.communicate(timeout=200)
     assert stopped.returncode == 0
-    assert err.splitlines()[-1].startswith("raylaunch: train one: done with exit code 143: stopped by ")
+    assert err.splitlines()[-1].startswith("raylaunch: train one: stopped with exit code 143: stopped by ")
     assert run.wait().code == 143
     _, err = followed.communicate(timeout=200)
-    assert (followed.returncode, err.splitlines()[-1][:40]) == (143, "raylaunch: train one: done with exit cod")
+    assert (followed.returncode, err.splitlines()[-1][:43]) == (143, "raylaunch: train one: stopped with exit cod")
     wait_until(
         lambda: "one" not in [each["id"] for each in json.loads(said("ps", "-a", "--json"))["runs"]], 100, "its end"
     )

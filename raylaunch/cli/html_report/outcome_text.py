@@ -6,7 +6,6 @@ import signal
 from dataclasses import dataclass
 
 from raylaunch.core.history.run_status import RunStatus
-from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import StrEnum
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.text import capped, count
@@ -37,9 +36,9 @@ class RunEnd:
     """How a run stands, apart from what its journal says."""
 
     state: str
-    """A phase, or `lost` or `unknown`, as `raylaunch ps` shows it."""
+    """As `raylaunch ps` shows it."""
     exit_code: int | None
-    """None unless the state is `done`."""
+    """None: it has not ended."""
     why: str
     is_alive: bool | None
     """Whether its driver lives; None: that is not known."""
@@ -58,7 +57,7 @@ class ReportOutcome:
 
 def outcome(run_id: str, end: RunEnd, status: RunStatus, result: RunResult) -> ReportOutcome:
     """Return the first lines. `result` has the exit code and the reason of the run's end, if it has ended."""
-    if end.state != Phase.DONE:
+    if end.exit_code is None:
         return _unfinished(end, status)
     if result.ok:
         return _told(OutcomeKind.SUCCEEDED, "The run succeeded", result.why)

@@ -16,7 +16,6 @@ from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.history.step_rates import StepRate
 from raylaunch.core.history.time_per_state import TimeState
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.journal import JournalHeader
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ExitCode
@@ -73,13 +72,12 @@ class ReportFacts:
 def facts(run_id: str, folder: str, end: RunEnd, read: RunRecordRead) -> ReportFacts:
     """Collect what the report says. `folder`: the run folder, as it is shown."""
     result = read.status.result
-    if end.state == Phase.DONE:
-        code = ExitCode.INTERNAL if end.exit_code is None else end.exit_code
+    if end.exit_code is not None:
         result = replace(
             result,
-            exit_code=code,
+            exit_code=end.exit_code,
             why=end.why or result.why,
-            cause=result.cause if code == ExitCode.JOB_FAILED else None,
+            cause=result.cause if end.exit_code == ExitCode.JOB_FAILED else None,
         )
     return ReportFacts(
         id=run_id,

@@ -16,10 +16,9 @@ from raylaunch.core.history.run_history import HistoryBuilder
 from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import Redactor
-from raylaunch.core.machine.state import Phase
 from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.result import RunResult
-from raylaunch.errors import ConfigError
+from raylaunch.errors import ConfigError, end_state
 
 MOST_AT_THE_END = 8_000_000
 """Bytes of a journal of which a run writes the report at its end: of a longer one that takes seconds."""
@@ -101,7 +100,7 @@ def _written(folder: Path, result: RunResult, environ: Mapping[str, str], made_b
         size = (folder / run_layout.EVENTS).stat().st_size
         if size > MOST_AT_THE_END:
             return f"no report was written, since the run was long: `raylaunch report {folder}` writes it"
-        end = RunEnd(state=Phase.DONE, exit_code=result.exit_code, why=result.why, is_alive=False)
+        end = RunEnd(state=end_state(result.exit_code), exit_code=result.exit_code, why=result.why, is_alive=False)
         write(folder / run_layout.REPORT, page.html(collect(folder, folder.name, end, environ), made_by))
     except (OSError, ConfigError) as error:
         return f"cannot write {folder / run_layout.REPORT}: {getattr(error, 'strerror', None) or error}"

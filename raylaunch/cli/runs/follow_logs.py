@@ -21,7 +21,6 @@ from raylaunch.cli.runs.run_summary import RunSummary, seconds_since, summary
 from raylaunch.cli.runs.worker_logs import AttemptLogs, LineFormat, LogChoice
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.history.run_status import RunStatus
-from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.run_layout import LAYOUTS, LOGS
 from raylaunch.core.text import count
 from raylaunch.errors import ConfigError, ExitCode
@@ -197,14 +196,13 @@ class LogFollower:
         self._write(self._logs.rest() if self._logs is not None else ())
         self._run.reader.close()
         code = ExitCode.INTERNAL if shown.exit_code is None else shown.exit_code
-        ended = shown.state if shown.exit_code is None else f"{shown.state} with exit code {code}"
-        self._say(f"{self._run.title}: {ended}: {shown.why}")
+        self._say(f"{self._run.title}: {shown.outcome}: {shown.why}")
         return code
 
     def _with_result(self, shown: RunSummary) -> RunSummary:
         """Return what is shown of a run that is over when its result is written, unless its driver is gone."""
         reader, deadline = self._run.reader, time.monotonic() + _RESULT_SECONDS
-        if shown.state != Phase.DONE:
+        if shown.exit_code is None:
             return shown
         while not reader.result() and time.monotonic() < deadline:
             if not (self._run.is_alive or (isinstance(reader, LiveReader) and not reader.is_gone)):
@@ -212,7 +210,7 @@ class LogFollower:
             reader.wait(_POLL_SECONDS)
         found = summary(self._run, datetime.now(timezone.utc))
         # The journal of a driver that was killed may end before what it had told.
-        return found if found.state == Phase.DONE else shown
+        return found if found.exit_code is not None else shown
 
     def step(self) -> RunSummary:
         """Print what is new, after a look at the status: what was written before the end of the run is shown."""

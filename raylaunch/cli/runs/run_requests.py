@@ -155,7 +155,8 @@ def _stop(
         say(f"{number.name} was sent to the driver of {run.title} (process {driver.pid})")
     deadline = time.monotonic() + _NOTICE_SECONDS
     while not known_runs.has_ended(run, environ):
-        is_noticed = _summary(run).state in (Phase.STOPPING, Phase.DONE) or time.monotonic() > deadline
+        shown = _summary(run)
+        is_noticed = shown.state == Phase.STOPPING or shown.exit_code is not None or time.monotonic() > deadline
         if at_once and is_noticed:
             at_once = False
             _send(driver, number)
@@ -189,7 +190,7 @@ def _summary(run: KnownRun) -> RunSummary:
 def _outcome(shown: RunSummary) -> str:
     if shown.state == LOST:
         return f"lost; {shown.why}"
-    return f"{shown.state} with exit code {shown.exit_code}: {shown.why}"
+    return f"{shown.outcome}: {shown.why}"
 
 
 # What leaves the run going on.

@@ -11,6 +11,7 @@ from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.commits import CommitRate
 from raylaunch.core.machine.state import Phase
+from raylaunch.errors import end_state
 
 LOST = "lost"
 UNKNOWN = "unknown"
@@ -23,9 +24,10 @@ class RunSummary:
     id: str
     name: str
     state: str
-    """A phase; `lost`: its driver is gone without a result; `unknown`: there is no journal to read."""
+    """A phase while it goes on, then `succeeded`, `failed` or, by a signal, `stopped`. `lost`: its driver is gone
+    without a result; `unknown`: there is no journal to read."""
     exit_code: int | None
-    """None unless the state is `done`."""
+    """None: it has not ended, or is lost."""
     why: str
     waits_for: str
     attempt: int
@@ -67,9 +69,14 @@ class RunSummary:
     """Why the journal cannot be read, or not to its end, or why a detached run has no driver now; "": neither."""
 
     @property
+    def outcome(self) -> str:
+        """The state in words: `failed with exit code 1`."""
+        return f"{self.state} with exit code {self.exit_code}" if self.exit_code else self.state
+
+    @property
     def is_over(self) -> bool:
         """Whether the run has ended, or was lost."""
-        return self.state in (Phase.DONE, LOST)
+        return self.exit_code is not None or self.state == LOST
 
 
 def summary(run: KnownRun, now: datetime) -> RunSummary:
@@ -86,7 +93,7 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
     slowest = progress if status.behind else None
     began = run.began or status.result.began
     last, trained = status.result.seconds, status.result.training_seconds
-    seconds = max(last, seconds_since(began, now)) if is_current and state != Phase.DONE else last
+    seconds = max(last, seconds_since(began, now)) if is_current else last
     if is_current and state in (Phase.RUNNING, Phase.SAVING):
         trained += seconds - last
     goodput = status.goodput
@@ -135,11 +142,11 @@ def _last_of(completed: int | None) -> int | None:
 def _outcome(run: KnownRun, status: RunStatus | None, *, alive: bool | None) -> tuple[str, int | None, str]:
     """Return state, exit code and reason. `alive`: whether the driver is; None: not known."""
     if result := run.reader.result():
-        return Phase.DONE, result["exit_code"], str(result.get("why", ""))
+        return end_state(result["exit_code"]), result["exit_code"], str(result.get("why", ""))
     if status is not None and status.phase is Phase.DONE:
-        return Phase.DONE, status.result.exit_code, status.why
+        return end_state(status.result.exit_code), status.result.exit_code, status.why
     if run.exit_code is not None:
-        return Phase.DONE, run.exit_code, "it ended before it had a result"
+        return end_state(run.exit_code), run.exit_code, "it ended before it had a result"
     if alive is False:
         return LOST, None, "its driver is gone, and has written no result"
     return (UNKNOWN, None, "") if status is None else (status.phase, None, status.why)

@@ -66,8 +66,7 @@ def _age(seconds: float) -> str:
 def page(run: RunSummary, status: RunStatus | None) -> str:
     """Return the text of `status`: what the run does and why, its nodes and its attempts."""
     size = f", {count(run.workers, 'worker')} on {count(run.nodes, 'node')}" if run.attempt else ""
-    code = "" if run.exit_code is None else f" with exit code {run.exit_code}"
-    lines = [printable(f"{run.name} {run.id}: {run.state}{code}{size}")]
+    lines = [printable(f"{run.name} {run.id}: {run.outcome}{size}")]
     for name, value in _facts(run):
         first, *rest = capped(value, _MOST_WHY).splitlines() or [""]
         lines += [f"  {name:10} {printable(first)}", *(f"  {'':10} {printable(line)}" for line in rest)]

@@ -79,7 +79,7 @@ def test_a_run_goes_on_after_its_command(said, tmp_path):
     (tmp_path / "end").touch()
     code, out, err = said("attach")
     assert code == 0
-    assert "done with exit code 0: all 2 workers finished" in err
+    assert "succeeded: all 2 workers finished" in err
     log = tmp_path / "runs" / "train" / run_id / "driver.log"
     assert "attempt 1 runs" in log.read_text()
     wait_until(lambda: "all 2 workers finished" in log.read_text(), 100, "the driver's last words")

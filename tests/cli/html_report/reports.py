@@ -23,6 +23,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.journal import JournalEntry
+from raylaunch.errors import end_state
 
 REPLAYS = Path(__file__).parents[2] / "core" / "replays"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -30,7 +31,7 @@ BLOCKS = {"p", "li", "dt", "dd", "td", "th", "h1", "h2", "h3", "pre", "summary",
 
 
 def done(exit_code: int = 0, why: str = "") -> RunEnd:
-    return RunEnd(state="done", exit_code=exit_code, why=why, is_alive=False)
+    return RunEnd(state=end_state(exit_code), exit_code=exit_code, why=why, is_alive=False)
 
 
 def write_journal(folder: Path, entries: list[JournalEntry], **settings: Any) -> Path:

@@ -40,7 +40,7 @@ def test_the_facts_of_a_failed_run(tmp_path):
     """The numbers of the page."""
     entries = failed_run(tail="last line", exit_code=1)
     found = json.loads(json.dumps(as_json(facts(write_journal(tmp_path, entries), done(1, "rank 1 failed")))))
-    assert (found["state"], found["exit_code"], found["outcome"]["kind"]) == ("done", 1, "failed")
+    assert (found["state"], found["exit_code"], found["outcome"]["kind"]) == ("failed", 1, "failed")
     assert found["seconds_per_state"] == {
         "train": 5.0,
         "start": 4.0,

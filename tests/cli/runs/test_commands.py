@@ -70,7 +70,7 @@ def test_status_of_a_run(runs, capsys):
     """The newest one, or the one that is named; `unknown` is said where nothing is known."""
     assert printed(capsys, "status").startswith("b going: running, 4 workers on 2 nodes\n")
     assert printed(capsys, "status", "gone").startswith("b gone: lost, ")
-    assert printed(capsys, "status", "a").startswith("a ended: done with exit code 1, 4 workers on 2 nodes\n")
+    assert printed(capsys, "status", "a").startswith("a ended: failed with exit code 1, 4 workers on 2 nodes\n")
 
 
 def test_json_has_the_documented_keys(runs, capsys):
@@ -128,7 +128,7 @@ def test_a_watched_run_is_shown_until_it_ends(runs, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
     out = printed(capsys, "status", "-w", "ended")
-    assert out.startswith("\x1b[H\x1b[2J\x1b[3Ja ended: done with \n")
+    assert out.startswith("\x1b[H\x1b[2J\x1b[3Ja ended: failed wit\n")
     shown = []
     monkeypatch.setattr("time.sleep", lambda seconds: shown.append(seconds) or interrupted(len(shown)))
     assert printed(capsys, "ps", "-w").count("\x1b[H") == 2

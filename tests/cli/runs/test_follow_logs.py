@@ -174,7 +174,7 @@ def test_a_run_is_followed_over_its_restarts(registry, tmp_path, capfd, monkeypa
     both = "".join(f"[{rank}] 2.{rank} line {line}\n" for rank in (0, 1) for line in range(3))
     assert out == f"[0] 1.0 line 2\n[0] more\n{both}[0] the last\n"
     assert err.splitlines()[:2] == ["raylaunch: attempt 2 begins", "raylaunch: attempt 3 begins"]
-    assert "a b: done with exit code 1: rank 3 on node-2 raised ValueError" in err
+    assert "a b: failed with exit code 1: rank 3 on node-2 raised ValueError" in err
 
 
 @pytest.mark.parametrize(("since", "attempts"), [(0.0, (1, 2, 3)), (1e6, (3,))])

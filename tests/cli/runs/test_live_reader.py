@@ -117,7 +117,7 @@ def test_it_is_stopped(driver, capsys, now):
     how = "they are killed" if now else "they get SIGTERM"
     assert capsys.readouterr().err == (
         f"raylaunch: the workers of a far are to end: {how} (process 1234 on host-1)\n"
-        "raylaunch: a far: done with exit code 143: stopped\n"
+        "raylaunch: a far: stopped with exit code 143: stopped\n"
     )
 
 
@@ -127,7 +127,7 @@ def test_a_person_may_take_long_to_confirm(driver, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stdin.readline", lambda: time.sleep(2.0) or "y\n")
     assert main.main(["stop", "far"]) == ExitCode.OK
-    assert "a far: done with exit code 143" in capsys.readouterr().err
+    assert "a far: stopped with exit code 143" in capsys.readouterr().err
     assert driver.stops
 
 
@@ -144,7 +144,7 @@ def test_its_logs_are_followed(driver, capfd):
     assert main.main(["logs", "far", "-f"]) == 0
     out, err = capfd.readouterr()
     assert out.startswith("[2] one\n[2] two\n[2] three\n")
-    assert "a far: done with exit code 0" in err
+    assert "a far: succeeded" in err
 
 
 def test_a_driver_that_is_gone(driver, capsys):
@@ -177,7 +177,7 @@ def test_a_run_is_followed_until_its_result_is_written(driver, capfd):
     """Its exit code is that of the result: the end of the agents may still make the run fail."""
     driver.result_code = 3
     assert main.main(["logs", "-f", "far"]) == ExitCode.UNAVAILABLE
-    assert "a far: done with exit code 3" in capfd.readouterr().err
+    assert "a far: failed with exit code 3" in capfd.readouterr().err
 
 
 def test_what_was_told_of_the_end_stands(registry, driver, tmp_path, monkeypatch, capfd):
@@ -198,7 +198,7 @@ def test_what_was_told_of_the_end_stands(registry, driver, tmp_path, monkeypatch
     monkeypatch.setattr(live_reader, "ControlClient", Client)
     monkeypatch.setattr(follow_logs, "_RESULT_SECONDS", 0.5)
     assert main.main(["logs", "-f", "near"]) == ExitCode.OK
-    assert "a near: done with exit code 0" in capfd.readouterr().err
+    assert "a near: succeeded" in capfd.readouterr().err
 
 
 def test_a_driver_that_cannot_be_reached_for_a_while(driver, monkeypatch, capfd):
@@ -217,7 +217,7 @@ def test_a_driver_that_cannot_be_reached_for_a_while(driver, monkeypatch, capfd)
     assert main.main(["logs", "-f", "far"]) == ExitCode.OK
     out, err = capfd.readouterr()
     assert out.startswith("[2] one\n[2] two\n[2] three\n")
-    assert "a far: done with exit code 0" in err
+    assert "a far: succeeded" in err
 
 
 def test_a_detached_run_without_a_driver_is_not_followed_into_another_attempt(registry, driver, tmp_path):

@@ -147,7 +147,7 @@ def test_a_real_run_is_listed_followed_and_stopped(tmp_path):
     stopped = start("stop")
     said = stopped.communicate(timeout=200)[1]
     assert (stopped.returncode, said.splitlines()[-1]) == (
-        *(0, f"raylaunch: train one: done with exit code 143: stopped by {BY}"),
+        *(0, f"raylaunch: train one: stopped with exit code 143: stopped by {BY}"),
     )
     assert run.wait(200) == 143
     followed.communicate(timeout=200)
@@ -284,10 +284,10 @@ def test_a_run_is_restarted_resized_drained_and_stopped(served, capfd):
             f"raylaunch: the workers of charlm one are to end: they save, within 7 s, and get SIGTERM then "
             f"(process {os.getpid()} on {DriverProcess.this().host})"
         ),
-        "raylaunch: charlm one: done with exit code 143: stopped by ada@vm",
+        "raylaunch: charlm one: stopped with exit code 143: stopped by ada@vm",
     ]
     assert states[0] == ("running", 2, 3, 3)
-    assert [state for state, *_ in states] == ["running"] * 4 + ["done"]
+    assert [state for state, *_ in states] == ["running"] * 4 + ["stopped"]
     assert one.driver.machine.restarts == 0
     assert main.main(["restart"]) == ExitCode.JOB_FAILED
     assert "charlm one" in capfd.readouterr().err
@@ -334,9 +334,7 @@ def test_a_run_that_ends_before_it_is_restarted(served, capfd, monkeypatch):
     one = served()
     one.fleet.overrides[ProposeCheckpoint] = lambda node, order: one.fleet.finish()
     assert main.main(["restart"]) == ExitCode.JOB_FAILED
-    assert "charlm one has ended before that was done: done with exit code 0: all 6 workers finished" in (
-        capfd.readouterr().err
-    )
+    assert "charlm one has ended before that was done: succeeded: all 6 workers finished" in (capfd.readouterr().err)
 
 
 def test_stacks_are_printed(served, capfd):

@@ -36,7 +36,7 @@ def several(registry, tmp_path):
 def test_ps(several, tmp_path, golden):
     """One line for each run; foreign names cannot move the cursor."""
     runs = [summary(run, NOW) for run in known_runs.all_runs(several.environ)]
-    assert [run.state for run in runs] == ["unknown", "unknown", "gathering", "running", "lost", "done", "done"]
+    assert [run.state for run in runs] == ["unknown", "unknown", "gathering", "running", "lost", "stopped", "failed"]
     golden("ps", run_tables.table(runs, NOW, "vm").replace(str(tmp_path), "/home/me"))
 
 
@@ -84,7 +84,7 @@ def test_what_the_driver_noted_at_its_end(several, tmp_path):
     folder.mkdir()
     several.add(folder, ended=BEGAN.isoformat(), exit_code=3)
     found = summary(known_runs.find("refused", several.environ), NOW)
-    assert (found.state, found.exit_code, found.why) == ("done", 3, "it ended before it had a result")
+    assert (found.state, found.exit_code, found.why) == ("failed", 3, "it ended before it had a result")
 
 
 def test_times_go_on_while_a_run_trains(several):

@@ -58,7 +58,7 @@ def test_links_and_devices_stay_what_they_are(runs, capsys, tmp_path):
 def test_json(runs, capsys):
     """The same facts; nothing is written."""
     states = [json.loads(printed(capsys, run, "--json"))["state"] for run in ("ended", "gone", "going")]
-    assert states == ["done", "lost", "running"]
+    assert states == ["failed", "lost", "running"]
     assert not (runs / "b" / "going" / "report.html").exists()
     assert "exclude" in printed(capsys, "--json", "-o", "x.html", code=ExitCode.USAGE)
     assert "exclude" in printed(capsys, "--json", "--open", code=ExitCode.USAGE)
