@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport
@@ -217,8 +218,8 @@ class FakeFleet:
     def replace(self, gone: AgentLost) -> None:
         self.sent.append(("replace", gone.node))
 
-    def values(self, nodes: Iterable[str], last_heard: Callable[[str], float]) -> dict[int, bytes]:
-        return {}
+    def read_result(self, node: str, rank: int, offset: int) -> Future[bytes]:
+        raise NotImplementedError
 
     def make_idle(self) -> None:
         pass

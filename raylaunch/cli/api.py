@@ -22,6 +22,7 @@ from raylaunch.cluster.run import RunOutcome, run_job
 from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
 from raylaunch.core.job.redaction import shown
 from raylaunch.core.record.result import JobFailedError, RunResult
+from raylaunch.core.text import spans
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, InterruptedByUserError
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def launch(
         was started.
     :raises JobFailedError: workers failed and no restart followed. The message contains the traceback of the rank
         that failed first; `__cause__` is its exception, if that could be pickled. It also has `rank`, `node`, `run_dir`
-        and `result`.
+        and `result`. It is raised after a run that succeeded, too, if a rank's process exited with 0 before its
+        function returned, or if what it returned cannot be unpickled here; the message names the rank.
     :raises ClusterError: the cluster cannot be reached, or did not provide the requested nodes in time.
     :raises ConfigError: a setting is wrong, or there is no such script.
     :raises InterruptedByUserError: SIGINT or SIGTERM stopped the run. It is a KeyboardInterrupt.
@@ -116,12 +118,29 @@ class CheckedLaunch:
             console.close()
 
     def value(self, outcome: RunOutcome) -> list[Any] | RunResult:
-        """Return what the functions returned, by rank, or the result of a program. Raises as `launch` does."""
+        """Return what the functions returned, by rank, or the result of a program. Raises as `launch` does.
+
+        Each of the outcome's values is removed as it is unpickled: it may be as large as the memory.
+        """
         if not outcome.result.ok:
             raise error_of(outcome) from exception_of(outcome)
         if not self.payload:
             return outcome.result
-        return [pickle.loads(outcome.values[rank]) for rank in sorted(outcome.values)]  # noqa: S301
+        if silent := [rank for rank, data in outcome.values.items() if not data]:
+            ranks = f"rank{'s' * (len(silent) > 1)} {spans(silent)}"
+            msg = f"the function did not return on {ranks}: the process exited with 0 before"
+            raise JobFailedError(msg, hint="`return` in place of `sys.exit(0)` or `os._exit(0)`", result=outcome.result)
+        return [_returned(rank, outcome) for rank in sorted(outcome.values)]
+
+
+def _returned(rank: int, outcome: RunOutcome) -> Any:
+    data = outcome.values.pop(rank)
+    try:
+        return pickle.loads(data)  # noqa: S301
+    except Exception as error:
+        msg = f"what rank {rank} returned cannot be unpickled here: {type(error).__name__}: {error}"
+        hint = "return objects whose classes can be imported here, and tensors on the CPU"
+        raise JobFailedError(msg, hint=hint, result=outcome.result) from error
 
 
 def checked_launch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -108,8 +108,8 @@ class Fleet(Protocol):
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         """Ask a node's agent for log files. Any thread may call this. An error of the agent is the future's."""
 
-    def values(self, nodes: Iterable[NodeId], last_heard: Callable[[NodeId], float]) -> dict[int, bytes]:
-        """Return what functions returned on these nodes, by rank. `last_heard`: when, in time.monotonic()."""
+    def read_result(self, node: NodeId, rank: int, offset: int) -> Future[bytes]:
+        """Ask a node's agent for a part of what the function of a rank returned or raised: `Supervisor.read_result`."""
 
     def make_idle(self) -> None:
         """The run is over: put agents into the pool for the next one, where `keep_warm` is set."""

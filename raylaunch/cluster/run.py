@@ -21,7 +21,7 @@ from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.control import cluster_registry, run_control
 from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.control.run_port import RunPort
-from raylaunch.cluster.driver import signals
+from raylaunch.cluster.driver import results, signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
@@ -35,8 +35,7 @@ from raylaunch.cluster.session.session_base import Session
 from raylaunch.cluster.session.worker_template import worker_template
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.job.redaction import Redactor, redacted_errors
-from raylaunch.core.machine.events_and_actions import Finish
-from raylaunch.core.placement.environment import submitted
+from raylaunch.core.placement.environment import assign, submitted
 from raylaunch.core.placement.plan import Plan, settled
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import LAYOUTS, future_losses
@@ -54,10 +53,14 @@ WANTED = "ray>=2.44"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The result of a run. `values`: what functions returned or raised, pickled with cloudpickle, by rank."""
+    """The result of a run. `values`: what functions returned or raised, pickled with cloudpickle, by rank.
+
+    After a success there is one for each rank, empty if the rank returned nothing; after a failure, at most the root
+    cause's exception.
+    """
 
     result: RunResult
-    values: dict[int, bytes] = field(default_factory=dict)
+    values: dict[int, bytearray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +133,7 @@ def run_job(
                 run.warn,
             ) as entry,
         ):
-            values, error = _execute(run, handler, control, want_values=bool(payload))
+            values, error = _execute(run, handler, control, is_function=bool(payload))
             result = _report(run, session, secrets, error, conclude)
             entry.exit_code = result.exit_code
             control.ended(result)
@@ -286,8 +289,8 @@ def _detached(
 
 
 def _execute(
-    run: _PreparedRun, handler: Signals, control: RunControl, *, want_values: bool
-) -> tuple[dict[int, bytes], ClusterError | None]:
+    run: _PreparedRun, handler: Signals, control: RunControl, *, is_function: bool
+) -> tuple[dict[int, bytearray], ClusterError | None]:
     """Drive the run to its end and end its agents. Return the values by rank, and what made the run hopeless if it is.
 
     Hopeless is for example a node without torch, or a `master_port` in use: to wait would not mend it.
@@ -295,25 +298,29 @@ def _execute(
     with contextlib.closing(run.links) if run.links else contextlib.nullcontext(), contextlib.closing(run.fleet):
         try:
             try:
-                finish = run.driver.run()
+                run.driver.run()
             finally:
                 handler.run_is_over()
             control.over()
-            values = _values(run, finish) if want_values else {}
+            values = _values(run) if is_function else {}
             run.fleet.make_idle()
         except ClusterError as error:
             return {}, error
     return values, None
 
 
-def _values(run: _PreparedRun, finish: Finish) -> dict[int, bytes]:
-    """Return what functions returned or raised. If the run failed anyway, nothing rather than another error."""
-    try:
-        return run.fleet.values(run.driver.machine.nodes, run.driver.nodes.last_heard)
-    except ClusterError:
-        if finish.exit_code == ExitCode.OK:
-            raise
-        return {}
+def _values(run: _PreparedRun) -> dict[int, bytearray]:
+    """Return what functions returned; or what the root cause of a failure raised, if it can be fetched."""
+    result, machine = run.folder.result.result(), run.driver.machine
+    if result.ok:
+        parts = assign(machine.attempt, machine.world.members)
+        nodes = {rank: part.node for part in parts for rank in part.ranks}
+        return results.fetch(run.fleet, nodes, run.driver.nodes.last_heard)
+    with contextlib.suppress(ClusterError):
+        if result.cause is not None:
+            nodes = {result.cause.rank: result.cause.node}
+            return results.fetch(run.fleet, nodes, run.driver.nodes.last_heard)
+    return {}
 
 
 def _report(

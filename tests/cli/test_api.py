@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import pydoc
 from importlib import metadata
 
@@ -58,6 +59,33 @@ def test_a_wrong_argument_is_refused_before_anything_is_started(monkeypatch, nam
     with pytest.raises(TypeError) as found:
         raylaunch.launch(*args, **kwargs)
     assert message in str(found.value)
+
+
+OK = RunResult(exit_code=0, why="all finished", seconds=1.0, restarts=0, attempts=(), cause=None)
+
+
+def test_ranks_that_returned_nothing_are_named():
+    """The list has one entry for each rank, or there is none."""
+    checked = api.CheckedLaunch(job=raylaunch.Job(), payload=b"a function")
+    five = bytearray(pickle.dumps(5))
+    assert checked.value(RunOutcome(result=OK, values={1: five, 0: bytearray(pickle.dumps(None))})) == [None, 5]
+    with pytest.raises(
+        raylaunch.JobFailedError, match="did not return on ranks 0, 2-3: the process exited with 0"
+    ) as found:
+        checked.value(RunOutcome(result=OK, values={0: bytearray(), 1: five, 2: bytearray(), 3: bytearray()}))
+    assert found.value.result is OK
+
+
+def test_a_result_that_cannot_be_unpickled_here_names_its_rank():
+    """As that of a class that only the nodes have, or a tensor on a GPU. The reason is its cause."""
+    checked = api.CheckedLaunch(job=raylaunch.Job(), payload=b"a function")
+    with pytest.raises(raylaunch.JobFailedError) as found:
+        checked.value(RunOutcome(result=OK, values={0: bytearray(b"cnowhere\nThing\n.")}))
+    assert str(found.value) == (
+        "what rank 0 returned cannot be unpickled here: ModuleNotFoundError: No module named 'nowhere'\n"
+        "hint: return objects whose classes can be imported here, and tensors on the CPU"
+    )
+    assert isinstance(found.value.__cause__, ModuleNotFoundError)
 
 
 @pytest.mark.parametrize("args", [("train.py",), (print, 3), (print, "data"), (print, {"lr": 1})])

@@ -57,7 +57,7 @@ class FakeRun:
         if self.changes:
             message = f"stopped by {self.changes[0].by}"
             raise InterruptedByUserError(message)
-        values = {rank: pickle.dumps(rank * 10) for rank in (1, 0)} if payload else {}
+        values = {rank: bytearray(pickle.dumps(rank * 10)) for rank in (1, 0)} if payload else {}
         result = RunResult(exit_code=0, why="all finished", seconds=1.0, restarts=0, attempts=(), cause=None)
         return RunOutcome(result=result, values=values)
 

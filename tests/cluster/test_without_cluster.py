@@ -213,7 +213,7 @@ def test_what_is_planned(alone):
 
 
 def test_a_function(alone):
-    """Its results are returned by rank, and its exception is raised."""
+    """Its results are returned by rank, and its exception is raised. A rank without a result is an error."""
     env, folder = alone
     program = (
         f"{NO_RAYLETS}; import raylaunch\n"
@@ -226,11 +226,21 @@ def test_a_function(alone):
         "try: raylaunch.launch(rank, (True,), **told)\n"
         "except raylaunch.JobFailedError as error:\n"
         "    print(repr(error.__cause__), 'ray' in sys.modules, error.rank, error.node in error.result.addresses)\n"
+        "def leave():\n"
+        "    import os\n"
+        "    if os.environ['RANK'] == '0': os._exit(0)\n"
+        "try: raylaunch.launch(leave, **told)\n"
+        "except raylaunch.JobFailedError as error: print(error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False
     )
-    assert done.stdout == "[0, 1]\nKeyError('mine') False 1 True\n", done.stderr
+    assert done.stdout.splitlines() == [
+        "[0, 1]",
+        "KeyError('mine') False 1 True",
+        "the function did not return on rank 0: the process exited with 0 before",
+        "hint: `return` in place of `sys.exit(0)` or `os._exit(0)`",
+    ], done.stderr
 
 
 # Whether there is a cluster.
@@ -388,8 +398,8 @@ class Quiet:
         if order.attempt == 13:
             raise RuntimeError("a mistake")
 
-    async def values(self) -> dict[int, bytes]:
-        return {int(self.node.removeprefix("node-")): b"value"}
+    def read_result(self, rank: int, offset: int) -> bytes:
+        return f"{self.node} {rank} {offset}".encode()
 
     async def close(self) -> None:
         self.closed = True
@@ -457,7 +467,7 @@ def crew(monkeypatch):
 
 
 def test_agents_of_the_gang_and_further_ones(crew):
-    """MAX nodes and the spare one start. Each is granted, comes up and takes orders; their values are merged."""
+    """MAX nodes and the spare one start. Each is granted, comes up, takes orders and gives results."""
     found = crew("1:2", spares=1)
     assert sorted(found.count(3)) == ["node-1", "node-2", "node-3"]
     found.fleet.send("node-2", StopWorkers(attempt=1, grace=2.5))
@@ -466,7 +476,9 @@ def test_agents_of_the_gang_and_further_ones(crew):
     assert {agent.node: agent.orders for agent in Quiet.made if agent.orders} == {
         "node-2": [StopWorkers(attempt=1, grace=2.5)]
     }
-    assert found.fleet.values(["node-1", "node-3"], lambda _: 0.0) == {1: b"value", 3: b"value"}
+    assert found.fleet.read_result("node-3", 1, 50).result(100) == b"node-3 1 50"
+    with pytest.raises(LookupError, match="it has no agent any more"):
+        found.fleet.read_result("node-9", 0, 0).result(100)
 
 
 def test_gpus_of_several_agents(crew):

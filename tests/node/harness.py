@@ -202,9 +202,16 @@ class Node:
         return Outcome(
             exit_codes={rank: failures[rank].exit_code if rank in failures else 0 for rank in range(nproc)},
             failures=failures,
-            values=self.supervisor.values(),
+            values={rank: value for rank in range(nproc) if (value := self.result(rank))},
             folders={rank: self.rank_folder(rank) for rank in range(nproc)},
         )
+
+    def result(self, rank: int) -> bytes:
+        """Return what the function of a rank returned or raised, pickled; empty: nothing."""
+        found = bytearray()
+        while part := self.supervisor.read_result(rank, len(found)):
+            found += part
+        return bytes(found)
 
     def rank_folder(self, rank: int = 0) -> Path:
         return Path(self.supervisor.spec.rank_dir(self.attempt, rank))
@@ -401,6 +408,8 @@ def shared_node(node: Node, folder: Path, mark: str, pipe: MessagePipe) -> Itera
     node.use_for_test(folder, mark, pipe)
     yield node
     node.end_attempt()
+    if node.supervisor.attempt_state is not None:
+        node.supervisor.attempt_state.close()  # the agent keeps results until the next attempt
     node.supervisor.spec = before
     stores = len(node.supervisor.pending.stores)
     until(lambda: len(node.children()) <= stores, "the fork server has children left")

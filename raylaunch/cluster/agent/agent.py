@@ -266,9 +266,9 @@ class Agent:
             lambda: log_files.answer(template.run_dir, template.layout, asked) if template.kept else LogAnswer()
         )
 
-    async def values(self) -> dict[int, bytes]:
-        """Return what functions returned, pickled, by rank."""
-        return self._supervisor.values()
+    def read_result(self, rank: int, offset: int) -> bytes:
+        """Return a part of what the function of a rank returned or raised; see `Supervisor.read_result`."""
+        return self._supervisor.read_result(rank, offset)
 
     async def become_idle(self, seconds: float) -> ForkServerClient | None:
         """End all of the run but what the next one can use; unless `retire` is called, all ends after these seconds."""

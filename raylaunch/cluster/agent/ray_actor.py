@@ -225,9 +225,9 @@ class AgentActor:
         except Exception as error:  # noqa: BLE001
             raise AgentError(_described(error)) from None
 
-    async def values(self) -> dict[int, bytes]:
-        """Return what functions returned, pickled, by rank."""
-        return await self._agent.values() if self._agent is not None else {}
+    async def read_result(self, rank: int, offset: int) -> bytes:
+        """Return a part of what the function of a rank returned or raised; see `Supervisor.read_result`."""
+        return self._agent.read_result(rank, offset) if self._agent is not None else b""
 
     async def become_idle(self, name: NodeId, link_address: SecretAddress | None, seconds: float) -> IdleAgent | None:
         """End the run, so that another can `reuse` the agent within so many seconds. None: it cannot be reused.

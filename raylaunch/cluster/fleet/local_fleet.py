@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -255,14 +255,14 @@ class LocalFleet(FleetBase):
 
     # The end.
 
-    def values(self, nodes: Iterable[NodeId], last_heard: Callable[[NodeId], float]) -> dict[int, bytes]:
-        """Collect the results of the last attempt."""
-        del last_heard  # an agent in this process cannot fall silent
-        return asyncio.run_coroutine_threadsafe(self._values([*nodes]), self._loop).result()
+    def read_result(self, node: NodeId, rank: int, offset: int) -> concurrent.futures.Future[bytes]:
+        """Ask the agent, in the thread."""
+        return asyncio.run_coroutine_threadsafe(self._read_result(node, rank, offset), self._loop)
 
-    async def _values(self, nodes: list[NodeId]) -> dict[int, bytes]:
-        parts = [await self._agents[node].agent.values() for node in nodes if node in self._agents]
-        return {rank: value for part in parts for rank, value in part.items()}
+    async def _read_result(self, node: NodeId, rank: int, offset: int) -> bytes:
+        if (local := self._agents.get(node)) is None:
+            raise LookupError("it has no agent any more")
+        return local.agent.read_result(rank, offset)
 
     def make_idle(self) -> None:
         """End the agents and put their fork servers into the pool, where `keep_warm` is set."""

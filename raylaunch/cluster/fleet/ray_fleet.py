@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, kill, title_of
-from raylaunch.cluster.fleet import agent_pool, agent_results
+from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
 from raylaunch.cluster.fleet.fleet_base import FleetBase
@@ -309,9 +309,21 @@ class RayFleet(FleetBase):
 
     # The end.
 
-    def values(self, nodes: Iterable[NodeId], last_heard: Callable[[NodeId], float]) -> dict[int, bytes]:
-        """Collect the results of the last attempt, however long they take, from nodes that go on reporting."""
-        return agent_results.fetch({node: self._actors[node] for node in nodes if node in self._actors}, last_heard)
+    def read_result(self, node: NodeId, rank: int, offset: int) -> Future[bytes]:
+        """Ask the actor. Ray moves each part through the object stores of both hosts."""
+        answer: Future[bytes] = Future()
+
+        def heard(future: Any) -> None:
+            try:
+                answer.set_result(future.result())
+            except Exception as error:  # noqa: BLE001
+                answer.set_exception(ClusterError(actor_errors.summary(error)))
+
+        if (actor := self._actors.get(node)) is None:
+            answer.set_exception(LookupError("it has no agent any more"))
+        else:
+            actor.read_result.options(name=TITLE).remote(rank, offset).future().add_done_callback(heard)
+        return answer
 
     def make_idle(self) -> None:
         """Put agents into the pool, where `keep_warm` is set: those that are alive, on hosts that are not draining."""

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.node.protocol.messages import ProcessFailure
 from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
+
+PART_BYTES = 2**23
+"""The size of each part of a result but the last, which is smaller. The agent copies one between two reports."""
+
+
+class ResultFile:
+    """What a function returned or raised, pickled: the rest of its worker's report file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        """`file` is open at the beginning of the result, and is this object's own."""
+        self._file = file
+        self._start = file.tell()
+
+    def read(self, offset: int) -> bytes:
+        """Return the part that begins at this byte of the result. One of less than `PART_BYTES` is the last."""
+        return os.pread(self._file.fileno(), PART_BYTES, self._start + offset)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._file.close()
 
 
 @dataclass(slots=True)
@@ -26,8 +48,8 @@ class AttemptState:
     """Exit codes by rank, of all and only the workers whose processes are gone."""
     late_failures: list[ProcessFailure] = field(default_factory=list)
     """Failures of workers that were told to stop, to be reported with `ProcessesStopped`."""
-    values: dict[int, bytes] = field(default_factory=dict)
-    """Pickled return values of functions, by rank."""
+    results: dict[int, ResultFile] = field(default_factory=dict)
+    """What functions have returned or raised, by rank."""
     finished: bool = False
     """All workers have ended, and that was dealt with."""
     shown: set[int] = field(default_factory=set)
@@ -42,6 +64,12 @@ class AttemptState:
     @property
     def attempt(self) -> int:
         return self.assignment.attempt
+
+    def close(self) -> None:
+        """Free the memory of what functions have returned."""
+        for result in self.results.values():
+            result.close()
+        self.results.clear()
 
     def exits_with_server(self, server: str, *, stopped: bool) -> list[WorkerExited]:
         """Return an event for each worker that died with its fork server, which can report none of them.

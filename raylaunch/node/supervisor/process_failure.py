@@ -18,9 +18,9 @@ from raylaunch.core.failures.stacks import shortened
 from raylaunch.core.record.run_layout import ERROR, STDERR, STDOUT
 from raylaunch.core.text import capped
 from raylaunch.node.linux.oom import OomKills
-from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.node.protocol.messages import ProcessFailure
+from raylaunch.node.supervisor.attempt_state import ResultFile
 from raylaunch.worker.runtime.spec import Report
 
 _READ_BYTES = 64 * 1024
@@ -37,14 +37,23 @@ _SHELL = 128
 """A shell exits with this plus the number of the signal that killed its command."""
 
 
-def report(fd: int | None) -> Report:
-    """Read the report that a worker left in this file, and close it. Empty where it left none or an incomplete one."""
-    data = b"" if fd is None else wire.read_all(fd)
+def report(fd: int | None) -> tuple[Report, ResultFile | None]:
+    """Return the report that a worker left in this file, and what its function returned or raised.
+
+    The report is empty if the worker left none or an incomplete one. The file is closed unless it has a result.
+    """
+    if fd is None:
+        return Report(), None
+    file = open(fd, "rb")  # noqa: SIM115
     try:
-        found = pickle.loads(data)  # noqa: S301
+        file.seek(0)
+        found = pickle.load(file)  # noqa: S301
     except Exception:  # noqa: BLE001
-        return Report()
-    return found if isinstance(found, Report) else Report()
+        found = None
+    if isinstance(found, Report) and file.peek(1):
+        return found, ResultFile(file)
+    file.close()
+    return found if isinstance(found, Report) else Report(), None
 
 
 def failure(

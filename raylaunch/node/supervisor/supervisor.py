@@ -145,6 +145,8 @@ class Supervisor:
         workers, to_complete = self.spec.workers(order), self.state.files_to_complete
         start = self._survivors.begin(order, workers, self.attempt_state, to_complete)
         self._poller.checkpoint.drop()
+        if self.attempt_state is not None:
+            self.attempt_state.close()
         self.attempt_state = AttemptState(assignment=assignment, awaits_commit=order.awaits_commit)
         self.state.begin(assignment)
         self._send(start)
@@ -172,9 +174,13 @@ class Supervisor:
         memory = self.state.usage(self.spec.node)
         return None if self._closed else read_heartbeat(self._page, self.attempt_state, memory)
 
-    def values(self) -> dict[int, bytes]:
-        """Return what the functions of the present attempt returned (or raised), pickled, by rank."""
-        return dict(self.attempt_state.values) if self.attempt_state is not None else {}
+    def read_result(self, rank: int, offset: int) -> bytes:
+        """Return a part of what the function of a rank returned or raised in the present attempt, pickled.
+
+        See `ResultFile.read`. Empty if it returned nothing: it has not ended, or left without a word.
+        """
+        result = self.attempt_state.results.get(rank) if self.attempt_state is not None else None
+        return result.read(offset) if result is not None else b""
 
     # The end.
 
@@ -183,7 +189,7 @@ class Supervisor:
 
         Waits for the end of the run's processes, for seconds at most.
         """
-        client, self.attempt_state = self.client, None
+        client = self.client
         if not (self.ready and self._preload == self.spec.template.preload and client.reset()):
             self.close()
             return None
@@ -203,6 +209,9 @@ class Supervisor:
         return messages
 
     def _close_files(self) -> list[str]:
+        if self.attempt_state is not None:
+            self.attempt_state.close()
+            self.attempt_state = None
         for each in (self._oom_kills, self._epoll, self._poller, self._survivors):
             each.close()
         return self.state.close()
@@ -261,13 +270,17 @@ class Supervisor:
 
     def _exited(self, exited: forkserver_messages.WorkerExited, fd: int | None) -> list[ProcessFailure]:
         """Return the failures to report now. Those of workers that were told to stop wait for `ProcessesStopped`."""
-        report = Report(error_type="OSError", message=exited.why) if exited.why else process_failure.report(fd)
+        report, result = process_failure.report(fd)
+        if exited.why:
+            report = Report(error_type="OSError", message=exited.why)
         state = self.attempt_state
         if state is None or exited.attempt != state.attempt:
+            if result is not None:
+                result.close()
             return [self._failure(exited, report)] if exited.exit_code and not exited.stopped else []
         state.ends[exited.rank] = exited.exit_code
-        if report.value:
-            state.values[exited.rank] = report.value
+        if result is not None:
+            state.results[exited.rank] = result
         if exited.exit_code == 0:
             return []
         failure = self._failure(exited, report)

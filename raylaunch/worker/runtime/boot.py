@@ -130,7 +130,8 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
     try:
         value = entry.run(spec)
         slot_owner.wait_instead_of_exiting()
-        report = Report(value=entry.pickled(value)) if spec.kind == "pickle" else None
+        if spec.kind == "pickle":
+            _write_report(report_fd, Report(), value)
     except SystemExit as stop:
         if _is_success(stop.code):
             slot_owner.wait_instead_of_exiting()
@@ -142,11 +143,9 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
     except entry.CannotBeginError as error:
         return _refuse(report_fd, error)
     except BaseException as error:  # noqa: BLE001
-        _write_report(report_fd, _error_report(without_own_frames(error), with_object=spec.kind == "pickle"))
+        _report_error(report_fd, without_own_frames(error), with_object=spec.kind == "pickle")
         _print_traceback(error)
         return 1
-    if report is not None:
-        _write_report(report_fd, report)
     return 0
 
 
@@ -228,13 +227,18 @@ def _is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_OWN_FRAMES)
 
 
-def _error_report(error: BaseException, *, with_object: bool) -> Report:
-    return Report(
+def _report_error(report_fd: int, error: BaseException, *, with_object: bool) -> None:
+    """Report an error of the user's code. `with_object`: also the exception itself, if it can be pickled."""
+    report = Report(
         error_type=str.__str__(type(error).__name__)[:MOST_TYPE],
         message=capped(_text_of(error), MOST_MESSAGE),
         traceback=capped_traceback("".join(_formatted(error))),
-        value=entry.pickled(error) if with_object else b"",
     )
+    if with_object:
+        with contextlib.suppress(TypeError):
+            _write_report(report_fd, report, error)
+            return
+    _write_report(report_fd, report)
 
 
 def _formatted(error: BaseException) -> list[str]:
@@ -264,10 +268,17 @@ def _write_setup_error(report_fd: int, error: BaseException, *, hopeless: bool =
     _write_report(report_fd, Report(error_type=type(error).__name__, message=_text_of(error), hopeless=hopeless))
 
 
-def _write_report(report_fd: int, report: Report) -> None:
-    data = memoryview(pickle.dumps(report))
-    while data:
-        data = data[os.write(report_fd, data) :]
+def _write_report(report_fd: int, report: Report, *value: object) -> None:
+    """Write the report, and what the function returned or raised if it is given, in place of what was written before.
+
+    Raises TypeError if that cannot be pickled. It is pickled into the file directly: it may be as large as the memory.
+    """
+    with open(report_fd, "wb", closefd=False) as file:
+        file.seek(0)
+        file.truncate()
+        pickle.dump(report, file)
+        for one in value:
+            entry.dump(one, file)
 
 
 def main() -> int:

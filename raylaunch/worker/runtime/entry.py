@@ -20,7 +20,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from string import Template
-from typing import Any
+from typing import Any, BinaryIO
 
 from raylaunch.worker import cpython_internals
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -234,17 +234,12 @@ def _other_thread_is_running() -> bool:
     return False
 
 
-def pickled(value: object) -> bytes:
-    """Pickle a function's result or exception for the driver.
-
-    Return `b""` for an exception that cannot be pickled. Raise TypeError for any other value that cannot be.
-    """
+def dump(value: object, file: BinaryIO) -> None:
+    """Pickle a function's result or exception into a file. Raises TypeError if it cannot be pickled."""
     import cloudpickle  # noqa: PLC0415
 
     try:
-        return bytes(cloudpickle.dumps(value))
+        cloudpickle.dump(value, file)
     except Exception as error:  # noqa: BLE001
-        if isinstance(value, BaseException):
-            return b""
         msg = f"the function's result, a {type(value).__name__}, cannot be pickled: {error}"
         raise TypeError(msg) from None

@@ -47,7 +47,8 @@ class WorkerSpec:
 class Report:
     """How a worker ended, in its own account.
 
-    The worker writes it, pickled, into a memory file (`memfd_create(2)`), so that a full disk does not lose it.
+    The worker writes it, pickled, into a memory file (`memfd_create(2)`), so that a full disk does not lose it. For
+    `pickle`, what the function returned or raised follows in the same file, pickled.
     """
 
     error_type: str = ""
@@ -55,5 +56,3 @@ class Report:
     traceback: str = ""
     hopeless: bool = False
     """Whether a restart would meet the same error."""
-    value: bytes = b""
-    """For `pickle`: what the function returned, or the exception that it raised, pickled."""

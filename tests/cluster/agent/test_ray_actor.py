@@ -129,7 +129,7 @@ def test_an_agent_that_cannot_begin(monkeypatch, actor):
         asyncio.run(actor.next_report())
     assert str(raised.value) == r"FileNotFoundError: no caf\xe9"
     assert raised.value.__context__ is None
-    assert asyncio.run(actor.values()) == {}
+    assert asyncio.run(actor.read_result(0, 0)) == b""
     asyncio.run(actor.close())
 
 

@@ -24,7 +24,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 
 from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
-from raylaunch.cluster.fleet import agent_results, ray_fleet
+from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, FleetFailed, HostDraining, ReportReceived, SlotGranted
@@ -119,25 +119,13 @@ class Unable(Agent):
         raise FileNotFoundError("no such folder")
 
 
-class Busy(Agent):
-    """An agent that takes long to return its results, and reports meanwhile."""
+class Finished(Agent):
+    """An agent that has the result of its rank, and dies when it is asked for another."""
 
-    async def next_report(self, _epoch: int = 0) -> bytes:
-        await self.begun.wait()
-        if not self.unsaid:
-            await asyncio.sleep(0.1)
-            return pickle.dumps(AgentReport(sent_at=0.0, events=[]))
-        return await super().next_report()
-
-    async def values(self) -> dict[int, bytes]:
-        await asyncio.sleep(4.0)
-        return {0: b"value"}
-
-
-class Silent(Agent):
-    async def values(self) -> dict[int, bytes]:
-        await asyncio.sleep(1000)
-        return {}
+    async def read_result(self, rank: int, offset: int) -> bytes:
+        if rank != 0:
+            os._exit(1)
+        return b"value"[offset:]
 
 
 class Older(Agent):
@@ -234,8 +222,8 @@ class Obedient(Kept):
         await super().obey(epoch, orders, serial, state)
         self.carried_out += [pickle.loads(order).attempt for order in self.session.new_orders(epoch, orders)]
 
-    async def values(self) -> dict[int, bytes]:
-        return {0: pickle.dumps(self.carried_out)}
+    async def read_result(self, _rank: int, _offset: int) -> bytes:
+        return pickle.dumps(self.carried_out)
 
 
 class Dying(Agent):
@@ -253,16 +241,9 @@ class Crew:
     lines: list[str] = field(default_factory=list)
     #: By node, what is up: its host and its process.
     up: dict[str, tuple[str, int]] = field(default_factory=dict)
-    #: When each was last heard of.
-    heard: dict[str, float] = field(default_factory=dict)
 
     def tell(self, item: Any) -> None:
-        if isinstance(item, ReportReceived):
-            self.heard[item.node] = item.at
         self.inbox.put(item)
-
-    def values(self) -> dict[int, bytes]:
-        return self.fleet.values(self.up, lambda node: self.heard.get(node, 0.0))
 
     def until(self, done: Callable[[], object], seconds: float = 100) -> None:
         """Handle items until the condition is true."""
@@ -481,18 +462,15 @@ def test_an_agent_whose_report_cannot_be_read_is_lost(crew):
     assert found.told(ReportReceived) != []
 
 
-def test_results_are_awaited_as_long_as_the_nodes_report(crew, monkeypatch):
-    """However long they take. Ray would not report a host that was cut off for a minute."""
-    monkeypatch.setattr(agent_results, "VALUES_SECONDS", 3.0)
-    monkeypatch.setattr(agent_results, "LOOK_SECONDS", 0.1)
-    found = crew("1", Busy)
+def test_the_result_of_a_rank_is_read_from_its_agent(crew):
+    """From any byte on. An agent that dies is an error that says so, as is one that is gone already."""
+    found = crew("1", Finished)
     found.count(1)
-    assert found.values() == {0: b"value"}
-    found.fleet.close()
-    found = crew("1", Silent)
-    found.count(1)
-    with pytest.raises(ClusterError, match="the results of node-1 could not be fetched: nothing was heard of it for"):
-        found.values()
+    assert found.fleet.read_result("node-1", 0, 2).result(100) == b"lue"
+    with pytest.raises(ClusterError, match=r"^its agent died$"):
+        found.fleet.read_result("node-1", 1, 0).result(100)
+    with pytest.raises(LookupError, match="it has no agent any more"):
+        found.fleet.read_result("node-7", 0, 0).result(100)
 
 
 def test_a_request_to_a_head_that_does_not_answer_is_repeated(crew, monkeypatch):
@@ -544,7 +522,7 @@ def assert_ordered(found: Crew, flush: Callable[[], None]) -> None:
             time.sleep(0.002)
 
     def carried_out() -> list[int]:
-        return pickle.loads(found.values()[0])
+        return pickle.loads(found.fleet.read_result(node, 0, 0).result(100))
 
     wait_until(lambda: len(carried_out()) == len(sent), 30, "all orders to be carried out")
     assert carried_out() == [*sent]

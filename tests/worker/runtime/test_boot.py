@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from raylaunch.core.failures.failure import Failure, WorkerError, why_hopeless
+from raylaunch.core.machine.events_and_actions import WorkersExited
 from raylaunch.worker.runtime import boot
 from raylaunch.worker.runtime.process_setup import encodable
 from tests.node.harness import Node
@@ -323,17 +325,24 @@ def test_no_function_begins_before_all_ranks_have_connected(torch_node: Node) ->
 
 
 def test_a_big_result_comes_back(torch_node: Node) -> None:
-    """It has ten megabytes."""
-    outcome = call(torch_node, eval, "b'x' * 10_000_000")
-    assert pickle.loads(outcome.values[0]) == b"x" * 10_000_000
+    """It has ten megabytes. The agent, whose lease runs on meanwhile, learns of the end without reading them."""
+    payload = cloudpickle.dumps((eval, ("b'x' * 10_000_000",), {}))
+    torch_node.launch("a function", kind="pickle", payload=payload, port=torch_node.open_store())
+    tracemalloc.start()
+    try:
+        torch_node.wait(WorkersExited)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+    assert pickle.loads(torch_node.result(0)) == b"x" * 10_000_000
 
 
 def test_a_result_that_cannot_be_pickled(torch_node: Node) -> None:
     """It is reported as an error of the function."""
-    outcome = call(torch_node, eval, "__import__('threading').Lock()")
+    outcome = call(torch_node, eval, "[b'x' * 1_000_000, __import__('threading').Lock()]")
     assert outcome.exit_code == 1
     assert error(outcome.failure).type == "TypeError"
-    assert error(outcome.failure).message.startswith("the function's result, a lock, cannot be pickled")
+    assert error(outcome.failure).message.startswith("the function's result, a list, cannot be pickled")
     assert "raylaunch/" not in outcome.stderr()
 
 
@@ -347,7 +356,7 @@ def test_an_exception_comes_back_as_an_object(torch_node: Node) -> None:
 
 def test_an_exception_that_cannot_be_pickled_is_still_a_report(torch_node: Node) -> None:
     """Its type is reported, though the object is lost."""
-    outcome = call(torch_node, exec, "import threading\nraise ValueError(threading.Lock())")
+    outcome = call(torch_node, exec, "import threading\nraise ValueError(b'x' * 1_000_000, threading.Lock())")
     assert outcome.values == {}
     assert error(outcome.failure).type == "ValueError"
 
