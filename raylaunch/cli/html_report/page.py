@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from raylaunch.cli.html_report import plots
 from raylaunch.cli.html_report.report_facts import (
@@ -87,6 +88,7 @@ def _template() -> jinja2.Template:
         "time": duration,
         "cell": lambda text: capped(str(text), _MOST_CELL),
         "clock": _clock,
+        "code": _code,
         "count": count,
         "rate": rate_text,
         "ranks": spans,
@@ -101,6 +103,14 @@ def _shown(value: Any) -> Any:
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return printable(capped(value, _MOST_TEXT), several_lines=True)
     return value
+
+
+def _code(text: str) -> Markup:
+    """Return a text in which the parts between backticks are code."""
+    parts = map(escape, _shown(text).split("`"))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else part for index, part in enumerate(parts)
+    )
 
 
 def _value(value: Any) -> str:

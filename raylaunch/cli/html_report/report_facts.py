@@ -26,6 +26,8 @@ MOST_FIRST, MOST_LAST = 12, 38
 MOST_NODES = 40
 MOST_SLOW = 12
 MOST_RATES = 1_000
+_IMPLIED = {"exclude_after": 0, "show": "raw"}
+"""What raylaunch sets itself: where all nodes are on one host, and for a script."""
 
 Item = TypeVar("Item")
 
@@ -57,6 +59,8 @@ class ReportFacts:
     job: Job
     versions: dict[str, str]
     unreadable: int
+    output: str = ""
+    """The last lines that rank 0 of the last attempt wrote to stdout, if they are on this machine."""
 
     @property
     def lost_steps(self) -> int:
@@ -133,8 +137,9 @@ def _merged(one: StepRate, other: StepRate | None) -> list[StepRate]:
 
 
 def settings(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings that differ from their defaults, and the others."""
+    """Return the settings that differ from their defaults and from what raylaunch sets itself, and the others."""
     given, defaults = _flat(asdict(job)), _flat(asdict(Job()))
+    defaults |= {name: value for name, value in _IMPLIED.items() if given[name] == value}
     return (
         {name: value for name, value in given.items() if value != defaults.get(name)},
         {name: value for name, value in given.items() if value == defaults.get(name)},

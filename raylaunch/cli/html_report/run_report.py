@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from raylaunch.cli.html_report.outcome_text import RunEnd
@@ -19,7 +20,12 @@ from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.record import journal, run_layout
 from raylaunch.core.record.result import RunResult
 from raylaunch.errors import ConfigError, end_state
+from raylaunch.node.logs import log_files
+from raylaunch.node.logs.log_files import LogQuery
 
+_OUTPUT_LINES = 12
+_MOST_OUTPUT = 8_000
+"""Bytes."""
 MOST_AT_THE_END = 8_000_000
 """Bytes of a journal of which a run writes the report at its end: of a longer one that takes seconds."""
 
@@ -57,7 +63,20 @@ def read(folder: Path, until: float = 0.0) -> RunRecordRead:
 def collect(folder: Path, run_id: str, end: RunEnd, environ: Mapping[str, str], until: float = 0.0) -> ReportFacts:
     """Return what the report of a run says, without secrets. Raises ConfigError if there is no journal."""
     found = facts(run_id, str(folder), end, read(folder, until))
+    if found.result.cause is None and found.status.attempt:
+        found = replace(found, output=_last_output(folder, found.job.log_layout, found.status.attempt))
     return Redactor.of(found.job, environ).shown(found)
+
+
+def _last_output(folder: Path, layout: str, attempt: int) -> str:
+    query = LogQuery(attempt=attempt, streams=("stdout",), ranks=((0, 0),), lines=_OUTPUT_LINES)
+    spans = [
+        replace(span, start=max(span.start, span.end - _MOST_OUTPUT))
+        for span in log_files.spans(str(folder), layout, query)
+    ]
+    text = b"".join(block.data for block in log_files.blocks(str(folder), layout, attempt, spans))
+    lines = text.decode(errors="replace").replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rpartition("\r")[2] for line in lines).rstrip()
 
 
 def write(path: Path, text: str) -> None:

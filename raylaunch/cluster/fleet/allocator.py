@@ -32,7 +32,7 @@ from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.core.placement.packing import Bundle
 
 _NOT_NEEDED = "it is not needed any more"
-_UNUSABLE = "its host is to be left"
+_UNUSABLE = "no node is wanted on its host"
 _OCCUPIED = "its host has an agent already"
 
 _CUT_OFF_SECONDS = 70.0

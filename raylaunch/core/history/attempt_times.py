@@ -50,6 +50,8 @@ class AttemptTimes:
     number: int
     roster: tuple[NodeId, ...]
     workers: int
+    stayed: int = 0
+    """How many of the workers are processes of the attempt before."""
     why: str
     """Why it was started."""
     launched_at: float
@@ -142,6 +144,7 @@ class TimesBuilder:
     def _note_workers(self, event: Event, attempt: AttemptTimes) -> None:
         match event:
             case WorkersStarted(node=node):
+                attempt.stayed += event.stayed
                 self._present.unstarted.discard(node)
                 if not self._present.unstarted and attempt.running_at is None and attempt.ended_at is None:
                     attempt.running_at = self._now

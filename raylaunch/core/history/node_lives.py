@@ -35,7 +35,7 @@ class NodeLife:
     left_at: float | None = None
     why_left: str = ""
     is_lost: bool = False
-    """Whether it was lost, and not given up or sent away."""
+    """Whether it was lost after it was ready, and not given up or sent away."""
     failures: int = 0
     """Workers that failed or hung there by themselves."""
     attempts: list[tuple[int, int]] = field(default_factory=list)
@@ -77,7 +77,8 @@ class LivesBuilder:
                 life = self.nodes.setdefault(node, NodeLife(name=node, address=event.address))
                 life.address, life.workers, life.joined_at = event.address, event.nproc, event.at
             case NodeLost(node=node) if node in self.nodes:
-                self.nodes[node].is_lost |= self.nodes[node].left_at is None
+                life = self.nodes[node]
+                life.is_lost |= life.left_at is None and life.joined_at is not None
                 self._leave(node, event.why)
             case NodeDraining(node=node) if node in self.nodes:
                 life = self.nodes[node]

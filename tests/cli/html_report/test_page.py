@@ -48,7 +48,7 @@ def test_a_failed_run(tmp_path):
     found = Page(html(write_journal(tmp_path, entries, nproc_per_node=2), done(1, entries[-1].actions[1].why)))
     assert found.words("outcome") == (
         "✗ The run failed: rank 1 raised ValueError: loss is NaN It was not restarted: no restarts were asked for. "
-        "What to do next `raylaunch logs run-1 --failed` prints what this rank has written. Exit code 1"
+        "What to do next raylaunch logs run-1 --failed prints what this rank has written. Exit code 1"
     )
     cause = found.words("cause")
     assert 'Exception File "t.py", line 3 ValueError: loss' in cause
@@ -56,12 +56,32 @@ def test_a_failed_run(tmp_path):
     assert "node-1 (node-1, 10.0.0.1)" in cause
     assert "9.0 s after the beginning, 2026-01-01 12:00:09+00:00, in attempt 1" in cause
     assert "train5.0 s · 56% start4.0 s · 44%" in found.words("time")
-    assert found.words("rates").startswith("Steps per second 10 per second 0")
+    assert found.words("rates").startswith("Steps per second 0 to 10 per second")
     assert found.words("nodes").startswith("Nodes node-110.0.0.1, 1 failure")
     assert "1 ■ rank 1 on node-1 raised ValueError" in found.words("attempts") or "✕ rank 1" in found.words("attempts")
-    assert found.words("job").startswith("The job entrypoint.script train.py nproc_per_node 2")
+    assert found.words("job").startswith(
+        f"The job Run it again, from the same folder: raylaunch {tmp_path}/job.yaml entrypoint.script train.py nproc_per_node 2"
+    )
     assert found.words("versions") == "Versions raylaunch 0.1.0 Of the machine where the command ran."
     assert [*found.sections][:2] == ["outcome", "cause"]
+
+
+def test_texts_with_code(tmp_path):
+    """What is between backticks is code, also if it is hostile; the rest is text."""
+    text = html(write_journal(tmp_path, failed_run()), done(1, "write `<b>` or `x"))
+    assert "Write <code>&lt;b&gt;</code> or <code>x.</code>" in text
+
+
+def test_the_end_of_the_output(tmp_path):
+    """The last lines of rank 0, of a progress bar what it showed last; a failed run has its stderr instead."""
+    folder = write_journal(tmp_path, [*failed_run()[:-1]])
+    (folder / "attempt-1" / "rank-0").mkdir(parents=True)
+    lines = "".join(f"line {number}\n" for number in range(40))
+    (folder / "attempt-1" / "rank-0" / "stdout.log").write_bytes(lines.encode() + b"1%\r100%\r\n\xff\n")
+    found = Page(html(folder)).words("output")
+    assert found == f"Last lines of rank 0 {' '.join(f'line {number}' for number in range(31, 40))} 100% \ufffd"
+    write_journal(tmp_path, failed_run())
+    assert "Last lines of rank 0" not in html(folder, done(1, failed_run()[-1].actions[1].why))
 
 
 def test_a_run_with_restarts_and_hangs(tmp_path):

@@ -98,3 +98,7 @@ def test_settings():
     given, defaults = settings(Job(entrypoint=Entrypoint(script="a.py"), nnodes=2))
     assert given == {"entrypoint.script": "a.py", "nnodes": 2}
     assert defaults["max_restarts"] == 0
+    given, defaults = settings(Job(entrypoint=Entrypoint(script="a.py"), show="raw", exclude_after=0))
+    assert given == {"entrypoint.script": "a.py"}
+    assert (defaults["show"], defaults["exclude_after"]) == ("raw", 0)
+    assert settings(Job(show="0,1", exclude_after=1))[0] == {"show": "0,1", "exclude_after": 1}

@@ -614,7 +614,7 @@ def test_a_host_that_is_cordoned():
     found = board(4, 1, "a", "b")
     found.grant("node-3", "c")
     found.tell("cordon", "c")
-    assert found.said == {"node-3": "its host is to be left"}
+    assert found.said == {"node-3": "no node is wanted on its host"}
     assert [found.avoided(node) for node in found.starting()] == [{"a", "b", "c"}] * 2
     found.tell("cordon", "b")
     assert "node-2" in found.up

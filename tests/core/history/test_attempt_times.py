@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from machine_helpers import checkpointed, exited, failed, finished, hung, joined, lost, started, stopped
 from written_journal import beginning, entry, launch, steps, stop
@@ -71,6 +73,13 @@ def test_what_ended_an_attempt(entries, interruption):
     first, _ = times(*beginning("a", "b"), *entries, entry(started("a", 7.0), launch(2, "a")))
     assert first.interruption is interruption
     assert first.ended_at == (5.0 if entries[0].actions or entries[-1].actions else 7.0)
+
+
+def test_workers_that_stay():
+    """They are counted over all nodes of the attempt."""
+    begun = [entry(replace(started(node, 6.0, attempt=2), stayed=stayed)) for node, stayed in (("a", 2), ("b", 1))]
+    first, second = times(*beginning("a", "b"), entry(failed("a", 5.0), launch(2, "a", "b")), *begun)
+    assert (first.stayed, second.stayed) == (0, 3)
 
 
 def test_a_run_that_is_stopped():

@@ -34,9 +34,11 @@ def test_attempts_that_follow_each_other_are_one_span():
 
 
 def test_how_nodes_leave():
-    """They are lost, or sent away. What is heard of them later changes nothing."""
+    """They are lost, or sent away, or given up before they are ready. What is heard of them later changes nothing."""
     found = lives(
         *beginning("a", "b"),
+        entry(granted("d", 2.5)),
+        entry(lost("d", 2.6)),
         entry(draining("a", 3.0)),
         entry(draining("a", 3.5), Release(node="a", why="it is being drained")),
         entry(lost("a", 4.0)),
@@ -48,7 +50,8 @@ def test_how_nodes_leave():
     assert (found["a"].draining_at, found["a"].left_at, found["a"].is_lost) == (3.0, 3.5, False)
     assert (found["a"].why_left, found["b"].why_left) == ("it is being drained", "its agent died")
     assert (found["b"].left_at, found["b"].is_lost) == (5.0, True)
-    assert found.keys() == {"a", "b"}
+    assert (found["d"].left_at, found["d"].is_lost) == (2.6, False)
+    assert found.keys() == {"a", "b", "d"}
 
 
 def test_failures_that_follow_from_others_do_not_count():
