@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TextIO
 
-from raylaunch.cli.output.bottom_row import BottomRow
+from raylaunch.cli.output.live_row import LiveRow, SuspendHandler, fit_terminal, size_of
 
 MAX_QUEUED = 32 * 1024 * 1024
 """Bytes that may wait to be written. Beyond them, the job's output is dropped and counted until half is written."""
@@ -44,11 +44,12 @@ class AsyncWriter:
         #: The stream that the thread writes to.
         self._current = ""
         self._given_up = False
-        self._row: BottomRow | None = None
+        self._row: LiveRow | None = None
         #: The streams that are on the terminal of the row.
         self._row_streams: tuple[str, ...] = ()
-        #: Set by the thread when it has removed the row; None: the row is to be there.
+        #: Set by the thread when it has erased the row; None: the row is to be there.
         self._hidden: threading.Event | None = None
+        self._suspend_handler: SuspendHandler | None = None
         self._thread = threading.Thread(target=self._write, daemon=True, name="raylaunch-output")
         self._thread.start()
 
@@ -67,22 +68,31 @@ class AsyncWriter:
         with self._lock:
             self._enqueue("stderr", data)
 
-    def show_row(self, row: BottomRow, streams: tuple[str, ...]) -> None:
-        """Keep a row at the bottom of the terminal that stderr and these streams are."""
-        self._row_streams, self._row = streams, row
+    def show_row(self, text: Callable[[int], str]) -> bool:
+        """Show a row below all output if stderr is a terminal that is fit for it, and return whether it is.
+
+        `text` returns the row for a number of columns. Call this, and `close`, in the main thread.
+        """
+        terminal = fit_terminal(self._files["stderr"], os.environ)
+        if terminal is None:
+            return False
+        fd, stdout = terminal.fileno(), self._files["stdout"]
+        self._row_streams = ("stdout", "stderr") if stdout is not None and stdout.isatty() else ("stderr",)
+        self._row = LiveRow(text, lambda: size_of(fd))
+        self._suspend_handler = SuspendHandler(pause=self._hide_row, resume=self._unhide_row)
         self._queue.put(_WAKE)
+        return True
 
-    def hide_row(self) -> None:
-        """Remove the row until `unhide_row`. Waits for it, but not long.
+    def _hide_row(self) -> None:
+        """Erase the row until `_unhide_row`. Waits for it, but not long.
 
-        A signal handler may call this: it needs no lock that the interrupted code may hold.
+        A signal handler calls this: it needs no lock that the interrupted code may hold.
         """
         hidden = self._hidden = threading.Event()
         self._queue.put(_WAKE)
         hidden.wait(_HIDE_SECONDS)
 
-    def unhide_row(self) -> None:
-        """Show the row again, after `hide_row`."""
+    def _unhide_row(self) -> None:
         self._hidden = None
         self._queue.put(_WAKE)
 
@@ -100,6 +110,8 @@ class AsyncWriter:
             pass
         if self._thread.is_alive():
             self._give_up()
+        if self._suspend_handler is not None:
+            self._suspend_handler.close()
 
     def _enqueue(self, stream: str, data: bytes) -> None:
         self._queued += len(data)
@@ -120,30 +132,28 @@ class AsyncWriter:
             self._current, data = item
             for start in range(0, len(data), CHUNK):
                 chunk = data[start : start + CHUNK]
+                row = self._row if self._current in self._row_streams else None
                 with contextlib.suppress(Exception):  # the reader is gone, or a replaced stream fails; the run goes on
-                    self._sinks[self._current](chunk)
+                    self._sinks[self._current](chunk if row is None else row.output(chunk))
                 with self._lock:
                     self._queued -= len(chunk)
                 if self._given_up:
                     return
-                if self._row is not None and self._current in self._row_streams:
-                    self._row.wrote(chunk)
-                    self._draw_row(self._row)
         if self._row is not None:
-            self._write_row(self._row.clear())
+            self._write_row(self._row.close())
 
     def _next(self) -> tuple[str, bytes] | None:
-        """Return the next item of the queue. While there is none, the row is kept up to date."""
+        """Return the next item of the queue. The row is drawn when there is none, and when it is due."""
         while (row := self._row) is not None:
-            try:
-                return self._queue.get(timeout=row.seconds_left)
-            except queue.Empty:
+            if self._queue.empty() or row.seconds_left <= 0:
                 self._draw_row(row)
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get(timeout=max(0.0, row.seconds_left))
         return self._queue.get()
 
-    def _draw_row(self, row: BottomRow) -> None:
+    def _draw_row(self, row: LiveRow) -> None:
         hidden = self._hidden
-        self._write_row(row.draw() if hidden is None else row.clear())
+        self._write_row(row.draw() if hidden is None else row.erase())
         if hidden is not None:
             hidden.set()
 

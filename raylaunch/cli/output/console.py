@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 
-from raylaunch.cli.output import terminal_guard
 from raylaunch.cli.output.async_writer import AsyncWriter
 from raylaunch.cli.output.live_line import LiveLine
 from raylaunch.cli.output.progress_line import ProgressLine
@@ -74,8 +73,7 @@ class Console:
         self._reasons: set[str] = set()
         self._progress = ProgressLine()
         self._live = LiveLine(self._colour)
-        #: Not empty while the live line is shown.
-        self._guards: terminal_guard.Guards = ()
+        self._is_live = False
         #: Replaces secrets in raylaunch's messages.
         self._redactor = Redactor()
         #: What the first and the last line say.
@@ -85,8 +83,8 @@ class Console:
         """Print the name of the run and what it requests. `run_dir` is "" if no logs are kept."""
         self.on_takeover(job, run_dir)
         if job.progress == "auto":
-            self._guards = terminal_guard.show_row(self._writer, self._live.text)
-            self._progress.is_periodic = not self._guards
+            self._is_live = self._writer.show_row(self._live.text)
+            self._progress.is_periodic = not self._is_live
         seen = self._redactor.shown(job)
         self._fallback = plan.fallback
         if plan.fallback:
@@ -225,7 +223,7 @@ class Console:
 
         After a run with a live line, the steps and the times of the run come first.
         """
-        if self._guards and (ending := self._live.ending()):
+        if self._is_live and (ending := self._live.ending()):
             self.say(ending)
         if ok:
             for line in text.splitlines():
@@ -238,8 +236,6 @@ class Console:
         if self._fallback:
             self.on_message(self._fallback)
         self._writer.close()
-        for guard in self._guards:
-            guard.close()
 
 
 def run_observer(job: Job, console: Console) -> RunObserver:

@@ -14,7 +14,6 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 
-from raylaunch.cli.output.terminal_guard import TerminalGuard, settings_of
 from raylaunch.errors import ConfigError
 from raylaunch.node.protocol.terminal_messages import TerminalInput, TerminalSpec
 
@@ -79,9 +78,11 @@ class RawTerminal:
 
 @contextlib.contextmanager
 def _raw(fd: int) -> Iterator[None]:
-    r"""Give every key to whoever reads, but for Ctrl-\. Output is still processed: a newline also returns."""
+    r"""Give every key to whoever reads, but for Ctrl-\. Output is still processed: a newline also returns.
+
+    If this process is killed, the shell restores the terminal, as bash, zsh and fish do.
+    """
     before = termios.tcgetattr(fd)
-    guard = TerminalGuard(fd, settings=settings_of(fd))
     modes = termios.tcgetattr(fd)
     modes[_INPUT_FLAGS] &= ~(termios.ICRNL | termios.IXON)
     modes[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
@@ -94,4 +95,3 @@ def _raw(fd: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(fd, termios.TCSADRAIN, before)
-        guard.close()

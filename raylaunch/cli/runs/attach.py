@@ -9,7 +9,6 @@ from argparse import Namespace
 from collections.abc import Iterable
 
 from raylaunch.cli.args import flag_values
-from raylaunch.cli.output import terminal_guard
 from raylaunch.cli.output.async_writer import AsyncWriter
 from raylaunch.cli.output.console import is_coloured
 from raylaunch.cli.output.live_line import LiveLine, LiveStatus
@@ -45,13 +44,12 @@ class AttachedView:
         self._writer = AsyncWriter(sys.stdout, sys.stderr)
         self._live = LiveLine(is_coloured(os.environ, is_terminal=sys.stderr is not None and sys.stderr.isatty()))
         self._logs = LogFollower(run, choice, self._write, self._say)
-        self._guards: terminal_guard.Guards = ()
         #: What was said of the run last.
         self._said = ""
 
     def show(self) -> int:
         """Show the run until it ends, and return its exit code; 130 on Ctrl-C."""
-        self._guards = terminal_guard.show_row(self._writer, self._live.text)
+        self._writer.show_row(self._live.text)
         try:
             while not (shown := self._logs.step()).is_over:
                 self._say_news(shown)
@@ -63,8 +61,6 @@ class AttachedView:
         finally:
             self._run.reader.close()
             self._writer.close()
-            for guard in self._guards:
-                guard.close()
 
     def _say_news(self, shown: RunSummary) -> None:
         status = self._run.reader.status()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.cli.output import terminal_guard
+from raylaunch.cli.output import live_row
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
@@ -53,8 +54,14 @@ def terminals() -> Iterator[list[Terminal]]:
 def terminal(request, terminals) -> Terminal:
     """The program above in a terminal of so many columns, when its live line is there."""
     terminals.append(Terminal([sys.executable, "-c", PROGRAM], request.param, 24, {"PYTHONPATH": str(ROOT)}))
-    terminals[0].until(lambda: "gathering" in terminals[0].rows[-1] and "pid " in terminals[0].text)
+    terminals[0].until(lambda: _has_row(terminals[0]) and "pid " in terminals[0].text)
     return terminals[0]
+
+
+def _has_row(terminal: Terminal) -> bool:
+    """Whether the live line is below the cursor, and nowhere else."""
+    below = [row for row in terminal.rows[terminal.screen.cursor.y + 1 :] if row]
+    return len(below) == 1 and "gathering" in below[0] and terminal.text.count("gathering") == 1
 
 
 def _is_clean(terminal: Terminal) -> bool:
@@ -70,7 +77,6 @@ def test_output_of_all_kinds(terminal):
     terminal.type("''.join('\\r%d%%|####' % i for i in range(101))\n")
     terminal.type("'\\nthe bar\\n\\x1b[A\\x1b[2Kthe other bar\\n\\x1b[?25l'\n")
     terminal.until(lambda: "100%|####" in terminal.text and "the other bar" in terminal.text)
-    assert "gathering" in terminal.rows[-1]
     terminal.type("end\n")
     assert terminal.end() == 0
     assert "the bar\n" not in terminal.text
@@ -79,24 +85,35 @@ def test_output_of_all_kinds(terminal):
 
 
 def test_the_terminal_is_resized(terminal):
-    """The line moves to the new bottom and takes the new width."""
+    """The line stays below the output and takes the new width."""
     terminal.resize(60, 10)
-    terminal.until(lambda: "gathering" in terminal.rows[-1])
+    terminal.until(lambda: _has_row(terminal))
     terminal.resize(120, 30)
-    terminal.until(lambda: "gathering" in terminal.rows[-1])
-    terminal.type("'after\\n'\nend\n")
+    terminal.until(lambda: _has_row(terminal))
+    terminal.type("'after\\n'\n")
+    terminal.until(lambda: "after" in terminal.rows and _has_row(terminal))
+    terminal.type("end\n")
     assert terminal.end() == 0
-    assert "after" in terminal.rows
     assert _is_clean(terminal)
 
 
-def test_the_driver_is_killed(terminal):
-    """The shell that outlives it puts the terminal in order."""
-    terminal.type("'\\x1b[?25l'\n")
-    terminal.until(lambda: terminal.screen.cursor.hidden)
-    os.kill(terminal.pid, signal.SIGKILL)
-    assert terminal.end() == -signal.SIGKILL
+def test_the_driver_is_killed(terminals, tmp_path):
+    """It leaves a row of text below the prompt, and no mode: what is typed and shown next is as ever."""
+    terminal = Terminal(["/bin/bash", "--norc", "--noprofile", "-i"], 80, 24, {"PS1": "$ ", "PYTHONPATH": str(ROOT)})
+    terminals.append(terminal)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    terminal.type(f"{sys.executable} {tmp_path}/program.py\n")
+    terminal.until(lambda: _has_row(terminal) and "pid " in terminal.text)
+    found = re.search(r"pid (\d+)", terminal.text)
+    assert found is not None
+    os.kill(int(found[1]), signal.SIGKILL)
+    terminal.until(lambda: "Killed" in terminal.text)
+    terminal.type("seq 100 139; echo over\n")
+    terminal.until(lambda: "\nover\n" in terminal.text)
+    assert "".join(f"\n{number}" for number in range(118, 140)) in terminal.text
     assert _is_clean(terminal)
+    terminal.type("exit\n")
+    assert terminal.end() == 0
 
 
 def test_the_driver_is_suspended(terminals, tmp_path):
@@ -105,7 +122,7 @@ def test_the_driver_is_suspended(terminals, tmp_path):
     terminals.append(terminal)
     (tmp_path / "program.py").write_text(PROGRAM)
     terminal.type(f"{sys.executable} {tmp_path}/program.py\n")
-    terminal.until(lambda: "gathering" in terminal.rows[-1] and "pid " in terminal.text)
+    terminal.until(lambda: _has_row(terminal) and "pid " in terminal.text)
     terminal.type("\x1a")
     terminal.until(lambda: "Stopped" in terminal.text)
     assert _is_clean(terminal)
@@ -115,7 +132,7 @@ def test_the_driver_is_suspended(terminals, tmp_path):
         terminal.read(0.1)
     assert _is_clean(terminal)
     terminal.type("fg\n")
-    terminal.until(lambda: "gathering" in terminal.rows[-1])
+    terminal.until(lambda: _has_row(terminal))
     terminal.type("end\n")
     terminal.until(lambda: "\nover\n" in terminal.text)
     assert _is_clean(terminal)
@@ -135,13 +152,13 @@ def test_terminals_without_a_line(terminals, more):
     terminal.until(lambda: "\none\n" in terminal.text)
     terminal.type("end\n")
     assert terminal.end() == 0
-    assert b"\x1b[1;" not in terminal.raw
+    assert b"\x1b7" not in terminal.raw
     assert b"gathering" not in terminal.raw
 
 
 def test_a_stream_that_is_no_terminal(tmp_path):
     """A file, a closed stderr, and one that a notebook has replaced."""
     with open(tmp_path / "file", "w") as file:
-        assert terminal_guard.fit_terminal(file, {"TERM": "xterm"}) is None
-    assert terminal_guard.fit_terminal(None, {"TERM": "xterm"}) is None
-    assert terminal_guard.size_of(os.open(tmp_path / "file", os.O_RDONLY)) is None
+        assert live_row.fit_terminal(file, {"TERM": "xterm"}) is None
+    assert live_row.fit_terminal(None, {"TERM": "xterm"}) is None
+    assert live_row.size_of(os.open(tmp_path / "file", os.O_RDONLY)) is None
