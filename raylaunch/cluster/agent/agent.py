@@ -168,7 +168,7 @@ class Agent:
         if spec.template.terminal is not None:
             self._terminal = WorkerTerminal(spec.template.terminal, self._outbox, self._wake_if_needed)
             self._supervisor.spec = replace(self._supervisor.spec, terminal=self._terminal.path)
-        self._logs = LogShipper(self._outbox, self._wake_if_needed)
+        self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.page)
         self._report_interval = report_interval(spec.node_timeout)
         self.session = AgentSession(keeps=spec.detached is not None, epoch=spec.epoch)
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end)

@@ -15,6 +15,7 @@ from raylaunch.core.record.run_layout import LAYOUTS, STDOUT
 from raylaunch.node.logs.tail import LogSource, LogTailer, log_sources
 from raylaunch.node.protocol.messages import NodeEvent, ProcessesExited, ProcessesStopped, WorkersForked
 from raylaunch.node.protocol.node_spec import NodeSpec
+from raylaunch.worker.heartbeats.shared_page import SharedPage
 
 TAIL_SECONDS = 0.1
 MOST_PER_TURN = 4 * 1024 * 1024
@@ -24,11 +25,12 @@ MOST_PER_TURN = 4 * 1024 * 1024
 class LogShipper:
     """Puts what the logs have into the outbox. While that is full nothing is read; workers never wait for it."""
 
-    def __init__(self, outbox: Outbox[Any], tell: Callable[[], None]) -> None:
-        """`tell` is called whenever something was put into the outbox."""
+    def __init__(self, outbox: Outbox[Any], tell: Callable[[], None], page: SharedPage | None = None) -> None:
+        """`tell` is called whenever something was put into the outbox. `page`: the one of the workers."""
         self.tailer = LogTailer()
         self._outbox = outbox
         self._tell = tell
+        self._page = page
         self._task: asyncio.Task[None] | None = None
         #: Set when the logs may have grown.
         self._news = asyncio.Event()
@@ -37,7 +39,9 @@ class LogShipper:
 
     def follow(self, assignment: Assignment, spec: NodeSpec, view: OutputView, terminal: WorkerTerminal | None) -> None:
         """Follow what is shown of the workers of an attempt, which begins."""
-        sources = log_sources(view, assignment, LAYOUTS[spec.template.layout], spec.run_dir, kept=spec.template.kept)
+        sources = log_sources(
+            view, assignment, LAYOUTS[spec.template.layout], spec.run_dir, kept=spec.template.kept, page=self._page
+        )
         own = spec.template.terminal
         if terminal is not None and own is not None:
             has_it = terminal.launched(assignment, lambda rank: str(spec.rank_dir(assignment.attempt, rank) / STDOUT))

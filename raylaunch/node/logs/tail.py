@@ -20,6 +20,8 @@ from raylaunch.node.linux import scratch
 from raylaunch.node.linux.inotify import Inotify
 from raylaunch.node.logs.log_times import TimesWriter
 from raylaunch.node.logs.prefix import LineFilter, LinePrefixer
+from raylaunch.worker.heartbeats.shared_page import MAX_WORKERS, SharedPage
+from raylaunch.worker.runtime.output_order import OutputOrder
 
 CHUNK_BYTES = 256 * 1024
 """How much is read of one file before the next file has its turn."""
@@ -59,6 +61,8 @@ class LogSource:
     """Copies some of the lines to another file."""
     kept: bool = True
     """Whether the file is to stay. If not, the disk space of what was read is freed."""
+    order: OutputOrder | None = None
+    """In which order it grows with the worker's other file; None: that is not known."""
     times: str = ""
     """The path of the file that gets the times at which this one grew; "": there is none."""
 
@@ -69,11 +73,20 @@ class LogSource:
 
 
 def log_sources(
-    view: OutputView, assignment: Assignment, layout: RunLayout, run_dir: str, *, kept: bool
+    view: OutputView,
+    assignment: Assignment,
+    layout: RunLayout,
+    run_dir: str,
+    *,
+    kept: bool,
+    page: SharedPage | None = None,
 ) -> list[LogSource]:
     """Return the log files of a node's ranks in one attempt, and what is done with them."""
     found, hostname = [], socket.gethostname()
     for local_rank, rank in enumerate(assignment.ranks):
+        order = None
+        if page is not None and local_rank < MAX_WORKERS:
+            order = OutputOrder(page, assignment.attempt, local_rank)
         for stream in STREAMS:
             prefix = view.header(stream, rank, local_rank, assignment.world_size, hostname)
             needles = view.needles(stream, local_rank) if kept else ()
@@ -91,6 +104,7 @@ def log_sources(
                     only_rank=view.shows_one(assignment.world_size),
                     line_filter=line_filter,
                     kept=kept,
+                    order=order,
                     times=str(folder / TIMES[stream]) if kept else "",
                 )
             )
@@ -102,7 +116,7 @@ def _encoded(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _FileTail:
     """How far one file was read."""
 
@@ -120,6 +134,21 @@ class _FileTail:
     hidden_until: int = 0
     #: time.monotonic() of the last read that returned something.
     grew_at: float = 0.0
+    #: The file's size when the notes of its worker were read.
+    size: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether more may be read once the worker's other file was."""
+        return self.source.order is not None and bool(self.source.order.points)
+
+    @property
+    def bound(self) -> int | None:
+        """Up to where it may be read before the worker's other file is read further; None: to its end."""
+        order = self.source.order
+        if order is None:
+            return None
+        return order.points[0][self.source.stream == "stderr"] if order.points else self.size
 
 
 class LogTailer:
@@ -186,24 +215,30 @@ class LogTailer:
         self.bytes_read, self.has_grown = 0, False
         for attempt in sorted({tail.source.attempt for tail in self._tails}):
             turn = [tail for tail in self._tails if tail.source.attempt == attempt]
-            while turn and limit > 0:
-                grown = []
+            orders = _look(turn)
+            while turn and self.bytes_read < limit:
+                grown = {tail for tail in turn if self._read_next(tail, found)}
+                busy = {id(tail.source.order) for tail in grown}
                 for tail in turn:
-                    before = tail.offset
-                    data = _read_chunk(tail, self._chunk)
-                    if tail.offset != before:
-                        self.has_grown = True
-                        if tail.times is not None:
-                            tail.times.record(tail.fd)
-                    limit -= len(data)
-                    self.bytes_read += len(data)
-                    found += _output_of(tail, data)
-                    if data:
-                        grown.append(tail)
-                    elif tail.end is not None:
+                    if tail not in grown and not tail.waits and tail.end is not None:
                         found += self._finish(tail)
-                turn = grown
+                turn = [tail for tail in turn if tail in grown or tail.waits]
+                for order in orders:
+                    if id(order) not in busy and order.points:
+                        order.points.popleft()
         return found
+
+    def _read_next(self, tail: _FileTail, found: list[LogOutput]) -> bool:
+        """Read the next bytes of a file, and return whether there were any."""
+        before = tail.offset
+        data = _read_chunk(tail, self._chunk)
+        if tail.offset != before:
+            self.has_grown = True
+            if tail.times is not None:
+                tail.times.record(tail.fd)
+        self.bytes_read += len(data)
+        found += _output_of(tail, data)
+        return bool(data)
 
     def close(self) -> None:
         """Close all files that are followed."""
@@ -246,6 +281,16 @@ class LogTailer:
         )
 
 
+def _look(tails: list[_FileTail]) -> list[OutputOrder]:
+    """Read the sizes of files, and then the notes: what is beyond the sizes may have notes that are not read yet."""
+    for tail in tails:
+        tail.size = _size(tail)
+    orders = {id(tail.source.order): tail.source.order for tail in tails if tail.source.order is not None}
+    for order in orders.values():
+        order.read()
+    return [*orders.values()]
+
+
 def _size(tail: _FileTail) -> int:
     try:
         return (os.fstat(tail.fd) if tail.fd >= 0 else os.stat(tail.source.path)).st_size
@@ -261,6 +306,8 @@ def _read_chunk(tail: _FileTail, size: int) -> bytes:
         except OSError:
             return b""
     limit = size if tail.end is None else min(size, tail.end - tail.offset)
+    if tail.bound is not None:
+        limit = min(limit, tail.bound - tail.offset)
     try:
         if not tail.source.is_read:
             tail.offset = os.fstat(tail.fd).st_size if tail.end is None else tail.end

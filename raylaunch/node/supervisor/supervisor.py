@@ -65,9 +65,10 @@ class Supervisor:
         `client`: that of an earlier run with equal per-process fields, whose fork server is active again.
         """
         self.client = ForkServerClient(env, kept=template.kept) if client is None else client
-        self._page = self.client.page
+        #: What this agent shares with the fork server and the workers.
+        self.page = self.client.page
         own = self.client.complete(template, node=node, address=address, env=env, cwd=cwd)
-        self.state = StateMemory(self._page, template.state_secret, template.state_bytes, self.client.fast_dir)
+        self.state = StateMemory(self.page, template.state_secret, template.state_bytes, self.client.fast_dir)
         self._survivors = SurvivorTable()
         own = replace(own, state_address=self.state.address, survivors_address=self._survivors.address)
         self.spec = replace(own, interface_env=interface_env or {})
@@ -76,7 +77,7 @@ class Supervisor:
         #: The fork server's process id, 0 until it is ready.
         self.server_pid = 0
         self.attempt_state: AttemptState | None = None
-        self._poller = PagePoller(self._page, node)
+        self._poller = PagePoller(self.page, node)
         self._epoll = select.epoll()
         self._epoll.register(self._poller, select.EPOLLIN)
         self._epoll.register(self.state, select.EPOLLIN)
@@ -166,13 +167,13 @@ class Supervisor:
         After that time the fork server and the workers end by themselves, even if this process is stopped. A lease that
         has expired cannot be renewed.
         """
-        if not self._closed and lease_page.renew(self._page, until_ns) and self.ready:
+        if not self._closed and lease_page.renew(self.page, until_ns) and self.ready:
             self._send(forkserver_messages.ReadPage())
 
     def heartbeat(self) -> Heartbeat | None:
         """Return the progress of the present attempt's workers; None where none are started."""
         memory = self.state.usage(self.spec.node)
-        return None if self._closed else read_heartbeat(self._page, self.attempt_state, memory)
+        return None if self._closed else read_heartbeat(self.page, self.attempt_state, memory)
 
     def read_result(self, rank: int, offset: int) -> bytes:
         """Return a part of what the function of a rank returned or raised in the present attempt, pickled.
@@ -326,7 +327,7 @@ class Supervisor:
         self.ready = False
         state = self.attempt_state
         if state is not None and self.pending.launch is None:
-            stopped = state.attempt in self.pending.stopping or lease_page.has_expired(self._page)
+            stopped = state.attempt in self.pending.stopping or lease_page.has_expired(self.page)
             yield from ((exited, None) for exited in state.exits_with_server(dead, stopped=stopped))
         for attempt in sorted(self.pending.stopping):
             yield forkserver_messages.WorkersGone(attempt=attempt), None
@@ -341,7 +342,7 @@ class Supervisor:
         died_too_often = self._false_starts >= _MOST_FALSE_STARTS
         last_words = self.client.last_words or "it dies again and again while it imports torch"
         why = f"there is no fork server: {last_words}" if died_too_often else ""
-        why = "nothing was heard of the driver for too long" if lease_page.has_expired(self._page) else why
+        why = "nothing was heard of the driver for too long" if lease_page.has_expired(self.page) else why
         if self._false_starts and self._preload:
             self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
             self._preload = ()

@@ -1,7 +1,7 @@
 """The shared page: memory that a node's agent, its fork server and its workers read and write without locks.
 
-The page has a header and a slot for each local rank. Every field is an aligned 64-bit number that only one process
-writes, so no read is ever torn. A field that holds a step holds it plus one; 0 says that there was none.
+The page has a header, and a slot and notes for each local rank. Every field is an aligned 64-bit number that only one
+process writes, so no read is ever torn. A field that holds a step holds it plus one; 0 says that there was none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MAX_WORKERS: Final = 1000
 """Workers of a node with a local rank from here on have no slot."""
 _HEADER_FIELDS: Final = 16
 _SLOT_FIELDS: Final = 16
-PAGE_BYTES: Final = 8 * (_HEADER_FIELDS + _SLOT_FIELDS * MAX_WORKERS)
+MAX_NOTES: Final = 4096
+"""So many of the last notes of a worker, of two fields each, are kept behind the slots; see `output_order`."""
+PAGE_BYTES: Final = 8 * (_HEADER_FIELDS + (_SLOT_FIELDS + 2 * MAX_NOTES) * MAX_WORKERS)
 
 LEASE_EXPIRES_AT: Final = 0
 """Header, written by the agent: `lease_clock` at which the node counts as lost, unless it is renewed; 0: no lease."""
@@ -81,6 +83,9 @@ COMMIT_NS: Final = 12
 STEP_NS: Final = 13
 """Slot: how long a step takes without commits, in ns, as rank 0 has measured it."""
 
+SWITCHES: Final = 14
+"""Slot: how often the worker has turned from one of its output files to the other, and made a note."""
+
 _NAME: Final = "raylaunch-page"
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ (madvise(2)), which Python 3.11's `mmap` does not have."""
@@ -135,6 +140,11 @@ class SharedPage:
 def slot_offset(local_rank: int) -> int:
     """Return the index of the first field of a worker's slot."""
     return _HEADER_FIELDS + _SLOT_FIELDS * local_rank
+
+
+def notes_offset(local_rank: int) -> int:
+    """Return the index of the first note of a worker."""
+    return _HEADER_FIELDS + _SLOT_FIELDS * MAX_WORKERS + 2 * MAX_NOTES * local_rank
 
 
 def map_file(fd: int, size: int) -> Any:

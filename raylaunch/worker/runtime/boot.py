@@ -29,7 +29,15 @@ from raylaunch.core.text import capped, printable
 from raylaunch.worker import cpython_internals, torch_internals
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.import_hook import when_imported
-from raylaunch.worker.runtime import entry, files_wait, import_recorder, numa, stack_signal, tcpstore_patch
+from raylaunch.worker.runtime import (
+    entry,
+    files_wait,
+    import_recorder,
+    numa,
+    output_order,
+    stack_signal,
+    tcpstore_patch,
+)
 from raylaunch.worker.runtime.process_setup import (
     SHORTAGES,
     append_output,
@@ -123,6 +131,7 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
         return _refuse(report_fd, error)
     if spec.kind == "command":
         return _exec_command(spec, report_fd)
+    output_order.install()
     stack_signal.register(stacks_fd)
     slot_owner.claim()
     if imports_fd >= 0:

@@ -16,7 +16,7 @@ from typing import Final
 from raylaunch.core.failures.failure import is_of_lost_peer
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.runtime import files_wait, process_setup, tcpstore_patch
+from raylaunch.worker.runtime import files_wait, output_order, process_setup, tcpstore_patch
 from raylaunch.worker.runtime.staleness import ImportedFiles
 from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.broken_collectives import break_collectives
@@ -177,6 +177,7 @@ class Survivor:
         tcpstore_patch.remember(os.environ)
         if order.stdout:
             process_setup.append_output(order.stdout, order.stderr)
+            output_order.begin()
         for show in process_setup.title_setters:
             show(order.title)
         self._writer.begin_attempt()

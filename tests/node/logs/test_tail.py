@@ -24,6 +24,8 @@ from raylaunch.node.logs.log_times import LogTimes
 from raylaunch.node.logs.prefix import LinePrefixer
 from raylaunch.node.logs.tail import LogOutput, LogTailer
 from raylaunch.node.supervisor import process_failure
+from raylaunch.worker.heartbeats.shared_page import MAX_NOTES, SWITCHES, SharedPage, notes_offset, slot_offset
+from raylaunch.worker.runtime.output_order import OutputOrder
 from tests.node.harness import MessagePipe, running, until
 
 MUCH = 1024 * 1024 * 1024
@@ -46,6 +48,8 @@ class Followed:
         self.tails = LogTailer(chunk=chunk, max_backlog=max_backlog)
         self.nproc = nproc
         self.kept = kept
+        self.page, fd = SharedPage.create()
+        os.close(fd)
         self.view = view(Job(**{"show": "raw"} | settings))  # type: ignore[arg-type]
         self.launch(1)
 
@@ -59,7 +63,20 @@ class Followed:
             nproc=self.nproc,
             world_size=self.nproc,
         )
-        self.tails.add(tail.log_sources(self.view, part, LAYOUTS["raylaunch"], str(self.folder), kept=self.kept))
+        self.page.reset(attempt, self.nproc)
+        names = LAYOUTS["raylaunch"]
+        self.tails.add(tail.log_sources(self.view, part, names, str(self.folder), kept=self.kept, page=self.page))
+
+    def close(self) -> None:
+        self.tails.close()
+        self.page.close()
+
+    def note(self, stdout: int, stderr: int, *, rank: int = 0) -> None:
+        """Make the note of a worker that turns to its other output."""
+        numbers, slot = self.page.numbers, slot_offset(rank) + SWITCHES
+        at = notes_offset(rank) + 2 * (numbers[slot] % MAX_NOTES)
+        numbers[at], numbers[at + 1] = stdout, stderr
+        numbers[slot] += 1
 
     def write(self, data: bytes, *, rank: int = 0, attempt: int = 1, stream: str = "stdout") -> Path:
         path = self.folder / f"attempt-{attempt}" / f"rank-{rank}" / f"{stream}.log"
@@ -95,7 +112,7 @@ def follow(tmp_path: Path) -> Iterator[Callable[..., Followed]]:
 
     yield make
     for found in made:
-        found.tails.close()
+        found.close()
 
 
 @pytest.fixture
@@ -232,6 +249,65 @@ def test_a_read_takes_turns_between_files(follow: Follow) -> None:
     followed.write(b"word\n", rank=1)
     assert followed.read(most=20) == b"flood----\nword\nflood----\n"
     assert followed.end() == b"flood----\n" * 98
+
+
+# The order of stdout and stderr.
+
+
+def test_output_is_in_the_order_in_which_it_was_written(follow: Follow) -> None:
+    """Whatever is read at once: both files are read as far as they were when the worker turned to the other one."""
+    followed = follow(nproc=2)
+    for rank in range(2):
+        followed.write(b"a\n", rank=rank)
+        followed.note(2, 0, rank=rank)
+        followed.write(b"b\n", rank=rank, stream="stderr")
+        followed.note(2, 2, rank=rank)
+        followed.write(b"cc\n", rank=rank)
+    assert [followed.read().replace(b"\n", b"") for _ in range(2)] == [b"aabbcccc", b""]
+    followed.note(5, 2)
+    followed.write(b"d\n", stream="stderr")
+    followed.note(5, 4)
+    followed.write(b"e\n")
+    assert followed.read(1) == b"d\n"
+    assert followed.read() == b"e\n"
+    followed.note(7, 4)
+    followed.write(b"f\n", stream="stderr")
+    followed.note(7, 6)
+    followed.write(b"g\n")
+    assert followed.end() == b"f\ng\n"
+
+
+def test_output_beyond_the_size_before_the_notes_waits(follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been written after a note that has not been read."""
+    followed = follow()
+    followed.write(b"a\n")
+    read = OutputOrder.read
+
+    def late(order: OutputOrder) -> None:
+        read(order)
+        monkeypatch.undo()
+        followed.write(b"b\n", stream="stderr")
+        followed.note(2, 2)
+        followed.write(b"c\n")
+
+    monkeypatch.setattr(OutputOrder, "read", late)
+    assert followed.read() == b"a\n"
+    assert followed.read() == b"b\nc\n"
+
+
+def test_notes_that_do_not_fit_the_files(follow: Follow) -> None:
+    """Too many, sizes that a file never has, those of another attempt, a page that is closed: all output is shown."""
+    followed = follow()
+    for _ in range(MAX_NOTES + 9):
+        followed.note(10**9, 3)
+    followed.write(b"a\n")
+    followed.write(b"b\n", stream="stderr")
+    assert followed.read() == b"a\nb\n"
+    followed.page.reset(2, 1)
+    followed.write(b"c\n")
+    followed.write(b"d\n", stream="stderr")
+    followed.page.close()
+    assert followed.end() == b"c\nd\n"
 
 
 def test_the_next_attempt_waits_for_the_end_of_the_one_before(follow: Follow) -> None:

@@ -79,7 +79,8 @@ def test_reset_clears_everything_but_the_lease(created):
 def test_every_worker_has_a_slot_of_its_own(created):
     made = created[0]
     assert slot_offset(1) - slot_offset(0) > shared_page.OWNER_PID
-    assert slot_offset(shared_page.MAX_WORKERS) == len(made.numbers)
+    assert slot_offset(shared_page.MAX_WORKERS) == shared_page.notes_offset(0)
+    assert shared_page.notes_offset(shared_page.MAX_WORKERS) == len(made.numbers)
 
 
 @pytest.mark.parametrize("path", ["/proc/999999999/fd/3", "/no/such/file", ""])

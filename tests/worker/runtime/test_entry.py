@@ -96,6 +96,8 @@ DIFFERENCES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "builtins": ("torch may have been imported", without_pybind11),
     "frozen objects": ("garbage collections leave alone what workers share", lambda _: ANYTHING),
     "kernel threads": ("libraries that end their threads before a fork start them again on use", lambda _: ANYTHING),
+    "stdout": ("the file below notes the order of writes", lambda stream: stream | {"raw": "FileIO"}),
+    "stderr": ("the file below notes the order of writes", lambda stream: stream | {"raw": "FileIO"}),
     "command line": ("a title in `ps`", lambda _: ANYTHING),
     "exit handlers": ("preloaded modules may register some", lambda _: ANYTHING),
 }
