@@ -45,8 +45,6 @@ class AsyncWriter:
         self._current = ""
         self._given_up = False
         self._row: LiveRow | None = None
-        #: The streams that are on the terminal of the row.
-        self._row_streams: tuple[str, ...] = ()
         #: Set by the thread when it has erased the row; None: the row is to be there.
         self._hidden: threading.Event | None = None
         self._suspend_handler: SuspendHandler | None = None
@@ -77,8 +75,8 @@ class AsyncWriter:
         if terminal is None:
             return False
         fd, stdout = terminal.fileno(), self._files["stdout"]
-        self._row_streams = ("stdout", "stderr") if stdout is not None and stdout.isatty() else ("stderr",)
-        self._row = LiveRow(text, lambda: size_of(fd))
+        streams = ("stdout", "stderr") if stdout is not None and stdout.isatty() else ("stderr",)
+        self._row = LiveRow(text, lambda: size_of(fd), streams)
         self._suspend_handler = SuspendHandler(pause=self._hide_row, resume=self._unhide_row)
         self._queue.put(_WAKE)
         return True
@@ -132,7 +130,7 @@ class AsyncWriter:
             self._current, data = item
             for start in range(0, len(data), CHUNK):
                 chunk = data[start : start + CHUNK]
-                row = self._row if self._current in self._row_streams else None
+                row = self._row if self._row is not None and self._current in self._row.streams else None
                 with contextlib.suppress(Exception):  # the reader is gone, or a replaced stream fails; the run goes on
                     self._sinks[self._current](chunk if row is None else row.output(chunk))
                 with self._lock:

@@ -44,12 +44,14 @@ class LiveRow:
         self,
         text: Callable[[int], str],
         size: Callable[[], tuple[int, int] | None],
+        streams: tuple[str, ...] = ("stdout", "stderr"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`text`: the row's text for a number of columns, escape sequences for colours not counted.
 
-        `size`: columns and lines of the terminal; None: nothing may be drawn now.
+        `size`: columns and lines of the terminal; None: nothing may be drawn now. `streams`: what goes to it.
         """
+        self.streams = streams
         self._text = text
         self._size = size
         self._clock = clock

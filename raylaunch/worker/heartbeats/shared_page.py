@@ -21,9 +21,8 @@ MAX_WORKERS: Final = 1000
 """Workers of a node with a local rank from here on have no slot."""
 _HEADER_FIELDS: Final = 16
 _SLOT_FIELDS: Final = 16
-MAX_NOTES: Final = 4096
-"""So many of the last notes of a worker, of two fields each, are kept behind the slots; see `output_order`."""
-PAGE_BYTES: Final = 8 * (_HEADER_FIELDS + (_SLOT_FIELDS + 2 * MAX_NOTES) * MAX_WORKERS)
+_NOTE_FIELDS: Final = 1 + 2 * 4096
+PAGE_BYTES: Final = 8 * (_HEADER_FIELDS + (_SLOT_FIELDS + _NOTE_FIELDS) * MAX_WORKERS)
 
 LEASE_EXPIRES_AT: Final = 0
 """Header, written by the agent: `lease_clock` at which the node counts as lost, unless it is renewed; 0: no lease."""
@@ -83,9 +82,6 @@ COMMIT_NS: Final = 12
 STEP_NS: Final = 13
 """Slot: how long a step takes without commits, in ns, as rank 0 has measured it."""
 
-SWITCHES: Final = 14
-"""Slot: how often the worker has turned from one of its output files to the other, and made a note."""
-
 _NAME: Final = "raylaunch-page"
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ (madvise(2)), which Python 3.11's `mmap` does not have."""
@@ -125,26 +121,28 @@ class SharedPage:
         finally:
             os.close(fd)
 
+    def notes(self, local_rank: int) -> memoryview:
+        """Return the fields for a worker's notes: how many it has made, and the last of them; see `output_order`."""
+        start = _HEADER_FIELDS + _SLOT_FIELDS * MAX_WORKERS + _NOTE_FIELDS * local_rank
+        return self.numbers[start : start + _NOTE_FIELDS]
+
     def close(self) -> None:
         """Make `numbers` unusable. The memory stays mapped."""
         self.numbers.release()
 
     def reset(self, attempt: int, workers: int) -> None:
-        """Clear the proposed step and the slots for the workers of a new attempt. The lease stays."""
+        """Clear the proposed step, and the slots and notes for the workers of a new attempt. The lease stays."""
         self.numbers[PROPOSED_STEP] = self.numbers[COMMITTED_STEP] = 0
         for index in range(_HEADER_FIELDS, _HEADER_FIELDS + _SLOT_FIELDS * min(workers, MAX_WORKERS)):
             self.numbers[index] = 0
+        for local_rank in range(min(workers, MAX_WORKERS)):
+            self.notes(local_rank)[0] = 0
         self.numbers[ATTEMPT] = attempt
 
 
 def slot_offset(local_rank: int) -> int:
     """Return the index of the first field of a worker's slot."""
     return _HEADER_FIELDS + _SLOT_FIELDS * local_rank
-
-
-def notes_offset(local_rank: int) -> int:
-    """Return the index of the first note of a worker."""
-    return _HEADER_FIELDS + _SLOT_FIELDS * MAX_WORKERS + 2 * MAX_NOTES * local_rank
 
 
 def map_file(fd: int, size: int) -> Any:

@@ -15,33 +15,25 @@ import sys
 from collections import deque
 from typing import Any
 
-from raylaunch.worker.heartbeats.shared_page import (
-    ATTEMPT,
-    MAX_NOTES,
-    PAGE_VARIABLE,
-    SWITCHES,
-    SharedPage,
-    notes_offset,
-    slot_offset,
-)
+from raylaunch.worker.heartbeats.shared_page import ATTEMPT, MAX_WORKERS, PAGE_VARIABLE, SharedPage
 
 
-class _Notes:
-    """Where this process makes its notes."""
+class _OwnNotes:
+    """The notes of this process."""
 
-    numbers: memoryview | None = None
-    slot = notes = 0
-    #: The file that was written to last.
+    notes: memoryview | None = None
+    """How many notes there are, and pairs of sizes: a ring, in which the last notes are kept."""
     last: _NotingFile | None = None
+    """The file that was written to last."""
 
 
 def begin() -> None:
     """Make notes on the page, and for the local rank, that the environment names; none without a page."""
-    _Notes.numbers = _Notes.last = None
+    _OwnNotes.notes = _OwnNotes.last = None
     path, _, local_rank = os.environ.get(PAGE_VARIABLE, "").rpartition(":")
     with contextlib.suppress(OSError, ValueError):
-        _Notes.slot, _Notes.notes = slot_offset(int(local_rank)), notes_offset(int(local_rank))
-        _Notes.numbers = SharedPage.open(path).numbers
+        if int(local_rank) < MAX_WORKERS:
+            _OwnNotes.notes = SharedPage.open(path).notes(int(local_rank))
 
 
 def install() -> None:
@@ -66,43 +58,48 @@ class _NotingFile(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         """Write, after a note if the last write was to the other file."""
-        if _Notes.last is not self:
-            _Notes.last = self
-            _note()
+        if _OwnNotes.last is not self:
+            _OwnNotes.last = self
+            _note(_OwnNotes.notes)
         return io.FileIO.write(self, data)
 
 
-def _note() -> None:
-    numbers = _Notes.numbers
-    if numbers is None:
+def _note(notes: memoryview | None) -> None:
+    if notes is None:
         return
     try:
         stdout, stderr = os.fstat(1).st_size, os.fstat(2).st_size
     except OSError:  # the script has closed one of them
         return
-    count = numbers[_Notes.slot + SWITCHES]
-    at = _Notes.notes + 2 * (count % MAX_NOTES)
-    numbers[at], numbers[at + 1] = stdout, stderr
-    numbers[_Notes.slot + SWITCHES] = count + 1
+    at = _index(notes, notes[0])
+    notes[at], notes[at + 1] = stdout, stderr
+    notes[0] += 1
+
+
+def _index(notes: memoryview, number: int) -> int:
+    return 1 + 2 * (number % _most(notes))
+
+
+def _most(notes: memoryview) -> int:
+    return len(notes) // 2
 
 
 class OutputOrder:
     """The notes of one worker, as the agent reads them."""
 
     def __init__(self, page: SharedPage, attempt: int, local_rank: int) -> None:
-        self._page, self._attempt, self._local_rank = page, attempt, local_rank
+        self._page, self._attempt, self._notes = page, attempt, page.notes(local_rank)
         self._seen = 0
         #: How long stdout and stderr were at each switch, as far as the files were not read.
         self.points: deque[tuple[int, int]] = deque()
 
     def read(self) -> None:
         """Add the new notes to `points`. Of very many since the last call, the oldest are lost."""
-        numbers, slot, notes = self._page.numbers, slot_offset(self._local_rank), notes_offset(self._local_rank)
         with contextlib.suppress(ValueError):  # the page is closed
-            if numbers[ATTEMPT] != self._attempt:
+            if self._page.numbers[ATTEMPT] != self._attempt:
                 return
-            count = numbers[slot + SWITCHES]
-            for index in range(max(self._seen, count - MAX_NOTES + 1), count):
-                at = notes + 2 * (index % MAX_NOTES)
-                self.points.append((numbers[at], numbers[at + 1]))
+            count = self._notes[0]
+            for number in range(max(self._seen, count - _most(self._notes) + 1), count):
+                at = _index(self._notes, number)
+                self.points.append((self._notes[at], self._notes[at + 1]))
             self._seen = count

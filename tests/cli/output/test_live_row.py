@@ -26,7 +26,7 @@ class Screen:
         self.now = 0.0
         self.size: tuple[int, int] | None = (columns, lines)
         self.label = "the row"
-        self.row = LiveRow(lambda width: self.label[:width], lambda: self.size, lambda: self.now)
+        self.row = LiveRow(lambda width: self.label[:width], lambda: self.size, clock=lambda: self.now)
         self.screen = pyte.HistoryScreen(columns, lines, history=1000)
         self.plain = pyte.HistoryScreen(columns, lines, history=1000)
         for screen in (self.screen, self.plain):

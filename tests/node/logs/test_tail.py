@@ -24,7 +24,7 @@ from raylaunch.node.logs.log_times import LogTimes
 from raylaunch.node.logs.prefix import LinePrefixer
 from raylaunch.node.logs.tail import LogOutput, LogTailer
 from raylaunch.node.supervisor import process_failure
-from raylaunch.worker.heartbeats.shared_page import MAX_NOTES, SWITCHES, SharedPage, notes_offset, slot_offset
+from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime.output_order import OutputOrder
 from tests.node.harness import MessagePipe, running, until
 
@@ -73,10 +73,10 @@ class Followed:
 
     def note(self, stdout: int, stderr: int, *, rank: int = 0) -> None:
         """Make the note of a worker that turns to its other output."""
-        numbers, slot = self.page.numbers, slot_offset(rank) + SWITCHES
-        at = notes_offset(rank) + 2 * (numbers[slot] % MAX_NOTES)
-        numbers[at], numbers[at + 1] = stdout, stderr
-        numbers[slot] += 1
+        notes = self.page.notes(rank)
+        at = 1 + 2 * (notes[0] % (len(notes) // 2))
+        notes[at], notes[at + 1] = stdout, stderr
+        notes[0] += 1
 
     def write(self, data: bytes, *, rank: int = 0, attempt: int = 1, stream: str = "stdout") -> Path:
         path = self.folder / f"attempt-{attempt}" / f"rank-{rank}" / f"{stream}.log"
@@ -298,7 +298,7 @@ def test_output_beyond_the_size_before_the_notes_waits(follow: Follow, monkeypat
 def test_notes_that_do_not_fit_the_files(follow: Follow) -> None:
     """Too many, sizes that a file never has, those of another attempt, a page that is closed: all output is shown."""
     followed = follow()
-    for _ in range(MAX_NOTES + 9):
+    for _ in range(len(followed.page.notes(0))):
         followed.note(10**9, 3)
     followed.write(b"a\n")
     followed.write(b"b\n", stream="stderr")

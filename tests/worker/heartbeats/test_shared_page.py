@@ -79,8 +79,12 @@ def test_reset_clears_everything_but_the_lease(created):
 def test_every_worker_has_a_slot_of_its_own(created):
     made = created[0]
     assert slot_offset(1) - slot_offset(0) > shared_page.OWNER_PID
-    assert slot_offset(shared_page.MAX_WORKERS) == shared_page.notes_offset(0)
-    assert shared_page.notes_offset(shared_page.MAX_WORKERS) == len(made.numbers)
+    slots = slot_offset(shared_page.MAX_WORKERS)
+    made.notes(0)[0], made.notes(1)[0] = 7, 8
+    assert (made.numbers[slots], made.numbers[slots + len(made.notes(0))]) == (7, 8)
+    assert slots + shared_page.MAX_WORKERS * len(made.notes(0)) == len(made.numbers)
+    made.reset(2, 1)
+    assert (made.notes(0)[0], made.notes(1)[0]) == (0, 8)
 
 
 @pytest.mark.parametrize("path", ["/proc/999999999/fd/3", "/no/such/file", ""])
