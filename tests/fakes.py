@@ -8,10 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from raylaunch.cluster.agent.agent import AgentReady, AgentReport
+from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.machine.events_and_actions import RestartTimings
+from raylaunch.core.machine.observe import ProcessFailure
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
@@ -26,7 +27,6 @@ from raylaunch.node.protocol.messages import (
     Order,
     ProcessesExited,
     ProcessesStopped,
-    ProcessFailure,
     ProposeCheckpoint,
     SignalWorkers,
     StacksDumped,
@@ -34,6 +34,7 @@ from raylaunch.node.protocol.messages import (
     StopWorkers,
     WorkersForked,
 )
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerListening, PeersProbed, ProbePeers
 
 READY = messages.Ready(start_method="forkserver", why=(), torch=True, pid=1)
@@ -64,6 +65,7 @@ class FakeFleet:
         #: By node: the step that its workers have reached at the next proposal; else the step before the proposed one.
         self.reached: dict[str, int] = {}
         self._reporting: set[str] = set()
+        self.statuses: dict[str, NodeStatus] = {}
         self._closed = threading.Event()
         self.nproc = nproc
         self.sent: list[tuple[Any, ...]] = []
@@ -113,9 +115,22 @@ class FakeFleet:
         heartbeat: Heartbeat | None = None,
         now: float = 0.0,
     ) -> None:
-        if node not in self.silenced:
-            report = AgentReport(sent_at=NodeTime(now), events=list(events), output=output or [], heartbeat=heartbeat)
-            self.tell(ReportReceived(node=node, report=report, at=time.monotonic()))
+        if node in self.silenced:
+            return
+        stacks = [event for event in events if isinstance(event, StacksDumped)]
+        before = status = self.statuses.get(node, NodeStatus())
+        for event in events:
+            if not isinstance(event, StacksDumped):
+                status = status.after(event)
+        self.statuses[node] = status
+        report = AgentReport(
+            sent_at=NodeTime(now),
+            status=status if status != before else None,
+            stacks=stacks,
+            output=output or [],
+            heartbeat=heartbeat,
+        )
+        self.tell(ReportReceived(node=node, report=report, at=time.monotonic()))
 
     def silence(self, node: str) -> None:
         self.silenced.add(node)

@@ -61,7 +61,6 @@ LARGE_CLASSES = {
     "RayFleet": (18, 32),
     "LocalFleet": (0, 28),
     "Allocator": (0, 39),
-    "AgentSession": (13, 0),
     "DetachedDriver": (22, 0),
     "StatusBuilder": (14, 0),
     "ForkServer": (19, 28),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import resource
 import socket
@@ -24,16 +25,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.cluster.agent import agent, ray_actor, serialization
-from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
+from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
 from raylaunch.cluster.driver.driver import Driver
+from raylaunch.cluster.fleet_api import ReportReceived
 from raylaunch.core.field_types import checker
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.tail import LogOutput
-from raylaunch.node.protocol.messages import LaunchWorkers, NodeEvent, Order
+from raylaunch.node.protocol.messages import LaunchWorkers, Order, StacksDumped
+from raylaunch.node.protocol.node_status import NodeStatus
 from tests import profiles
 from tests.cluster.agent.test_ray_actor import SPEC
 from tests.fakes import FakeFleet, RunRecorder
@@ -62,13 +65,13 @@ def odd_values() -> None:
         st.register_type_strategy(kind, strategy)
 
 
-events = st.deferred(lambda: values(AgentReady | NodeEvent))
 orders = st.deferred(lambda: values(Order))
 reports = st.deferred(
     lambda: st.builds(
         AgentReport,
         sent_at=numbers,
-        events=st.lists(events, max_size=2),
+        status=st.none() | values(NodeStatus),
+        stacks=st.lists(values(StacksDumped), max_size=1),
         output=st.lists(st.builds(LogOutput, stream=st.sampled_from(["stdout", "stderr"])), max_size=1),
         heartbeat=st.none() | values(Heartbeat),
     )
@@ -148,7 +151,7 @@ def test_a_driver_that_is_told_anything(told, is_late):
 
     def tell() -> None:
         for node, report in told:
-            fleet.report(node, *report.events, output=report.output, heartbeat=report.heartbeat, now=report.sent_at)
+            fleet.tell(ReportReceived(node=node, report=report, at=time.monotonic()))
         driver.signalled("SIGINT")
         driver.signalled("SIGINT")
 
@@ -200,12 +203,13 @@ async def tell_agent(messages: list[bytes], folder: str) -> None:
     await actor.begin(serialization.dump_spec(replace(SPEC, node_timeout=1000.0, template=template)))
     try:
         serialization.load_report(await actor.next_report())
+        numbers = itertools.count(1)
         for message in messages:
             with contextlib.suppress(UnreadableError):
                 order = serialization.load_order(message)
                 if isinstance(order, LaunchWorkers) and not -1 < order.assignment.nproc < 4:
                     continue
-            await actor.handle(message)
+            await actor.obey(0, [(next(numbers), message)])
             with contextlib.suppress(ray_actor.AgentError, TimeoutError):
                 serialization.load_report(await asyncio.wait_for(actor.next_report(), 0.3))
     finally:

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from raylaunch.cli.output.console import Console
-from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
+from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
 from raylaunch.cluster.fleet import local_fleet
 from raylaunch.cluster.fleet.local_fleet import LocalFleet
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted
 from raylaunch.cluster.local import gpus, local_machine
 from raylaunch.cluster.local.gpus import Gpus
 from raylaunch.cluster.local.slots import LocalSlots
-from raylaunch.cluster.run import find_cluster, plan_job
+from raylaunch.cluster.run import plan_job
 from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
 from raylaunch.core.job.outputs import view
@@ -34,6 +34,7 @@ from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
 from raylaunch.node.protocol.messages import Ready, StopWorkers
 from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from tests.cluster.conftest import wait_until
 from tests.private_cluster import MARK, end_marked, marked
 
@@ -293,16 +294,6 @@ def test_a_job_that_needs_a_cluster(unseen, settings, words):
     assert planned(ray=RayOptions(address="none"), **settings).fallback == ""
 
 
-def test_a_cluster_that_is_gone(unseen, tmp_path):
-    """The file of `ray start` is still there, but no head answers: the run does not do without it in silence."""
-    file = tmp_path / "ray" / "ray_current_cluster"
-    file.parent.mkdir()
-    file.write_text("127.0.0.1:1")
-    with pytest.raises(ClusterError, match=r"no Ray cluster at 127\.0\.0\.1:1: Connection refused") as error:
-        find_cluster(RayOptions())
-    assert f"(its address is from the file {file})" in error.value.message
-
-
 # Its GPUs.
 
 
@@ -384,14 +375,15 @@ class Quiet:
         self.said = False
         self.made.append(self)
 
-    async def next_report(self) -> AgentReport:
+    async def next_report(self, _epoch: int = 0) -> AgentReport:
         self.loop = asyncio.get_running_loop()
         if self.said:
             await self.fails.wait()
             raise OSError(24, "Too many open files")
         self.said = True
         ready = Ready(start_method="forkserver", why=(), torch=True, pid=1)
-        return AgentReport(sent_at=0.0, events=[AgentReady(host="local", address="127.0.0.1", nproc=1, ready=ready)])
+        up = AgentReady(host="local", address="127.0.0.1", nproc=1, ready=ready)
+        return AgentReport(sent_at=0.0, status=NodeStatus().after(up))
 
     def handle(self, order: StopWorkers) -> None:
         self.orders.append(order)

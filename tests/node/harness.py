@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
-from raylaunch.cluster.driver.worker_events import worker_event
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.machine.events_and_actions import WorkerEvent, WorkersExited, WorkersStarted, WorkersStopped
+from raylaunch.core.machine.observe import WorkersStatus, observe
 from raylaunch.core.newtypes import NodeTime, RunTime
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.linux import processes
@@ -41,6 +41,7 @@ from raylaunch.node.protocol.messages import (
     WorkersForked,
 )
 from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_status import NodeStatus
 from raylaunch.node.supervisor.supervisor import Supervisor
 from tests import private_cluster
 from tests.private_cluster import MARK
@@ -266,7 +267,8 @@ class Node:
 def as_core_event(event: SupervisorEvent) -> Event:
     """Return the core's event for this one, if it has one, as the driver does. Its times stay those of this machine."""
     if isinstance(event, WorkersForked | ProcessesExited | ProcessesStopped | CheckpointAnswer):
-        return worker_event("node-0", event, RunTime(0.0), NodeTime(0.0))
+        before, after = WorkersStatus(attempt=event.attempt), NodeStatus().after(event).workers
+        return observe("node-0", before, after, now=RunTime(0.0), sent_at=NodeTime(0.0))[0]
     return event
 
 

@@ -19,10 +19,11 @@ from typing import Any
 import ray
 
 from raylaunch.cluster.agent import serialization
-from raylaunch.cluster.agent.agent import AgentReady, AgentReport
+from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.cluster.succession.agent_session import Adoption, AgentSession
 from raylaunch.core.failures.failure import WorkerError
+from raylaunch.core.machine.observe import ProcessFailure
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
@@ -33,12 +34,12 @@ from raylaunch.node.protocol.messages import (
     Order,
     ProcessesExited,
     ProcessesStopped,
-    ProcessFailure,
     Ready,
     StopWorkers,
     StoreOpened,
     WorkersForked,
 )
+from raylaunch.node.protocol.node_status import AgentReady, StatusFeed
 from tests.fakes import TIMINGS, process_failure
 
 _READY = Ready(start_method="forkserver", why=(), torch=True, pid=1)
@@ -72,7 +73,7 @@ class Stub:
 
     node: str
     nproc: int
-    unsaid: list[Any] = field(default_factory=list)
+    status: StatusFeed = field(default_factory=lambda: StatusFeed(0))
     something: asyncio.Event = field(default_factory=asyncio.Event)
     part: Assignment | None = None
     step: int = 0
@@ -81,13 +82,14 @@ class Stub:
     launched_at: float = 0.0
     """When the last of its launches came, on this machine's CLOCK_MONOTONIC."""
     answered_at: float = 0.0
-    session: AgentSession = field(default_factory=lambda: AgentSession(keeps=True))
+    session: AgentSession = field(default_factory=AgentSession)
     least_lease: float = float("inf")
     """Seconds that were left of its lease when it was renewed, at the least."""
 
     def say(self, *words: Any) -> None:
         """With the next answer, at once."""
-        self.unsaid.extend(words)
+        for word in words:
+            self.status.add(word)
         self.something.set()
 
     def fail(self, ranks: int) -> None:
@@ -141,31 +143,28 @@ class Crowd:
             stub.say(AgentReady(host=f"host-of-{node}", address="10.0.0.1", nproc=self._nproc, ready=_READY))
         return stub
 
-    async def next_report(self, node: str, epoch: int = 0, acknowledged: int = 0) -> bytes:
-        """As an agent answers. `epoch`: that of a driver that may be followed by another; 0: it is none."""
+    async def next_report(self, node: str, epoch: int = 0) -> bytes:
+        """As an agent answers. `epoch`: the one of a driver that may be followed by another; 0: it is none."""
         stub = self._stub(node)
-        if not epoch:
-            return serialization.dump_report(await self._report(stub))
         session = stub.session
-        session.check(epoch)
-        session.acknowledge(acknowledged)
-        if (again := session.again()) is not None:
-            return again
-        report = await self._report(stub)
-        number = session.next_number() if report.events else 0
-        found = serialization.dump_report(replace(report, number=number, handled=session.handled, kept=session.kept))
-        session.add(number, found, epoch)
-        return found
+        if epoch:
+            session.check(epoch)
+        report = await self._report(stub, epoch)
+        if epoch:
+            session.check(epoch)
+        return serialization.dump_report(replace(report, handled=session.handled, kept=session.kept))
 
-    async def _report(self, stub: Stub) -> AgentReport:
+    async def _report(self, stub: Stub, epoch: int) -> AgentReport:
+        if stub.status.is_asked_first(epoch):
+            stub.something.set()
         if stub.answered_at:
             stub.least_lease = min(stub.least_lease, stub.answered_at + self._lease - time.monotonic())
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stub.something.wait(), self._beat)
         stub.something.clear()
-        events, stub.unsaid = stub.unsaid, []
+        status = stub.status.news(epoch)
         stub.answered_at = time.monotonic()
-        return AgentReport(sent_at=NodeTime(stub.answered_at), events=events, heartbeat=stub.pulse())
+        return AgentReport(sent_at=NodeTime(stub.answered_at), status=status, heartbeat=stub.pulse())
 
     def _obey(self, stub: Stub, order: Order) -> None:
         stub.sent[type(order).__name__] += 1

@@ -9,7 +9,7 @@ from raylaunch.cli.output.progress_line import rate_text
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, seconds_since
 from raylaunch.cluster.control.control_messages import StacksCollected
 from raylaunch.core.failures.stacks import NO_ANSWER
-from raylaunch.core.history.run_status import NodeStatus, RunStatus
+from raylaunch.core.history.run_status import NodeSummary, RunStatus
 from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.record.attempt import Attempt
 from raylaunch.core.record.run_layout import EVENTS
@@ -130,7 +130,7 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.0f} MiB" if size else _NOTHING
 
 
-def _nodes(nodes: Sequence[NodeStatus]) -> str:
+def _nodes(nodes: Sequence[NodeSummary]) -> str:
     has_memory = any(node.memory is not None for node in nodes)
     rows: list[tuple[str, ...]] = [("NODE", "ADDRESS", "STATE", "RANKS", "PIDS")]
     rows[0] += ("COMMITS", "FILES", "COPIES") if has_memory else ()

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from raylaunch.cluster.agent.copies.state_copies import StateCopies
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
@@ -37,9 +38,11 @@ from raylaunch.node.protocol.messages import (
     ProcessesExited,
     ProcessesStopped,
     Ready,
+    StacksDumped,
     WorkersForked,
 )
 from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTemplate
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
 from raylaunch.node.protocol.peer_messages import PeerOrder
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
@@ -94,31 +97,19 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReady:
-    """The fork server takes orders: the node can join."""
-
-    host: HostId
-    address: str
-    nproc: int
-    ready: Ready
-    interface_env: dict[str, str] = field(default_factory=dict)
-    """The variables that the node's workers get in a world of several hosts, so that other hosts can reach them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
-    """Everything an agent has to tell at one time. An empty report says that it is alive.
+    """What an agent tells at one time. An empty report says that it is alive.
 
-    `sent_at` is the node's clock, by which the driver converts the times in events.
+    `sent_at` is the node's clock, by which the driver converts the times in the status.
     """
 
     sent_at: NodeTime
-    events: list[AgentReady | NodeEvent] = field(default_factory=list)
+    status: NodeStatus | None = None
+    """None: it is the one of the last report to this driver."""
+    stacks: list[StacksDumped] = field(default_factory=list)
     output: list[LogOutput] = field(default_factory=list)
     heartbeat: Heartbeat | None = None
     """The progress of the node's workers."""
-    number: int = 0
-    """That of a report with events, by which a driver knows what it has got; see `AgentSession`."""
     handled: int = 0
     kept: int = 0
     """The number of the last order that was carried out, and of the driver's state that is kept here."""
@@ -139,7 +130,6 @@ class Agent:
         `client`: what the agent of an earlier run left, whose specification was equal in all `PER_PROCESS` fields.
         `end` is called in a thread when the lease has expired.
         """
-        self._host = home.host
         address = spec.address or home.address
         place = NodeAttributes(address=address, labels=home.labels, interfaces=interfaces.addresses())
         env = base_env(
@@ -152,9 +142,11 @@ class Agent:
         )
         #: For worlds of several hosts.
         self._interface_env = interface_env(place, home.host_addresses, interfaces.bridges(), env)
-        self._view, self._nproc, self._address = spec.view, spec.nproc, address
+        self._view, self._address = spec.view, address
+        self._up = partial(AgentReady, host=home.host, address=address, nproc=spec.nproc)
         self._supervisor = self._started_supervisor(spec, env, client)
         self._outbox: Outbox[AgentReady | NodeEvent] = Outbox()
+        self._status = StatusFeed(spec.epoch)
         #: Set when there is something to report.
         self._wake = asyncio.Event()
         self._error: Exception | None = None
@@ -170,7 +162,7 @@ class Agent:
             self._supervisor.spec = replace(self._supervisor.spec, terminal=self._terminal.path)
         self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.page)
         self._report_interval = report_interval(spec.node_timeout)
-        self.session = AgentSession(keeps=spec.detached is not None, epoch=spec.epoch)
+        self.session = AgentSession(spec.epoch)
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end)
         self._lease.start()
         self._detached = spec.detached
@@ -191,10 +183,11 @@ class Agent:
             raise OSError(error.errno, limits.explained(error, "the agent")) from error
         return found
 
-    async def next_report(self) -> AgentReport:
+    async def next_report(self, epoch: int = 0) -> AgentReport:
         """Wait until there is something to report, for the report interval at most.
 
-        The driver always has one such call pending. Raises the error of an order that failed.
+        The driver of this epoch always has one such call pending. A driver that has just taken over is told all at
+        once. Raises the error of an order that failed.
         """
         if self._over:
             return AgentReport(sent_at=NodeTime(time.monotonic()))
@@ -203,6 +196,8 @@ class Agent:
             self._polls_supervisor = True
             asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._poll_supervisor)
         self._loop = loop = asyncio.get_running_loop()
+        if self._status.is_asked_first(epoch):
+            self._wake.set()
         timer = loop.call_later(self._report_interval, self._wake.set)
         try:
             await self._wake.wait()
@@ -222,12 +217,17 @@ class Agent:
         if self._lease.expired:
             await asyncio.Event().wait()  # this process is about to end: a report could be of workers the lease ended
         self._lease.report_sent()
-        return AgentReport(sent_at=NodeTime(time.monotonic()), events=events, output=output, heartbeat=heartbeat)
-
-    def again(self) -> bytes | None:
-        """Return the next report that the present driver has not got, though it was made; None: there is none."""
-        self._lease.driver_called()  # from its first report on, the driver expects others, and the lease is short again
-        return self.session.again()
+        stacks = [event for event in events if isinstance(event, StacksDumped)]
+        for event in events:
+            if not isinstance(event, StacksDumped):
+                self._status.add(event)
+        return AgentReport(
+            sent_at=NodeTime(time.monotonic()),
+            status=self._status.news(epoch),
+            stacks=stacks,
+            output=output,
+            heartbeat=heartbeat,
+        )
 
     def _driver_gone(self) -> None:
         assert self._detached is not None
@@ -238,7 +238,7 @@ class Agent:
         """Take note that another driver has taken over, to which this agent is to open a link."""
         self._link = self._link.moved_to(link_address) if self._link is not None else None
         self._lease.report_sent()
-        self._wake.set()  # for the call of the last driver, whose report the next one gets
+        self._wake.set()  # for the call of the last driver
 
     def handle(self, order: Order) -> None:
         """Carry out one order of the driver's. Must be called in the event loop's thread."""
@@ -342,8 +342,7 @@ class Agent:
 
     def _agent_ready(self, ready: Ready) -> AgentReady:
         processes.release_memory()  # from here on this process mostly waits
-        env = self._interface_env
-        return AgentReady(host=self._host, address=self._address, nproc=self._nproc, ready=ready, interface_env=env)
+        return self._up(ready=ready, interface_env=self._interface_env)
 
     def _wake_if_needed(self) -> None:
         if self._outbox.has_some(more_output=self._logs.behind):

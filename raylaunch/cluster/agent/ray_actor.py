@@ -115,29 +115,19 @@ class AgentActor:
         finally:
             self._begun.set()
 
-    async def next_report(self, epoch: int = 0, acknowledged: int = 0) -> bytes:
-        """Return the next `AgentReport`, as bytes. Raises AgentError.
-
-        `epoch`: that of the driver that asks. `acknowledged`: the number of the last report that needs not be kept.
-        """
+    async def next_report(self, epoch: int = 0) -> bytes:
+        """Return the next `AgentReport` to the driver of this epoch, as bytes. Raises AgentError."""
         await self._begun.wait()
         if self._agent is None:
             raise self._error or AgentStartError("it was not begun")
         session = self._agent.session
         try:
             session.check(epoch)
-            session.acknowledge(acknowledged)
-            if (again := self._agent.again()) is not None:
-                return again
-            report = await self._agent.next_report()
-            number = session.next_number() if report.events else 0
-            found = serialization.dump_report(
-                replace(report, number=number, handled=session.handled, kept=session.kept)
-            )
-            session.add(number, found, epoch)
+            report = await self._agent.next_report(epoch)
+            session.check(epoch)
+            return serialization.dump_report(replace(report, handled=session.handled, kept=session.kept))
         except Exception as error:  # noqa: BLE001
             raise AgentError(_described(error)) from None
-        return found
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
     async def obey(self, epoch: int, orders: Sequence[tuple[int, bytes]], serial: int = 0, state: bytes = b"") -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs
-from raylaunch.core.history.run_status import NodeStatus, RunStatus
+from raylaunch.core.history.run_status import NodeSummary, RunStatus
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogBlock, LogQuery, LogRead, LogSpan
@@ -137,7 +137,7 @@ def _by_rank(key: tuple[int, str]) -> tuple[int, bool]:
     return key[0], key[1] != "stdout"
 
 
-def _of_node(query: LogQuery, node: NodeStatus) -> LogQuery | None:
+def _of_node(query: LogQuery, node: NodeSummary) -> LogQuery | None:
     """Return what is asked of the ranks of a node; None: it has none of them."""
     if node.first_rank is None or not node.workers:
         return None

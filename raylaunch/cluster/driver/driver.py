@@ -8,14 +8,13 @@ import time
 from collections.abc import Iterable, Iterator
 
 from raylaunch.cluster import fleet_api as fleets
-from raylaunch.cluster.agent.agent import AgentReady
 from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.driver.executor import Executor, port_in_use
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
+from raylaunch.cluster.driver.node_warnings import NodeWarnings
 from raylaunch.cluster.driver.observer import Observer, RunRecord
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor, tracker_of
 from raylaunch.cluster.driver.request_desk import PersonRequest, RequestDesk, Requested, StacksRequest
-from raylaunch.cluster.driver.worker_events import WorkersReport, worker_event
 from raylaunch.cluster.fleet_api import AgentLost, Fleet, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.probes.peer_check import PeerCheck
 from raylaunch.core.job.job import Job
@@ -37,20 +36,14 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStarted,
 )
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.observe import observe
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import HostId, NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
-from raylaunch.node.protocol.copy_messages import CopiesServed, CopyFailed
-from raylaunch.node.protocol.messages import (
-    ManifestChanged,
-    NodeEvent,
-    StacksDumped,
-    StepProposed,
-    StoreOpened,
-)
-from raylaunch.node.protocol.peer_messages import PeerListening, PeersProbed
+from raylaunch.node.protocol.messages import StoreOpened
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 
 Item = fleets.Item | LinkDown | Requested
@@ -85,9 +78,9 @@ class Driver:
         self._executor = Executor(self.machine, run_id, fleet, self._monitor, self.nodes.give_up)
         self.requests = RequestDesk(self.machine, self._monitor, fleet.send, self._inbox.put)
         self._draining: dict[HostId, HostDraining] = {}
-        #: What was shown to the user once and need not be shown again for other nodes or attempts.
-        self._shown_warnings: set[str] = set()
-        self._interface_warnings: set[str] = set()  # what to say of nodes as soon as there are several hosts
+        #: What each node has told last.
+        self._statuses: dict[NodeId, NodeStatus] = {}
+        self._warnings = NodeWarnings(observer.on_message)
         self._wake_at = float("inf")  # when `_stepped` is to be called at the latest
 
     def signalled(self, signal: SignalName) -> None:
@@ -246,6 +239,7 @@ class Driver:
         if self._executor.copies.asks_keeper(gone, self._inbox.put):
             return  # it is told again
         self.nodes.give_up(gone.node)
+        self._statuses.pop(gone.node, None)
         yield NodeLost(at=self._now(), node=gone.node, why=gone.why, held=gone.held or ())
         if self.machine.phase is not Phase.DONE:
             self._fleet.replace(gone)
@@ -267,42 +261,46 @@ class Driver:
             self._monitor.heartbeat(item.report.heartbeat, self._now())
             if (sample := self._monitor.sample(self._now())) is not None:
                 self._observer.on_progress(sample)
-        for event in item.report.events:
-            yield from self._node_event(item, event)
+        for stacks in item.report.stacks:
+            self._monitor.stacks(stacks)
+            self._peers.stacks(stacks)
+            self.requests.dumped(stacks)
+        if item.report.status is not None:
+            yield from self._status_changed(item, item.report.status)
 
-    def _node_event(self, item: ReportReceived, event: AgentReady | NodeEvent) -> Iterator[Event]:
-        match event:
-            case AgentReady():
-                yield from self._came_up(item, event)
-            case StoreOpened():
-                yield from self._store_opened(item.node, event)
-            case _ if isinstance(event, WorkersReport):
-                core_event = worker_event(item.node, event, self._now(), item.report.sent_at)
-                if isinstance(core_event, WorkersStarted):
-                    self._monitor.started(core_event)
-                yield core_event
-            case StacksDumped():
-                self._monitor.stacks(event)
-                self._peers.stacks(event)
-                self.requests.dumped(event)
-            case PeerListening():
-                self._peers.listening(item.node, event)
-            case PeersProbed():
-                self._peers.probed(item.node, event)
-            case StepProposed() | CopiesServed():
-                self._executor.answered(item.node, event)
-            case ManifestChanged() | CopyFailed():
-                self._warn_once(event.why)
+    def _status_changed(self, item: ReportReceived, new: NodeStatus) -> Iterator[Event]:
+        """Do what follows from all that is new in a node's status."""
+        node, old = item.node, self._statuses.get(item.node, NodeStatus())
+        if new.generation <= old.generation:
+            return
+        self._statuses[node] = new
+        if new.up is not None and new.up != old.up:
+            yield from self._came_up(item, new.up)
+        for store in new.stores:
+            if store.generation > old.generation:
+                yield from self._store_opened(node, store.opened)
+        for event in observe(node, old.workers, new.workers, now=self._now(), sent_at=item.report.sent_at):
+            if isinstance(event, WorkersStarted):
+                self._monitor.started(event)
+            yield event
+        self._answered(node, old, new)
 
-    def _warn_once(self, text: str) -> None:
-        if text and text not in self._shown_warnings:
-            self._shown_warnings.add(text)
-            self._observer.on_message(text)
+    def _answered(self, node: NodeId, old: NodeStatus, new: NodeStatus) -> None:
+        if new.listening is not None and new.listening != old.listening:
+            self._peers.listening(node, new.listening)
+        if new.probed is not None and new.probed != old.probed:
+            self._peers.probed(node, new.probed)
+        if new.copies is not None and new.copies != old.copies:
+            self._executor.copies.served(node, new.copies)
+        if new.proposed is not None and new.proposed != old.proposed:
+            self._executor.answered(new.proposed)
+        for warning in new.warnings:
+            self._warnings.warn(warning)
 
     def _came_up(self, item: ReportReceived, up: AgentReady) -> Iterator[Event]:
         node = item.node
         for why in up.ready.why:
-            self._warn_once(f"{node}: {why}")
+            self._warnings.warn(f"{node}: {why}")
         if not up.ready.torch and node in self.machine.nodes:
             yield from self._reject(node, "no worker can be started there any more")
             return
@@ -317,19 +315,11 @@ class Driver:
             yield NodeLost(at=self._now(), node=node, why="it is not needed")
             return
         self.nodes.came_up(node, up.host, item.at)
-        self._warn_of_interfaces(up)
+        others = any(member.host != up.host for member in self.machine.nodes.values())
+        self._warnings.came_up(up, several_hosts=others)
         yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc, host=up.host)
         if up.host in self._draining:
             yield self._node_draining(node, self._draining[up.host])
-
-    def _warn_of_interfaces(self, up: AgentReady) -> None:
-        """Say what workers get because other hosts could not reach them without it, if there are other hosts."""
-        if up.interface_env:
-            pairs = ", ".join(f"{name}={value}" for name, value in up.interface_env.items())
-            self._interface_warnings.add(f"workers get {pairs}: other hosts cannot reach what they would use otherwise")
-        if any(member.host != up.host for member in self.machine.nodes.values()):
-            for warning in sorted(self._interface_warnings):
-                self._warn_once(warning)
 
     def _reject(self, node: NodeId, why: str) -> Iterator[Event]:
         """Give up a node that is alive but of no use."""
@@ -345,5 +335,5 @@ class Driver:
                 raise port_in_use(node, word, self.machine.job.master_port)
             yield from self._reject(node, f"cannot open a store: {word.why}")
             return
-        self._warn_once(word.why)
+        self._warnings.warn(word.why)
         self._executor.store_open(node, word)

@@ -27,7 +27,6 @@ from raylaunch.core.machine.machine import Machine
 from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Rendezvous, assign
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.copy_messages import CopiesServed
 from raylaunch.node.protocol.messages import (
     CommitCheckpoint,
     LaunchWorkers,
@@ -125,12 +124,10 @@ class Executor:
         """Return which ranks had not saved when the time for a checkpoint was over, for a person; `""`: none."""
         return self._watch.unsaved(self._proposal.step) if self._proposal is not None else ""
 
-    def answered(self, node: NodeId, word: StepProposed | CopiesServed) -> None:
-        """Take note that a node's workers know of the step that was proposed to them, or that it serves its copies."""
-        if isinstance(word, CopiesServed):
-            self.copies.served(node, word)
-        elif self._proposal is not None:
-            self._proposal.answered(word)
+    def answered(self, answer: StepProposed) -> None:
+        """Learn that a node's workers know of the step that was proposed to them."""
+        if self._proposal is not None:
+            self._proposal.answered(answer)
 
     def store_open(self, node: NodeId, word: StoreOpened) -> None:
         """Take note that a store is open, and send the launch that waits for it."""

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,22 +46,6 @@ class FleetState:
     """Orders with their numbers that a node has not said to have carried out."""
     numbers: dict[NodeId, int]
     """The number of the last order to each node."""
-    seen: dict[NodeId, int]
-    """The number of each node's last report that was dealt with."""
-
-
-@dataclass(slots=True)
-class _Acknowledgements:
-    """Which reports the agents need not keep any more: those whose consequences are in a state that some agent has."""
-
-    sure: dict[NodeId, int] = field(default_factory=dict)
-    #: By the number of a state that no agent has confirmed: the last report of each node that is in it.
-    unsure: dict[int, dict[NodeId, int]] = field(default_factory=dict)
-
-    def kept(self, serial: int) -> None:
-        """An agent has this state."""
-        for each in [each for each in self.unsure if each <= serial]:
-            self.sure.update(self.unsure.pop(each))
 
 
 class DetachedFleet(RayFleet):
@@ -89,11 +73,8 @@ class DetachedFleet(RayFleet):
         self._restored = state
         self._placement_groups = PlacementGroups(spread=plan.spread, token=self._token)
         self._orders: dict[NodeId, deque[tuple[int, bytes]]] = defaultdict(deque)
-        self._seen: dict[NodeId, int] = {}
-        self._acknowledgements = _Acknowledgements()
-        #: The number of the last report that each node had made when it was adopted: what is later is of now.
-        self.adopted: dict[NodeId, int] = {}
-        #: Nodes that were adopted, and have told since what is true there.
+        #: Nodes that obey this driver, after another one; and those of them that have told since what is true there.
+        self.adopted: set[NodeId] = set()
         self.heard: set[NodeId] = set()
         #: Nodes that are up, were asked to obey this driver, and have not answered.
         self._unadopted: set[NodeId] = set()
@@ -109,7 +90,6 @@ class DetachedFleet(RayFleet):
             self._placed = state.placed
             self._orders.update(state.orders)
             self._numbers.last.update(state.numbers)
-            self._seen.update(state.seen)
 
     @property
     def here(self) -> HostId:
@@ -139,7 +119,6 @@ class DetachedFleet(RayFleet):
         keepers = self._keepers() if state else []
         if state:
             self._serial += 1
-            self._acknowledgements.unsure[self._serial] = dict(self._seen)
         if state and self._needs_interim(keepers):
             self._interim = self._serial
             self._to_do.put(partial(self._keep_for_the_time_being, self._serial, state))
@@ -176,7 +155,6 @@ class DetachedFleet(RayFleet):
             placed=set(self._placed),
             orders={node: orders for node, orders in self._orders.items() if node in self._actors},
             numbers={node: number for node, number in self._numbers.last.items() if node in self._actors},
-            seen={node: number for node, number in self._seen.items() if node in self._actors},
         )
 
     @contextlib.contextmanager
@@ -187,28 +165,19 @@ class DetachedFleet(RayFleet):
 
     # What is heard.
 
-    def is_new(self, node: NodeId, report: AgentReport) -> bool:
-        """Take note of a report that the driver is about to deal with. False: an earlier driver has."""
-        if not 0 < report.number <= self.adopted.get(node, 0):  # else it tells what the driver before has sent
-            self.heard.add(node)
-            self._kept(node, report.kept)
+    def reported(self, node: NodeId, report: AgentReport) -> None:
+        """Learn from a report which orders were carried out there, and which state is kept."""
+        self.heard.add(node)
+        self._kept(node, report.kept)
         orders = self._orders[node]
         while orders and orders[0][0] <= report.handled:
             orders.popleft()
-        if report.number and report.number <= self._seen.get(node, 0):
-            return False
-        self._seen[node] = max(report.number, self._seen.get(node, 0))
-        return True
 
     def _kept(self, node: NodeId, serial: int) -> None:
         """An agent has this state, and all before it. 0: none of this driver."""
-        self._acknowledgements.kept(serial)
         if self._interim is not None and serial > self._interim and not self._needs_interim([node]):
             self._interim = None
             self._to_do.put(partial(interim_keeper.end, self._token))
-
-    def _told_with(self, node: NodeId) -> tuple[object, ...]:
-        return self._epoch, self._acknowledgements.sure.get(node, 0)
 
     def _gone(self, node: NodeId, error: BaseException) -> None:
         if SUPERSEDED in str(error):
@@ -294,7 +263,7 @@ class DetachedFleet(RayFleet):
         if not found.has_begun:
             self._to_do.put(partial(self._begin_again, node))
             return
-        self.adopted[node] = found.reported
+        self.adopted.add(node)
         if found.is_over or found.handled > self._numbers.last[node]:
             what = "nothing was heard of the driver for too long"
             unknown = "it has carried out an order that no other agent knows of"

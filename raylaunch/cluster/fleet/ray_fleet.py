@@ -133,10 +133,7 @@ class RayFleet(FleetBase):
             self._listen(node)
 
         # The name of the pending call is what Ray shows in the title of the agent's process.
-        actor.next_report.options(name=TITLE).remote(*self._told_with(node)).future().add_done_callback(heard)
-
-    def _told_with(self, _: NodeId) -> tuple[object, ...]:
-        return (self._epoch,)
+        actor.next_report.options(name=TITLE).remote(self._epoch).future().add_done_callback(heard)
 
     def _gone(self, node: NodeId, error: BaseException) -> None:
         if node in self._actors:

@@ -1,19 +1,18 @@
-"""What an agent records for the drivers of its run: the epoch, orders, reports, and a copy of the driver's state.
+"""What an agent records for the drivers of its run: the epoch, the orders, and a copy of the driver's state.
 
 Orders are numbered, and an agent carries them out in the order of their numbers. Ray may start calls of an asynchronous
 actor in another order than they were made in; of two that are made at once, it often starts the second one first.
 
 Each driver that takes over has a higher epoch than all drivers before it. An agent obeys only the highest epoch that it
 has seen, so a driver that was wrongly thought dead can do nothing more (a fencing token). The next driver sends the
-orders of the last one again, and an agent carries out each order once. Reports are numbered, too. An agent keeps a
-report until a driver acknowledges it, which it does when some agent has a state with its consequences.
+orders of the last one again, and an agent carries out each order once.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -49,8 +48,6 @@ class Adoption:
     """The copy of a driver's state that it keeps, and the epoch and the number of that; zeros: none."""
     handled: int = 0
     """The number of the last order that it has carried out."""
-    reported: int = 0
-    """The number of the last report that it has made."""
     has_begun: bool = True
     """False: it waits for its `AgentSpec`; the driver that started it died before it had sent that."""
     saw_end: bool = False
@@ -83,20 +80,14 @@ class OrderNumbers:
 class AgentSession:
     """Only the event loop of the agent calls it, but for `driver_gone` and `node_ended`."""
 
-    def __init__(self, *, keeps: bool, epoch: int = 0) -> None:
-        """`keeps`: whether there may be another driver after the first one. `epoch`: see `AgentSpec`."""
-        self._keeps = keeps
+    def __init__(self, epoch: int = 0) -> None:
+        """`epoch`: see `AgentSpec`."""
         self.epoch = epoch
         #: That of the last driver that has adopted this agent, or has started it.
         self._adopted = epoch
         self._handled = 0
         #: Orders of the present driver that came before others with lower numbers.
         self._early: dict[int, bytes] = {}
-        self._reported = 0
-        #: Reports with events that no state has yet, with their numbers.
-        self._unacknowledged: deque[tuple[int, bytes]] = deque()
-        #: Those of them that the present driver has not got.
-        self._again: deque[bytes] = deque()
         #: Epoch and number of the state.
         self._kept = (0, 0)
         self._state = b""
@@ -132,7 +123,6 @@ class AgentSession:
             kept=self._kept,
             state=self._state,
             handled=self._handled,
-            reported=self._reported,
             saw_end=self._saw_end,
             is_over=self._is_over,
             alone=self.alone,
@@ -148,7 +138,6 @@ class AgentSession:
         self.check(epoch)
         self._adopted = epoch
         self._alone_since, self._saw_end = None, False
-        self._again = deque(report for _, report in self._unacknowledged)
 
     def check(self, epoch: int) -> None:
         """Raise SupersededError unless this is the epoch of the driver in command."""
@@ -176,11 +165,6 @@ class AgentSession:
         if (epoch, serial) > self._kept:
             self._kept, self._state = (epoch, serial), state
 
-    def acknowledge(self, number: int) -> None:
-        """Forget the reports up to this number."""
-        while self._unacknowledged and self._unacknowledged[0][0] <= number:
-            self._unacknowledged.popleft()
-
     # What drivers are told.
 
     @property
@@ -193,23 +177,3 @@ class AgentSession:
         """The number of the state that is kept, if it is of the driver in command; else 0."""
         epoch, serial = self._kept
         return serial if epoch == self.epoch else 0
-
-    def next_number(self) -> int:
-        """Return the number of the next report that has events."""
-        self._reported += 1
-        return self._reported
-
-    def add(self, number: int, report: bytes, epoch: int) -> None:
-        """Keep a report until it is acknowledged. `epoch`: that of the driver whose call it answers.
-
-        Raises SupersededError if that driver is not in command any more; then the next one gets the report.
-        """
-        if number and self._keeps:
-            self._unacknowledged.append((number, report))
-            if epoch < self.epoch:
-                self._again.append(report)
-        self.check(epoch)
-
-    def again(self) -> bytes | None:
-        """Return the next report that the present driver has not got, though it was made; None: there is none."""
-        return self._again.popleft() if self._again else None

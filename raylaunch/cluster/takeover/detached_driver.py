@@ -1,9 +1,9 @@
 """A driver that keeps copies of its state on agents, so that another driver can continue its run.
 
 The driver sends each decision to a few agents first, in one message with the orders that follow from it. Others get
-their orders after that. So the kept state contains every order that an agent has obeyed. The driver acknowledges a
-report only when a kept state contains its consequences. A driver that starts from the newest state therefore receives
-all later reports again, sends again all orders that may have been lost, and decides as the last driver would have.
+their orders after that. So the kept state contains every order that an agent has obeyed, and the status of each node on
+which these orders are based. A driver that starts from the newest state is told what is true on each node now, sends
+again all orders that may have been lost, and decides as the last driver would have.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DetachedDriver(Driver):
 
     _PARTS = (
         *("machine", "_executor", "_monitor", "_peers"),
-        *("_draining", "_shown_warnings", "_interface_warnings"),
+        *("_draining", "_statuses", "_warnings"),
     )
 
     def __init__(
@@ -277,9 +277,9 @@ class DetachedDriver(Driver):
         return True
 
     def _report(self, item: ReportReceived) -> Iterator[Event]:
-        is_new = self._detached.is_new(item.node, item.report)
-        self._is_changed |= bool(item.report.events)
-        yield from super()._report(item if is_new else replace(item, report=replace(item.report, events=[])))
+        self._detached.reported(item.node, item.report)
+        self._is_changed |= item.report.status is not None
+        yield from super()._report(item)
 
     def _stepped(self) -> None:
         now = time.monotonic()

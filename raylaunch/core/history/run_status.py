@@ -53,7 +53,7 @@ class NodeState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStatus:
+class NodeSummary:
     """A node of a run that has not been lost or released."""
 
     name: NodeId
@@ -86,7 +86,7 @@ class RunStatus:
     """The workers of that attempt."""
     roster: tuple[NodeId, ...]
     """The nodes of that attempt, in rank order."""
-    nodes: tuple[NodeStatus, ...]
+    nodes: tuple[NodeSummary, ...]
     """Those of the roster in rank order, then the others."""
     progress: Progressed | None
     """The latest report of steps, which may be of an earlier attempt."""
@@ -248,10 +248,10 @@ class StatusBuilder:
     def _order(self, name: NodeId) -> tuple[float, str]:
         return self._first_ranks.get(name, math.inf), name
 
-    def _node_status(self, name: NodeId) -> NodeStatus:
+    def _node_status(self, name: NodeId) -> NodeSummary:
         node = self._nodes[name]
         state = self._state_of(name)
-        return NodeStatus(
+        return NodeSummary(
             name=name,
             address=node.address,
             state=state,

@@ -1,8 +1,8 @@
 """The messages between the driver and a node.
 
 The driver creates an `Order`. `Fleet.send` carries it to the node's agent, which hands it to `Supervisor.handle`. No
-order has a direct answer: what each one leads to is named below. The agent reports a `NodeEvent`, of which the driver
-makes an event of the core. Times in messages are the node's own (`NodeTime`).
+order has a direct answer: what each one leads to is named below. The agent makes a `NodeStatus` of the events, which it
+tells the driver. Times in messages are the node's own (`NodeTime`).
 
 Some of these messages go between the node's supervisor and its fork server too; see `forkserver_messages`.
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raylaunch.core.failures.failure import FailureRecord
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.machine.events_and_actions import RestartTimings
-from raylaunch.core.newtypes import SIGTERM, NodeId, NodeTime, SignalName
+from raylaunch.core.machine.observe import ProcessFailure
+from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.copy_messages import CopyAddress, CopyOrder, CopyReport
 from raylaunch.node.protocol.import_manifest import ImportManifest
@@ -135,7 +135,7 @@ WorkerOrder = (
 Order = WorkerOrder | PeerOrder | CopyOrder | TerminalInput
 
 
-# From a node to the driver.
+# What happens on a node.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,14 +195,6 @@ class SurvivorsReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFailure(FailureRecord):
-    """A worker process that did not exit with code 0. The driver makes a `Failure` of it."""
-
-    at: NodeTime
-    """When it ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessesExited:
     """Workers ended by themselves: those in `failures` failed; with none in it, all of the node exited with 0."""
 
@@ -251,10 +243,10 @@ class StacksDumped:
 
 ProcessEvent = StoreOpened | ManifestChanged | WorkersForked | SurvivorsReady | ProcessesExited | ProcessesStopped
 WorkersEvent = ProcessEvent | StepProposed | CheckpointAnswer | StacksDumped
-"""What an agent passes on from its supervisor to the driver."""
+"""What the supervisor tells the agent of its workers."""
 
 NodeEvent = WorkersEvent | PeerReport | CopyReport
-"""What an agent reports to the driver."""
+"""What an agent is told, or notices itself, and makes its status of."""
 
 SupervisorEvent = Ready | WorkersEvent
 """What `Supervisor.poll` returns. The agent makes an `AgentReady` of `Ready`."""

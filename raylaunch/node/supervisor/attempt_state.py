@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from raylaunch.core.machine.observe import ProcessFailure
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
-from raylaunch.node.protocol.messages import ProcessFailure
 from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
 
 PART_BYTES = 2**23

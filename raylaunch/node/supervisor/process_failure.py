@@ -15,11 +15,11 @@ from pathlib import Path, PurePath
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.stacks import shortened
+from raylaunch.core.machine.observe import ProcessFailure
 from raylaunch.core.record.run_layout import ERROR, STDERR, STDOUT
 from raylaunch.core.text import capped
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
-from raylaunch.node.protocol.messages import ProcessFailure
 from raylaunch.node.supervisor.attempt_state import ResultFile
 from raylaunch.worker.runtime.spec import Report
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from raylaunch.core.job.job import StartMethod
+from raylaunch.core.machine.observe import ProcessFailure
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeId, assert_never
 from raylaunch.node.linux import limits
@@ -22,7 +23,6 @@ from raylaunch.node.protocol.messages import (
     OpenStore,
     ProcessesExited,
     ProcessesStopped,
-    ProcessFailure,
     ProposeCheckpoint,
     SignalWorkers,
     StopWorkers,

@@ -16,7 +16,7 @@ from raylaunch.cli import main
 from raylaunch.cli.args import subcommands
 from raylaunch.cli.daemon.daemon_messages import DaemonState
 from raylaunch.cli.runs.run_summary import RunSummary
-from raylaunch.core.history.run_status import NodeStatus
+from raylaunch.core.history.run_status import NodeSummary
 from raylaunch.errors import ExitCode
 from tests.cli.runs.made_runs import NOBODY, dead, make_folder
 
@@ -87,7 +87,7 @@ def test_json_has_the_documented_keys(runs, capsys):
     assert set(shown) == documented[0]
     assert documented[0] - set(run) == {"node_states", "attempts"}
     assert set(run) == {field.name for field in fields(RunSummary)}
-    assert set(shown["node_states"][0]) == documented[1] == {field.name for field in fields(NodeStatus)}
+    assert set(shown["node_states"][0]) == documented[1] == {field.name for field in fields(NodeSummary)}
     assert all(f"`{field.name}`" in text for field in fields(DaemonState))
     assert shown["attempts"][0]["number"] == 1
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from raylaunch.cluster.agent import lease as leases
-from raylaunch.cluster.agent.agent import Agent
 from raylaunch.cluster.agent.lease import Lease, report_interval
 from raylaunch.cluster.driver.node_registry import NodeRegistry
-from raylaunch.cluster.succession.agent_session import AgentSession
 from raylaunch.worker.heartbeats.shared_page import lease_clock
 
 
@@ -70,17 +67,15 @@ def test_an_expired_lease_is_not_renewed(clock):
 
 
 def test_the_first_call_of_the_next_driver_ends_the_time_that_a_node_has_without_one(clock):
-    """Also if it gets a report of the time before: from the first one on, the driver expects others."""
+    """From its first call on, the driver expects reports."""
     renewals: list[int] = []
-    lease, session = Lease(10.0, renewals.append, lambda: None), AgentSession(keeps=True)
+    lease = Lease(10.0, renewals.append, lambda: None)
     lease.report_sent()
-    session.add(session.next_number(), b"unacknowledged", 0)
     lease.agent_idle(60.0)
     assert in_seconds(renewals)[-1] == 1060.0
     clock.now = 1001.0
-    session.adopt(2)
     lease.report_sent()
-    assert Agent.again(SimpleNamespace(_lease=lease, session=session)) == b"unacknowledged"
+    lease.driver_called()
     assert in_seconds(renewals)[-1] == 1010.0
 
 

@@ -60,7 +60,7 @@ def test_the_error_of_an_order_is_kept_for_the_next_report(monkeypatch, actor):
     def fail(order: StopWorkers) -> None:
         raise ValueError(order.signal)
 
-    session = AgentSession(keeps=False)
+    session = AgentSession()
     begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(session=session, handle=fail, fail=errors.append))
     asyncio.run(actor.obey(0, [(1, pickle.dumps(StopWorkers(attempt=1, grace=0.0, signal="SIGTERM")))]))
     assert [str(error) for error in errors] == ["SIGTERM"]
@@ -70,7 +70,7 @@ def test_an_order_whose_call_ray_has_started_too_early_waits(monkeypatch, actor)
     """Each is carried out after those that were sent before it."""
     carried_out: list[int] = []
     agent = SimpleNamespace(
-        session=AgentSession(keeps=False), handle=lambda order: carried_out.append(order.attempt), fail=pytest.fail
+        session=AgentSession(), handle=lambda order: carried_out.append(order.attempt), fail=pytest.fail
     )
     begun(monkeypatch, actor, lambda *_, **__: agent)
     for number, done in ((2, []), (1, [1, 2]), (4, [1, 2]), (5, [1, 2]), (3, [1, 2, 3, 4, 5])):
@@ -90,7 +90,7 @@ def test_an_order_of_the_run_before(monkeypatch, actor):
         def handle(order: StopWorkers) -> None:
             carried_out.append((spec.epoch, order.attempt))
 
-        session = AgentSession(keeps=False, epoch=spec.epoch)
+        session = AgentSession(spec.epoch)
         return SimpleNamespace(
             session=session, handle=handle, fail=pytest.fail, become_idle=become_idle, retire=lambda: None
         )
@@ -136,11 +136,11 @@ def test_an_agent_that_cannot_begin(monkeypatch, actor):
 def test_an_error_of_the_agent_can_be_sent(monkeypatch, actor):
     """An error that Ray cannot encode would be lost, and with it the reason."""
 
-    async def fail() -> None:
+    async def fail(_epoch: int) -> None:
         raise OSError("no caf\udce9")
 
-    session = AgentSession(keeps=False)
-    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(next_report=fail, session=session, again=session.again))
+    session = AgentSession()
+    begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(next_report=fail, session=session))
     with pytest.raises(ray_actor.AgentError, match="no caf") as raised:
         asyncio.run(actor.next_report())
     "".join(traceback.format_exception(raised.value)).encode()
@@ -165,7 +165,7 @@ def test_a_driver_of_another_version(monkeypatch, actor):
 
 def test_an_order_that_cannot_be_read(monkeypatch, actor):
     errors: list[Exception] = []
-    session = AgentSession(keeps=False)
+    session = AgentSession()
     begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(session=session, handle=None, fail=errors.append))
     asyncio.run(actor.obey(0, [(1, b"!garbage")]))
     asyncio.run(actor.obey(0, [(2, pickle.dumps("stop"))]))

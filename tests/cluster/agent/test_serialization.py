@@ -82,7 +82,7 @@ def test_another_field_is_another_protocol(monkeypatch):
         (pickle.dumps(7), "it is of type int"),
         (serialization.dump_report(AgentReport(sent_at=0.0))[:-9], "UnpicklingError: pickle data was truncated"),
         (
-            serialization.dump_report(AgentReport(sent_at=0.0, events=["what"])),
+            serialization.dump_report(AgentReport(sent_at=0.0, status="what")),
             "fields of its AgentReport have other types",
         ),
         (b"cno_such_module\nname\n.", "ModuleNotFoundError: No module named 'no_such_module'"),

@@ -11,7 +11,7 @@ import pytest
 from raylaunch.cluster.control import log_relay
 from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs
 from raylaunch.cluster.control.log_relay import LogRelay
-from raylaunch.core.history.run_status import NodeState, NodeStatus, StatusBuilder
+from raylaunch.core.history.run_status import NodeState, NodeSummary, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
@@ -34,7 +34,7 @@ class Nodes:
 
     def status(self):
         nodes = [
-            NodeStatus(
+            NodeSummary(
                 name=name,
                 address="10.0.0.1",
                 state=NodeState.RUNNING,

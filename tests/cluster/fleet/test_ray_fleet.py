@@ -23,7 +23,7 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from raylaunch.cluster.agent import ray_actor, serialization
-from raylaunch.cluster.agent.agent import AgentReady, AgentReport, AgentSpec
+from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
 from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
@@ -39,6 +39,7 @@ from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
 from raylaunch.node.protocol.messages import StopWorkers
 from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from tests.cluster.conftest import left_in_ray, wait_until
 from tests.fakes import READY
 from tests.private_cluster import Cluster, private_cluster
@@ -93,14 +94,15 @@ class Agent:
 
     async def begin(self, message: bytes) -> None:
         host = ray.get_runtime_context().get_node_id()
-        self.unsaid = [AgentReady(host=host, address="", nproc=serialization.load_spec(message).nproc, ready=READY)]
+        up = AgentReady(host=host, address="", nproc=serialization.load_spec(message).nproc, ready=READY)
+        self.unsaid = [NodeStatus().after(up)]
         self.begun.set()
 
     async def next_report(self, _epoch: int = 0) -> bytes:
         await self.begun.wait()
         if not self.unsaid:
             await asyncio.sleep(1000)
-        return pickle.dumps(AgentReport(sent_at=float(os.getpid()), events=[self.unsaid.pop()]))
+        return pickle.dumps(AgentReport(sent_at=float(os.getpid()), status=self.unsaid.pop()))
 
     async def close(self) -> list[str]:
         return []
@@ -172,8 +174,9 @@ class Kept(Agent):
         super().__init__(title)
         if "node-1 " in title and os.path.exists(UNSTARTED):
             time.sleep(10_000)
-        self.session = AgentSession(keeps=True)
+        self.session = AgentSession()
         self.misses = "node-3" in title
+        self.told: set[int] = set()
 
     async def begin(self, message: bytes) -> None:
         if self.misses:
@@ -181,18 +184,13 @@ class Kept(Agent):
         elif not self.begun.is_set():
             await super().begin(message)
 
-    async def next_report(self, epoch: int = 0, acknowledged: int = 0) -> bytes:
+    async def next_report(self, epoch: int = 0) -> bytes:
         await self.begun.wait()
         self.session.check(epoch)
-        self.session.acknowledge(acknowledged)
-        if (again := self.session.again()) is not None:
-            return again
-        if not self.unsaid:
+        if epoch in self.told:
             await asyncio.sleep(1000)
-        number = self.session.next_number()
-        report = pickle.dumps(AgentReport(sent_at=float(os.getpid()), events=[self.unsaid.pop()], number=number))
-        self.session.add(number, report, epoch)
-        return report
+        self.told.add(epoch)
+        return pickle.dumps(AgentReport(sent_at=float(os.getpid()), status=self.unsaid[0]))
 
     async def obey(self, epoch: int, _orders: object, serial: int = 0, state: bytes = b"") -> None:
         self.session.check(epoch)
@@ -255,18 +253,18 @@ class Crew:
             except queue.Empty:
                 continue
             self.items.append(item)
-            if isinstance(item, ReportReceived) and self.is_new(item):
-                for word in item.report.events:
-                    if self.fleet.joined(item.node, word.host):
-                        self.up[item.node] = (word.host, int(item.report.sent_at))
+            if isinstance(item, ReportReceived):
+                self.reported(item)
+                status = item.report.status
+                if status is not None and item.node not in self.up and self.fleet.joined(item.node, status.up.host):
+                    self.up[item.node] = (status.up.host, int(item.report.sent_at))
             elif isinstance(item, AgentLost):
                 self.up.pop(item.node, None)
                 self.fleet.replace(item)
             self.dealt_with()
 
-    def is_new(self, _: ReportReceived) -> bool:
-        """Return whether no driver before has dealt with this report."""
-        return True
+    def reported(self, _: ReportReceived) -> None:
+        """Tell the fleet of a report."""
 
     def dealt_with(self) -> None:
         """Take note that an item was dealt with."""
@@ -293,8 +291,8 @@ class DetachedCrew(Crew):
     state: bytes = b""
     plan: Any = None
 
-    def is_new(self, item: ReportReceived) -> bool:
-        return self.fleet.is_new(item.node, item.report)
+    def reported(self, item: ReportReceived) -> None:
+        self.fleet.reported(item.node, item.report)
 
     def dealt_with(self) -> None:
         with self.fleet.locked():

@@ -21,7 +21,7 @@ def done(session, epoch, *numbers):
 
 def test_a_driver_that_was_replaced_commands_nothing():
     """It was stopped (SIGSTOP), another one took over, and it goes on: its orders, state and questions are refused."""
-    session = AgentSession(keeps=True)
+    session = AgentSession()
     assert done(session, 1, 1, 2) == [1, 2]
     session.adopt(2)
     for refused in (lambda: done(session, 1, 3), lambda: session.check(1), lambda: session.adopt(2)):
@@ -33,33 +33,9 @@ def test_a_driver_that_was_replaced_commands_nothing():
     assert (session.look().state, session.look().epoch, session.look().handled) == (b"new", 2, 3)
 
 
-def test_reports_are_kept_until_their_consequences_are():
-    """The next driver gets those that the last one may not have dealt with, in order, and once."""
-    session = AgentSession(keeps=True)
-    for number in (1, 2, 3):
-        session.add(session.next_number(), b"report %d" % number, 1)
-    session.acknowledge(1)
-    assert session.again() is None
-    session.adopt(2)
-    with pytest.raises(SupersededError):  # the call of the last driver, which was waiting
-        session.add(session.next_number(), b"report 4", 1)
-    assert [session.again() for _ in range(4)] == [b"report 2", b"report 3", b"report 4", None]
-    session.acknowledge(4)
-    session.adopt(3)
-    assert session.again() is None
-
-
-def test_an_attached_run_keeps_nothing():
-    """Its agents end with their driver."""
-    session = AgentSession(keeps=False)
-    session.add(session.next_number(), b"report", 0)
-    session.adopt(1)
-    assert session.again() is None
-
-
 def test_an_early_order_of_a_driver_that_was_replaced_is_not_carried_out():
     """The one before it was lost with that driver. The next driver gives other orders with the same numbers."""
-    session = AgentSession(keeps=True)
+    session = AgentSession()
     assert [*session.new_orders(1, [(1, b"one"), (3, b"old three")])] == [b"one"]
     session.adopt(2)
     assert [*session.new_orders(2, [(2, b"two")])] == [b"two"]
@@ -68,15 +44,14 @@ def test_an_early_order_of_a_driver_that_was_replaced_is_not_carried_out():
 
 def test_orders_of_a_driver_that_come_before_its_adoption():
     """Ray may start the calls in this order. The driver is in command all the same, and the only one of its epoch."""
-    session = AgentSession(keeps=True)
+    session = AgentSession()
     assert done(session, 1, 1, 2) == [1, 2]
-    session.add(session.next_number(), b"report 1", 1)
     session.driver_gone()
     assert done(session, 2, 3, 5) == [3]
     with pytest.raises(SupersededError):
         session.adopt(1)
     session.adopt(2)
-    assert (session.alone, session.again(), session.look().handled) == (0.0, b"report 1", 3)
+    assert (session.alone, session.look().handled) == (0.0, 3)
     assert done(session, 2, 4) == [4, 5]
     with pytest.raises(SupersededError):
         session.adopt(2)
@@ -84,7 +59,7 @@ def test_orders_of_a_driver_that_come_before_its_adoption():
 
 def test_only_a_later_driver_adopts_an_agent():
     """The one that has started it has its epoch."""
-    session = AgentSession(keeps=True)
+    session = AgentSession()
     assert done(session, 2, 1) == [1]
     with pytest.raises(SupersededError):
         session.adopt(2)
@@ -98,7 +73,7 @@ def test_orders_are_carried_out_in_the_order_of_their_numbers(data):
     starts = sorted(data.draw(st.sets(st.integers(2, last)))) if last > 1 else []
     calls = [range(one, other) for one, other in pairwise([1, *starts, last + 1])]
     again = data.draw(st.lists(st.sampled_from(calls), max_size=3))
-    session, carried_out = AgentSession(keeps=True), []
+    session, carried_out = AgentSession(), []
     for call in data.draw(st.permutations([*calls, *again])):
         carried_out += done(session, 1, *call)
         assert session.handled == len(carried_out)
@@ -108,7 +83,7 @@ def test_orders_are_carried_out_in_the_order_of_their_numbers(data):
 @given(st.lists(st.tuples(st.sampled_from(["", "adopts", "adopts late"]), st.integers(0, 4)), max_size=30))
 def test_each_order_is_carried_out_once(turns):
     """Whenever drivers are replaced, and however many of its last orders each sends again: all, in order, once."""
-    session, epoch, sent = AgentSession(keeps=True), 1, 1
+    session, epoch, sent = AgentSession(), 1, 1
     carried_out = done(session, epoch, sent)
     for what, again in turns:
         epoch += what != ""

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.cluster.agent.agent import AgentReady
 from raylaunch.cluster.driver.request_desk import PersonRequest
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet_api import AgentsAdopted, HostDraining
@@ -34,6 +33,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NO_NODE, RunTime
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.node.protocol.messages import DumpStacks, ProcessesExited, ProposeCheckpoint, StacksDumped
+from raylaunch.node.protocol.node_status import AgentReady
 from tests.fakes import READY, FakeFleet, RunRecorder, process_failure
 from tests.profiles import examples
 
@@ -49,7 +49,7 @@ class KeptFleet(FakeFleet):
         super().__init__(nodes)
         self.items: list[object] = []
         self.heard: set[str] = set()
-        self.adopted: dict[str, int] = {}
+        self.adopted: set[str] = set()
 
     def start(self, tell) -> None:
         def noting(item):
@@ -58,8 +58,8 @@ class KeptFleet(FakeFleet):
 
         super().start(noting)
 
-    def is_new(self, node, report) -> bool:
-        return True
+    def reported(self, node, report) -> None:
+        pass
 
     def flush(self, state: bytes) -> None:
         pass

@@ -178,7 +178,7 @@ def test_nodes_that_obey_have_no_minute_without_a_driver_any_more():
     """So a driver that is cut off right after it has taken over misses them as soon as its successor expects."""
     found = taken_over(is_driver_gone=True)
     assert found.nodes.last_heard("node-1") > time.monotonic() + 30
-    found._detached.adopted = {"node-1": 0}
+    found._detached.adopted = {"node-1"}
     feed(found, [AgentsAdopted()])
     assert found.nodes.last_heard("node-1") <= time.monotonic()
     assert found.nodes.last_heard("node-2") > time.monotonic() + 30

@@ -26,7 +26,7 @@ from machine_helpers import (
 )
 from simulation import ClusterSimulation
 
-from raylaunch.core.history.run_status import MOST_NAMES, NodeState, NodeStatus, RunStatus, StatusBuilder
+from raylaunch.core.history.run_status import MOST_NAMES, NodeState, NodeSummary, RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.machine.events_and_actions import Event, Progressed, Release, WorkersStarted
@@ -93,7 +93,7 @@ def test_a_run_that_trains():
     events = (joined("a"), joined("b", 1.0, nproc=3), pids, started("b", 2.0), first, replace(first, at=9.0, rate=2.5))
     status = status_after(job(2), *events)
     assert status.nodes == (
-        NodeStatus(
+        NodeSummary(
             name="a",
             address="10.0.0.97",
             state=NodeState.RUNNING,
@@ -102,7 +102,7 @@ def test_a_run_that_trains():
             first_rank=0,
             pids=(10, 11),
         ),
-        NodeStatus(
+        NodeSummary(
             name="b", address="10.0.0.98", state=NodeState.RUNNING, draining=False, workers=3, first_rank=2, pids=()
         ),
     )

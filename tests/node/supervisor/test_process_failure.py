@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from raylaunch.cluster.driver.worker_events import worker_event
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.machine.events_and_actions import WorkersExited
+from raylaunch.core.machine.observe import WorkersStatus, observe
 from raylaunch.core.newtypes import NodeTime, RunTime
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
-from raylaunch.node.protocol.messages import ProcessesExited
 from raylaunch.node.supervisor import process_failure
 from raylaunch.worker.runtime.spec import Report
 from tests.node.harness import Node
@@ -59,7 +58,8 @@ def failure_of(folder: Path, exit_code: int = 1, **facts: Any) -> Failure:
     )
     known: dict[str, Any] = {"report": Report(), "oom_kills": FakeOomKills(), "kept": True}
     failure = process_failure.failure(exited, folder=folder, **(known | facts))
-    event = worker_event("node-2", ProcessesExited(attempt=2, failures=(failure,)), RunTime(10.0), NodeTime(3610.0))
+    status = WorkersStatus(attempt=2, failures=(failure,))
+    (event,) = observe("node-2", WorkersStatus(), status, now=RunTime(10.0), sent_at=NodeTime(3610.0))
     assert isinstance(event, WorkersExited)
     return event.failures[0]
 

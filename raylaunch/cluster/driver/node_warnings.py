@@ -1,0 +1,32 @@
+"""What a person should know of nodes, said once and not for each node or attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raylaunch.node.protocol.node_status import AgentReady
+
+
+class NodeWarnings:
+    """The warnings of all nodes of a run."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+        #: What matters as soon as there are several hosts.
+        self._of_several_hosts: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Say this unless it was said before; `""`: there is nothing to say."""
+        if text and text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
+    def came_up(self, up: AgentReady, *, several_hosts: bool) -> None:
+        """Say what the workers of a node get so that other hosts can reach them, once there are other hosts."""
+        if up.interface_env:
+            pairs = ", ".join(f"{name}={value}" for name, value in up.interface_env.items())
+            self._of_several_hosts.add(f"workers get {pairs}: other hosts cannot reach what they would use otherwise")
+        if several_hosts:
+            for text in sorted(self._of_several_hosts):
+                self.warn(text)

@@ -1,0 +1,108 @@
+"""What a node tells the driver: the newest status has all that is true."""
+
+from __future__ import annotations
+
+from raylaunch.core.machine.observe import ProcessFailure
+from raylaunch.node.protocol.copy_messages import CopiesServed, CopyFailed
+from raylaunch.node.protocol.messages import (
+    CheckpointAnswer,
+    ManifestChanged,
+    ProcessesExited,
+    ProcessesStopped,
+    Ready,
+    StepProposed,
+    StoreOpened,
+    SurvivorsReady,
+    WorkersForked,
+)
+from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
+from raylaunch.node.protocol.peer_messages import PeerListening, PeersProbed
+
+UP = AgentReady(
+    host="h", address="10.0.0.1", nproc=2, ready=Ready(start_method="forkserver", why=(), torch=True, pid=1)
+)
+
+
+def after(*events):
+    status = NodeStatus()
+    for event in events:
+        status = status.after(event)
+    return status
+
+
+def forked(attempt):
+    return WorkersForked(attempt=attempt, pids=(attempt, 7), timings=None)
+
+
+def failure(rank):
+    return ProcessFailure(attempt=1, rank=rank, local_rank=rank, pid=7, exit_code=1, at=0.0)
+
+
+def test_everything_stays_until_something_newer_comes():
+    proposed = StepProposed(node="a", attempt=1, step=5, reached=4)
+    listening = PeerListening(check=1, port=2, token="0")
+    probed = PeersProbed(check=1, unreachable=())
+    copies = CopiesServed(host="h", port=3, secret="s")
+    status = after(UP, forked(1), SurvivorsReady(attempt=1), proposed, listening, probed, copies)
+    assert (status.up, status.proposed, status.listening) == (UP, proposed, listening)
+    assert (status.probed, status.copies, status.generation) == (probed, copies, 7)
+    assert (status.workers.attempt, status.workers.pids, status.workers.can_stay) == (1, (1, 7), True)
+
+
+def test_failures_of_an_attempt_add_up():
+    first, second = (
+        ProcessesExited(attempt=1, failures=(failure(0),)),
+        ProcessesExited(attempt=1, failures=(failure(1),)),
+    )
+    status = after(forked(1), first, second, ProcessesStopped(attempt=1, failures=(failure(2),)))
+    assert [one.rank for one in status.workers.failures] == [0, 1]
+    assert [one.rank for one in status.workers.stopped] == [2]
+    assert not status.workers.succeeded
+
+
+def test_the_end_of_all_workers_and_the_step_at_which_they_saved():
+    status = after(forked(1), CheckpointAnswer(attempt=1, step=None), ProcessesExited(attempt=1))
+    assert (status.workers.has_saved, status.workers.saved, status.workers.succeeded) == (True, None, True)
+
+
+def test_events_of_an_earlier_attempt_change_nothing():
+    """The node launches an attempt as soon as it is told to, and may notice the end of the one before later."""
+    status = after(forked(2))
+    assert status.after(ProcessesStopped(attempt=1)) is status
+
+
+def test_stores_are_kept_for_this_attempt_and_later_ones():
+    """The next attempt's store is opened while this one trains."""
+    stores = [StoreOpened(attempt=number, port=5000 + number) for number in (1, 2, 3)]
+    status = after(*stores[:2], forked(1), stores[2])
+    assert [store.opened.attempt for store in status.stores] == [1, 2, 3]
+    assert [store.opened.attempt for store in status.after(forked(2)).stores] == [2, 3]
+
+
+def test_a_store_that_cannot_be_opened_twice():
+    """The second answer is told from the first one, though it is the same."""
+    failed = StoreOpened(attempt=1, port=0, why="address in use")
+    (first,), (second,) = after(failed).stores, after(failed, failed).stores
+    assert (first.opened, first.generation, second.generation) == (failed, 1, 2)
+
+
+def test_a_warning_is_kept_once():
+    status = after(ManifestChanged(manifest=None, why="no"), CopyFailed(why="cut"), CopyFailed(why="cut"))
+    assert status.warnings == ("no", "cut")
+    assert status.after(ManifestChanged(manifest=None, why="")) is status
+
+
+def test_warnings_are_bounded():
+    assert after(*(CopyFailed(why=str(number)) for number in range(99))).warnings[0] == "49"
+
+
+def test_each_driver_is_told_all_once():
+    """One that has taken over is told what the last one knew."""
+    feed = StatusFeed(1)
+    feed.add(UP)
+    assert not feed.is_asked_first(1)
+    assert (feed.news(1).up, feed.news(1)) == (UP, None)
+    assert feed.is_asked_first(2)
+    assert (feed.news(2).up, feed.news(2)) == (UP, None)
+    feed.add(forked(1))
+    assert feed.news(2).workers.attempt == 1
