@@ -1,12 +1,13 @@
 # make run: set up and train; make test: set up and prove;
 # make fuzz: draw new cases for all properties (SECONDS=600, SEED=any); make test always draws the same ones;
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
+# make smoke: run each tool below with the smallest sizes, to see that it runs (ONLY="bench-1 chaos": these);
 # make profile-restart: where the time of a restart goes (N=10 restarts);
 # make dist: build a wheel, and try it in a clean environment (INTO=python: in the environment of that Python);
 # make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk";
 # DETACH=1: a run with -d, whose driver, its host, and the GCS of Ray's head are killed too);
 # make compat: try other versions of Python, Ray and torch, each in an environment that is removed afterwards (KEEP=1: it
-# is not), with up to 8 GB for a torch with CUDA (ONLY="py3.12 ray2.52 torch2.15": these; ONLY=cheap: two, for CI;
+# is not), with up to 8 GB for a torch with CUDA (ONLY="py3.12 ray2.52 torch2.15": these; ONLY=cheap: two, for CI; ONLY=today: what pip would install today;
 # IF_AVAILABLE=1: to lack a Python or the package index is no failure);
 # make gpu: everything that needs a GPU, in nine minutes, without a network (ONLY="hangs state": these; OUT=folder);
 # make gpu-bundle: pack what `make gpu` needs on another machine into gpu-bundle (GPU_PYTHON=3.12: that machine's).
@@ -38,7 +39,7 @@ JOBS ?= $(shell expr $$(nproc) + 2)
 PARTS := test-node test-agents test-sessions test-worker test-hosts test-runs test-own-cluster test-detached-hosts test-rest test-core test-contract check
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: install run test $(PARTS) fuzz bench profile-restart dist chaos compat gpu gpu-bundle clean
+.PHONY: install run test $(PARTS) fuzz bench smoke profile-restart dist chaos compat gpu gpu-bundle clean
 
 # Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
@@ -92,6 +93,9 @@ fuzz: install
 
 bench: $(VENV)/.installed-for-bench
 	$(BIN)/python -m tools.bench $(ONLY)
+
+smoke: $(VENV)/.installed-for-bench
+	$(BIN)/python -m tools.smoke $(ONLY)
 
 profile-restart: install
 	$(BIN)/python -m tools.bench.profile_restart $(or $(N),10)

@@ -14,17 +14,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.profiles import FUZZ
+from tests.profiles import FIXED, FUZZ
 
 ROOT = Path(__file__).parent.parent
-PYTEST = (os.path.relpath(sys.executable, ROOT), "-m", "pytest", f"--hypothesis-profile={FUZZ}", "--timeout=1800")
+PYTEST = (os.path.relpath(sys.executable, ROOT), "-m", "pytest", "--timeout=1800")
+SMOKE_PATHS = ("tests/core/placement",)
 _NO_TESTS = 5
 """pytest's exit code where it found no test."""
 
 
-def properties(paths: list[str]) -> list[str]:
+def properties(paths: Sequence[str]) -> list[str]:
     """Return the test ids of all properties below these paths."""
     command = [*PYTEST, "--collect-only", "-q", "-m", "hypothesis", *paths]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -33,17 +35,18 @@ def properties(paths: list[str]) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
-def repeat(test: str, seed: int) -> list[str]:
+def repeat(test: str, seed: int, profile: str = FUZZ) -> list[str]:
     """Return the command that draws the same cases again."""
-    return [*PYTEST, f"--hypothesis-seed={seed}", "-q", test]
+    return [*PYTEST, f"--hypothesis-profile={profile}", f"--hypothesis-seed={seed}", "-q", test]
 
 
 class Fuzz:
     """Runs of properties, in several threads."""
 
-    def __init__(self, tests: list[str], seed: int, seconds: float) -> None:
+    def __init__(self, tests: list[str], seed: int, seconds: float, profile: str) -> None:
         shuffled = random.Random(seed).sample(tests, len(tests))
         self._runs = zip(itertools.cycle(shuffled), itertools.count(seed), strict=False)
+        self._profile = profile
         self._end = time.monotonic() + seconds
         self._lock = threading.Lock()
         self.done = 0
@@ -54,7 +57,7 @@ class Fuzz:
         """Run one property after the other; called by each thread."""
         while time.monotonic() < self._end and not self.failures:
             with self._lock:
-                command = repeat(*next(self._runs))
+                command = repeat(*next(self._runs), self._profile)
             found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             with self._lock:
                 self.done += 1
@@ -69,13 +72,17 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=random.SystemRandom().randrange(10**9), help="default: a random one"
     )
+    parser.add_argument("--smoke", action="store_true", help="draw few cases, for a second, to see that this works")
     parser.add_argument("paths", nargs="*", default=["tests"], help="where the properties are (default: tests)")
     args = parser.parse_args()
+    profile = FUZZ
+    if args.smoke:
+        args.paths, args.seconds, profile = SMOKE_PATHS, 1.0, FIXED
     tests = properties(args.paths)
     if not tests:
         parser.error("no properties there")
     print(f"{len(tests)} properties for {args.seconds:g} s, seed {args.seed}", flush=True)
-    fuzz = Fuzz(tests, args.seed, args.seconds)
+    fuzz = Fuzz(tests, args.seed, args.seconds, profile)
     threads = [threading.Thread(target=fuzz.run) for _ in range(os.cpu_count() or 1)]
     for thread in threads:
         thread.start()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
-from collections.abc import Iterator
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -15,12 +18,28 @@ import yaml
 from raylaunch.cli.args import subcommands
 from raylaunch.cli.args.flags import matching_flags
 from raylaunch.core.job.job import Job
+from tools import smoke
+from tools.bench.__main__ import BENCHES
+from tools.chaos.faults import FAULTS
+from tools.compat import combinations
 from tools.docs import blocks
+from tools.gpu import steps
 
 PAGES = pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
 MOST_LINES = 200
 _PATH = re.compile(r"(?<![\w/.-])((?:raylaunch|tests|tools|docs|examples|conf)/[\w./-]*[\w/])")
+_MAKE = re.compile(r"(?:^    |`)make ([a-z-]+)((?: [A-Z_]+=(?:\"[^\"]*\"|[^\s`]+))*)", re.MULTILINE)
+_RUN = re.compile(r"(?:^    |`)(?:[\w./]*/)?python[\d.]* -m ([\w.]+)([^`\n#]*)", re.MULTILINE)
 _MODULE = re.compile(r"(?<![\w/.-])raylaunch(?:\.[A-Za-z_]\w*)+")
+
+CHOSEN: dict[str, Callable[[str], object]] = {
+    "bench": lambda only: set(only.split()) <= set(BENCHES),
+    "smoke": lambda only: set(only.split()) <= {each.name for each in smoke.commands(Path())},
+    "compat": combinations.chosen,
+    "gpu": lambda only: set(only.split()) <= {step.name for step in steps.STEPS},
+    "chaos": lambda only: any(re.search(only, fault.name) for _, fault in FAULTS),
+}
+"""Whether there is what ONLY names, for each target that has it."""
 
 
 def test_the_readme_is_short() -> None:
@@ -72,6 +91,29 @@ def test_every_make_target_that_is_named_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     named = set(re.findall(r"(?:^    |`)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
     assert sorted(named - targets) == []
+
+
+@PAGES
+def test_every_variable_of_make_exists(page: Path) -> None:
+    """And what is chosen with ONLY is there to choose."""
+    makefile = (blocks.ROOT / "Makefile").read_text(encoding="utf-8")
+    for target, words in _MAKE.findall(page.read_text(encoding="utf-8")):
+        for name, value in (word.split("=", 1) for word in shlex.split(words)):
+            assert re.search(rf"\$\({name}\)|\(or \$\({name}\)|^ifdef {name}$", makefile, re.MULTILINE), name
+            if name == "ONLY" and value != "...":
+                assert CHOSEN[target](value), f"make {target} {words}"
+
+
+@PAGES
+def test_every_module_that_is_run_exists(page: Path) -> None:
+    """`python -m MODULE`, with the flags that are quoted: the program's own help has them."""
+    for module, words in _RUN.findall(page.read_text(encoding="utf-8")):
+        assert importlib.util.find_spec(module), module
+        flags = {word for word in words.split() if word.startswith("--")}
+        if module.startswith("tools.") and flags:
+            command = [sys.executable, "-m", module, "--help"]
+            done = subprocess.run(command, cwd=blocks.ROOT, capture_output=True, text=True, check=True)
+            assert sorted(flags - set(re.findall(r"--[a-z-]+", done.stdout))) == [], module
 
 
 @PAGES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.compat import __main__ as command
-from tools.compat import environments
+from tools.compat import combinations, environments
 from tools.compat.combinations import Combination
 from tools.compat.environments import Environment, InstallError, UnavailableError
 
@@ -38,7 +38,7 @@ def test_what_cannot_be_installed_is_removed(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
-    found = Environment(tmp_path)
+    found = Environment(tmp_path, tmp_path / "source")
     found.source.mkdir()
     found.python.parent.mkdir()
     found.python.symlink_to(sys.executable)
@@ -64,7 +64,27 @@ def test_without_a_package_index(
     monkeypatch.setattr(environments, "MIN_FREE_BYTES", 0)
     (tmp_path / "venv").mkdir()
     with pytest.raises(error):
-        environments.install(Environment(tmp_path / "venv"), Path(sys.executable), Combination(py=THIS))
+        environments.install(
+            Environment(tmp_path / "venv", tmp_path / "venv" / "source"), Path(sys.executable), Combination(py=THIS)
+        )
+
+
+def test_today_pins_nothing_but_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And it has what the tests need."""
+    installed: list[tuple[str, ...]] = []
+
+    def run(_: Environment, args: tuple[str, ...], _seconds: float, _log: Path) -> int:
+        installed.append(args)
+        return 0
+
+    monkeypatch.setattr(environments.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(Environment, "run", run)
+    monkeypatch.setattr(environments, "MIN_FREE_BYTES", 0)
+    (today,) = combinations.chosen("today")
+    environments.install(Environment(tmp_path, tmp_path), Path(sys.executable), today)
+    assert [word for word in installed[-1] if "==" in word] == ["torch==2.13.*"]
+    assert ".[dev]" in installed[-1]
+    assert not any("constraint" in word for word in installed[-1])
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def summary(job: Job) -> str:
     ) + (f", {again} of them committed" if commits else "")
 
 
-def main() -> int:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=math.inf, help="no further fault after so many minutes")
@@ -273,9 +273,17 @@ def main() -> int:
     parser.add_argument("--state", action="store_true", help="the job has its state in memory only, by `State`")
     parser.add_argument("--elastic", action="store_true", help="as --state, with `every='auto'` and workers that stay")
     parser.add_argument("--detach", action="store_true", help="the driver is an actor, and is killed too")
+    parser.add_argument("--smoke", action="store_true", help="one fault on two hosts, to see that this works")
     parser.add_argument("--json", type=Path, help="every fault and what came of it")
     parser.add_argument("--keep", type=Path, help="where the job's folder is copied in the end")
     args = parser.parse_args()
+    if args.smoke:
+        args.faults, args.hosts, args.only = 1, 2, args.only or "^kill -9 of a worker$"
+    return args
+
+
+def main() -> int:
+    args = _options()
     if reason := why_not():
         print(f"no hosts can be made here: {reason}", file=sys.stderr)
         return 0

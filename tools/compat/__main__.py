@@ -1,7 +1,9 @@
 """`python -m tools.compat`: try combinations of versions one after another, and print the table.
 
 --only "py3.12 ray2.52 torch2.15" tries those of the usual combinations that have these versions, or makes one of them;
-commas part several, and `cheap` stands for two that CI tries. Versions may be `newest`.
+commas part several, and `cheap` stands for two that CI tries. Versions may be `newest`. `today` is what pip would
+install today, with which more tests are run. `--smoke` tries nothing new: it runs two tests with this Python, to see
+that this program works.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from tools.bench.tables import aligned
 from tools.compat import checks, combinations, results
+from tools.compat.checks import COLUMNS, SMOKE, SUITE, Column
 from tools.compat.combinations import Combination
-from tools.compat.environments import FOLDER, InstallError, UnavailableError, environment
+from tools.compat.environments import FOLDER, HERE, Environment, InstallError, UnavailableError, environment
 
 
 def main() -> int:
@@ -26,6 +30,7 @@ def main() -> int:
         prog="python -m tools.compat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", metavar="WORDS", help="see above")
+    parser.add_argument("--smoke", action="store_true", help="see above")
     parser.add_argument("--keep", action="store_true", help=f"do not remove the environments, which are in {FOLDER}")
     parser.add_argument("--if-available", action="store_true", help="what this machine cannot try is no failure")
     args = parser.parse_args()
@@ -34,7 +39,10 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     FOLDER.mkdir(exist_ok=True)
-    outcomes = [_tried(each, keep=args.keep) for each in asked]
+    if args.smoke:
+        outcomes: list[results.Row | Exception] = [_row("this Python", HERE, SMOKE)]
+    else:
+        outcomes = [_tried(each, keep=args.keep) for each in asked]
     if rows := [row for row in outcomes if isinstance(row, dict)]:
         print("\n".join(("", *aligned(list(results.table(rows))), "", *results.notes(rows))))
     return 0 if all(_is_well(each, if_available=args.if_available) for each in outcomes) else 1
@@ -49,22 +57,30 @@ def _is_well(outcome: results.Row | Exception, *, if_available: bool) -> bool:
 def _tried(combination: Combination, *, keep: bool) -> results.Row | UnavailableError | InstallError:
     """Try a combination, and write what came of it; return why not if it cannot be tried."""
     began = time.monotonic()
-    log = FOLDER / f"{str(combination).replace(' ', '-')}.log"
-    log.unlink(missing_ok=True)
     print(f"{combination} ...", end=" ", flush=True)
     try:
         with environment(combination, keep=keep) as found:
             print(f"installed after {time.monotonic() - began:.0f} s ...", end=" ", flush=True)
-            row = {
-                "asked": str(combination),
-                "date": datetime.now(timezone.utc).date().isoformat(),
-                **found.versions(),
-                "found": {name: each.record() for name, each in checks.run(found, log=log).items()},
-            }
+            row = _row(str(combination), found, SUITE if combination.is_today else COLUMNS)
     except (UnavailableError, InstallError) as error:
         print(f"{'left out' if isinstance(error, UnavailableError) else 'not installed'}: {error}", flush=True)
         return error
-    results.add(row)
+    if not combination.is_today:
+        results.add(row)
+    return row
+
+
+def _row(asked: str, found: Environment, columns: Mapping[str, Column]) -> results.Row:
+    """Run the tests of some columns in an environment."""
+    began = time.monotonic()
+    log = FOLDER / f"{asked.replace(' ', '-')}.log"
+    log.unlink(missing_ok=True)
+    row = {
+        "asked": asked,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        **found.versions(),
+        "found": {name: each.record() for name, each in checks.run(found, columns, log=log).items()},
+    }
     failed = results.failures(row)
     print(
         f"{f'{len(failed)} tests failed, see {log}' if failed else 'ok'}, {time.monotonic() - began:.0f} s", flush=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ _MOST_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The tests of a file or folder whose names begin like this."""
+    """The tests of a file or folder, or of some, whose names begin like this."""
 
     path: str
     begin: str = "test_"
@@ -32,6 +33,18 @@ COLUMNS = {
     "spawn": Column(ON_RAY, "test_spawn"),
     "check": Column(ON_RAY, "test_check"),
 }
+SUITE = {
+    "core": Column("tests/core"),
+    "cli": Column("tests/cli"),
+    "worker": Column("tests/worker"),
+    "launch": COLUMNS["launch"],
+}
+"""With what pip installs today: the tests of the code that uses other packages most, without properties."""
+SMOKE = {
+    "contract": Column("tests/contract/test_environment.py::test_values_of_a_single_node"),
+    "launch": Column(f"{ON_RAY}::test_launch[forkserver]"),
+}
+"""A test of each path, by which one sees that the checks run."""
 
 
 @dataclass(slots=True)
@@ -47,17 +60,25 @@ class Found:
         return {"passed": self.passed, "failed": sorted(self.failed), "skipped": dict(sorted(self.skipped.items()))}
 
 
-def run(environment: Environment, *, log: Path) -> dict[str, Found]:
-    """Run all tests in an environment, one path after another. What they print goes to `log`."""
-    found = {name: Found() for name in COLUMNS}
-    for path in dict.fromkeys(column.path for column in COLUMNS.values()):
-        names = [name for name, column in COLUMNS.items() if column.path == path]
+def run(environment: Environment, columns: Mapping[str, Column], *, log: Path) -> dict[str, Found]:
+    """Run the tests of these columns, one path after another. What they print goes to `log`."""
+    found = {name: Found() for name in columns}
+    for path in dict.fromkeys(column.path for column in columns.values()):
+        names = [name for name, column in columns.items() if column.path == path]
         with tempfile.TemporaryDirectory(prefix="raylaunch-compat-") as folder:
             report = Path(folder, "report.xml")
-            options = ("-q", "-p", "no:cacheprovider", f"--junit-xml={report}", f"--basetemp={folder}/tmp")
+            options = (
+                "-q",
+                "-m",
+                "not hypothesis",
+                "-p",
+                "no:cacheprovider",
+                f"--junit-xml={report}",
+                f"--basetemp={folder}/tmp",
+            )
             code = environment.run(("-m", "pytest", path, *options), _SECONDS, log)
             if report.exists():
-                read(report, {name: found[name] for name in names})
+                read(report, {name: found[name] for name in names}, columns)
         for name in names:
             if code is None or not (found[name].passed or found[name].failed or found[name].skipped):
                 found[name].failed.append(
@@ -66,12 +87,12 @@ def run(environment: Environment, *, log: Path) -> dict[str, Found]:
     return found
 
 
-def read(report: Path, found: dict[str, Found]) -> None:
+def read(report: Path, found: dict[str, Found], columns: Mapping[str, Column] = COLUMNS) -> None:
     """Add the results in a report of pytest to the columns that they belong to."""
     for case in ET.parse(report).iter("testcase"):  # pytest has written it for us
         test = case.get("name", "")
-        columns = [name for name in found if test.startswith(COLUMNS[name].begin)]
-        for column in (found[name] for name in columns or found):  # a module that cannot be imported has no tests
+        names = [name for name in found if test.startswith(columns[name].begin)]
+        for column in (found[name] for name in names or found):  # a module that cannot be imported has no tests
             if case.find("failure") is not None or case.find("error") is not None:
                 column.failed.append(f"{case.get('classname', '').rpartition('.')[2]}::{test}")
             elif (skip := case.find("skipped")) is not None:

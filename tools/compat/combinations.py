@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 NEWEST = "newest"
+TODAY = "today"
 PACKAGES = ("ray", "torch", "omegaconf")
 _WORD = re.compile(r"(py|ray|torch|omegaconf)(\d+(?:\.\d+)*|newest)")
 
@@ -19,9 +21,11 @@ class Combination:
     ray: str = NEWEST
     torch: str = "2.13"
     omegaconf: str = NEWEST
+    is_today: bool = False
+    """Whether the project's own tests are run, besides what is tried with each combination."""
 
     def __str__(self) -> str:
-        return f"py{self.py} ray{self.ray} torch{self.torch} omegaconf{self.omegaconf}"
+        return TODAY if self.is_today else f"py{self.py} ray{self.ray} torch{self.torch} omegaconf{self.omegaconf}"
 
     def requirements(self) -> list[str]:
         """What pip installs; `ray[default]` has the dashboard's agent, as on a real cluster."""
@@ -39,6 +43,9 @@ CHEAP = (
 )
 """For CI: another Ray; and another Python, with the newest torch. Each takes a few minutes."""
 
+WHAT_PIP_INSTALLS = Combination(py="{}.{}".format(*sys.version_info), is_today=True)
+"""For CI: no package is pinned, as for somebody who installs raylaunch today, but torch, whose newest may have CUDA."""
+
 DEFAULT = (
     Combination(py="3.10", ray="2.44", torch="2.6", omegaconf="2.3"),
     CHEAP[1],
@@ -51,7 +58,7 @@ DEFAULT = (
 
 
 def chosen(only: str) -> list[Combination]:
-    """Return what `--only` asks for: `cheap`, or words such as `py3.12 ray2.52`, several times between commas.
+    """Return what `--only` asks for: `cheap`, `today`, or words such as `py3.12 ray2.52`, several times between commas.
 
     Words pick those of the default combinations that have these versions; if none has, they make one. Raises
     ValueError.
@@ -60,7 +67,8 @@ def chosen(only: str) -> list[Combination]:
         return [*DEFAULT]
     found: dict[Combination, None] = {}
     for words in only.split(","):
-        found |= dict.fromkeys(CHEAP if words.strip() == "cheap" else _asked(words))
+        named = {"cheap": CHEAP, TODAY: (WHAT_PIP_INSTALLS,)}.get(words.strip())
+        found |= dict.fromkeys(named or _asked(words))
     return [*found]
 
 

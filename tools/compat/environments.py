@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,18 +47,17 @@ class InstallError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A folder with a Python and the packages of a combination, in which raylaunch is installed too."""
+    """A folder with a Python and the packages of a combination, in which raylaunch is installed too.
+
+    `source`: the project's folder, from which it is installed: a copy, unless this Python itself is tried.
+    """
 
     folder: Path
+    source: Path
 
     @property
     def python(self) -> Path:
         return self.folder / "bin" / "python"
-
-    @property
-    def source(self) -> Path:
-        """The folder of the copy."""
-        return self.folder / "source"
 
     def versions(self) -> dict[str, str]:
         """Return what is installed: the exact versions, as in `Combination`."""
@@ -108,7 +108,7 @@ def environment(combination: Combination, *, keep: bool) -> Iterator[Environment
     """
     python = interpreter(combination.py)
     folder = FOLDER / str(combination).replace(" ", "-")
-    found = Environment(folder)
+    found = Environment(folder, folder / "source")
     try:
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -119,6 +119,10 @@ def environment(combination: Combination, *, keep: bool) -> Iterator[Environment
     finally:
         if not keep or not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+HERE = Environment(Path(sys.prefix), ROOT)
+"""This Python, with what is installed."""
 
 
 def _copy(found: Environment) -> None:
@@ -143,7 +147,8 @@ def install(found: Environment, python: Path, combination: Combination) -> None:
     if found.run((*pip, *_ONE_TRY, SMALL_PACKAGE), _INDEX_SECONDS, log) != 0:
         msg = f"pip cannot install {SMALL_PACKAGE}: its package index cannot be reached"
         raise UnavailableError(msg)
-    if found.run((*pip, *combination.requirements(), *TOOLS, "--editable", "."), INSTALL_SECONDS, log) != 0:
+    tools, project = ((), ".[dev]") if combination.is_today else (TOOLS, ".")
+    if found.run((*pip, *combination.requirements(), *tools, "--editable", project), INSTALL_SECONDS, log) != 0:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
         msg = "; ".join(lines[-2:]) or "pip failed, or took too long"
         raise InstallError(msg)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.compat.checks import COLUMNS, Found
+from tools.compat.checks import Found
 from tools.compat.combinations import PACKAGES
 
 FILE = Path(__file__).with_name("results.json")
@@ -43,9 +43,10 @@ def failures(row: Row) -> list[str]:
 
 def table(rows: list[Row], *, each_column: bool = True) -> Iterator[list[str]]:
     """Yield the head and the rows of the table; without `each_column`, one column says what came of all tests."""
-    yield ["Python", "Ray", "torch", "omegaconf", *(COLUMNS if each_column else ["tests"]), "date"]
+    columns = dict.fromkeys(name for row in rows for name in row["found"])
+    yield ["Python", "Ray", "torch", "omegaconf", *(columns if each_column else ["tests"]), "date"]
     for row in rows:
-        found = {name: row["found"].get(name, Found().record()) for name in COLUMNS}
+        found = {name: row["found"].get(name, Found().record()) for name in columns}
         cells = [_cell({name: each}) for name, each in found.items()] if each_column else [_cell(found)]
         yield [*(row[name] for name in VERSIONS), *cells, row["date"]]
 

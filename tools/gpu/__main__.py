@@ -40,6 +40,7 @@ def main(words: list[str] | None = None) -> int:
         "--at-once", type=int, default=4 if (os.cpu_count() or 1) > 7 else 1, help="steps [%(default)s]"
     )
     parser.add_argument("--simulate", action="store_true", help="without a GPU, to test this program itself")
+    parser.add_argument("--smoke", action="store_true", help="a few tests, to see that this program works")
     parser.add_argument("--markdown", action="store_true", help=f"print the table of {_RECORD} and run nothing")
     options = parser.parse_args(words)
     if options.markdown:
@@ -81,7 +82,8 @@ def _run(options: argparse.Namespace, scratch: Path, deadline: float) -> int:
         for test in result.tests:
             print(f"  {test.outcome:8} {test.seconds:6.1f} s  {test.test} {test.figures or ''}", flush=True)
 
-    wanted = [step for step in steps.STEPS if not options.only or step.name in options.only.split()]
+    among = steps.SMOKE if options.smoke else steps.STEPS
+    wanted = [step for step in among if not options.only or step.name in options.only.split()]
     runner = steps.Runner(
         python=python, scratch=scratch, deadline=deadline, env=_env(options, scratch, facts), at_once=options.at_once
     )

@@ -33,17 +33,23 @@ _MOST_OUTPUT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A test file. `alone`: it measures, so nothing else runs meanwhile."""
+    """A test file, or one of its tests. `alone`: it measures, so nothing else runs meanwhile."""
 
     name: str
     seconds: float
     alone: bool = False
     folder: Path = FOLDER
+    test: str = ""
 
     @property
     def file(self) -> Path:
         """The test file."""
         return self.folder / f"test_{self.name}.py"
+
+    @property
+    def tests(self) -> str:
+        """What pytest is to run."""
+        return f"{self.file}::{self.test}" if self.test else str(self.file)
 
 
 STEPS = (
@@ -57,6 +63,13 @@ STEPS = (
     Step("restart_speed", 150.0, alone=True),
 )
 """The most important first: what the time does not suffice for is not run, and said so."""
+SMOKE = (
+    Step("process_groups", 60.0, test="test_each_rank_has_its_gpu"),
+    Step("bundles", 60.0, test="test_virtual_local_rank"),
+    Step("contexts", 60.0, test="test_a_module_that_asks_for_cuda"),
+    Step("restart_speed", 60.0, test="test_raylaunch"),
+)
+"""A few tests, by which one sees that the program and the scripts run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +99,7 @@ class Runner:
             return StepResult(name=step.name, outcome=results.NOT_RUN)
         mark, lines, log = secrets.token_hex(8), self.scratch / f"{step.name}.jsonl", self.scratch / f"{step.name}.log"
         command = [str(self.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
-        command += [str(step.file), f"--basetemp={self.scratch / step.name}", f"--rootdir={ROOT}"]
+        command += [step.tests, f"--basetemp={self.scratch / step.name}", f"--rootdir={ROOT}"]
         env = self.env | {_MARK: mark, RESULTS: str(lines), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         began = time.monotonic()
         with log.open("w") as out:
