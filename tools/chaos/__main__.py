@@ -32,7 +32,7 @@ from tests import head_storage
 from tests.hosts.conftest import leavings
 from tests.hosts.host import Host, why_not
 from tests.hosts.hosts import Hosts
-from tools.chaos import shortages, verdict
+from tools.chaos import disk, verdict
 from tools.chaos.check_steps import committed, problems
 from tools.chaos.faults import FAULTS, OF_DETACHED, Fault
 from tools.chaos.job import Job, reference, wait_for
@@ -296,7 +296,7 @@ def main() -> int:
                 faults.append((weight, fault))
     with (
         tempfile.TemporaryDirectory(prefix="rlc-") as name,
-        shortages.disk(Path(name)) as where,  # before there are hosts, which have mounts of their own
+        disk.mounted(Path(name)) as where,  # before there are hosts, which have mounts of their own
         Hosts(args.hosts, cpus=2, storage=args.detach and not head_storage.why_not()) as hosts,
     ):
         scratch = Path(name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests import head_storage
 from tests.hosts.host import Host, send
 from tests.hosts.hosts import Hosts, inside
-from tools.chaos import shortages
+from tools.chaos import disk
 from tools.chaos.job import Job, wait_for
 from tools.chaos.network_faults import cut_one_way, flood
 
@@ -136,8 +136,8 @@ def _kill_gcs(job: Job, host: Host) -> Kinds:
     return _NO_EVENT
 
 
-def _lost_helper(name: str, pids: Callable[[Job, Host], list[int]], number: int = signal.SIGKILL) -> Fault:
-    return Fault(name, _signal(pids, number, told=_NO_EVENT), harmless=True, anywhere=True)
+def _lost_helper(name: str, pids: Callable[[Job, Host], list[int]]) -> Fault:
+    return Fault(name, _signal(pids, told=_NO_EVENT), harmless=True, anywhere=True)
 
 
 def _replace(job: Job, host: Host) -> None:
@@ -188,38 +188,16 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
         ),
     ),
     (3, _lost_helper("kill -9 of a store", Job.stores)),
-    (2, _lost_helper("SIGSTOP of a store", Job.stores, signal.SIGSTOP)),
     (1, _lost_helper("kill -9 of a zygote", Job.zygotes)),
-    (1, _lost_helper("SIGSTOP of a zygote", Job.zygotes, signal.SIGSTOP)),
     (1, _lost_helper("kill -9 of a state keeper", Job.state_keepers)),  # where the script uses `State`
     (
         1,
         Fault(
-            "kill -9 of a worker, and no processes for 2 s",
-            shortages.no_processes,
-            spends=1,
-            anywhere=True,
-            why_not=shortages.PIDS.why_not,
-        ),
-    ),
-    (
-        1,
-        Fault(
-            "kill -9 of a worker, and no memory for 2 s",
-            shortages.no_memory,
-            spends=2,  # also that of the fork server, if the kernel kills it
-            anywhere=True,
-            why_not=shortages.MEMORY.why_not,
-        ),
-    ),
-    (
-        1,
-        Fault(
             "a disk that stands still for 2 s",
-            shortages.stalled_disk,
+            disk.stalled_disk,
             harmless=True,
             anywhere=True,
-            why_not=shortages.why_no_stall,
+            why_not=disk.why_no_stall,
         ),
     ),
     (1, Fault("kill -9 of a subreaper", _signal(Job.subreapers), spends=1, anywhere=True)),

@@ -177,7 +177,7 @@ def served(control: RunControl, session: Session, warn: Callable[[str], None]) -
     """Serve a run while it lasts. `warn` takes a message if that is not possible: the run goes on without it."""
     try:
         control.serve(session.own_address)
-    except (OSError, RuntimeError) as error:  # RuntimeError: "can't start new thread"
+    except OSError as error:
         warn(f"other machines cannot look at this run: {error}")
     with contextlib.closing(control):
         yield control

@@ -150,10 +150,7 @@ class OrphanInquiry:
         if gone.node not in self._asked:
             self._asked.add(gone.node)
             thread = threading.Thread(target=self._ask, args=(gone, where, tell), daemon=True, name="raylaunch-orphans")
-            try:
-                thread.start()
-            except RuntimeError:  # "can't start new thread"
-                return False
+            thread.start()
         return True
 
     @staticmethod

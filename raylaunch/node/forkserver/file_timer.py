@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import tempfile
-import time
 import uuid
 from collections.abc import Collection, Mapping
 
@@ -26,7 +25,6 @@ ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE = "TORCHELASTIC_TIMER_FILE"
 _INTERVAL = 0.1
 """Seconds between two checks of the timers, as in torchrun."""
-_RETRY_SECONDS = 1.0
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -79,11 +77,7 @@ def serve(path: str) -> None:
     command_line.set_helper_title("file timer")
     me = os.getpid()
     while True:
-        try:
-            child = os.fork()
-        except OSError:
-            time.sleep(_RETRY_SECONDS)
-            continue
+        child = os.fork()
         if child == 0:
             processes.signal_on_parent_death(signal.SIGKILL, me)
             _serve_once(path)

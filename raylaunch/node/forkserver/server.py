@@ -41,8 +41,6 @@ from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MOST_SECONDS = 3600.0
 """The longest that one turn waits: epoll(7) refuses more than 24 days."""
-_RETRY_SECONDS = 1.0
-"""After a failed fork, until it is tried again."""
 _STATE_MODULES = ("raylaunch.worker.state.elastic_state", "raylaunch.worker.survivors.elastic_function")
 """What a worker would import for `State` and `elastic`, which takes 30 ms, with all that they import."""
 
@@ -125,8 +123,6 @@ class ForkServer:
             replace(initialize, preload_auto=initialize.preload_auto and forks), self._send
         )
         self.workers = WorkerGroup(self._send, other_children=self._other_children)
-        #: When a fork that failed is tried again, by time.monotonic(); 0: none has failed.
-        self._retry_at = 0.0
         #: An attempt that starts as soon as nothing of the attempts before it is alive. Then: when it was ordered, and
         #: when they had ended.
         self._launch: forkserver_messages.StartWorkers | None = None
@@ -176,7 +172,6 @@ class ForkServer:
             self.workers.until_deadline(),
             lease_page.seconds_left(self.page),
             self.preloader.seconds_until_poll(),
-            self._retry_at - time.monotonic() if self._retry_at else None,
         )
         return min((min(max(0.0, seconds), _MOST_SECONDS) for seconds in due if seconds is not None), default=None)
 
@@ -212,9 +207,6 @@ class ForkServer:
             process.reaped(ended)
         for opened in self.stores.reaped(ended):
             self._send(opened)
-        # Workers wait for these. People may stop workers.
-        for pid in processes.stopped_children() & {self.timer.pid, self.preloader.zygote.pid, *self.stores.pids()}:
-            os.kill(pid, signal.SIGCONT)
 
     def _handle(self, order: forkserver_messages.ForkServerOrder) -> None:
         match order:
@@ -261,7 +253,6 @@ class ForkServer:
         self._stayed = len(self.workers.survivors())
         self.page.reset(order.attempt, len(order.workers))
         self.workers.begin(order.attempt, order.workers, self.preloader.begin_attempt(order.workers))
-        self._retry_at = 0.0
 
     def _fork_workers(self) -> None:
         if self.workers.fork(self.preloader.fork_workers, self._run_worker):
@@ -301,23 +292,11 @@ class ForkServer:
     # What is missing.
 
     def _fork_missing(self) -> None:
-        """Fork what is missing: workers first, then stores, then timer and zygote, which they can do without.
-
-        What fails for lack of files, processes or memory is tried again in a second. Workers that run go on.
-        """
-        if time.monotonic() < self._retry_at:
-            return
-        self._retry_at = 0.0
-        try:
-            self._fork_workers()
-            for opened in self.stores.retry():
-                self._send(opened)
+        """Fork what is missing: workers first, then timer and zygote, which they can do without."""
+        self._fork_workers()
+        with contextlib.suppress(OSError):  # the next turn tries again
             self.timer.start(self._run_timer)
             self.preloader.request_imports(lambda line: fork(partial(self._run_zygote, line)))
-        except OSError:
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
-        if self.stores.is_incomplete:
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
 
     def _run_zygote(self, line: socket.socket) -> int:
         return Zygote(line, self._become_helper(line.fileno())).serve()
@@ -331,8 +310,7 @@ class ForkServer:
             if self.workers.attempt < order.attempt:
                 self.workers.kill()
             self.stores.vacate(order.attempt)
-        if (opened := self.stores.open(order)) is not None:
-            self._send(opened)
+        self._send(self.stores.open(order))
 
     def _become_helper(self, *fds: int) -> int:
         """In a child that is no worker: keep only these files, and die with the fork server. Returns its process id."""

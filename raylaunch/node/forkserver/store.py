@@ -30,7 +30,6 @@ from raylaunch.node.protocol.forkserver_messages import StartStore
 
 _BACKLOG = 4096
 _LEAVING_SECONDS = 1.0
-_RETRY_SECONDS = 1.0
 _MOST_LOSSES = 10
 """Processes that one store may lose. What kills one after the other would kill the next one too."""
 
@@ -111,9 +110,6 @@ def serve(address: str, port: int, listening_fd: int) -> None:
             break
         except NotImplementedError:  # torch 2.6: its server with libuv, the default, takes no socket over, and says so
             options["use_libuv"] = False
-        except RuntimeError as error:  # its thread cannot be started
-            print(f"raylaunch: the store cannot serve yet: {error}", file=sys.stderr, flush=True)  # noqa: T201
-            time.sleep(_RETRY_SECONDS)
     os.close(listening_fd)
     while store.port:
         signal.pause()
@@ -136,50 +132,20 @@ class _StoreProcess:
     """Processes of this store that have died before."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unopened:
-    order: StartStore
-    losses: int
-    give_up_at: float
-    """By time.monotonic(): until then it is tried again where something is lacking."""
-
-
 class StoreTable:
     """Store processes by attempt. `run` is what a store's process does, given address, port and listening socket."""
 
-    def __init__(self, run: Callable[[str, int, int], int], patience: float = limits.PATIENCE) -> None:
-        """`patience`: seconds for which a store is tried again that could not be opened for lack of something."""
+    def __init__(self, run: Callable[[str, int, int], int]) -> None:
         self._run = run
-        self._patience = patience
         self._stores: dict[int, _StoreProcess] = {}
-        self._unopened: dict[int, _Unopened] = {}
 
     def pids(self) -> set[int]:
         """Return the process ids of stores that were neither closed nor reaped."""
         return {found.pid for found in self._stores.values()}
 
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether a store could not be opened because something is lacking, so that `retry` is to be called."""
-        return bool(self._unopened)
-
-    def open(self, order: StartStore, losses: int = 0) -> messages.StoreOpened | None:
-        """Bind the attempt's store and fork its process, in place of one that the attempt may have already.
-
-        None: files, processes or memory are lacking at present (see `is_incomplete`).
-        """
+    def open(self, order: StartStore, losses: int = 0) -> messages.StoreOpened:
+        """Bind the attempt's store and fork its process, in place of one that the attempt may have already."""
         self._close([number for number in self._stores if number == order.attempt])
-        self._unopened[order.attempt] = _Unopened(order, losses, time.monotonic() + self._patience)
-        return self._try(self._unopened[order.attempt])
-
-    def retry(self) -> Iterator[messages.StoreOpened]:
-        """Try again to open the stores that could not be opened, and yield what was decided."""
-        for unopened in [*self._unopened.values()]:
-            if (opened := self._try(unopened)) is not None:
-                yield opened
-
-    def _try(self, unopened: _Unopened) -> messages.StoreOpened | None:
-        order = unopened.order
         place = meeting_place(order.address, order.master_addr, several_nodes=order.several_nodes)
         listening = None
         try:
@@ -190,13 +156,9 @@ class StoreTable:
         except OSError as error:
             if listening is not None:
                 listening.close()
-            if limits.is_shortage(error) and time.monotonic() < unopened.give_up_at:
-                return None
-            del self._unopened[order.attempt]
             why = limits.explained(error, "the fork server")
             return messages.StoreOpened(attempt=order.attempt, port=0, address=place.listens, why=why)
-        del self._unopened[order.attempt]
-        self._stores[order.attempt] = _StoreProcess(pid, replace(order, port=port), unopened.losses)
+        self._stores[order.attempt] = _StoreProcess(pid, replace(order, port=port), losses)
         return messages.StoreOpened(attempt=order.attempt, port=port, address=place.told, why=place.why)
 
     def _serve(self, address: str, port: int, listening: socket.socket) -> int:
@@ -212,33 +174,27 @@ class StoreTable:
                 continue
             del self._stores[attempt]
             if died.losses < _MOST_LOSSES:
-                if (opened := self.open(died.order, died.losses + 1)) is not None:
-                    yield opened
+                yield self.open(died.order, died.losses + 1)
             else:
                 why = "its process dies again and again"
                 yield messages.StoreOpened(attempt=attempt, port=0, address=died.order.address, why=why)
 
     def close_before(self, attempt: int) -> None:
         """Kill the stores of earlier attempts."""
-        self._close([number for number in self._known() if number < attempt])
+        self._close([number for number in self._stores if number < attempt])
 
     def close_all(self) -> None:
         """Kill the processes of all stores."""
-        self._close(self._known())
+        self._close([*self._stores])
 
     def vacate(self, attempt: int) -> None:
         """Kill the stores of attempts up to this one, and wait until they have left their port."""
-        for pid in self._close([number for number in self._known() if number <= attempt]):
+        for pid in self._close([number for number in self._stores if number <= attempt]):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
-    def _known(self) -> list[int]:
-        return [*(self._stores | self._unopened)]
-
     def _close(self, attempts: list[int]) -> list[int]:
-        for attempt in attempts:
-            self._unopened.pop(attempt, None)
-        pids = [self._stores.pop(attempt).pid for attempt in attempts if attempt in self._stores]
+        pids = [self._stores.pop(attempt).pid for attempt in attempts]
         for pid in pids:
             processes.kill_with_group(pid)
         return pids

@@ -24,7 +24,6 @@ from raylaunch.node.forkserver.lifeline import agent_is_gone, remove_folders
 from raylaunch.node.linux import command_line, processes
 from raylaunch.node.linux.processes import CLEANUP_SECONDS, CLEANUP_WAIT_SECONDS
 
-_PATIENCE = 5.0
 _POLL_SECONDS = 1.0
 
 
@@ -35,7 +34,11 @@ def main() -> int:
     command_line.prepare_titles()
     processes.become_subreaper()
     me = os.getpid()
-    server = _fork(control, lifeline)
+    try:
+        server = os.fork()
+    except OSError as error:
+        _tell(control, error)
+        return 1
     if server:
         command_line.set_helper_title("subreaper")
         os.close(control)
@@ -66,20 +69,8 @@ def _wait_for(server: int, lifeline: int) -> None:
         signal.sigtimedwait([signal.SIGCHLD], _POLL_SECONDS)
 
 
-def _fork(control: int, lifeline: int) -> int:
-    """Fork. Where processes or memory are lacking, try again for seconds, then tell the supervisor why, and exit."""
-    give_up_at = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return os.fork()
-        except OSError as error:
-            if time.monotonic() > give_up_at or agent_is_gone(lifeline):
-                _tell(control, error)
-                raise SystemExit(1) from error
-        time.sleep(_PATIENCE / 20)
-
-
 def _tell(control: int, error: OSError) -> None:
+    """Tell the supervisor why there is no fork server."""
     import socket  # noqa: PLC0415
 
     from raylaunch.node.linux import limits  # noqa: PLC0415

@@ -62,9 +62,8 @@ class WorkerGroup:
         self._alive: dict[int, _WorkerProcess] = {}
         #: Process ids of all workers of the attempt that were forked, by local rank.
         self._forked: dict[int, int] = {}
-        #: Workers that are still to be forked, and until when that is tried, by time.monotonic().
+        #: Workers that are still to be forked.
         self._unforked: tuple[WorkerSpec, ...] = ()
-        self._give_up_at = 0.0
         #: Whether the workers of the attempt are still to be reported as forked.
         self._reports_forked = False
         #: Workers that may stay when the next attempt begins, by process id: whether they have returned.
@@ -74,7 +73,6 @@ class WorkerGroup:
         self._completing = 0
         self._complete_by = 0.0
         self._imports = -1
-        self._children = processes.OwnChildren()
         self._stopping = False
         self._killing = False
         #: Whether no process of the attempt is left that may be killed, but for survivors that have returned, as the
@@ -98,7 +96,6 @@ class WorkerGroup:
             if (pid := survivors.get(spec.local_rank)) is not None:
                 self.add(pid, spec, self._alive[pid].report, self._alive[pid].stacks)
         self._survivors = {}
-        self._give_up_at = time.monotonic() + limits.PATIENCE
         self._stopping = self._killing = self.is_gone = self._reports_gone = False
         self._kill_at = None
         self._deferred = DeferredSignals()
@@ -108,11 +105,10 @@ class WorkerGroup:
         fork_by_zygote: Callable[[tuple[WorkerSpec, ...], list[tuple[int, ...]]], ForkedWorkers | None],
         run: Callable[[WorkerSpec, int, int, int], int],
     ) -> bool:
-        """Fork the workers that were not forked yet, with `run` for each one unless the zygote forks them.
+        """Fork the workers of the attempt, with `run` for each one unless the zygote forks them. Called in each turn.
 
-        Returns True once, when all workers of the attempt are there, and no survivor writes. Raises OSError where
-        something is lacking, and this is to be called again. After a time it reports the workers that cannot be forked
-        as failed instead.
+        Returns True once, when all workers of the attempt are there, and no survivor writes. Workers that cannot be
+        forked are reported as failed.
         """
         if not self._reports_forked:
             return False
@@ -120,8 +116,6 @@ class WorkerGroup:
             if self._unforked:
                 self._fork(self._unforked, fork_by_zygote, run)
         except OSError as error:
-            if limits.is_shortage(error) and time.monotonic() < self._give_up_at:
-                raise
             failed, self._unforked, self._reports_forked = self._unforked, (), False
             why = f"the process cannot be started: {limits.explained(error, 'the fork server')}"
             for spec in failed:
@@ -272,7 +266,7 @@ class WorkerGroup:
 
     def _kill_orphans(self) -> bool:
         """Kill the children that are no workers of the attempt, with their groups. Return whether there were any."""
-        orphans = self._children() - self._alive.keys() - set(self._other_children())
+        orphans = processes.children() - self._alive.keys() - set(self._other_children())
         # Most are in the group of a worker that has ended. The group's number is not free, since they are members.
         for group in {os.getpgid(pid) for pid in orphans} - {os.getpgrp()}:
             processes.signal_group(group, signal.SIGKILL)

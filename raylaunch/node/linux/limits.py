@@ -15,15 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raylaunch.node.linux import cgroups, processes
-from raylaunch.worker.runtime import process_setup
-
-PATIENCE = 5.0
-"""Seconds for which something is tried again that fails because something is lacking."""
-
-
-def is_shortage(error: OSError) -> bool:
-    """Return whether files, processes or memory are lacking, so that the same call may succeed later."""
-    return error.errno in process_setup.SHORTAGES
 
 
 def explained(error: OSError, who: str, proc: Path = Path("/proc")) -> str:

@@ -55,32 +55,6 @@ def children(pid: int = 0) -> set[int]:
     return found
 
 
-class OwnChildren:
-    """The direct children of this process, also where it can open no more files.
-
-    Then only those of its main thread are found, whose file stays open: that thread forks, and orphans become its
-    children (`find_new_reaper` in the kernel's kernel/exit.c).
-    """
-
-    def __init__(self) -> None:
-        pid = os.getpid()
-        self._file = -1
-        with contextlib.suppress(FileNotFoundError):  # a kernel without CONFIG_PROC_CHILDREN
-            self._file = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
-
-    def __call__(self) -> set[int]:
-        """Return their process ids, zombies included. Raises OSError."""
-        try:
-            return children()
-        except OSError:
-            if self._file < 0:
-                raise
-        text = b""
-        while part := os.pread(self._file, _PAGE_BYTES, len(text)):
-            text += part
-        return {int(child) for child in text.split()}
-
-
 def _children_by_scan(pid: int) -> set[int]:
     found = set()
     for folder in Path("/proc").iterdir():
@@ -89,15 +63,6 @@ def _children_by_scan(pid: int) -> set[int]:
                 parent = (folder / "stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[1]
                 if int(parent) == pid:
                     found.add(int(folder.name))
-    return found
-
-
-def stopped_children() -> set[int]:
-    """Return the process ids of direct children that a signal has stopped since the last call."""
-    found = set()
-    with contextlib.suppress(ChildProcessError):
-        while (stop := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG)) is not None:
-            found.add(stop.si_pid)
     return found
 
 

@@ -83,10 +83,7 @@ class PreloadController:
             self._close(list(self._records))
             self._manifest, self._proven, self._refused, self._zygotes = ImportManifest(entry=entry), None, set(), 0
         self._manifest = replace(self._manifest, apart=self._manifest.apart | import_manifest.apart(workers))
-        try:
-            self._records.append(_RecordsFile(wire.memory_file("raylaunch-imports"), len(workers)))
-        except OSError:  # this process can open no more files; the next attempt writes records
-            return -1
+        self._records.append(_RecordsFile(wire.memory_file("raylaunch-imports"), len(workers)))
         self._poll_interval = _FIRST_POLL_SECONDS
         self._poll_at = time.monotonic() + _FIRST_POLL_SECONDS
         return self._records[-1].fd

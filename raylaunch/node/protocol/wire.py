@@ -1,7 +1,7 @@
 """Sends pickled messages over a socket pair, of which each end is held by one process of ours.
 
-A message that is too long for one packet travels in a memory file whose descriptor is sent instead; where no file can
-be opened, it is sent in parts. `peer_of` says whose the other end of any Unix socket is, as the kernel knows it.
+A message that is too long for one packet travels in a memory file whose descriptor is sent instead. `peer_of` says
+whose the other end of any Unix socket is, as the kernel knows it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,16 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(sock: socket.socket, message: Any, *, fd: int | None = None) -> None:
-    """Send one message, with a file descriptor if given. Raises OSError where the other end is closed."""
+    """Send one message, with a file descriptor if given.
+
+    Raises ConnectionError where the other end is closed, and OSError where this process can open no more files.
+    """
     data = pickle.dumps(message)
     fds = [] if fd is None else [fd]
     if len(data) <= _INLINE:
         socket.send_fds(sock, [b"i" + data], fds)
         return
-    try:
-        body = memory_file("raylaunch-message", data)
-    except OSError:  # this process can open no more files
-        last = (len(data) - 1) // _INLINE * _INLINE
-        for start in range(0, last, _INLINE):
-            sock.send(b"p" + data[start : start + _INLINE])
-        socket.send_fds(sock, [b"i" + data[last:]], fds)
-        return
+    body = memory_file("raylaunch-message", data)
     try:
         socket.send_fds(sock, [b"m"], [body, *fds])
     finally:
@@ -60,20 +56,15 @@ def send(sock: socket.socket, message: Any, *, fd: int | None = None) -> None:
 def receive(sock: socket.socket) -> tuple[Any, int | None]:
     """Receive one message and the file descriptor that came with it. Raises EOFError where the other end is closed.
 
-    The descriptor is None where this process can open no more files, too. A long message that needs one raises OSError.
+    Raises OSError where a file came with it, and this process can open no more files.
     """
-    data, kind = b"", b"p"
-    fds: list[int] = []
+    packet, fds, flags, _ = socket.recv_fds(sock, _INLINE * 2, _MAX_FDS)
     try:
-        while kind == b"p":
-            packet, received, _, _ = socket.recv_fds(sock, _INLINE * 2, _MAX_FDS)
-            if not packet:
-                raise EOFError
-            fds += received
-            data, kind = data + packet[1:], packet[:1]
-        if kind == b"m" and not fds:
+        if not packet:
+            raise EOFError
+        if flags & socket.MSG_CTRUNC:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        data = read_all(fds.pop(0)) if kind == b"m" else data
+        data = read_all(fds.pop(0)) if packet[:1] == b"m" else packet[1:]
         message = pickle.loads(data)  # noqa: S301
         return message, fds.pop(0) if fds else None
     finally:

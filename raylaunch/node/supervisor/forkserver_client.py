@@ -118,6 +118,7 @@ class ForkServerClient:
 
     def start(self, spec: NodeSpec, preload: tuple[str, ...]) -> None:
         """Start a fork server, which sends `Ready` when it has imported these modules. Raises OSError."""
+        self.last_words = ""
         ours, theirs = wire.pair()
         with theirs:
             self._server = ForkServerProcess(spec, theirs)
@@ -152,12 +153,13 @@ class ForkServerClient:
     def end_dead_server(self, server: int) -> str:
         """The fork server died: end what it has left. Waits for that, for seconds at most.
 
-        Returns which process died, as in `FailureRecord.killed_with`. `server` is the fork server's process id.
+        Returns which process died, and why if it told that, as in `FailureRecord.killed_with`. `server` is the fork
+        server's process id.
         """
         assert self._server is not None
         name = self._server.name_of_dead(server)
         self.end_server()
-        return name
+        return f"{name}: {self.last_words}" if self.last_words else name
 
     def reset(self) -> bool:
         """End and forget all of a run, for seconds at most. False: the fork server did not do so in time."""

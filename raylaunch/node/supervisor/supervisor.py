@@ -158,7 +158,7 @@ class Supervisor:
         control = self.client.control if self.ready else None
         self.pending.add(order, sent=control is not None)
         if control is not None:
-            with contextlib.suppress(OSError):  # gone: `poll` finds out and handles that
+            with contextlib.suppress(ConnectionError):  # gone: `poll` finds out and handles that
                 wire.send(control, order)
 
     def renew_lease(self, until_ns: int) -> None:

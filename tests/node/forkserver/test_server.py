@@ -1,4 +1,4 @@
-"""A fork server that cannot fork, or has no file descriptors left: workers go on, and the cause is told."""
+"""A fork server that cannot fork, or has no file descriptors left: the failure says so."""
 
 from __future__ import annotations
 
@@ -74,11 +74,10 @@ def limited_node(tmp_path: Path, mark: str, pipe: MessagePipe, forks: Forks) -> 
     node.supervisor.close()
 
 
-def limit_descriptors(pid: int) -> tuple[int, int]:
-    """Let the process open no more files, since 0, 1 and 2 are in use; return its limits from before."""
-    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+def limit_descriptors(pid: int) -> None:
+    """Let the process open no more files, since 0, 1 and 2 are in use."""
+    hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
-    return soft, hard
 
 
 def messages_of_failures(node: Node, count: int) -> dict[int, str]:
@@ -90,68 +89,68 @@ def messages_of_failures(node: Node, count: int) -> dict[int, str]:
     return found
 
 
-def test_workers_go_on_if_helpers_cannot_be_forked(limited_node: Node, pipe: MessagePipe, forks: Forks) -> None:
-    """Neither next store nor zygote: the same workers run on, and a second later both are there."""
+def test_workers_go_on_if_the_zygote_cannot_be_forked(limited_node: Node, pipe: MessagePipe, forks: Forks) -> None:
+    """Later there is one."""
     node = limited_node
     server = node.supervisor.server_pid
     node.launch(node.script("import heavy\n" + WAITS))
     (worker,) = map(int, pipe.read_lines())
     node.wait(WorkersStarted)
     forks.limit(0)
-    node.supervisor.handle(OpenStore(attempt=2))
     forks.wait_refused()
-    assert node.events_within(2.5) == []  # by now the zygote is due
+    assert node.events_within(0.2) == []
     forks.restore()
-    assert node.wait(StoreOpened).port
     node.wait(ManifestChanged)
     assert worker in node.children()
     assert node.supervisor.server_pid == server
 
-    forks.limit(2)  # of the zygote, that is: the process between it and the workers, and the first worker
-    node.launch(node.script("import heavy\n" + WAITS), nproc=2)
-    forks.wait_refused()
-    forks.restore()
-    assert len(node.wait(WorkersStarted).pids) == 2
-    pipe.read_lines(2)
 
-    limits = limit_descriptors(server)
-    node.launch(node.script(WAITS), nproc=2)
-    assert node.events_within(1.2) == []
-    resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
-    assert len(node.wait(WorkersStarted).pids) == 2
-    pipe.read_lines(2)
-    outcome = node.run(node.script("import heavy\nimport sys\nprint('heavy' in sys.modules)"))
-    assert outcome.stdout() == "True\n"
-    assert node.supervisor.server_pid == server
+def test_a_store_that_cannot_be_forked_says_why(limited_node: Node, forks: Forks) -> None:
+    """The driver decides what follows."""
+    forks.limit(0)
+    limited_node.supervisor.handle(OpenStore(attempt=1))
+    opened = limited_node.wait(StoreOpened)
+    assert opened.port == 0
+    assert opened.why.startswith(f"{WHY}: ")
 
 
+@pytest.mark.parametrize("has_zygote", [False, True], ids=["", "zygote"])
 def test_a_worker_that_cannot_be_forked_is_a_failure_with_the_cause(
-    limited_node: Node, pipe: MessagePipe, forks: Forks
+    limited_node: Node, pipe: MessagePipe, forks: Forks, has_zygote: bool
 ) -> None:
     """The workers before it had started and end as others do. The next attempt runs, with the same fork server."""
     node = limited_node
     server = node.supervisor.server_pid
-    limits = resource.prlimit(server, resource.RLIMIT_NOFILE)
-    forks.limit(1)
-    node.launch(node.script(WAITS), nproc=3)
-    pipe.read_lines()
-    forks.wait_refused()
-    forks.limit(1)  # a second later another one is started
-    pipe.read_lines()
-    (message,) = messages_of_failures(node, 1).values()
+    if has_zygote:
+        node.launch(node.script("import heavy\n" + WAITS))
+        pipe.read_lines()
+        node.wait(ManifestChanged)
+    forks.limit(2 if has_zygote else 1)  # of the zygote's forks, one is the process between it and the workers
+    node.launch(node.script("import heavy\n" + WAITS), nproc=2)
+    found = messages_of_failures(node, 2 if has_zygote else 1)
+    message = found[1]
     assert message.startswith(f"the process cannot be started: {WHY}: ")
     assert "processes and threads" in message
-    limit_descriptors(server)
     forks.restore()
-    node.launch(node.script(WAITS))
-    (message,) = messages_of_failures(node, 1).values()
-    assert message == (
-        "the process cannot be started: Too many open files: "
-        f"the fork server (pid {server}) may have 3 open files (RLIMIT_NOFILE)"
-    )
-    resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
     assert node.run(node.script("print('again')")).stdout() == "again\n"
     assert node.supervisor.server_pid == server
+
+
+def test_a_fork_server_without_descriptors_is_started_again(limited_node: Node, pipe: MessagePipe) -> None:
+    """The failure of its workers names the limit."""
+    node = limited_node
+    server = node.supervisor.server_pid
+    node.launch(node.script(WAITS))
+    pipe.read_lines()
+    node.wait(WorkersStarted)
+    limit_descriptors(server)
+    node.launch(node.script(WAITS))
+    (failure,) = node.wait(WorkersExited, lambda event: event.attempt == node.attempt).failures
+    limit = f"the fork server (pid {server}) may have 3 open files (RLIMIT_NOFILE)"
+    assert failure.what == (
+        f"was killed by SIGKILL (together with the fork server (process {server}): Too many open files: {limit})"
+    )
+    assert node.run(node.script("print('again')")).stdout() == "again\n"
 
 
 def test_a_fork_server_that_cannot_be_started_names_the_limit(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:

@@ -91,8 +91,6 @@ def test_what_is_no_shortage_or_not_known(tmp_path: Path) -> None:
     """The error alone is told, or that some limit was met."""
     assert limits.explained(OSError(errno.ENOENT, ""), "the agent", tmp_path) == "No such file or directory"
     assert limits.explained(OSError("odd"), "the agent", tmp_path) == "odd"
-    assert not limits.is_shortage(OSError(errno.ENOENT, ""))
-    assert limits.is_shortage(OSError(errno.ENOMEM, ""))
     text = limits.explained(BlockingIOError(errno.EAGAIN, ""), "the agent", tmp_path)
     assert text == "Resource temporarily unavailable: a limit of processes and threads was reached"
     assert "no memory left" in limits.explained(OSError(errno.ENOMEM, ""), "the agent", tmp_path)

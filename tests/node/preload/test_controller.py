@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
-from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.messages import ManifestChanged, Ready
 from tests.node.harness import (
     MessagePipe,
@@ -171,20 +169,12 @@ def test_a_module_whose_import_kills_the_process_is_not_preloaded(auto_node: Nod
     ]
 
 
-def test_workers_start_though_the_zygote_is_stopped_or_killed(auto_node: Node, pipe: MessagePipe) -> None:
-    """A stopped one is continued. A killed one is replaced by another, and its workers live on."""
+def test_workers_start_though_the_zygote_was_killed(auto_node: Node, pipe: MessagePipe) -> None:
+    """It is replaced by another, and its workers live on."""
     path = script(auto_node, "heavy")
     run_until_preloaded(auto_node, pipe, path, "heavy")
-    run_again(auto_node, pipe, path)
-    zygote = zygote_pid(auto_node)
-    wakes = procfs.resource_usage(zygote).wakes
-    send_signal(zygote, signal.SIGSTOP)
-    until(
-        lambda: procfs.resource_usage(zygote).wakes > wakes and procfs.process_state(zygote) == "S",
-        "the zygote is not continued",
-    )
     assert run_again(auto_node, pipe, path)[0][0].startswith("['heavy'] ")
-    assert zygote_pid(auto_node) == zygote
+    zygote = zygote_pid(auto_node)
     send_signal(zygote)
     wait_gone(zygote)
     auto_node.wait(ManifestChanged)
