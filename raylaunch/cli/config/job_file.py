@@ -29,8 +29,6 @@ MAX_BYTES = 256 * 1024
 """The size of a job file. PyYAML reads about 100 kB in a second."""
 MAX_DEPTH = 64
 """How many sections and lists may be inside each other."""
-MAX_VALUES = 5_000
-"""Keys and values in one file. What an alias stands for is counted once more for each alias."""
 _MAX_CHARACTERS = 40
 """Characters of a number. Python refuses to print integers of more than 4,300 digits."""
 
@@ -158,10 +156,9 @@ _Event = yaml.events.Event
 
 
 class Yaml12Loader(yaml.SafeLoader):
-    """Reads scalars as YAML 1.2 does, and refuses what could take minutes, and what PyYAML reads in a surprising way.
+    """Reads scalars as YAML 1.2 does, and refuses what PyYAML reads in a surprising way.
 
-    PyYAML has no limits: it raises RecursionError for text that is nested too deep, and a few aliases of aliases stand
-    for millions of values. Of duplicate keys it silently takes the last.
+    PyYAML raises RecursionError for text that is nested too deep, and silently takes the last of duplicate keys.
     """
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
@@ -175,35 +172,18 @@ class Yaml12Loader(yaml.SafeLoader):
         """Take the text of a file. Raises yaml.reader.ReaderError for a character that YAML does not allow."""
         super().__init__(text)
         self._depth = 0
-        self._values = 0
-        #: The number of keys and values that a complete node stands for, by its id().
-        self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node, and count it."""
+        """Return the next node. Raises ConstructorError if it is nested too deep, or stands inside itself."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent):
-            known = super().compose_node(parent, index)
-            if id(known) not in self._sizes:
-                raise _refusal("a recursive alias", event)
-            self._count(self._sizes[id(known)], event)
-            return known
-        before = self._values
-        self._count(1, event)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _refusal(f"more than {MAX_DEPTH} sections and lists are inside each other", event)
         node = super().compose_node(parent, index)
         self._depth -= 1
-        self._sizes[id(node)] = self._values - before
+        if isinstance(event, yaml.AliasEvent) and node is not None and node.end_mark is None:  # it is not complete
+            raise _refusal("a recursive alias", event)
         return node
-
-    def _count(self, values: int, event: _Event) -> None:
-        self._values += values
-        if self._values > MAX_VALUES:
-            raise _refusal(
-                f"more than {MAX_VALUES:,} keys and values, if each alias is replaced by what it stands for", event
-            )
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         """Return the next scalar. Pairs of escapes for one character, as JSON has them, become that character."""

@@ -238,8 +238,6 @@ class _JobReader:
             self.types["entrypoint", "args"] = list[str]
         config = schema.defaults()
         correct = [given for given in self.given.values() if self._accepts(_set, config, given)]
-        limits = schema.ReferenceLimits({given.path: given.node for given in correct if not given.is_container})
-        correct = [given for given in correct if self._is_bounded(limits, given)]
         correct = [given for given in correct if self._accepts(_resolve, config, given)]
         if self.findings:
             config = schema.defaults()
@@ -251,12 +249,6 @@ class _JobReader:
         if len(self.findings) <= MAX_FINDINGS:
             self.findings += self._problems(job)
         return job
-
-    def _is_bounded(self, limits: schema.ReferenceLimits, given: _Input) -> bool:
-        """Return whether the references in an input can be replaced; False, with a finding, if there are too many."""
-        if message := limits.problem(given.path):
-            self.findings.append(Finding(message=message, span=given.value, paths=(given.path,)))
-        return not message
 
     def _accepts(self, step: Callable[[Any, _Input, Any], None], config: Any, given: _Input) -> bool:
         """Apply a step to an input; False, with a finding, if the step refuses it.

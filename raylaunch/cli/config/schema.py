@@ -1,7 +1,5 @@
 """The schema of a job: the type of each setting, and the OmegaConf config that checks the values put into it.
 
-Values may refer to other settings; what such references may cost is limited here too.
-
 A setting is named by its path, such as `("entrypoint", "script")`, since names of nodes and of variables may contain
 dots; `()` is the job itself.
 """
@@ -10,14 +8,13 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigValueError, ValidationError
 
@@ -27,20 +24,7 @@ Path = tuple[str, ...]
 Types = dict[Path, Any]
 """Type hints by the path of the setting or section."""
 
-MAX_REFERENCE_DEPTH = 16
-"""How many references may lead from one value to the text that it ends with."""
-MAX_REFERENCES = 500
-"""How many references may be replaced in all. OmegaConf needs half a millisecond for each."""
-MAX_REFERENCE_CHARACTERS = 1_000_000
-"""The length of all texts together in which references were replaced."""
-
-_PLACEHOLDERS = ("local_rank", "rank", "role_name", "node_address", "interface")
-"""Names in `${...}` that are filled in for each worker or node, and are no references."""
-_ESCAPED_REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 _NOT_IN_KEYS = re.compile(r"[].=[]")
-_NESTED_REFERENCE = re.compile(r"\$\{[^{}:]*\$\{")
-_REFERENCE_NAME = re.compile(r"""\$\{\s*(?:oc\.(?:select|deprecated|dict\.\w+)\s*:)?\s*['"]?([^{}:,'"]*)""")
-"""The name of a setting in a reference. The resolvers of OmegaConf that read settings take one as an argument."""
 
 
 def _all_settings(hint: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -175,93 +159,3 @@ def add_rule(config: Any, path: Path) -> None:
     """Add an empty rule for a node: OmegaConf sets values only in a rule that exists."""
     put(config, path, NodeRule())
     OmegaConf.set_readonly(get(config, path), False)
-
-
-# References.
-
-
-@dataclass(frozen=True, slots=True)
-class _ReferenceCost:
-    replaced: int
-    """The number of references that are replaced, also in the values that references lead to."""
-    characters: int
-    """The length of the text that results."""
-    depth: int = 0
-    """The length of the longest path of references."""
-
-
-class ReferenceLimits:
-    """Adds up what the references in some values cost: `${key}` stands for a setting, which may contain references.
-
-    OmegaConf replaces them without a limit: thirty values, each with two references to the next one, stand for a
-    billion values. So their cost is added up before OmegaConf reads them.
-    """
-
-    def __init__(self, nodes: Mapping[Path, yaml.Node]) -> None:
-        """`nodes`: all values that were given, by their paths, without the sections that they are in."""
-        texts = {path: "\n".join(_texts(node)) for path, node in nodes.items()}
-        self._lengths = {path: len(text) for path, text in texts.items()}
-        self._texts = {path: text for path, text in texts.items() if "${" in text}
-        self._inside: dict[Path, list[Path]] = {}
-        for path in nodes:
-            for size in range(len(path) + 1):
-                self._inside.setdefault(path[:size], []).append(path)
-        self._costs: dict[Path, _ReferenceCost] = {}
-        self._total = _ReferenceCost(0, 0)
-
-    def problem(self, path: Path) -> str:
-        """Return why a value cannot be read because of its references; "" if it can."""
-        text = self._texts.get(path)
-        if text is None:
-            return ""
-        if _NESTED_REFERENCE.search(text):
-            return "the name in a reference cannot contain a reference"
-        cost = self._cost(path, ())
-        if cost.depth > MAX_REFERENCE_DEPTH:
-            return f"more than {MAX_REFERENCE_DEPTH} references lead from this value to its text"
-        total = _ReferenceCost(self._total.replaced + cost.replaced, self._total.characters + cost.characters)
-        if total.replaced > MAX_REFERENCES:
-            return f"more than {MAX_REFERENCES:,} references would have to be replaced"
-        if total.characters > MAX_REFERENCE_CHARACTERS:
-            return (
-                f"with its references replaced, the file would have more than {MAX_REFERENCE_CHARACTERS:,} characters"
-            )
-        self._total = total
-        return ""
-
-    def _cost(self, path: Path, above: tuple[Path, ...]) -> _ReferenceCost:
-        """Return the cost of one value. `above`: the values whose references led here.
-
-        A loop costs nothing, since OmegaConf refuses it.
-        """
-        found = self._costs.get(path)
-        if found is not None or path not in self._texts or path in above or len(above) > MAX_REFERENCE_DEPTH:
-            return found or _ReferenceCost(
-                0, self._lengths[path], depth=len(above) if len(above) > MAX_REFERENCE_DEPTH else 0
-            )
-        names = [name.strip() for name in _REFERENCE_NAME.findall(self._texts[path])]
-        names = [name for name in names if name not in _PLACEHOLDERS]
-        inner = [self._cost(target, (*above, path)) for name in names for target in self._targets(path, name)]
-        found = _ReferenceCost(
-            replaced=len(names) + sum(cost.replaced for cost in inner),
-            characters=self._lengths[path] + sum(cost.characters for cost in inner),
-            depth=1 + max((cost.depth for cost in inner), default=0),
-        )
-        self._costs[path] = found
-        return found
-
-    def _targets(self, path: Path, name: str) -> list[Path]:
-        """Return the values that a reference at `path` reads: the one of this name, or all in the section."""
-        plain = name.lstrip(".")
-        above = path[: len(plain) - len(name)] if plain != name else ()  # `.name` is beside the value, `..name` above
-        target = re.sub(r"\[(.*?)\]", r".\1", plain).strip(".")
-        return self._inside.get((*above, *(path_of(target) if target else ())), [])
-
-
-def _texts(node: yaml.Node) -> Iterator[str]:
-    """Yield all texts in a value in which OmegaConf looks for references."""
-    if isinstance(node, yaml.ScalarNode):
-        yield _ESCAPED_REFERENCE.sub("", node.value)
-    elif isinstance(node, yaml.CollectionNode):
-        for item in node.value:
-            yield from _texts(item[1] if isinstance(item, tuple) else item)
