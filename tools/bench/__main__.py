@@ -122,7 +122,7 @@ def _outcome(name: str, cluster: Cluster | None, scratch: Path, *, smoke: bool) 
     began, bench = time.monotonic(), BENCHES[name]
     print(f"{name} ...", end=" ", flush=True)
     try:
-        outcome = bench.measure(cluster, scratch, bench.smoke if smoke else bench.full)  # type: ignore[arg-type]
+        outcome = bench.measure(cluster, scratch, bench.smoke if smoke else bench.full)
     except BenchError as error:
         print(f"could not run\n{error}", file=sys.stderr, flush=True)
         return None

@@ -23,9 +23,10 @@ from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.cluster.succession.agent_session import Adoption, AgentSession
 from raylaunch.core.failures.failure import WorkerError
+from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.observe import ProcessFailure
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
-from raylaunch.core.newtypes import NodeTime
+from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.placement.packing import Bundle
 from raylaunch.node.protocol.messages import (
@@ -42,7 +43,7 @@ from raylaunch.node.protocol.messages import (
 from raylaunch.node.protocol.node_status import AgentReady, StatusFeed
 from tests.fakes import TIMINGS, process_failure
 
-_READY = Ready(start_method="forkserver", why=(), torch=True, pid=1)
+_READY = Ready(start_method=StartMethod.FORKSERVER, why=(), torch=True, pid=1)
 _ECHO_SECONDS = 0.005
 _LEASE_PART = 0.9
 """How much of `node_timeout` an agent's lease lasts, as in raylaunch.cluster.agent.lease."""
@@ -140,7 +141,7 @@ class Crowd:
         stub = self._stubs.get(node)
         if stub is None:
             self._stubs[node] = stub = Stub(node, self._nproc)
-            stub.say(AgentReady(host=f"host-of-{node}", address="10.0.0.1", nproc=self._nproc, ready=_READY))
+            stub.say(AgentReady(host=HostId(f"host-of-{node}"), address="10.0.0.1", nproc=self._nproc, ready=_READY))
         return stub
 
     async def next_report(self, node: str, epoch: int = 0) -> bytes:
@@ -176,6 +177,8 @@ class Crowd:
                 stub.say(ProcessesStopped(attempt=attempt))
             case OpenStore(attempt=attempt):
                 stub.say(StoreOpened(attempt=attempt, port=5000))
+            case _:
+                """Nothing that the benches look at."""
 
     def _launch(self, stub: Stub, part: Assignment) -> None:
         stub.launched_at, stub.part, stub.step = time.monotonic(), part, 0

@@ -98,11 +98,12 @@ def main() -> None:
     role, folder, agents, address = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     crowds = Crowds(ACTORS, 60.0, NPROC, name="raylaunch-crowd")
-    fleets: Any = detached_fleet
-    fleets.PlacementGroups = Room
-    ray_fleet.PlacementGroups = Room  # type: ignore[assignment,misc]
-    ray_fleet.actor_class = lambda: crowds
-    named_resources.agents = lambda _token: {f"node-{number}": f"node-{number}" for number in range(1, agents + 1)}
+    replaced: Any = ray_fleet
+    replaced.PlacementGroups, replaced.actor_class = Room, lambda: crowds
+    replaced = detached_fleet
+    replaced.PlacementGroups = Room
+    replaced = named_resources
+    replaced.agents = lambda _token: {f"node-{number}": f"node-{number}" for number in range(1, agents + 1)}
     named = ray.get_actor
     ray.get_actor = lambda name, namespace=None: (
         crowds.handle(name) if name.startswith("node-") else named(name, namespace)

@@ -178,7 +178,7 @@ def _cuts(scratch: Path, size: Size) -> list[float]:
         with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
             command = [sys.executable, "-m", "raylaunch", str(job)]
             process = hosts.popen(head, command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-        launch = Launch(folder=folder, mark="", process=process)  # type: ignore[arg-type]
+        launch = Launch(folder=folder, mark="", process=process)
         found: list[float] = []
         while len(found) < size.cuts:
             _wait_for(launch, lambda: _is_of_both(launch))

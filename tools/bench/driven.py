@@ -26,11 +26,12 @@ from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import Fleet, Item, ReportReceived, Tell
-from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.job.job import Entrypoint, Job, StartMethod
 from raylaunch.core.job.outputs import view
 from raylaunch.core.machine.events_and_actions import NodeLost
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
+from raylaunch.core.newtypes import SIGTERM
 from raylaunch.core.placement.packing import Bundle
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
@@ -51,7 +52,9 @@ _MOST_FAULTS = 1000
 class Agents(Protocol):
     """What the bench does with them."""
 
-    fleet: Fleet
+    @property
+    def fleet(self) -> Fleet:
+        """What the driver has of them."""
 
     def fail(self, node: str, attempt: int, *, storm: bool) -> float:
         """A worker on that node dies, at the time that is returned; in a `storm` all others follow, of all nodes."""
@@ -68,8 +71,8 @@ class OnRay:
 
     def __init__(self, job: Job, plan: Plan, run_dir: str, say: Callable[[str], None]) -> None:
         self.crowds = Crowds(_ACTORS, job.node_timeout, NPROC)
-        ray_fleet.actor_class = lambda: self.crowds
-        ray_fleet.PlacementGroups = Room  # type: ignore[assignment,misc]
+        replaced: Any = ray_fleet
+        replaced.actor_class, replaced.PlacementGroups = lambda: self.crowds, Room
         self.fleet = RayFleet(plan, _settings(job, run_dir), say)
         self.told, self.forget = self.crowds.told, self.crowds.forget
 
@@ -97,7 +100,7 @@ class Here(FakeFleet):
             self._told[node] = Told(launched_at=time.monotonic(), sent=Counter({LaunchWorkers.__name__: 1}))
         super().send(node, order)
 
-    def fail(self, node: str, _attempt: int, *, storm: bool) -> float:  # type: ignore[override]
+    def fail(self, node: str, _attempt: int, *, storm: bool) -> float:
         """There is no storm here."""
         assert not storm
         at = time.monotonic()
@@ -189,11 +192,13 @@ class Bench:
     def run(self, faults: int, steady: float) -> dict[str, Any]:
         """Raises what went wrong."""
         found: dict[str, Any] = {}
-        hands = threading.Thread(target=self._work, args=(found, faults, steady))
+        hands = threading.Thread(target=self._work, args=(found, faults, steady), daemon=True)
         hands.start()
-        self._driver.run()
-        hands.join()
-        self._agents.fleet.close()
+        try:
+            self._driver.run()
+            hands.join()
+        finally:  # else its thread goes on asking Ray, which starts another cluster for that
+            self._agents.fleet.close()
         return found
 
     def _work(self, found: dict[str, Any], faults: int, steady: float) -> None:
@@ -212,11 +217,12 @@ class Bench:
         except Exception as error:
             found["error"] = repr(error)
         finally:
-            self._driver.signalled("SIGTERM")
-            self._driver.signalled("SIGTERM")
+            self._driver.signalled(SIGTERM)
+            self._driver.signalled(SIGTERM)
 
     def _steady(self, seconds: float) -> dict[str, float]:
         """What it costs that all is well: CPU seconds a second, of the process and of the driver's thread alone."""
+        clocks: tuple[Callable[[], float], ...]
         clocks = time.monotonic, time.process_time, lambda: time.clock_gettime(self._main), lambda: self._gaps.words
         before = [clock() for clock in clocks]
         time.sleep(seconds)
@@ -292,7 +298,7 @@ def _settings(job: Job, run_dir: str) -> AgentSpec:
         env={},
         backend=None,
         preload=(),
-        start_method="forkserver",
+        start_method=StartMethod.FORKSERVER,
     )
     return AgentSpec(
         template=template,

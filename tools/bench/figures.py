@@ -67,7 +67,7 @@ class Figure:
     def _contender(self, name: str) -> dict[str, Any] | str:
         samples = self.samples[name]
         if isinstance(samples, str) or not samples:
-            return samples or "-"
+            return samples if isinstance(samples, str) and samples else "-"
         return {"median": self.median(name), "worst": self.worst(name), "samples": list(samples)}
 
 

@@ -37,7 +37,7 @@ SUITE = {
     "core": Column("tests/core"),
     "cli": Column("tests/cli"),
     "worker": Column("tests/worker"),
-    "launch": COLUMNS["launch"],
+    "launch": Column(f"{ON_RAY}::test_launch"),
 }
 """With what pip installs today: the tests of the code that uses other packages most, without properties."""
 SMOKE = {

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 NEWEST = "newest"
 TODAY = "today"
@@ -73,7 +74,7 @@ def chosen(only: str) -> list[Combination]:
 
 
 def _asked(words: str) -> Iterator[Combination]:
-    versions = {}
+    versions: dict[str, Any] = {}
     for word in words.split():
         match = _WORD.fullmatch(word)
         if match is None or (match[2] == NEWEST and match[1] == "py"):

@@ -10,6 +10,7 @@ wheel. NumPy and torch are taken to be there.
 from __future__ import annotations
 
 import argparse
+import lzma
 import re
 import shutil
 import subprocess
@@ -60,7 +61,11 @@ def download(wheels: Path, python: str, *names: str) -> None:
 
 def slim(wheel: Path, target: Path) -> None:
     """Write a wheel of Ray as a tar file without what is unused, with the programs executable."""
-    with zipfile.ZipFile(wheel) as files, tarfile.open(target, "w:xz", preset=_FASTEST) as packed:
+    with (
+        zipfile.ZipFile(wheel) as files,
+        lzma.open(target, "wb", preset=_FASTEST) as out,
+        tarfile.open(fileobj=out, mode="w") as packed,
+    ):
         for member in files.infolist():
             if member.is_dir() or UNUSED.search(member.filename):
                 continue
