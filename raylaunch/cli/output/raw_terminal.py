@@ -80,7 +80,7 @@ class RawTerminal:
 def _raw(fd: int) -> Iterator[None]:
     r"""Give every key to whoever reads, but for Ctrl-\. Output is still processed: a newline also returns.
 
-    If this process is killed, the shell restores the terminal, as bash, zsh and fish do.
+    If this process is killed, bash restores the terminal; in a shell that does not, `stty sane` does.
     """
     before = termios.tcgetattr(fd)
     modes = termios.tcgetattr(fd)

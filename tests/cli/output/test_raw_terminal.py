@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -105,6 +106,26 @@ def test_the_end_of_a_debugged_run(start):
     terminal.type("\x1c")
     assert terminal.end() == 128 + signal.SIGQUIT
     assert _is_restored(terminal)
+
+
+def test_the_driver_of_a_debugged_run_is_killed(tmp_path):
+    """Bash restores the terminal."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = shlex.join([*COMMAND, str(tmp_path), "--standalone", "--debug", "0", str(tmp_path / "train.py"), "0"])
+    terminal = Terminal(["/bin/bash", "--norc", "--noprofile", "-i"], 200, 30, {"PS1": "$ "})
+    try:
+        terminal.type(f"{command}\n")
+        terminal.until(lambda: "(Pdb)" in terminal.text)
+        assert not _is_restored(terminal)
+        (driver,) = Path(f"/proc/{terminal.pid}/task/{terminal.pid}/children").read_text().split()
+        os.kill(int(driver), signal.SIGKILL)
+        terminal.until(lambda: "Killed" in terminal.text)
+        terminal.type("cat; exit\n")  # readline has a mode of its own, and `cat` the shell's
+        terminal.until(lambda: _is_restored(terminal))
+        terminal.type("\x04")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
 
 
 def test_rank_0_has_a_terminal_for_its_output(start):
