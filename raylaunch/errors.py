@@ -35,6 +35,8 @@ class RaylaunchError(Exception):
     `message` says what is wrong and where; `hint` (or "") says what to do. Neither ends with a full stop.
     """
 
+    __module__ = "raylaunch"  # by which tracebacks name it, and programs catch it
+
     exit_code: int = ExitCode.INTERNAL
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -57,17 +59,23 @@ def _rebuild(cls: type[RaylaunchError], message: str, hint: str) -> RaylaunchErr
 class ConfigError(RaylaunchError):
     """The command line or the job file is wrong; nothing was started."""
 
+    __module__ = "raylaunch"
+
     exit_code = ExitCode.USAGE
 
 
 class ClusterError(RaylaunchError):
     """The cluster cannot be reached, or did not provide the requested nodes in time."""
 
+    __module__ = "raylaunch"
+
     exit_code = ExitCode.UNAVAILABLE
 
 
 class RunStoppedError(RaylaunchError):
     """`Handle.stop` ended the run before it had finished."""
+
+    __module__ = "raylaunch"
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int = signal_exit_code(15)) -> None:
         super().__init__(message, hint=hint)

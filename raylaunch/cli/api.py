@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import cloudpickle
-
-from raylaunch.cli import run_once
+from raylaunch.cli import payload, run_once
 from raylaunch.cli.args.diagnostics import SourceSpan
 from raylaunch.cli.config import job_file, python_settings
 from raylaunch.cli.html_report.run_report import write_at_the_end
@@ -159,7 +158,7 @@ def checked_launch(
     if not given:
         check_call(caller, function, args, kwargs)
         assert function is not None
-        return checked_function(function, function, args, kwargs or {}, settings)
+        return checked_function((function, tuple(args), dict(kwargs or {})), function, args, kwargs or {}, settings)
     if len(given) > 1 or function is not None:
         names = " and ".join([*(["a function"] if function is not None else []), *(f"`{kind}=`" for kind in given)])
         msg = f"`{caller}` runs one thing, not {names}"
@@ -189,17 +188,21 @@ def _checked_program(
 
 
 def checked_function(
+    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
     function: Callable[..., Any],
-    target: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> CheckedLaunch:
-    """Return the run of `target(*args, **kwargs)` on every worker. It is named after `function`."""
+    """Return the run of a call on every worker: a function, its arguments and its keyword arguments.
+
+    `function`, `args` and `kwargs` are what the user has given, after which the run is named and which errors name.
+    Raises TypeError if one of them cannot be pickled, or is of no use outside the processes of Ray.
+    """
     module = getattr(function, "__module__", None) or "__main__"
     name = getattr(function, "__qualname__", type(function).__name__)
     job = _job({"name": name.strip("<>"), **settings}, {"function": f"{module}:{name}"})
-    return CheckedLaunch(job=job, payload=cloudpickle.dumps((target, tuple(args), dict(kwargs))))
+    return CheckedLaunch(job=job, payload=payload.dumps(call, function, args, kwargs))
 
 
 def _job(settings: Mapping[str, Any], entrypoint: Mapping[str, Any]) -> Job:
@@ -224,6 +227,21 @@ def check_call(caller: str, function: object, args: object, kwargs: object = Non
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
         msg = f"`kwargs` is a dict of the function's keyword arguments, not {_described(kwargs)}"
         raise TypeError(msg)
+    assert callable(function)
+    assert isinstance(args, Sequence)
+    try:
+        # Of a decorated function, that of the decorator, which may add arguments.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError, NameError):  # a function of C without a signature; annotations of Python 3.14
+        return
+    own = (0, *args) if caller == "spawn" else args
+    try:
+        signature.bind(*own, **(kwargs or {}))
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        rank = ", after the rank," if caller == "spawn" else ""
+        msg = f"`{name}({', '.join(signature.parameters)})` cannot be called with these arguments{rank}: {error}"
+        raise TypeError(msg) from None
 
 
 def check_args(args: object, *, has_kwargs: bool = False) -> None:

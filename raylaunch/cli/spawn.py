@@ -81,7 +81,7 @@ def spawn(
     del daemon, start_method
     check_call("spawn", fn, args)
     job_settings = {"show": "raw", "backend": NO_PROCESS_GROUP, "nprocs": nprocs} | settings
-    checked = checked_function(fn, call_with_rank, (fn, tuple(args)), {}, job_settings)
+    checked = checked_function((call_with_rank, (fn, tuple(args)), {}), fn, args, {}, job_settings)
     context = SpawnContext(checked.run)
     if not join:
         context.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import pydoc
 from importlib import metadata
@@ -47,6 +48,12 @@ CALLS = {
         {},
         "`kwargs` is a dict of the function's keyword arguments, not an object of type list",
     ),
+    "too few": (
+        ((lambda lr, steps: None), (0.1,)),
+        {},
+        "(lr, steps)` cannot be called with these arguments: missing a",
+    ),
+    "unknown": (((lambda lr: None), (1,), {"lr": 1}), {}, "multiple values for argument 'lr'"),
     "keys": ((print,), {"kwargs": {1: 2}}, "`kwargs` is a dict of the function's keyword arguments, not an object"),
 }
 
@@ -88,12 +95,33 @@ def test_a_result_that_cannot_be_unpickled_here_names_its_rank():
     assert isinstance(found.value.__cause__, ModuleNotFoundError)
 
 
-@pytest.mark.parametrize("args", [("train.py",), (print, 3), (print, "data"), (print, {"lr": 1})])
+@pytest.mark.parametrize("args", [("train.py",), (print, 3), (print, "data"), (print, {"lr": 1}), ((lambda: None),)])
 def test_spawn_refuses_the_same(monkeypatch, args):
-    """Also before anything is started."""
+    """Also before anything is started. Its functions take the rank, too."""
     monkeypatch.setattr(api, "run_job", lambda *_, **__: pytest.fail("it was started"))
-    with pytest.raises(TypeError, match=r"`spawn` takes a function, not|`args` is a tuple or a list"):
+    wanted = r"`spawn` takes a function, not|`args` is a tuple or a list|cannot be called with .* after the rank,"
+    with pytest.raises(TypeError, match=wanted):
         raylaunch.spawn(*args)
+
+
+def test_a_call_is_judged_by_the_function_that_is_called():
+    """A decorator may add arguments, as that of Hydra does, and functions of C may not say what they take."""
+
+    def trains(function):
+        return functools.wraps(function)(lambda: function("config"))
+
+    api.check_call("launch", trains(lambda config: None), ())
+    api.check_call("launch", functools.partial(lambda lr, steps: None, 0.1), (), {"steps": 2})
+    api.check_call("launch", dict, ([(1, 2)],))
+    api.check_call("spawn", lambda rank, lr: None, (0.1,))
+
+
+@pytest.mark.parametrize("name", [name for name in raylaunch.__all__ if name.endswith("Error")])
+def test_exceptions_show_the_name_by_which_programs_catch_them(name):
+    """In tracebacks, as `raylaunch.JobFailedError: ...`. They can be pickled by it."""
+    kind = getattr(raylaunch, name)
+    assert f"{kind.__module__}.{kind.__qualname__}" == f"raylaunch.{name}"
+    assert pickle.loads(pickle.dumps(kind)) is kind
 
 
 def test_ctrl_c_is_a_keyboard_interrupt():

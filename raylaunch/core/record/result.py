@@ -103,6 +103,8 @@ class RunResult:
 class JobFailedError(RaylaunchError):
     """Workers failed, and either no restarts are left or a restart would not help."""
 
+    __module__ = "raylaunch"
+
     exit_code = ExitCode.JOB_FAILED
 
     def __init__(self, message: str, *, hint: str = "", result: RunResult) -> None:
