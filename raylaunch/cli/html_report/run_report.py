@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from raylaunch.cli.html_report.outcome_text import RunEnd
 from raylaunch.cli.html_report.report_facts import ReportFacts, RunRecordRead, facts
 from raylaunch.cluster.driver.observer import described
-from raylaunch.cluster.local.file_writer import STALL_SECONDS, open_private
+from raylaunch.cluster.local.file_writer import STALL_SECONDS, replacing
 from raylaunch.core.history.run_history import HistoryBuilder
 from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Job
@@ -81,15 +80,8 @@ def _last_output(folder: Path, layout: str, attempt: int) -> str:
 
 def write(path: Path, text: str) -> None:
     """Write the report to a file that only the user may read. It appears whole. Raises OSError."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open_private(aside) as file:
-            file.write(text)
-        aside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
+    with replacing(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def write_at_the_end(

@@ -19,6 +19,7 @@ from raylaunch.cli.runs.run_summary import summary
 from raylaunch.core.record.run_layout import REPORT
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError, ExitCode
+from raylaunch.worker.path_owners import refuse_strangers
 
 _STDOUT = "/dev/stdout"
 
@@ -32,7 +33,7 @@ def show(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int
         print(json.dumps(as_json(found), indent=2))
         return ExitCode.OK
     path = Path(arguments.output or Path(run.folder) / REPORT)
-    if _write(path, page.html(found, version())):
+    if _write(path, page.html(found, version()), is_named=bool(arguments.output)):
         print(printable(str(path)))
     if arguments.open and not webbrowser.open(path.absolute().as_uri()):
         say(f"no browser could be started here: open {path} in one")
@@ -53,11 +54,16 @@ def _facts(run: KnownRun, environ: Mapping[str, str]) -> ReportFacts:
     return run_report.collect(Path(run.folder), run.id, end, environ, shown.seconds if alive else 0.0)
 
 
-def _write(path: Path, text: str) -> bool:
-    """Write the report, and return whether to a file. Links are followed: /dev/stdout is one, which must stay."""
+def _write(path: Path, text: str, *, is_named: bool) -> bool:
+    """Write the report, and return whether to a file.
+
+    Links that were named are followed, such as /dev/stdout, which must stay; not those of another user in a folder in
+    which everybody may write, nor one in a run folder, which may be another user's.
+    """
     try:
         is_device = path.exists() and not path.is_file()
-        if is_device or path.is_symlink():
+        if is_device or (path.is_symlink() and is_named):
+            refuse_strangers(str(path), (), links_only=True)
             with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
         else:

@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 from raylaunch.cli.runs.run_reader import RunReader
+from raylaunch.cluster.local.file_writer import own_folder, replacing
 from raylaunch.core.record.run_layout import LOGS, RunLayout
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 
@@ -169,13 +170,15 @@ class AttemptLogs:
             yield from self._logs[_key(block)].take(block)
 
     def copy(self, folder: Path, layout: RunLayout) -> int:
-        """Copy the chosen files whole to a folder, where they have the same names. Return how many. Raises OSError."""
+        """Copy the chosen files whole to a folder, where they have the same names. Return how many. Raises OSError.
+
+        As the run folder, the copies can be read by the user only.
+        """
         spans = self._listed(self._choice.query(self._attempt))
         for key, blocks in groupby(self._reader.log_blocks(self._attempt, spans), _key):
             rank, stream = key
-            path = Path(layout.rank_dir(str(folder), self._attempt, rank)) / LOGS[stream]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
+            inner = layout.rank_dir("", self._attempt, rank).parts
+            with own_folder(folder, *inner) as opened, replacing(LOGS[stream], opened) as file:
                 file.writelines(block.data for block in blocks)
         return sum(span.end > 0 for span in spans)
 

@@ -7,9 +7,10 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from secrets import token_hex
+from typing import BinaryIO, TextIO
 
 from raylaunch.cluster.succession.folder_fence import opened
 
@@ -20,6 +21,46 @@ STALL_SECONDS = 5.0
 def open_private(path: Path) -> TextIO:
     """Open a new or emptied file that only the user may read, to write text. Raises OSError, also for a link."""
     return os.fdopen(opened(path, os.O_TRUNC), "w", encoding="utf-8", errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def replacing(name: str | Path, folder: int | None = None) -> Iterator[BinaryIO]:
+    """Write a file that only the user may read. It appears whole, in the place of what had its name, also of a link.
+
+    Nobody else can have made the file that is written, whoever may write to its folder. `folder`: the descriptor of the
+    folder that a relative name is in. Raises OSError.
+    """
+    path = Path(name)
+    aside = path.with_name(f".{path.name}.{token_hex(4)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with open(os.open(aside, flags, 0o600, dir_fd=folder), "wb") as file:
+            yield file
+        os.replace(aside, path, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside, dir_fd=folder)
+        raise
+
+
+@contextlib.contextmanager
+def own_folder(path: Path, *inner: str) -> Iterator[int]:
+    """Open a folder inside `path`, and make what is not there; only the user may enter what is made inside.
+
+    Yields its descriptor. `path` may be a link, what is inside may not: another user may have put it there. Raises
+    OSError.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in inner:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=fd)
+            above, fd = fd, os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            os.close(above)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class FileWriter:

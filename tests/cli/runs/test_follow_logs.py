@@ -106,6 +106,52 @@ def test_all_logs_are_copied(ended, tmp_path, capfd):
     assert main.main(["logs", "ended", "--sync-down", "x", "-f"]) == ExitCode.USAGE
 
 
+def test_copies_are_as_private_as_the_logs(ended, tmp_path, monkeypatch):
+    """Whatever the umask; they take the place of files that are there."""
+    monkeypatch.chdir(tmp_path)
+    target = tmp_path / "copy"
+    old = target / "attempt-3" / "rank-1" / "stdout.log"
+    old.parent.mkdir(parents=True)
+    old.write_text("an earlier copy, which is longer than the file\n" * 100)
+    old.chmod(0o666)
+    umask = os.umask(0)
+    try:
+        assert main.main(["logs", "ended", "--sync-down", "copy"]) == ExitCode.OK
+    finally:
+        os.umask(umask)
+    assert old.read_text() == "3.1 line 0\n3.1 line 1\n3.1 line 2\n"
+    assert {oct(path.stat().st_mode & 0o777) for path in target.rglob("*.log")} == {"0o600"}
+    made = [path for path in target.rglob("*-*") if path.is_dir() and path not in old.parents]
+    assert {oct(path.stat().st_mode & 0o777) for path in made} == {"0o700"}
+    assert list(target.rglob(".*")) == []
+
+
+@pytest.mark.parametrize("which", ["attempt-3", "attempt-3/rank-1", "attempt-3/rank-1/stdout.log"])
+def test_a_copy_goes_through_no_link(ended, tmp_path, which, capfd):
+    """Another user may have put one into the folder: a link in place of a folder is refused, one of a file replaced."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "mine").write_text("precious")
+    link = tmp_path / "copy" / which
+    link.parent.mkdir(parents=True)
+    is_file = which.endswith(".log")
+    link.symlink_to(victim / "mine" if is_file else victim)
+    code = main.main(["logs", "ended", "--sync-down", str(tmp_path / "copy"), "--rank", "1"])
+    assert code == (ExitCode.OK if is_file else ExitCode.USAGE)
+    assert is_file or "cannot copy the logs" in capfd.readouterr().err
+    assert [*victim.rglob("*")] == [victim / "mine"]
+    assert (victim / "mine").read_text() == "precious"
+    assert not (is_file and link.is_symlink())
+
+
+def test_a_copy_goes_to_the_folder_that_a_link_names(ended, tmp_path):
+    """The user has named the link."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert main.main(["logs", "ended", "--sync-down", str(tmp_path / "link")]) == ExitCode.OK
+    assert (tmp_path / "real" / "attempt-3" / "rank-1" / "stdout.log").is_file()
+
+
 def test_nobody_has_failed(registry, tmp_path, capfd):
     """It is said."""
     registry.add(make_folder(tmp_path / "runs" / "a" / "b", "interrupted-twice"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import webbrowser
@@ -53,6 +54,27 @@ def test_links_and_devices_stay_what_they_are(runs, capsys, tmp_path):
         subprocess.run(command, stdout=file, check=True)
     assert (tmp_path / "out.html").read_text().endswith("</html>")
     assert Path("/dev/stdout").is_symlink()
+
+
+def test_links_that_others_have_put_there(runs, capsys, tmp_path):
+    """One in the run folder is replaced. One of another user, in a folder in which everybody may write, is refused."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (runs / "b" / "going" / "report.html").symlink_to(victim)
+    assert printed(capsys) == f"{runs}/b/going/report.html\n"
+    assert not (runs / "b" / "going" / "report.html").is_symlink()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "report.html").symlink_to(victim)
+    assert printed(capsys, "gone", "-o", str(shared / "report.html")) == f"{shared}/report.html\n"
+    assert "The run has no result" in victim.read_text()
+    if os.geteuid() == 0:
+        victim.write_text("precious")
+        os.chown(shared / "report.html", 4321, 4321, follow_symlinks=False)
+        said = printed(capsys, "gone", "-o", str(shared / "report.html"), code=ExitCode.USAGE)
+        assert "cannot write" in said
+        assert victim.read_text() == "precious"
 
 
 def test_json(runs, capsys):
