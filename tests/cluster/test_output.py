@@ -117,7 +117,7 @@ def test_torchruns_layout_keeps_the_logs_of_every_attempt(launcher):
         log_layout="torchrun",
     )
     assert run.code == 0, run.err
-    (folder,) = (launcher.folder / "logs").iterdir()
+    (folder,) = (launcher.folder / "logs").glob("*_*")
     assert re.fullmatch(r"job7_[0-9a-f]{8}", folder.name)
     assert f"logs in {folder}" in run.err
     logs = [folder / f"attempt_{index}" / "0" for index in range(3)]

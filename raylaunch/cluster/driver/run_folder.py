@@ -100,9 +100,12 @@ class RunFolder:
         if job.log_dir == run_layout.NOWHERE:
             return cls(None, layout, secrets, warn, epoch)
         name = layout.run_dir(title=job.title, run_id=run_id, random=token_hex(4))
-        first = Path(encodable(str(Path(job.log_dir).absolute() / name)))
+        log_dir = Path(encodable(str(Path(job.log_dir).absolute())))
+        first = Path(encodable(str(log_dir / name)))
         made: list[Path | OSError | ValueError] = []
-        thread = threading.Thread(target=lambda: made.append(_made(first)), daemon=True, name="raylaunch-run-folder")
+        thread = threading.Thread(
+            target=lambda: made.append(_made(log_dir, first)), daemon=True, name="raylaunch-run-folder"
+        )
         thread.start()
         thread.join()
         (path,) = made
@@ -309,10 +312,17 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def _made(first: Path) -> Path | OSError | ValueError:
-    """Make the folder `first`, or one with a number added to its name, and return it; or return what went wrong."""
+def _made(log_dir: Path, first: Path) -> Path | OSError | ValueError:
+    """Make the folder `first`, or one with a number added to its name, and return it; or return what went wrong.
+
+    A `log_dir` that is new gets a file with which Git leaves it out, and so does Ray when it copies a working folder.
+    """
     path, number = first, 1
     try:
+        if not log_dir.exists():
+            log_dir.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError), (log_dir / ".gitignore").open("x") as file:
+                file.write("# Made by raylaunch.\n*\n")
         first.parent.mkdir(parents=True, exist_ok=True)
         while True:
             try:

@@ -2,6 +2,7 @@
 
 ::
 
+    <log_dir>/.gitignore        keeps runs out of Git, and of what Ray copies; only if raylaunch made <log_dir>
     <log_dir>/<name>/latest     a link to the folder of the run that was started last
     <log_dir>/<name>/<run id>/
         job.yaml        the job as it ran, defaults filled in

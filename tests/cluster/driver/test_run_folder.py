@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import threading
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray._private.runtime_env import packaging
 
 from raylaunch.cli.config import job_file
 from raylaunch.cluster.driver import run_folder
@@ -96,6 +99,21 @@ def test_only_the_user_may_read(tmp_path, layout):
     below = sorted(folder.rglob("*"))
     assert {path.name for path in below} > {"job.yaml", "plan.json", "events.jsonl", "result.json", "stacks.txt"}
     assert [path for path in below if mode(path) != (0o700 if path.is_dir() else 0o600)] == []
+
+
+@pytest.mark.parametrize("layout", ["raylaunch", "torchrun"])
+def test_git_and_ray_leave_out_a_new_log_dir(tmp_path, layout):
+    """Ray would copy all old runs to the cluster with the working folder. A folder that was there is left as it is."""
+    write_run_folder(job_with_secrets(tmp_path, log_layout=layout))
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    found = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout == ""
+    package = tmp_path / "package.zip"
+    packaging.create_package(str(tmp_path), package, include_gitignore=True)
+    assert [name for name in zipfile.ZipFile(package).namelist() if name.startswith("runs/")] in ([], ["runs/"])
+    (tmp_path / "mine").mkdir()
+    write_run_folder(job_with_secrets(tmp_path, log_layout=layout, log_dir=str(tmp_path / "mine")))
+    assert not (tmp_path / "mine" / ".gitignore").exists()
 
 
 def test_an_existing_log_dir_keeps_its_mode(tmp_path):
@@ -226,7 +244,7 @@ def test_latest_leads_to_the_newest_run(tmp_path):
 def test_latest_in_other_places(tmp_path, capfd):
     """torchrun has no such link; and where the name is taken, or links cannot be made, the run does not notice."""
     run = write_run_folder(job_with_secrets(tmp_path, log_layout="torchrun"))
-    assert [path.name for path in run.path.parent.iterdir()] == [run.path.name]
+    assert {path.name for path in run.path.parent.iterdir()} == {run.path.name, ".gitignore"}
     (tmp_path / "runs" / "night" / "latest" / "mine").mkdir(parents=True)
     run = write_run_folder(job_with_secrets(tmp_path, name="night"))
     assert sorted(path.name for path in run.path.parent.iterdir()) == sorted([run.path.name, "latest"])
