@@ -302,15 +302,25 @@ def _execute(
             finally:
                 handler.run_is_over()
             control.over()
-            values = _values(run) if is_function else {}
+            values = _values(run, handler) if is_function else {}
             run.fleet.make_idle()
         except ClusterError as error:
             return {}, error
     return values, None
 
 
-def _values(run: _PreparedRun) -> dict[int, bytearray]:
-    """Return what functions returned; or what the root cause of a failure raised, if it can be fetched."""
+def _values(run: _PreparedRun, handler: Signals) -> dict[int, bytearray]:
+    """Return what functions returned; or what the root cause of a failure raised, if it can be fetched.
+
+    A signal interrupts that, which may take minutes. The process goes on: it may be a notebook.
+    """
+    handler.interrupt_main_thread()
+    values = _fetched(run)
+    handler.run_is_over()
+    return values
+
+
+def _fetched(run: _PreparedRun) -> dict[int, bytearray]:
     result, machine = run.folder.result.result(), run.driver.machine
     if result.ok:
         parts = assign(machine.attempt, machine.world.members)

@@ -244,6 +244,42 @@ def test_a_function(alone):
     ], done.stderr
 
 
+FETCHES_FOR_EVER = """
+import os, signal, time, raylaunch
+from raylaunch.cluster.driver import results, signals
+from raylaunch.cluster.fleet.local_fleet import LocalFleet
+
+def fetch(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1000)
+
+def slow_close(self, close=LocalFleet.close):
+    time.sleep(5 * signals.LEAVE_SECONDS)
+    close(self)
+
+results.fetch, LocalFleet.close, signals.LEAVE_SECONDS = fetch, slow_close, 0.1
+try:
+    raylaunch.launch(lambda: 1, nproc_per_node=1, backend="none", preload=[], show="none", ray={"address": "none"})
+except KeyboardInterrupt as error:
+    print(error)
+"""
+
+
+def test_a_signal_while_results_are_fetched(alone):
+    """It interrupts that at once. The program goes on, as a notebook does, however long the nodes take to end."""
+    env, folder = alone
+    done = subprocess.run(
+        [sys.executable, "-c", FETCHES_FOR_EVER],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout == "stopped by SIGINT while the run ended\n", done.stderr
+
+
 # Whether there is a cluster.
 
 

@@ -63,10 +63,17 @@ class Signals:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
+    def interrupt_main_thread(self) -> None:
+        """From now on the first signal to end the run interrupts the main thread, the second ends the process."""
+        if self._listener is not None:
+            self._listener.signals_to_end = 2
+            self._listener.interrupts = True
+
     def run_is_over(self) -> None:
         """From now on one signal ends the process, unless it ends by itself: only cleaning up is left to do."""
         if self._listener is not None:
             self._listener.signals_to_end = 1
+            self._listener.interrupts = False
 
     def install(self) -> None:
         """Install the handlers of the signals that end the run or are forwarded to its workers."""
