@@ -14,6 +14,7 @@ import time
 
 from raylaunch.worker.heartbeats import shared_page
 from raylaunch.worker.runtime import boot
+from raylaunch.worker.runtime.server_file import ServerFile
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -193,8 +194,9 @@ def main():
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        boot.set_up_process(spec, report, stacks, parent)
-        return boot.run(spec, report, stacks)
+        files = boot.WorkerFiles(*(ServerFile.inherited(fd, parent) for fd in (report, stacks)))
+        boot.set_up_process(spec, files, parent)
+        return boot.run(spec, files)
     with contextlib.suppress(KeyboardInterrupt):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return code if code >= 0 else 128 - code

@@ -8,7 +8,6 @@ from datetime import datetime
 from raylaunch.cli.output.progress_line import rate_text
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, seconds_since
 from raylaunch.cluster.control.control_messages import StacksCollected
-from raylaunch.core.failures.stacks import NO_ANSWER
 from raylaunch.core.history.run_status import NodeSummary, RunStatus
 from raylaunch.core.machine.commits import NodeMemory
 from raylaunch.core.record.attempt import Attempt
@@ -168,7 +167,7 @@ def stack_lines(found: StacksCollected) -> Iterator[str]:
     if found.stacks:
         for stack in found.stacks:
             yield f"rank {stack.rank}, process state {stack.state}:"
-            yield from (stack.text.rstrip() or NO_ANSWER).splitlines()
+            yield from (stack.text.rstrip() or stack.why_empty).splitlines()
         return
     workers = sum(len(group.ranks) for group in found.groups)
     yield f"attempt {found.attempt}: what {count(workers, 'worker')} are doing now"

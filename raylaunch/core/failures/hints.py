@@ -6,7 +6,15 @@ import re
 from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import NO_FIRST_STEP, Failure
-from raylaunch.core.failures.stacks import CHILD_STOPPED, IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED, StackGroup
+from raylaunch.core.failures.stack_notes import (
+    CHILD_STOPPED,
+    FILE_CLOSED,
+    IN_THE_KERNEL,
+    NO_ANSWER,
+    RUNNING_ON,
+    STOPPED,
+)
+from raylaunch.core.failures.stacks import StackGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,8 @@ _NOTE_HINTS = {
     IN_THE_KERNEL: "it waits in the kernel of {host}: a disk, a network file system or a driver that does not answer; "
     "`dmesg` there tells",
     RUNNING_ON: "it ran on in code that takes no signals, or is no Python: `py-spy dump --native` on {host} shows it",
+    FILE_CLOSED: "the script has closed descriptors that it had not opened, as `os.closerange(3, ...)` does: "
+    "`py-spy dump` on {host} shows what it does",
     NO_ANSWER: "no stack came from it: where it is no Python program, only its own logs can tell",
 }
 _LOADER = (

@@ -6,13 +6,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from raylaunch.core.failures.stack_notes import (
+    CHILD_STOPPED,
+    FILE_CLOSED,
+    IN_THE_KERNEL,
+    NO_ANSWER,
+    RUNNING_ON,
+    STOPPED,
+)
 from raylaunch.core.text import count, spans
 
-STOPPED = "stopped by a signal"
-IN_THE_KERNEL = "in the kernel, where nothing interrupts it"
-RUNNING_ON = "running, and did not answer"
-NO_ANSWER = "did not answer"
-CHILD_STOPPED = "a process it started is stopped by a signal"
+_SILENT_STATES = {"D": IN_THE_KERNEL, "R": RUNNING_ON}
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+\b.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
@@ -71,11 +75,18 @@ class Stack:
     effort: ResourceUsage = ResourceUsage()
     child_stopped: bool = False
     """Whether a process that it started is stopped."""
+    file_closed: bool = False
+    """Whether the script has closed the worker's descriptor of the file for stacks."""
 
     @property
     def is_stopped(self) -> bool:
         """Whether a signal or a debugger has stopped the process."""
         return self.state in ("T", "t")
+
+    @property
+    def why_empty(self) -> str:
+        """Why there is no text, for a person."""
+        return FILE_CLOSED if self.file_closed else NO_ANSWER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +166,7 @@ def _note(stack: Stack | None, *, answered: bool) -> str:
         return STOPPED
     if answered:
         return CHILD_STOPPED if stack.child_stopped else ""
-    return {"D": IN_THE_KERNEL, "R": RUNNING_ON}.get(stack.state, NO_ANSWER)
+    return stack.why_empty if stack.file_closed else _SILENT_STATES.get(stack.state, NO_ANSWER)
 
 
 def main_thread(text: str) -> tuple[str, ...]:
@@ -222,5 +233,5 @@ def _summary(groups: Iterable[StackGroup]) -> Iterator[str]:
 def _in_full(stacks: Iterable[Stack]) -> Iterator[str]:
     for stack in sorted(stacks, key=lambda stack: stack.rank):
         yield f"--- rank {stack.rank}, state {stack.state}"
-        yield "\n".join(shortened(stack.text.splitlines())).rstrip() or NO_ANSWER
+        yield "\n".join(shortened(stack.text.splitlines())).rstrip() or stack.why_empty
         yield ""

@@ -37,6 +37,7 @@ from raylaunch.node.protocol import forkserver_messages, lease_page, messages, w
 from raylaunch.node.protocol.messages import DumpStacks, SignalWorkers, StopWorkers
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import boot, entry, process_setup, staleness
+from raylaunch.worker.runtime.server_file import ServerFile
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MOST_SECONDS = 3600.0
@@ -264,7 +265,9 @@ class ForkServer:
         command_line.set_worker_title(spec.title)
         self._detach()
         spawns = self.ready.start_method == StartMethod.SPAWN and spec.kind != "command"
-        return boot.set_up_and_run(spec, report, stacks, imports, os.getppid(), exec_boot if spawns else boot.run)
+        server = os.getppid()
+        files = (ServerFile.inherited(fd, server) for fd in (report, stacks, imports) if fd >= 0)
+        return boot.set_up_and_run(spec, boot.WorkerFiles(*files), server, exec_boot if spawns else boot.run)
 
     def _detach(self) -> None:
         """In a child: let no object close a file descriptor later, which may be another file's by then."""

@@ -27,7 +27,7 @@ from raylaunch.node.protocol.forkserver_messages import ForkServerEvent, StackDu
 from raylaunch.worker.runtime import boot
 from raylaunch.worker.runtime.process_setup import encodable
 from raylaunch.worker.runtime.spec import WorkerSpec
-from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
+from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL, can_write
 
 RETURN_SECONDS = 1.0
 """How long a survivor may take to leave everything of its attempt. Then it is killed, and started again."""
@@ -192,15 +192,19 @@ class WorkerGroup:
                     self._deferred.signal(pid, number)
 
     def dump_stacks(self, attempt: int) -> None:
-        """Have the workers write their stacks, all but those that the signal would kill, as they do not catch it."""
+        """Have the workers write their stacks, unless the signal would kill them, or write to a file of the script."""
         started: list[tuple[StackDumpStarted, int]] = []
         for pid, worker in self._alive.items() if attempt == self.attempt else ():
             start = os.fstat(worker.stacks).st_size
             has_handler = worker.spec.kind != "command" and procfs.catches(pid, STACK_SIGNAL)
-            if has_handler:
+            is_closed = has_handler and not can_write(pid, worker.stacks)
+            is_signalled = has_handler and not is_closed
+            if is_signalled:
                 os.kill(pid, STACK_SIGNAL)
             rank = worker.spec.rank
-            event = StackDumpStarted(attempt=attempt, rank=rank, start=start, has_handler=has_handler)
+            event = StackDumpStarted(
+                attempt=attempt, rank=rank, start=start, is_signalled=is_signalled, is_closed=is_closed
+            )
             started.append((event, worker.stacks))
         for event, file in started:
             self._send(event, file)
@@ -331,9 +335,9 @@ def _reaped() -> list[tuple[int, int]]:
     return found
 
 
-def exec_boot(spec: WorkerSpec, report: int, stacks: int, _imports: int) -> int:
+def exec_boot(spec: WorkerSpec, files: boot.WorkerFiles) -> int:
     """In a worker of start method `spawn`: become a fresh interpreter that runs the script."""
-    fds = (wire.memory_file("raylaunch-spec", pickle.dumps(spec)), report, stacks)
+    fds = (wire.memory_file("raylaunch-spec", pickle.dumps(spec)), files.report.fd, files.stacks.fd)
     for fd in fds:
         os.set_inheritable(fd, True)
     command = [sys.orig_argv[0], "-u", boot.__file__, *map(str, fds), encodable(spec.title)]

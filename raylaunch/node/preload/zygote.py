@@ -20,9 +20,9 @@ from raylaunch.node.preload.importer import ImportRefusedError, import_all
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.worker.runtime import boot
+from raylaunch.worker.runtime.server_file import ServerFile
 from raylaunch.worker.runtime.spec import WorkerSpec
 
-_OPEN_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
 _MIN_SECONDS = 0.1
 """CPU seconds that the imports must take to be worth a zygote."""
 
@@ -165,10 +165,8 @@ class Zygote:
         self._orders.detach()
         if not os.read(gate, 1):
             os._exit(1)
-        report, stacks, imports = (
-            os.open(f"/proc/{self._server}/fd/{fd}", _OPEN_FLAGS) if fd >= 0 else -1 for fd in fds
-        )
-        return boot.set_up_and_run(spec, report, stacks, imports, self._server, boot.run)
+        report, stacks, *imports = (ServerFile.opened(f"/proc/{self._server}/fd/{fd}") for fd in fds if fd >= 0)
+        return boot.set_up_and_run(spec, boot.WorkerFiles(report, stacks, *imports), self._server, boot.run)
 
 
 def _discard_output() -> None:

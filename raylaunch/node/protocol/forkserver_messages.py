@@ -153,14 +153,16 @@ class WorkersGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackDumpStarted:
-    """A worker was signalled to dump its stacks. The file comes with this message."""
+    """A worker was signalled to dump its stacks, if that is possible. The file comes with this message."""
 
     attempt: int
     rank: int
     start: int
     """The file offset at which this dump begins."""
-    has_handler: bool
-    """False: it does not catch the signal, and was not sent it."""
+    is_signalled: bool
+    """False: it does not catch the signal, or it has no file to write to, and was not sent it."""
+    is_closed: bool
+    """Whether the script has closed the worker's descriptor of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

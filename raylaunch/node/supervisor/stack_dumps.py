@@ -31,12 +31,13 @@ class PendingDump:
     fd: int = -1
     start: int = 0
     size: int = 0
-    has_handler: bool = True
+    is_signalled: bool = True
+    is_closed: bool = False
     done: bool = False
 
     def poll(self) -> None:
         """Find out whether the dump is complete: it has not grown since the last call, and the handler has returned."""
-        if not self.has_handler or procfs.process_state(self.pid) in _STOPPED:
+        if not self.is_signalled or procfs.process_state(self.pid) in _STOPPED:
             self.done = True
         elif self.fd >= 0:
             before, self.size = self.size, os.fstat(self.fd).st_size
@@ -49,6 +50,7 @@ class PendingDump:
             text=self._text(),
             effort=procfs.resource_usage(self.pid),
             child_stopped=procfs.has_stopped_child(self.pid),
+            file_closed=self.is_closed,
         )
 
     def _text(self) -> str:
@@ -90,7 +92,8 @@ class StackDumps:
         if dump is None or event.attempt != self._attempt or dump.fd >= 0:
             os.close(fd)
             return
-        dump.fd, dump.start, dump.has_handler = fd, event.start, event.has_handler
+        dump.fd, dump.start = fd, event.start
+        dump.is_signalled, dump.is_closed = event.is_signalled, event.is_closed
 
     @property
     def is_open(self) -> bool:

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from raylaunch.core.failures.failure import MOST_MESSAGE, MOST_TYPE, capped_traceback
 from raylaunch.core.text import capped, printable
@@ -44,7 +44,9 @@ from raylaunch.worker.runtime.process_setup import (
     close_other_fds,
     die_with_parent,
     encodable,
+    note_output,
 )
+from raylaunch.worker.runtime.server_file import ServerFile
 from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -54,29 +56,36 @@ _C_LONG = 1 << 63
 _OWN_FRAMES = (_OWN_FOLDER, cpython_internals.RUNPY_FILE, "<frozen importlib")
 
 
-def set_up_and_run(
-    spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int, parent: int, target: Callable[..., int]
-) -> int:
+class WorkerFiles(NamedTuple):
+    """The files that the fork server has made for one worker."""
+
+    report: ServerFile
+    stacks: ServerFile
+    imports: ServerFile | None = None
+    """Of the modules that the script imports; None: they are not recorded."""
+
+
+def set_up_and_run(spec: WorkerSpec, files: WorkerFiles, parent: int, target: Callable[..., int]) -> int:
     """Set up this forked process, then return what `target` returns: `run`, or a function that starts it by exec."""
     try:
-        set_up_process(spec, report_fd, stacks_fd, parent, imports_fd)
+        set_up_process(spec, files, parent)
     except (OSError, ValueError) as error:
-        _write_setup_error(report_fd, error, hopeless=getattr(error, "errno", None) not in SHORTAGES)
+        _write_setup_error(files.report, error, hopeless=getattr(error, "errno", None) not in SHORTAGES)
         return 1
-    return target(spec, report_fd, stacks_fd, imports_fd)
+    return target(spec, files)
 
 
-def set_up_process(spec: WorkerSpec, report_fd: int, stacks_fd: int, parent: int, imports_fd: int = -1) -> None:
+def set_up_process(spec: WorkerSpec, files: WorkerFiles, parent: int) -> None:
     """Give this process a session of its own, default signals, the worker's output files, folder and environment.
 
     `parent` is the process id of the fork server; this process is killed when that one dies. Of the file descriptors
-    above stderr, only the three that are named here stay open; -1 stands for none. Raises OSError where a file or a
-    folder cannot be opened, and ValueError where the environment has a value that no environment can hold.
+    above stderr, only those of `files` stay open. Raises OSError where a file or a folder cannot be opened, and
+    ValueError where the environment has a value that no environment can hold.
     """
     os.setsid()
     die_with_parent(parent)
     _reset_signals()
-    close_other_fds(report_fd, stacks_fd, imports_fd)  # first: this process may have no room for more
+    close_other_fds(*(file.fd for file in files if file is not None))  # first: there may be no room for more
     _redirect(spec)
     os.environ.update(spec.env)  # variables that the interpreter or a preloaded module set stay, as in a fresh process
     os.chdir(spec.cwd)
@@ -111,16 +120,17 @@ def _use_terminal(spec: WorkerSpec) -> None:
     for fd in (0, 1, 2) if spec.takes_input else (1, 2):
         os.dup2(terminal, fd)
     os.close(terminal)
+    note_output()
 
 
-def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) -> int:
+def run(spec: WorkerSpec, files: WorkerFiles) -> int:
     """Run the user's code as `__main__`, and return the exit code that Python would have ended with.
 
     SystemExit and KeyboardInterrupt are left to the interpreter, which makes an exit code or a signal of them.
 
-    An error goes into the file `report_fd` as a pickled `Report`. `stacks_fd` is the file for stack dumps, and
-    `imports_fd` the one for the modules that the script imports, or -1.
+    An error goes into the file for the report as a pickled `Report`.
     """
+    report_file = files.report
     faulthandler.enable()
     files_wait.wait()
     _reseed()
@@ -128,19 +138,19 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
     try:
         numa.bind(spec)
     except numa.CannotBindError as error:
-        return _refuse(report_fd, error)
+        return _refuse(report_file, error)
     if spec.kind == "command":
-        return _exec_command(spec, report_fd)
+        return _exec_command(spec, report_file)
     output_order.install()
-    stack_signal.register(stacks_fd)
+    stack_signal.register(files.stacks)
     slot_owner.claim()
-    if imports_fd >= 0:
-        import_recorder.ImportRecorder(imports_fd, spec.local_rank).install()
+    if files.imports is not None:
+        import_recorder.ImportRecorder(files.imports, spec.local_rank).install()
     try:
         value = entry.run(spec)
         slot_owner.wait_instead_of_exiting()
         if spec.kind == "pickle":
-            _write_report(report_fd, Report(), value)
+            _write_report(report_file, Report(), value)
     except SystemExit as stop:
         if _is_success(stop.code):
             slot_owner.wait_instead_of_exiting()
@@ -150,9 +160,9 @@ def run(spec: WorkerSpec, report_fd: int, stacks_fd: int, imports_fd: int = -1) 
         sys.excepthook = lambda *_: None  # printed already; the interpreter still runs exit handlers and SIGINT
         raise
     except entry.CannotBeginError as error:
-        return _refuse(report_fd, error)
+        return _refuse(report_file, error)
     except BaseException as error:  # noqa: BLE001
-        _report_error(report_fd, without_own_frames(error), with_object=spec.kind == "pickle")
+        _report_error(report_file, without_own_frames(error), with_object=spec.kind == "pickle")
         _print_traceback(error)
         return 1
     return 0
@@ -181,7 +191,7 @@ def _reseed() -> None:
         torch.default_generator.seed()
 
 
-def _exec_command(spec: WorkerSpec, report_fd: int) -> int:
+def _exec_command(spec: WorkerSpec, report_file: ServerFile) -> int:
     """Replace this process by another program. Return 127, as a shell does, where that fails."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # only Python ignores these
@@ -191,7 +201,7 @@ def _exec_command(spec: WorkerSpec, report_fd: int) -> int:
         why = error.strerror if isinstance(error, OSError) else str(error)
         report = Report(error_type=type(error).__name__, message=f"cannot run `{spec.target}`: {why}", hopeless=True)
         _print(f"{report.error_type}: {report.message}")
-        _write_report(report_fd, report)
+        _write_report(report_file, report)
         return 127
 
 
@@ -236,7 +246,7 @@ def _is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_OWN_FRAMES)
 
 
-def _report_error(report_fd: int, error: BaseException, *, with_object: bool) -> None:
+def _report_error(report_file: ServerFile, error: BaseException, *, with_object: bool) -> None:
     """Report an error of the user's code. `with_object`: also the exception itself, if it can be pickled."""
     report = Report(
         error_type=str.__str__(type(error).__name__)[:MOST_TYPE],
@@ -245,9 +255,9 @@ def _report_error(report_fd: int, error: BaseException, *, with_object: bool) ->
     )
     if with_object:
         with contextlib.suppress(TypeError):
-            _write_report(report_fd, report, error)
+            _write_report(report_file, report, error)
             return
-    _write_report(report_fd, report)
+    _write_report(report_file, report)
 
 
 def _formatted(error: BaseException) -> list[str]:
@@ -265,24 +275,27 @@ def _text_of(value: object) -> str:
         return "(its text cannot be made)"
 
 
-def _refuse(report_fd: int, error: BaseException) -> int:
+def _refuse(report_file: ServerFile, error: BaseException) -> int:
     """Say on stderr and in the report that the user's code cannot be started; return the exit code."""
     _print(f"raylaunch: {printable(_text_of(error))}")
-    _write_setup_error(report_fd, error)
+    _write_setup_error(report_file, error)
     return 1
 
 
-def _write_setup_error(report_fd: int, error: BaseException, *, hopeless: bool = True) -> None:
+def _write_setup_error(report_file: ServerFile, error: BaseException, *, hopeless: bool = True) -> None:
     """Report why the user's code was not begun. `hopeless`: a restart would meet the same, such as a missing folder."""
-    _write_report(report_fd, Report(error_type=type(error).__name__, message=_text_of(error), hopeless=hopeless))
+    _write_report(report_file, Report(error_type=type(error).__name__, message=_text_of(error), hopeless=hopeless))
 
 
-def _write_report(report_fd: int, report: Report, *value: object) -> None:
+def _write_report(report_file: ServerFile, report: Report, *value: object) -> None:
     """Write the report, and what the function returned or raised if it is given, in place of what was written before.
 
     Raises TypeError if that cannot be pickled. It is pickled into the file directly: it may be as large as the memory.
+    A child that the script has forked, and that goes on in it, writes nothing.
     """
-    with open(report_fd, "wb", closefd=False) as file:
+    if not report_file.is_of_this_process:
+        return
+    with report_file.descriptor() as fd, open(fd, "wb", closefd=False) as file:
         file.seek(0)
         file.truncate()
         pickle.dump(report, file)
@@ -298,9 +311,11 @@ def main() -> int:
         spec: Any = pickle.load(file)  # noqa: S301
     for fd in (report_fd, stacks_fd):
         os.set_inheritable(fd, False)
+    report, stacks = (ServerFile.inherited(fd, os.getppid()) for fd in (report_fd, stacks_fd))
+    note_output()
     entry.demote_bootstrap_path()
     tcpstore_patch.apply()
-    return run(spec, report_fd, stacks_fd)
+    return run(spec, WorkerFiles(report=report, stacks=stacks))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 
 from raylaunch.worker.cpython_internals import encoded_environment, is_importing
+from raylaunch.worker.runtime.server_file import ServerFile
 
 _MAX_MODULES = 20_000
 """A script that generates modules may import any number of them."""
@@ -36,9 +37,8 @@ class ImportRecord:
 class ImportRecorder:
     """A finder on `sys.meta_path` that records what is looked for and never finds anything."""
 
-    def __init__(self, fd: int, local_rank: int) -> None:
-        self._fd = fd
-        self._inode = os.fstat(fd).st_ino
+    def __init__(self, file: ServerFile, local_rank: int) -> None:
+        self._file: ServerFile | None = file
         self._local_rank = local_rank
         self._initial_env = dict(os.environ)
         self._recorded: set[str] = set()
@@ -52,11 +52,11 @@ class ImportRecorder:
 
     def _disable(self) -> None:
         """Record nothing more: in a child process, which is no worker, or after an error."""
-        self._fd = -1
+        self._file = None
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None) -> None:
         """Record the first import of a module."""
-        if self._fd < 0 or fullname in self._recorded or not is_importing(2):
+        if self._file is None or fullname in self._recorded or not is_importing(2):
             return
         self._recorded.add(fullname)
         try:
@@ -81,11 +81,11 @@ class ImportRecorder:
         return True
 
     def _write(self, name: str, locations: tuple[str, ...]) -> None:
-        if os.fstat(self._fd).st_ino == self._inode and len(self._recorded) < _MAX_MODULES:
+        if self._file is not None and len(self._recorded) < _MAX_MODULES:
             line = json.dumps([self._local_rank, name, locations, self._env_changes])
-            os.write(self._fd, line.encode() + b"\n")
+            self._file.append(line.encode() + b"\n")
         else:
-            self._disable()  # the script may have closed the file and opened one of its own under the same number
+            self._disable()
 
 
 def read_records(data: bytes) -> Iterator[ImportRecord]:

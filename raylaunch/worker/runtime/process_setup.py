@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 
 from raylaunch.worker.path_owners import refuse_strangers
+from raylaunch.worker.runtime.server_file import Identity, identity, is_still
 
 _PR_SET_PDEATHSIG = 1
 """From `linux/prctl.h`."""
@@ -49,15 +50,33 @@ def close_other_fds(*fds: int) -> None:
                 os.close(int(name))
 
 
+_output: dict[int, Identity] = {}
+"""What the descriptors of stdout and stderr are of, as this process was given them."""
+
+
+def note_output() -> None:
+    """Note what stdout and stderr are, before a script can put something else there."""
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            _output[fd] = identity(fd)
+
+
 def append_output(stdout: str, stderr: str) -> None:
-    """Have this process append its output to these files of a run folder, which are made. Raises OSError."""
+    """Have this process append its output to these files of a run folder, which are made. Raises OSError.
+
+    A stream that the script has redirected, or whose number belongs to a file of the script, stays as it is.
+    """
     for fd, path in ((1, stdout), (2, stderr)):
+        if fd in _output and not is_still(fd, _output[fd]):
+            continue
         make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
         # The driver made the run folder. Its user may be another one than this process's.
         refuse_strangers(os.path.dirname(path), (), links_only=True)
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        os.dup2(opened, fd)
-        os.close(opened)
+        if opened != fd:
+            os.dup2(opened, fd)
+            os.close(opened)
+        _output[fd] = identity(fd)
 
 
 def make_private_dir(path: str, *, private_parents: int) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +20,7 @@ from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.broken_collectives import break_collectives
 from raylaunch.worker.survivors.light_commits import LightCommits
 from raylaunch.worker.survivors.made_groups import MadeGroups
-from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
+from raylaunch.worker.survivors.survivor_link import OwnSocket, Rejoin, SurvivorWord
 
 UNWIND_SIGNAL: Final = signal.SIGRTMIN + 10
 """Sent to the main thread, whose Python code it interrupts, also in a system call such as a sleep."""
@@ -53,7 +51,8 @@ class Survivor:
         self._writer = writer
         self._light = light
         self._files = ImportedFiles()
-        self._link: socket.socket | None = survivor_link.connect()
+        sock = survivor_link.connect()
+        self._link = OwnSocket(sock) if sock is not None else None
         #: The newest attempt that this process was told to take part in, with the changes of those before.
         self._order: Rejoin | None = None
         self._ordered = threading.Event()
@@ -70,7 +69,7 @@ class Survivor:
         link = self._link
         if link is not None:
             try:
-                link.send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
+                link.get().send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
             except OSError:
                 self._link = None  # it cannot stay
 
@@ -80,7 +79,7 @@ class Survivor:
         link = self._link
         while link is not None:
             try:
-                order, fds = survivor_link.receive_rejoin(link)
+                order, fds = survivor_link.receive_rejoin(link.get())
             except (OSError, EOFError):
                 return
             if fds:
@@ -202,9 +201,7 @@ class Survivor:
         signal.signal(UNWIND_SIGNAL, self._handler if self._handler is not None else signal.SIG_DFL)
         link, self._link = self._link, None
         if link is not None:
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)  # ends the thread
-            link.close()
+            link.close()  # ends the thread
 
 
 def _present_attempt() -> int:

@@ -7,12 +7,15 @@ it can stay (`ready`), that it has left the attempt (`returned`), and that it ha
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import socket
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from raylaunch.worker.runtime import server_file
 from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFERS
 
 ADDRESS_VARIABLE = "RAYLAUNCH_SURVIVORS"
@@ -81,6 +84,31 @@ def receive_rejoin(link: socket.socket) -> tuple[Rejoin | None, list[int]]:
     if not data:
         raise EOFError
     return parse(data, Rejoin), fds
+
+
+class OwnSocket:
+    """A socket that is used as long as its descriptor is of this socket. The script may have closed it.
+
+    The number may be of a socket or a file of the script then, which is neither written to, read from nor closed.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._identity = server_file.identity(sock.fileno())
+
+    def get(self) -> socket.socket:
+        """Return the socket. Raises OSError where it is not there any more."""
+        if not server_file.is_still(self._sock.fileno(), self._identity):
+            self._sock.detach()
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._sock
+
+    def close(self) -> None:
+        """Close the socket, also for a thread that waits for a message."""
+        with contextlib.suppress(OSError):
+            sock = self.get()
+            sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
 
 def is_known() -> bool:

@@ -9,7 +9,8 @@ from machine_helpers import failure, raised
 
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.failures.hints import hints
-from raylaunch.core.failures.stacks import CHILD_STOPPED, IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED, StackGroup
+from raylaunch.core.failures.stack_notes import CHILD_STOPPED, IN_THE_KERNEL, NO_ANSWER, RUNNING_ON, STOPPED
+from raylaunch.core.failures.stacks import StackGroup
 
 
 def only_hint(unheard=(), **facts) -> str:

@@ -73,6 +73,27 @@ def test_a_worker_dumps_its_stack(either: Node, pipe: MessagePipe, text: str, st
     assert either.events_within(0.1) == []
 
 
+CLOSES = """
+    import os, time
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    files = [open(f"checkpoint-{number}", "w+b") for number in range(8)]
+    FREED
+    with open(os.environ["SAY"], "w") as file:
+        print(os.getpid(), file=file)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.usefixtures("no_time_limit")
+@pytest.mark.parametrize("freed", ["", "del files"])
+def test_no_stack_is_written_to_a_file_of_the_script(either: Node, pipe: MessagePipe, freed: str) -> None:
+    """The script has closed all descriptors, and its own files have their numbers, or nothing has."""
+    start_workers(either, pipe, CLOSES.replace("FREED", freed))
+    (stack,) = request_stacks(either).values()
+    assert (stack.text, stack.file_closed) == ("", True)
+    assert [file.read_bytes() for file in sorted(either.folder.glob("checkpoint-*"))] == [b""] * 8
+
+
 @pytest.mark.usefixtures("no_time_limit")
 def test_all_threads_are_dumped(node: Node, pipe: MessagePipe) -> None:
     """The main thread comes last."""

@@ -81,6 +81,42 @@ def test_a_plain_exception_may_be_restarted(node: Node) -> None:
     assert error(outcome.failure).place.startswith(f"{node.folder}/train.py:")
 
 
+CLOSES = """
+import os
+os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+files = [open(f"checkpoint-{number}", "w+b") for number in range(8)]
+"""
+
+
+def test_an_exception_of_a_script_that_closed_all_descriptors(either: Node) -> None:
+    """The cause is reported, and the script's files, which have the numbers of ours, stay as they are."""
+    outcome = either.run(either.script(CLOSES + "raise ValueError('loss is NaN')"))
+    assert outcome.failure.what == "raised ValueError: loss is NaN"
+    assert [file.read_bytes() for file in sorted(either.folder.glob("checkpoint-*"))] == [b""] * 8
+
+
+def test_a_result_of_a_function_that_closed_all_descriptors(node: Node) -> None:
+    """It arrives."""
+
+    def train() -> int:
+        exec(CLOSES)
+        return 42
+
+    payload = cloudpickle.dumps((train, (), {}))
+    outcome = node.run("train", kind="pickle", payload=payload, backend="none")
+    assert (outcome.exit_code, pickle.loads(outcome.values[0])) == (0, 42)
+    assert [file.read_bytes() for file in sorted(node.folder.glob("checkpoint-*"))] == [b""] * 8
+
+
+def test_an_exception_of_a_forked_child_is_not_the_workers(either: Node) -> None:
+    """A child that goes on in the script prints its traceback, as under plain Python."""
+    text = "import os\npid = os.fork()\nif pid == 0:\n    raise KeyError('of the child')\nos.waitpid(pid, 0)\n"
+    outcome = either.run(either.script(text + "raise ValueError('of the worker')"))
+    assert outcome.failure.what == "raised ValueError: of the worker"
+    assert "of the child" in outcome.stderr()
+    assert either.run(either.script(text)).exit_code == 0
+
+
 def test_a_log_folder_that_cannot_be_made(either: Node) -> None:
     """The report has its path, though the worker has no log file to write it to."""
     (either.folder / "file").touch()

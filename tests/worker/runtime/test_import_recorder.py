@@ -9,6 +9,7 @@ import pytest
 
 from raylaunch.node.protocol.wire import memory_file
 from raylaunch.worker.runtime.import_recorder import ImportRecord, ImportRecorder, read_records
+from raylaunch.worker.runtime.server_file import ServerFile
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def start_recorder(tmp_path, monkeypatch):
     file = memory_file("raylaunch-imports")
 
     def start(local_rank=0):
-        ImportRecorder(file, local_rank).install()
+        ImportRecorder(ServerFile.inherited(file, os.getpid()), local_rank).install()
         return lambda: list(read_records(os.pread(file, 1 << 20, 0)))
 
     before = set(sys.modules)
@@ -79,7 +80,7 @@ def test_another_file_under_the_same_descriptor_is_not_written(tmp_path, monkeyp
     (tmp_path / "any_one.py").write_text("")
     (tmp_path / "another_one.py").write_text("")
     file = memory_file("raylaunch-imports")
-    ImportRecorder(file, 0).install()
+    ImportRecorder(ServerFile.inherited(file, os.getpid()), 0).install()
     pid = os.fork()
     if pid == 0:
         importlib.import_module("any_one")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,3 +61,25 @@ def test_what_a_stranger_prepared_is_refused(tmp_path):
         refuse_strangers(str(link / "."), (), links_only=True)
     shared.chmod(0o755)
     refuse_strangers(str(link), ())
+
+
+REDIRECTS = """
+import os, sys
+from raylaunch.worker.runtime import process_setup
+process_setup.append_output("run/first/out", "run/first/err")
+os.dup2(os.open("mine", os.O_RDWR | os.O_CREAT), 1)
+process_setup.append_output("run/next/out", "run/next/err")
+os.write(1, b"output")
+os.write(2, b"error")
+os.close(2)
+process_setup.append_output("run/last/out", "run/last/err")
+assert os.open("checkpoint", os.O_RDWR | os.O_CREAT) == 2
+"""
+
+
+def test_a_stream_that_the_script_has_redirected_or_closed_stays_so(tmp_path):
+    """A worker that stays in another attempt gets other log files, only for streams that are still its own."""
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", REDIRECTS], cwd=tmp_path, env={"PYTHONPATH": str(root)}, check=True)
+    written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path: text for path, text in written.items() if text} == {"mine": "output", "run/next/err": "error"}

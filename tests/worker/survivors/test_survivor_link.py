@@ -77,3 +77,26 @@ def test_the_end_of_the_connection_is_an_error(ends):
     ends[0].close()
     with pytest.raises(EOFError):
         survivor_link.receive_rejoin(ends[1])
+
+
+def test_a_socket_whose_descriptor_the_script_has_closed(ends, tmp_path):
+    """What has its number now is neither written to, nor read from, nor closed."""
+    _, worker = ends
+    link = survivor_link.OwnSocket(worker)
+    assert link.get() is worker
+    number = worker.fileno()
+    os.close(number)
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if mine.fileno() != number:
+        os.dup2(mine.fileno(), number)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        link.get()
+    link.close()
+    worker.close()
+    assert os.fstat(number)
+    other.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        other.recv(1)
+    os.close(number)
+    mine.detach() if mine.fileno() == number else mine.close()
+    other.close()
