@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.private_cluster import Cluster, end_marked, free_ports
-from tools.bench import processes
+from tools.bench import event_log, processes
+from tools.bench.event_log import EventLog
 from tools.bench.processes import BenchError
 
 RAYLAUNCH = "raylaunch"
@@ -181,9 +182,9 @@ def _access(cluster: Cluster) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
 
 
-def events_of(started: Started) -> Path:
-    """What raylaunch's driver saw and did."""
-    return started.folder / "runs" / "bench" / "bench" / "events.jsonl"
+def log_of(started: Started) -> EventLog:
+    """What raylaunch's driver saw and did; nothing, if another has started it."""
+    return event_log.read(started.folder / "runs" / "bench" / "bench" / "events.jsonl")
 
 
 def ray_train(cluster: Cluster, scratch: Path, task: Task) -> contextlib.AbstractContextManager[Started]:

@@ -7,16 +7,15 @@ hang is counted from the end of `hang_timeout`, a cut from the end of `node_time
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from raylaunch.core.machine.events_and_actions import Event, NodeLost, WorkersExited, WorkersHung, WorkersStarted
+from raylaunch.core.machine.events_and_actions import NodeLost, WorkersExited, WorkersHung, WorkersStarted
 from tests.hosts.host import why_not
 from tests.hosts.hosts import Hosts
 from tests.private_cluster import Cluster
@@ -117,14 +116,14 @@ def _raylaunch(cluster: Cluster, scratch: Path, size: Size) -> tuple[Found, Foun
     )
     with launches.started(command, folder, extra=launches.access(cluster)) as launch:
         launch.wait(_SECONDS)
-    clock = _clock(launch)
     told: Found = {"exit": [], "kill": []}
     seen: Found = {"exit": [], "kill": []}
-    for event in _events(launch):
-        if isinstance(event, WorkersExited) and event.failures:
-            how, failed = _failures(folder)[event.attempt - 1]
-            told[how].append(clock + event.at - failed)
-            seen[how].append(clock + event.failures[0].at - failed)
+    log, failures = launch.log(), _failures(folder)
+    for at, event in log.events(WorkersExited):
+        if event.failures:
+            how, failed = failures[event.attempt - 1]
+            told[how].append(at - failed)
+            seen[how].append(log.clock + event.failures[0].at - failed)
     return told, seen
 
 
@@ -135,9 +134,8 @@ def _hangs(cluster: Cluster, scratch: Path, size: Size) -> Found:
     command = launches.raylaunch(cluster, folder, _SCRIPT, *args, workers=2, **settings)
     with launches.started(command, folder, extra=launches.access(cluster)) as launch:
         launch.wait(_SECONDS)
-    clock, failures = _clock(launch), _failures(folder)
-    hung = [event for event in _events(launch) if isinstance(event, WorkersHung)]
-    return {"hang": [clock + event.at - failures[event.attempt - 1][1] - HANG_TIMEOUT for event in hung]}
+    failures, hung = _failures(folder), launch.log().events(WorkersHung)
+    return {"hang": [at - failures[event.attempt - 1][1] - HANG_TIMEOUT for at, event in hung]}
 
 
 def _failures(folder: Path) -> dict[int, tuple[str, float]]:
@@ -147,16 +145,6 @@ def _failures(folder: Path) -> dict[int, tuple[str, float]]:
         how, at = path.read_text().split()
         found[int(path.name.removeprefix("event-"))] = (how, float(at))
     return found
-
-
-def _events(launch: Launch) -> Iterator[Event]:
-    return (entry.event for entry in launch.entries() if entry.event is not None)
-
-
-def _clock(launch: Launch) -> float:
-    """CLOCK_MONOTONIC when the driver's times began."""
-    with (launch.run / "events.jsonl").open() as file:
-        return float(json.loads(file.readline())["clock"])
 
 
 # Nodes.
@@ -185,18 +173,18 @@ def _cuts(scratch: Path, size: Size) -> list[float]:
             hosts.cut(other)
             cut = time.monotonic()
             _wait_for(launch, lambda: len(_losses(launch)) > len(found))
-            found.append(_clock(launch) + _losses(launch)[-1] - cut - NODE_TIMEOUT)
+            found.append(_losses(launch)[-1] - cut - NODE_TIMEOUT)
             hosts.heal(other)
     return found
 
 
 def _losses(launch: Launch) -> list[float]:
-    return [event.at for event in _events(launch) if isinstance(event, NodeLost)]
+    return [at for at, _ in launch.log().events(NodeLost)]
 
 
 def _is_of_both(launch: Launch) -> bool:
     """Whether the latest attempt has workers on both hosts."""
-    started = [event for event in _events(launch) if isinstance(event, WorkersStarted)]
+    started = [event for _, event in launch.log().events(WorkersStarted)]
     return len([event for event in started if event.attempt == started[-1].attempt]) > 1
 
 

@@ -15,7 +15,6 @@ checkpoints in tmpfs after each 20 steps.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from raylaunch.core.machine.events_and_actions import WorkersStarted
 from tests.private_cluster import Cluster
 from tools.bench import contenders, figures, processes
 from tools.bench.contenders import RAY_TRAIN, RAYLAUNCH, TORCHRUN, Started, Task
@@ -125,8 +125,7 @@ def _killed(started: Started, seconds: float, each: float) -> tuple[Goodput, int
 
 def _stayed(started: Started) -> int:
     """Return how many times a worker stayed when another one was killed."""
-    lines = map(json.loads, contenders.events_of(started).read_text().splitlines())
-    return sum((line.get("event") or {}).get("stayed", 0) for line in lines)
+    return sum(event.stayed for _, event in contenders.log_of(started).events(WorkersStarted))
 
 
 def _pids(folder: Path) -> Iterator[int]:

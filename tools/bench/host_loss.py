@@ -8,7 +8,6 @@ cost of the copies is that of the same steps after they are turned off by a limi
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
@@ -19,11 +18,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from raylaunch.core.machine.commits import RestoreCommit
+from raylaunch.core.machine.events_and_actions import NodeJoined, NodeLost, WorkersStarted
 from tests.hosts.host import why_not
 from tests.hosts.hosts import Hosts, inside
 from tests.private_cluster import Cluster
-from tools.bench import figures, launches, processes
+from tools.bench import event_log, figures, launches, processes
 from tools.bench.contenders import RAYLAUNCH, new_folder
+from tools.bench.event_log import EventLog
 from tools.bench.figures import Bench, Detail, Figure, Outcome
 
 _SCRIPT = Path(__file__).with_name("keeper.py")
@@ -68,20 +70,9 @@ class _Run:
             hosts.head, command, cwd=folder, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.out
         )
 
-    def lines(self) -> list[dict[str, Any]]:
-        found = next(iter(self.folder.glob("**/events.jsonl")), None)
-        text = found.read_text() if found is not None else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """The driver's, with `at` in CLOCK_MONOTONIC."""
-        lines = self.lines()
-        clock = lines[0]["clock"] if lines else 0.0
-        found = [line["event"] for line in lines[1:] if line["event"] and line["event"]["is"] == kind]
-        return [event | {"at": clock + event["at"]} for event in found]
-
-    def restores(self) -> list[dict[str, Any]]:
-        return [action for line in self.lines()[1:] for action in line["actions"] if action["is"] == "RestoreCommit"]
+    def log(self) -> EventLog:
+        """What the driver has seen and done."""
+        return event_log.read(next(iter(self.folder.glob("**/events.jsonl")), None))
 
     def notes(self) -> list[tuple[int, int, str, float, str]]:
         """Attempt, rank, step (or `restored`), time and host."""
@@ -129,7 +120,9 @@ def measure(_: Cluster, scratch: Path, size: Size) -> Outcome:
         while len(times) < size.losses:
             attempt = run.attempt()
             run.wait(
-                lambda: len(run.events("NodeJoined")) == 3 + len(times) and run.steps(run.attempt()) > size.warm_steps
+                lambda: (
+                    len(run.log().events(NodeJoined)) == 3 + len(times) and run.steps(run.attempt()) > size.warm_steps
+                )
             )
             attempt = run.attempt()
             names = {note[4] for note in run.notes() if note[0] == attempt}
@@ -139,7 +132,7 @@ def measure(_: Cluster, scratch: Path, size: Size) -> Outcome:
             hosts.kill(victim)
             run.wait(lambda: run.attempt() > attempt and run.at(run.attempt(), "step"))  # noqa: B023
             times.append(_times(run, run.attempt()))
-            lost.append(run.restores()[-1]["lost_steps"])
+            lost.append(run.log().actions(RestoreCommit)[-1].lost_steps)
             hosts.remove(victim)
             if len(times) < size.losses:
                 hosts.add()
@@ -180,15 +173,10 @@ def _step_seconds(run: _Run, attempt: int) -> float:
 
 
 def _times(run: _Run, attempt: int) -> dict[str, float]:
-    noticed = run.events("NodeLost")[-1]["at"]
-    launched = next(
-        line["event"]["at"] + run.lines()[0]["clock"]
-        for line in run.lines()[1:]
-        for action in line["actions"]
-        if action["is"] == "Launch" and action["attempt"] == attempt
-    )
-    started = max(event["at"] for event in run.events("WorkersStarted") if event["attempt"] == attempt)
-    found = {"launched": launched, "started": started}
+    log = run.log()
+    noticed = log.events(NodeLost)[-1][0]
+    started = max(at for at, event in log.events(WorkersStarted) if event.attempt == attempt)
+    found = {"launched": log.launched(attempt), "started": started}
     found |= {"restored": run.at(attempt, "restored"), "step": run.at(attempt, "step")}
     return {name: at - noticed for name, at in found.items()}
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raylaunch.core.record import journal
-from raylaunch.core.record.journal import JournalEntry
 from tests.hosts.host import parent
 from tests.private_cluster import Cluster, end_marked, marked
-from tools.bench import processes
+from tools.bench import event_log, processes
 from tools.bench.contenders import CLUSTER_CPUS
+from tools.bench.event_log import EventLog
 from tools.bench.processes import BenchError
 
 COMMAND = (sys.executable, "-m", "raylaunch")
@@ -46,10 +45,9 @@ class Launch:
         """raylaunch's run folder."""
         return self.folder / "runs" / "bench" / "bench"
 
-    def entries(self) -> list[JournalEntry]:
+    def log(self) -> EventLog:
         """What raylaunch's driver saw and did, so far."""
-        path = self.run / "events.jsonl"
-        return journal.read(path.read_text().splitlines())[1] if path.exists() else []
+        return event_log.read(self.run / "events.jsonl")
 
     def agents(self) -> list[int]:
         """Process ids of raylaunch's agents: Ray started them, and they the rest of what runs on their nodes."""

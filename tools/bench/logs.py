@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raylaunch.core.machine.events_and_actions import Launch as LaunchAction
-from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
+from raylaunch.core.machine.events_and_actions import WorkersStarted
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import chatter, cpu, figures, launches, processes
 from tools.bench.contenders import RAYLAUNCH, TORCHRUN, new_folder
@@ -263,15 +262,12 @@ def _nobody_reads(cluster: Cluster, scratch: Path, size: Size) -> str:
 
 
 def _restart(launch: Launch) -> float:
-    told = started = 0.0
-    for entry in launch.entries():
-        if isinstance(entry.event, WorkersExited) and any(isinstance(one, LaunchAction) for one in entry.actions):
-            told = entry.event.at
-        if isinstance(entry.event, WorkersStarted) and entry.event.attempt > 1:
-            started = entry.event.at
+    log = launch.log()
+    started = [(at, event.attempt) for at, event in log.events(WorkersStarted) if event.attempt > 1]
     if not started:
         raise launch.complaint("no restart")
-    return started - told
+    at, attempt = started[-1]
+    return at - log.launched(attempt)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ torchrun takes in a second agent, and loses it again by SIGTERM; rank 0 writes t
 
 from __future__ import annotations
 
-import json
 import secrets
 import signal
 import subprocess
@@ -18,8 +17,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from raylaunch.core.machine.events_and_actions import WorkersStarted
 from tests.private_cluster import Cluster, end_marked, free_ports
 from tools.bench import figures, launches, processes
 from tools.bench.contenders import ALL_ANEW, RAYLAUNCH, TORCHRUN, new_folder, tmpfs
@@ -157,21 +156,13 @@ def _resize(folder: Path, mark: str, extra: dict[str, str], nodes: int) -> None:
 
 def _times(run: launches.Launch, notes: _Notes, attempt: int, nodes: int, *, elastic: bool) -> Times:
     """Seconds from the last step before the change. `own`: what the script's set-up took."""
-    lines = [json.loads(line) for line in (run.run / "events.jsonl").read_text().splitlines()]
-    clock: float = lines[0]["clock"]
-    events = [line for line in lines[1:] if line["event"]]
-    launched = next(line["event"]["at"] for line in events if _launches(line, attempt + 1))
-    started = [line["event"] for line in events if line["event"]["is"] == "WorkersStarted"]
-    forked = max(event["at"] for event in started if event["attempt"] == attempt + 1) + clock
+    log = run.log()
+    forked = max(at for at, event in log.events(WorkersStarted) if event.attempt == attempt + 1)
     new = range(WORKERS if elastic else 0, nodes * WORKERS)
-    found = notes.times(attempt, attempt + 1) | {"launched": launched + clock, "started": forked}
+    found = notes.times(attempt, attempt + 1) | {"launched": log.launched(attempt + 1), "started": forked}
     found["set-up"] = notes.entered(attempt + 1, new) or forked
     stopped = found.pop("stopped")
     return {name: at - stopped for name, at in found.items()} | {"own": max(0.0, found["set-up"] - forked)}
-
-
-def _launches(line: dict[str, Any], attempt: int) -> bool:
-    return any(action["is"] == "Launch" and action["attempt"] == attempt for action in line["actions"])
 
 
 # torchrun.

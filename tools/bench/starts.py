@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 
 from raylaunch.core.machine.events_and_actions import NodeJoined, WorkersStarted
-from raylaunch.core.record import journal
 from tools.bench import contenders, figures
 from tools.bench.contenders import DDP_SCRIPT, Started, Task
 from tools.bench.figures import SCRIPT_STATIONS, Detail, Times
@@ -61,11 +59,10 @@ def times(started: Started) -> Times:
     found = started.times(0, since=started.began)
     if any(code != 0 for code in started.wait_for_end()):
         raise started.complaint("it did not end well")
-    log: Path = contenders.events_of(started)
-    if not log.exists():
+    log = contenders.log_of(started)
+    if not log.entries:
         return found
-    events = [entry.event for entry in journal.read(log.read_text().splitlines())[1]]
-    forked = max(event.at for event in events if isinstance(event, WorkersStarted))
-    joined = max(event.at for event in events if isinstance(event, NodeJoined))
+    forked = max(event.at for _, event in log.events(WorkersStarted))
+    joined = max(event.at for _, event in log.events(NodeJoined))
     asked = found["entered"] - forked
     return {"asked": asked, "up": asked + joined} | found

@@ -94,7 +94,7 @@ def _takeover(launch: Launch, settle: float) -> dict[str, float]:
     if not processes.wait_until(lambda: len(_replaced(launch)) > len(before), seconds=_SECONDS, every=0.01):
         raise launch.complaint("no other driver took over")
     event = _replaced(launch)[-1]
-    began = datetime.fromisoformat(json.loads((launch.run / "events.jsonl").open().readline())["began"]).timestamp()
+    began = datetime.fromisoformat(launch.log().began).timestamp()
     seconds = began + event.at - killed
     ends = {"agents": seconds, "prepare": seconds - event.agents_seconds}
     ends["state"] = ends["prepare"] - event.prepare_seconds
@@ -104,7 +104,7 @@ def _takeover(launch: Launch, settle: float) -> dict[str, float]:
 
 
 def _replaced(launch: Launch) -> list[DriverReplaced]:
-    return [entry.event for entry in launch.entries() if isinstance(entry.event, DriverReplaced)]
+    return [event for _, event in launch.log().events(DriverReplaced)]
 
 
 def _driver(launch: Launch) -> int:

@@ -5,15 +5,13 @@ All processes of a machine share CLOCK_MONOTONIC, so nothing is guessed. Of seve
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 
-from raylaunch.core.machine.events_and_actions import Launch, RestartTimings, WorkersExited, WorkersStarted
-from raylaunch.core.record import journal
-from raylaunch.core.record.journal import JournalEntry
+from raylaunch.core.machine.events_and_actions import Launch, WorkersExited, WorkersStarted
 from tools.bench import contenders
 from tools.bench.contenders import Started
+from tools.bench.event_log import EventLog
 from tools.bench.figures import Detail, Times
 
 STATIONS = {
@@ -34,34 +32,29 @@ _BAR = 40
 
 def of_driver(started: Started) -> dict[int, Times]:
     """By generation: seconds from its death to what driver and nodes noted of the attempt that came up after it."""
-    lines = contenders.events_of(started).read_text().splitlines()
-    clock = json.loads(lines[0])["clock"]
-    _, entries = journal.read(lines)
+    log = contenders.log_of(started)
     found: dict[int, Times] = {}
     for generation in range(started.task.deaths):
         death = started.death(generation)
         if death is not None and started.has_passed(generation + 1):
             passed = death + started.times(generation + 1, since=death)["passed"]
-            found[generation] = _between(entries, clock, death, passed)
+            found[generation] = _between(log, death, passed)
     return found
 
 
-def _between(entries: Sequence[JournalEntry], clock: float, death: float, passed: float) -> Times:
-    then = [entry for entry in entries if entry.event is not None and death <= clock + entry.event.at <= passed]
-    told = [clock + entry.event.at for entry in then if isinstance(entry.event, WorkersExited)]
+def _between(log: EventLog, death: float, passed: float) -> Times:
+    then = [entry for entry in log.entries if entry.event and death <= log.clock + entry.event.at <= passed]
+    told = [at for at, _ in log.events(WorkersExited) if death <= at <= passed]
     attempts = [action.attempt for entry in then for action in entry.actions if isinstance(action, Launch)]
-    timings = [one for attempt in attempts[-1:] for one in _timings(entries, attempt)]
+    timings = [
+        event.timings for _, event in log.events(WorkersStarted) if event.attempt in attempts[-1:] and event.timings
+    ]
     times = {"told": told[0]} if told else {}
     if timings:
         times["ordered"] = max(one.ordered for one in timings)
         times["killed"] = max(one.ended for one in timings)
         times["forked"] = max(one.forked for one in timings)
     return {name: at - death for name, at in times.items()}
-
-
-def _timings(entries: Sequence[JournalEntry], attempt: int) -> list[RestartTimings]:
-    started = [entry.event for entry in entries if isinstance(entry.event, WorkersStarted)]
-    return [event.timings for event in started if event.attempt == attempt and event.timings is not None]
 
 
 def breakdown(title: str, recoveries: Sequence[Times], stations: Mapping[str, str] = STATIONS) -> Detail:

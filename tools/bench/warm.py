@@ -8,7 +8,6 @@ count; the second and later ones find them.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raylaunch.core.machine.events_and_actions import NodeJoined, WorkersStarted
-from raylaunch.core.record import journal
 from tests.private_cluster import Cluster, end_marked
 from tools.bench import contenders, figures, processes, starts
 from tools.bench.contenders import CLUSTER_CPUS, RAYLAUNCH, TORCHRUN, Started, Task
@@ -125,13 +123,11 @@ def _front(words: list[str], mark: str, extra: dict[str, str], home: Path) -> Ti
 
 def _of_driver(started: Started) -> Times:
     """Its clock is ours: CLOCK_MONOTONIC."""
-    lines = contenders.events_of(started).read_text().splitlines()
-    clock = json.loads(lines[0])["clock"]
-    events = [entry.event for entry in journal.read(lines)[1]]
+    log = contenders.log_of(started)
     times = {
-        "planned": clock,
-        "up": clock + max(event.at for event in events if isinstance(event, NodeJoined)),
-        "forked": max(event.timings.forked for event in events if isinstance(event, WorkersStarted) and event.timings),
+        "planned": log.clock,
+        "up": max(at for at, _ in log.events(NodeJoined)),
+        "forked": max(event.timings.forked for _, event in log.events(WorkersStarted) if event.timings),
     }
     return {name: at - started.began for name, at in times.items()}
 
