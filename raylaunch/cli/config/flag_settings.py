@@ -98,8 +98,9 @@ def _add_script(line: CommandLine, environ: Mapping[str, str], found: LineSettin
         pass
     elif module and no_python:
         message = "`--no-python` and `-m` cannot be combined: a module needs Python"
+        hint, concerned = "remove one of them", (("entrypoint",),)
         found.findings.append(
-            Finding(message=message, span=module.span, related=no_python.span, hint="remove one of them")
+            Finding(message=message, span=module.span, related=no_python.span, hint=hint, paths=concerned)
         )
     elif no_python:
         kind = "command"

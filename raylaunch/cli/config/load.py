@@ -55,9 +55,9 @@ def load(line: CommandLine, environ: Mapping[str, str], say: Callable[[str], Non
         reader.forget(("entrypoint",))
     reader.add(settings.given)
     job = reader.job(settings.args)
-    if not reader.findings and line.job_file is not None:
-        job = _with_script_beside(job, line.job_file, reader.span(("entrypoint", "script")), say)
-    if not reader.findings:
+    if not reader.has_mistakes_in("entrypoint", "ray"):
+        if line.job_file is not None:
+            job = _with_script_beside(job, line.job_file, reader.span(("entrypoint", "script")), say)
         reader.findings += script_findings(job, reader.span(("entrypoint", "script")), environ)
         reader.findings += command_findings(job, reader.span(("entrypoint", "command")))
     if reader.findings:
@@ -290,7 +290,12 @@ class _JobReader:
             related = None if related is self.whole else related
             if schema.type_of(paths[0], self.types) is NodeRule:
                 span = self.given[paths[0]].key  # the key is what is wrong
-            yield Finding(message=message, span=span, related=related, hint=hint)
+            yield Finding(message=message, span=span, related=related, hint=hint, paths=tuple(paths))
+
+    def has_mistakes_in(self, *sections: str) -> bool:
+        """Whether a finding concerns a setting in one of these sections, or the whole job."""
+        paths = [path for finding in self.findings for path in finding.paths]
+        return any(not path or path[0] in sections for path in paths)
 
     def span(self, path: schema.Path) -> SourceSpan:
         """Return the span of a value, or of the section that would contain it if it is not given."""

@@ -15,7 +15,7 @@ from omegaconf import errors
 from raylaunch.cli.args.suggestions import separated, split
 from raylaunch.cli.config.schema import NODE_RULE, SETTINGS, Path, near_miss, type_of
 from raylaunch.core.job.job import Entrypoint, NodeRule
-from raylaunch.core.job.secrets import cut, is_secret
+from raylaunch.core.job.secrets import cut, is_secret, shown_arguments
 
 Advice = tuple[str, str]
 """A message and a hint (or "")."""
@@ -82,6 +82,9 @@ def _as_meant(hint: Any, node: yaml.Node) -> str:
         if len(words) > 1:
             return separated(words, in_file=True) + " in the section `entrypoint`"
         return f"write `entrypoint: {{{key}: {words[0]}}}`"
+    if get_origin(hint) is list and node.tag.endswith(":str"):
+        items = words if len(words) > 1 or node.value.startswith("-") else node.value.split(",")
+        return f"write `[{', '.join(map(str, shown_arguments([item.strip() for item in items])))}]`"
     is_time = hint is float or float in get_args(hint)
     if is_time and (match := _DURATION.fullmatch(node.value.strip().lower())):
         return f"times are in seconds: write `{float(match[1]) * _UNITS[match[2][0]]:g}`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -94,7 +95,12 @@ class Console:
             self.say(f"on the Ray cluster at {plan.cluster}")
         self.say(f"requesting {plan.asked}; {f'logs in {run_dir}' if run_dir else 'no logs are kept'}")
         if not plan.feasible:
-            self.say(f"waiting up to {job.placement_timeout:g} s for free resources", colour="yellow")
+            limit = f"up to {job.placement_timeout:g} s " if math.isfinite(job.placement_timeout) else ""
+            what = "for free resources"
+            if not plan.possible:
+                self.say("the nodes of the cluster have no room for this, even if nothing else ran", colour="yellow")
+                what = "for other nodes to join"
+            self.say(f"waiting {limit}{what}", colour="yellow")
             for line in plan.shortage.splitlines()[1:]:
                 self.say(f"  {line}", colour="yellow")
 

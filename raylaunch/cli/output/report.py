@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from raylaunch.core.failures import error_file
 from raylaunch.core.failures.failure import Failure, alike, consequences
 from raylaunch.core.failures.stacks import StackGroup
+from raylaunch.core.machine.restart_policy import NO_RESTARTS
 from raylaunch.core.placement.plan import NOT_NEEDED, Plan
 from raylaunch.core.record.attempt import Attempt
 from raylaunch.core.record.result import RunResult
@@ -85,7 +86,8 @@ def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
         yield ""
         yield "  then, as a consequence:"
         for what, ranks in groups:
-            yield f"    {count(len(ranks), 'rank')}: {what}  ({spans(ranks)})"
+            who = f"{count(len(ranks), 'rank')} ({spans(ranks)})" if len(ranks) > 1 else f"rank {ranks[0]}"
+            yield f"    {who}: {what}"
     if result.restarts:
         yield ""
         yield from _timeline(result)
@@ -95,6 +97,8 @@ def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
             yield f"  logs of rank {cause.rank}: {PurePath(cause.stderr).parent} on {cause.node}"
         yield f"  run folder: {result.run_dir}"
     reason = result.why.partition(f"{cause.what}; ")[2]
+    if reason == NO_RESTARTS:
+        reason = "`--max-restarts 3` allows three restarts"
     hints = [*([f"not restarted: {reason}"] if reason else []), *result.hints]
     if hints:
         yield ""

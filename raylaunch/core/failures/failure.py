@@ -235,11 +235,14 @@ def _is_like(failure: Failure, cause: Failure) -> bool:
 
 
 def _followed(failure: Failure) -> str:
-    """Return what happened to a rank after the root cause."""
+    """Return what happened to a rank after the root cause; of a lost peer, what torch says of it is left out."""
+    happened = failure.what if failure.exception is None or not failure.stopped else _raised(failure.exception)
+    if failure.exception is not None and failure.is_collateral:
+        happened = f"lost the connection to another rank ({failure.exception.type})"
     if not failure.stopped:
-        return failure.what
+        return happened
     if failure.exception is not None:
-        return f"{_raised(failure.exception)}, and was stopped by raylaunch"
+        return f"{happened}, and was stopped by raylaunch"
     return f"stopped by raylaunch ({failure.signal or f'exit code {failure.exit_code}'})"
 
 

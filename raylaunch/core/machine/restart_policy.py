@@ -22,6 +22,9 @@ NEEDED_EXCLUSION = 15.0
 
 QUICK_END = 10.0
 """An attempt that fails within so many seconds, without a step, is part of a crash loop."""
+NO_RESTARTS = "no restarts were allowed"
+"""Why a run ends with the first failure, if `max_restarts` is 0."""
+
 _FREE_CRASHES = 2
 _LONGEST_DELAY = 60.0
 
@@ -106,7 +109,7 @@ class RestartBudget:
 
     def _all_spent(self, cause: Failure, nodes: Collection[NodeId]) -> str:
         if self._all == 0:
-            return "no restarts were allowed"
+            return NO_RESTARTS
         if self._all == 1:
             return "the only restart is used"
         any_collateral = self._any_collateral or cause.is_collateral or any(one.is_collateral for one in self._charges)

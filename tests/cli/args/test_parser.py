@@ -415,6 +415,7 @@ WRONG = {
     "key_value": "--placement pakc --report maybe --node-timeout 5s --multiple-of 0 x.py",
     "key_env": "--env API_KEY --env =1 x.py",
     "key_near_miss": "--durabel /x x.py",
+    "script_missing_and_more": "--nnodes 2:1 --max-restarts many xx.py",
     "several": "--nnodes 2:1 --tee 4 --max-restarts -1 x.py --lr 1",
     "with_job_file": "job.yaml --nnodes 2:1 max_restarts=two",
     "module_with_job_file": "job.yaml -m --run-path",

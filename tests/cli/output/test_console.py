@@ -42,10 +42,34 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStarted,
 )
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.newtypes import HostId
+from raylaunch.core.placement.packing import NodeFacts
+from raylaunch.core.placement.plan import make_plan
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.node.logs.tail import LogOutput
 
 ROOT = Path(__file__).parents[3]
+TOO_SMALL = "the nodes of the cluster have no room for this, even if nothing else ran"
+FACTS = NodeFacts(node_id=HostId("ab"), address="10.0.0.7", cpus=4.0, gpus=0.0, free_cpus=0.0, free_gpus=0.0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings", "said"),
+    [
+        (4, {}, ["waiting up to 300 s for free resources"]),
+        (4, {"placement_timeout": float("inf")}, ["waiting for free resources"]),
+        (16, {"placement_timeout": 60.0}, [TOO_SMALL, "waiting up to 60 s for other nodes to join"]),
+    ],
+)
+def test_what_a_run_waits_for_at_its_start(capfd, workers, settings, said):
+    """Free resources, where the nodes are large enough; else only another node helps."""
+    job = Job(entrypoint=Entrypoint(script="train.py"), nproc_per_node=workers, **settings)
+    shown = Console()
+    shown.on_plan(job, make_plan(job, [FACTS], local=False), "")
+    shown.close()
+    lines = [line.removeprefix("raylaunch: ") for line in capfd.readouterr().err.splitlines()]
+    assert lines[2 : 2 + len(said)] == said
+    assert lines[2 + len(said)] == "  room for: 0 of 1 nodes"
 
 
 class Screen(io.RawIOBase):

@@ -256,7 +256,7 @@ def test_consequences_are_grouped():
     stopped = failure("b", rank=6, exit_code=-15, stopped=True)
     alone = failure("b", rank=1, exit_code=3)
     assert consequences([stopped, *collateral, cause, alone], cause) == [
-        ("raised RuntimeError: closed by peer :5", (4, 5)),
+        ("lost the connection to another rank (RuntimeError)", (4, 5)),
         ("exited with code 3", (1,)),
         ("stopped by raylaunch (SIGTERM)", (6,)),
     ]
