@@ -1,7 +1,7 @@
 """`make smoke`: run each tool with the smallest sizes, to see that it runs and prints its table.
 
 Several run at a time, so that nothing measured here means anything. A tool that takes too long, or ends with an error, is
-shown with the end of what it printed. Exit code 1 where any did.
+shown with the beginning and the end of what it printed. Exit code 1 where any did.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def main() -> int:
             rows.append((found.command.name, said, f"{found.seconds:.0f}"))
             print(f"{found.command.name}: {said}, {found.seconds:.0f} s", flush=True)
             if found.code != 0:
-                print("\n".join(found.output.splitlines()[-_MOST_LINES:]), flush=True)
+                lines = found.output.splitlines()
+                cut = ["..."] if len(lines) > 2 * _MOST_LINES else []
+                print("\n".join([*lines[:-_MOST_LINES][:_MOST_LINES], *cut, *lines[-_MOST_LINES:]]), flush=True)
     print("\n".join(("", *aligned([("tool", "outcome", "s"), *rows]))))
     failed = sum(row[1] != "ok" for row in rows)
     print(f"\n{len(rows) - failed} of {len(rows)} tools run, in {time.monotonic() - began:.0f} s")

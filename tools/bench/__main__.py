@@ -94,7 +94,9 @@ def _run(names: Sequence[str], *, smoke: bool) -> int:
         if not smoke:
             _RECORD.write_text(json.dumps(_record(outcomes), indent=2) + "\n")
             print(f"\nall samples are in {_RECORD}")
-    return 1 if len(outcomes) < len(names) else 0
+    if failed := [name for name in names if name not in outcomes]:
+        print(f"\ncould not run: {', '.join(failed)}; see above", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _stopped(_number: int, _frame: object) -> NoReturn:
