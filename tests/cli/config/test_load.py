@@ -84,7 +84,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "type_scalar_for_list": (RUN + "preload: torch\n",),
     "type_section_for_list": ("entrypoint:\n  script: train.py\n  args: {steps: 50}\n",),
     "type_text_for_list": (
-        "entrypoint:\n  script: train.py\n  args: --epochs 2 --api-key hunter2\nsignals_to_forward: SIGUSR1,SIGUSR2\n",
+        "entrypoint:\n  script: train.py\n  args: --epochs 2\nsignals_to_forward: SIGUSR1,SIGUSR2\n",
     ),
     "type_in_list": ("entrypoint:\n  script: train.py\n  args:\n    - --steps: 50\n    -\n    - ok\n",),
     "type_null": (RUN + "max_restarts:\nlog_dir: ~\nenv:\n  A:\n",),
