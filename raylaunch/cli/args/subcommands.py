@@ -208,7 +208,7 @@ BY_NAME = {command.name: command for command in TABLE}
 
 _RUN = """\
 RUN is an id, the beginning of one, a name (of which the newest run is taken), NAME/ID, or a run folder. Without RUN it
-is the newest run. `raylaunch ps -a` lists runs.
+is the newest run below this folder, else the newest one. `raylaunch ps -a` lists runs.
 """
 _OTHERS = {
     "JOB": """\

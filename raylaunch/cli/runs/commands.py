@@ -137,19 +137,19 @@ def _report(arguments: Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _stop(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.stop(known_runs.find(arguments.run, environ), arguments, environ)
+    return run_requests.stop(known_runs.find_to_change(arguments.run, environ), arguments, environ)
 
 
 def _restart(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.restart(known_runs.find(arguments.run, environ), arguments)
+    return run_requests.restart(known_runs.find_to_change(arguments.run, environ), arguments)
 
 
 def _resize(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.resize(known_runs.find(arguments.run, environ), arguments)
+    return run_requests.resize(known_runs.find_to_change(arguments.run, environ), arguments)
 
 
 def _drain(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.drain(known_runs.find(arguments.run, environ), arguments)
+    return run_requests.drain(known_runs.find_to_change(arguments.run, environ), arguments)
 
 
 def _stacks(arguments: Namespace, environ: Mapping[str, str]) -> int:

@@ -108,21 +108,59 @@ def forget_lost(runs: Sequence[KnownRun]) -> list[KnownRun]:
     return [run for run in runs if run.reader.is_gone and not run.is_registered]
 
 
-def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
-    """Return the run that a person means: an id, its beginning, a name or a folder; None: the newest run.
+def find_to_change(text: str | None, environ: Mapping[str, str]) -> KnownRun:
+    """Return the run that a person means to stop or to change. None: the one that goes on, if possible in this folder.
 
-    A run of another user in the cluster is not meant without its name or id, and one of this user is meant before it.
+    Raises ConfigError, also if several may be meant.
+    """
+    if text is None:
+        every = [run for run in _own_runs(environ) if _goes_on(run)]
+        every = every or [run for run in all_runs(environ) if _is_mine(run) and _goes_on(run)]
+        going_on = _of_this_folder(every) or every
+        if len(going_on) == 1:
+            return going_on[0]
+        if going_on:
+            msg = f"{len(going_on)} runs go on: which one is meant?"
+            raise ConfigError(msg, hint=f"write {_names(going_on)}; `raylaunch ps` shows them")
+    return find(text, environ)
+
+
+def _goes_on(run: KnownRun) -> bool:
+    """Whether it has not ended, as far as is known."""
+    return run.exit_code is None and (run.is_alive is not False or run.is_detached)
+
+
+def _is_mine(run: KnownRun) -> bool:
+    return run.is_registered or run.user == procfs.user_name()
+
+
+def _of_this_folder(runs: Sequence[KnownRun]) -> list[KnownRun]:
+    """Return those that keep their files below the working folder."""
+    try:
+        here = Path.cwd()
+    except OSError:  # it was removed
+        return []
+    return [run for run in runs if run.folder and Path(run.folder).is_relative_to(here)]
+
+
+def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
+    """Return the run that a person means: an id, its beginning, a name or a folder.
+
+    None: the newest run that keeps its files below the working folder, else the newest run. A run of another user in
+    the cluster is not meant without its name or id, and one of this user is meant before it.
 
     Raises ConfigError, which names those that may be meant.
     """
     if text and (found := _of_folder(text, environ)):
         return found
     own = _own_runs(environ)
+    if text is None and (here := _of_this_folder(own)):
+        return here[0]
     if text is None and own and own[0].exit_code is None and (own[0].is_alive or own[0].is_detached):
         return own[0]
     known = [run for run in own if text in (run.id, f"{run.name}/{run.id}")]
     known = known or all_runs(environ)
-    mine = [run for run in known if run.is_registered or run.user == procfs.user_name()]
+    mine = [run for run in known if _is_mine(run)]
     if not known:
         msg = "there is no run yet" if text is None else f"there is no run `{text}`, nor any other run of this user"
         raise ConfigError(msg, hint="a run of another user, or one that was copied, is named by its folder")

@@ -144,7 +144,10 @@ def _is_to_save(live: LiveReader, request: StopRun) -> bool:
 
 def _is_confirmed(shown: RunSummary) -> bool:
     size = f" ({count(shown.workers, 'worker')} on {count(shown.nodes, 'node')})" if shown.workers else ""
-    print(printable(f"stop {shown.name} {shown.id}{size}? [y/N] "), end="", file=sys.stderr, flush=True)
+    whose = f" of {shown.user}" if shown.user not in ("", user_name()) else ""
+    where = f", {shown.folder}" if shown.folder else ""
+    question = f"stop {shown.name} {shown.id}{whose}{size}{where}? [y/N] "
+    print(printable(question), end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

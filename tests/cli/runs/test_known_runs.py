@@ -59,6 +59,23 @@ def test_a_run_that_is_not_found(three, text, said, hint):
     assert caught.value.exit_code == ExitCode.USAGE
 
 
+def test_runs_of_the_working_folder_are_meant_first(registry, tmp_path, monkeypatch):
+    """Without a word it is the newest of them; who changes a run means one that goes on, and only one."""
+    for project, run_id, how in (("a", "1", {}), ("a", "2", {"ended": "x", "exit_code": 0}), ("b", "3", {})):
+        registry.add(make_folder(tmp_path / project / "runs" / "train" / run_id, "budget-spent"), **how)
+    for folder, newest, going_on in ((".", "3", None), ("a", "2", "1"), ("b", "3", "3")):
+        monkeypatch.chdir(tmp_path / folder)
+        assert known_runs.find(None, registry.environ).id == newest
+        if going_on is not None:
+            assert known_runs.find_to_change(None, registry.environ).id == going_on
+    monkeypatch.chdir(tmp_path / "a" / "runs" / "train" / "2")
+    assert known_runs.find(None, registry.environ).id == "2"
+    with pytest.raises(ConfigError, match="2 runs go on: which one is meant") as caught:
+        known_runs.find_to_change(None, registry.environ)
+    assert "write `train/3`, `train/1`" in caught.value.hint
+    assert known_runs.find_to_change("1", registry.environ).id == "1"
+
+
 def test_no_run_yet(registry):
     """It is said how another one is named."""
     with pytest.raises(ConfigError, match="there is no run yet"):

@@ -113,7 +113,8 @@ def test_a_person_is_asked(registry, tmp_path, capfd, monkeypatch, sleeper):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
     assert main.main(["stop"]) == ExitCode.INTERRUPTED
-    assert capfd.readouterr().err == "stop a b (4 workers on 2 nodes)? [y/N] raylaunch: nothing was stopped\n"
+    asked = f"stop a b (4 workers on 2 nodes), {tmp_path}/a/b? [y/N]"
+    assert capfd.readouterr().err == f"{asked} raylaunch: nothing was stopped\n"
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
