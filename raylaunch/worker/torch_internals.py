@@ -173,6 +173,26 @@ def version(tensor: Any) -> int:
         return 0
 
 
+def watch_group_ends(module: types.ModuleType, before: Callable[[], None]) -> None:
+    """Call `before()` when the default process group is destroyed or aborted, before anything of it is freed.
+
+    `module`: `torch.distributed.distributed_c10d`, where `destroy_process_group` calls `_update_default_pg(None)` in
+    all torches since 2.6. It is not replaced itself, since other modules may have imported it by now. Without
+    `_update_default_pg` nothing is called.
+    """
+    original = getattr(module, "_update_default_pg", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def update_default_pg(pg: Any) -> Any:
+        if pg is None:
+            before()
+        return original(pg)
+
+    vars(module)["_update_default_pg"] = update_default_pg
+
+
 def collectives_called() -> int:
     """Return how many collectives this process has called in the default group; 0 where torch does not say.
 
@@ -187,10 +207,10 @@ def collectives_called() -> int:
         return 0
 
 
-Made = Callable[..., contextlib.AbstractContextManager[Any]]
+_Made = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
-def watch_groups(module: types.ModuleType, made: Made) -> bool:
+def watch_groups(module: types.ModuleType, made: _Made) -> bool:
     """Have process groups be made in the context `made(options, is_default=...)`. Return False where that cannot be.
 
     `module`: `torch.distributed.distributed_c10d`, where all torches since 2.6 make every group of new processes in
@@ -214,7 +234,7 @@ def watch_groups(module: types.ModuleType, made: Made) -> bool:
     return True
 
 
-def watch_models(module: types.ModuleType, made: Made) -> bool:
+def watch_models(module: types.ModuleType, made: _Made) -> bool:
     """Have models in DistributedDataParallel be made in the context `made(model)`. Return False where that cannot be.
 
     `module`: `torch.nn.parallel.distributed`. If the context gives True, the constructor communicates nothing: its

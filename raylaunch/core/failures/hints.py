@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.failure import NO_FIRST_STEP, Failure
 from raylaunch.core.failures.stack_notes import (
+    AFTER_END,
     CHILD_STOPPED,
     FILE_CLOSED,
     IN_THE_KERNEL,
@@ -119,6 +120,8 @@ _NOTE_HINTS = {
     RUNNING_ON: "it ran on in code that takes no signals, or is no Python: `py-spy dump --native` on {host} shows it",
     FILE_CLOSED: "the script has closed descriptors that it had not opened, as `os.closerange(3, ...)` does: "
     "`py-spy dump` on {host} shows what it does",
+    AFTER_END: "its script is done, and something that is freed then waits for a thread: `py-spy dump --native` on "
+    "{host} shows what",
     NO_ANSWER: "no stack came from it: where it is no Python program, only its own logs can tell",
 }
 _LOADER = (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from raylaunch.core.failures.stack_notes import (
+    AFTER_END,
     CHILD_STOPPED,
     FILE_CLOSED,
     IN_THE_KERNEL,
@@ -20,6 +21,8 @@ _SILENT_STATES = {"D": IN_THE_KERNEL, "R": RUNNING_ON}
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+\b.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_NO_FRAME = "<no Python frame>"
+"""What faulthandler writes of a thread that runs no code of Python; the main thread is the last one."""
 _MOST_LINE = 2_000
 """Characters; faulthandler writes at most 500 of a name. A longer line is none of its own."""
 _MODULES = "Extension modules: "
@@ -166,6 +169,8 @@ def _note(stack: Stack | None, *, answered: bool) -> str:
         return STOPPED
     if answered:
         return CHILD_STOPPED if stack.child_stopped else ""
+    if stack.text.rstrip().endswith(_NO_FRAME):
+        return AFTER_END
     return stack.why_empty if stack.file_closed else _SILENT_STATES.get(stack.state, NO_ANSWER)
 
 

@@ -64,6 +64,8 @@ class SuspectedHang:
     """The silence is longer than the number of seconds that the user gave. Otherwise see what the workers do first."""
     is_young: bool = False
     """No worker has warmed up."""
+    others_ended: bool = False
+    """Some workers of the attempt have ended."""
     quiet: float = 0.0
     """Seconds since any worker made a mark."""
     limit: float = 0.0
@@ -115,6 +117,7 @@ class HangDetector:
             ),
             is_sure=not self._limits.auto,
             is_young=not warm,
+            others_ended=len(alive) < len(world.workers),
             quiet=min(map(world.silence, warm or alive)),
             limit=max(map(self._limits.limit, warm or alive)),
         )

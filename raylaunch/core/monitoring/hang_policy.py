@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from raylaunch.core.failures.stack_notes import AFTER_END
 from raylaunch.core.failures.stacks import Stack, StackGroup, grouped, main_thread
 from raylaunch.core.monitoring.hang_detector import SuspectedHang
 from raylaunch.core.newtypes import StrEnum
@@ -41,6 +42,7 @@ class Activity(StrEnum):
     WAITS = "waits for others"
     STANDS = "waits for data, a disk or others, and nothing comes"
     RESTS = "does nothing"
+    ENDS = "has done its script, and does not end"
     SPINS = "takes CPU, at one place"
     WORKS = "works"
 
@@ -83,6 +85,8 @@ def _activity(rank: int, views: Sequence[tuple[float, Stack]]) -> Activity:
         return Activity.WORKS
     if spent.cpu > BUSY_CPU * seconds:  # a long call; or a wait for a GPU, which may wait for others
         return Activity.SPINS
+    if group.note == AFTER_END:
+        return Activity.ENDS
     if group.in_backward:
         return Activity.WAITS
     return Activity.STANDS if group.waits or group.loads_data else Activity.RESTS
@@ -110,12 +114,13 @@ def _limits(hang: SuspectedHang, kinds: AbstractSet[Activity]) -> float:
         return 1.0
     if hang.others_progress:
         return math.inf
-    if kinds == {Activity.WAITS}:
+    if kinds <= {Activity.WAITS, Activity.ENDS}:
         return 1.0
     if hang.is_young or kinds == {Activity.WORKS}:
         return math.inf
-    # If all ranks do nothing, they may wait for new work.
-    return _STILL if not kinds & _AT_WORK and kinds != {Activity.RESTS} else _LONG
+    # If all ranks of the world do nothing, they may wait for new work.
+    is_idle = kinds == {Activity.RESTS} and not hang.others_ended
+    return _STILL if not kinds & _AT_WORK and not is_idle else _LONG
 
 
 def describe(hang: SuspectedHang, doing: Mapping[int, Activity], groups: Sequence[StackGroup], most: float) -> str:

@@ -32,6 +32,7 @@ from raylaunch.worker.heartbeats.import_hook import when_imported
 from raylaunch.worker.runtime import (
     entry,
     files_wait,
+    gloo_threads,
     import_recorder,
     numa,
     output_order,
@@ -51,6 +52,7 @@ from raylaunch.worker.runtime.spec import Report, WorkerSpec
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of `raylaunch.worker`."""
+_C10D = "torch.distributed.distributed_c10d"
 _C_LONG = 1 << 63
 """The first number that is too large for a `long` of C."""
 _OWN_FRAMES = (_OWN_FOLDER, cpython_internals.RUNPY_FILE, "<frozen importlib")
@@ -148,12 +150,12 @@ def run(spec: WorkerSpec, files: WorkerFiles) -> int:
         import_recorder.ImportRecorder(files.imports, spec.local_rank).install()
     try:
         value = entry.run(spec)
-        slot_owner.wait_instead_of_exiting()
+        _before_exit()
         if spec.kind == "pickle":
             _write_report(report_file, Report(), value)
     except SystemExit as stop:
         if _is_success(stop.code):
-            slot_owner.wait_instead_of_exiting()
+            _before_exit()
         raise
     except KeyboardInterrupt as error:
         _print_traceback(without_own_frames(error))
@@ -169,13 +171,19 @@ def run(spec: WorkerSpec, files: WorkerFiles) -> int:
 
 
 def _prepare_torch(spec: WorkerSpec) -> None:
-    """Have torch use the store and the timeout of this attempt, as soon as it is imported."""
+    """Have torch use the store and the timeout of this attempt, and end groups safely, as soon as it is imported."""
     tcpstore_patch.remember(spec.env)
+    when_imported(_C10D, lambda module: torch_internals.watch_group_ends(module, gloo_threads.let_finish))
     if spec.timeout:
         timeout = timedelta(seconds=spec.timeout)
-        when_imported(
-            "torch.distributed.distributed_c10d", lambda module: torch_internals.set_default_timeout(module, timeout)
-        )
+        when_imported(_C10D, lambda module: torch_internals.set_default_timeout(module, timeout))
+
+
+def _before_exit() -> None:
+    """Do what a script that has succeeded may have left out: wait for its stop after a checkpoint, end gloo's work."""
+    slot_owner.wait_instead_of_exiting()
+    if torch_internals.is_group_made():
+        gloo_threads.let_finish()
 
 
 def _reseed() -> None:

@@ -15,8 +15,6 @@ import os
 import pickle
 import pkgutil
 import sys
-import threading
-import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from string import Template
@@ -200,38 +198,11 @@ def _environment_default(name: str, value: str) -> Iterator[None]:
 
 
 def _destroy_process_group() -> None:
-    """Call `destroy_process_group`, unless the function did.
-
-    A thread of gloo's may still have to free a tensor of the last operation, for which it needs the GIL. It would not
-    get it any more: torch 2.6 joins the thread with the GIL held (`~ProcessGroupGloo`,
-    torch/csrc/distributed/c10d/ProcessGroupGloo.cpp). So threads that want to run are let run before.
-    """
+    """Call `destroy_process_group`, unless the function did."""
     import torch.distributed as dist  # noqa: PLC0415
 
     if dist.is_initialized():
-        deadline = time.monotonic() + MOST_SECONDS_FOR_THREADS
-        time.sleep(_SHORT)
-        while _other_thread_is_running() and time.monotonic() < deadline:
-            time.sleep(_SHORT)
         dist.destroy_process_group()
-
-
-MOST_SECONDS_FOR_THREADS = 0.5
-"""The user's own threads may run for ever."""
-_SHORT = 0.001
-"""Seconds. While this thread sleeps, others get the GIL."""
-
-
-def _other_thread_is_running() -> bool:
-    """Return whether a thread of this process besides the calling one runs or waits for a CPU (proc(5), `stat`)."""
-    own = str(threading.get_native_id())
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # it has ended
-            with open(f"/proc/self/task/{thread}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split()[0]
-            if state == b"R" and thread != own:
-                return True
-    return False
 
 
 def dump(value: object, file: BinaryIO) -> None:

@@ -132,7 +132,7 @@ def seconds_until_hang(*kinds: Activity, times_here: int = 0, **facts) -> float:
     return math.inf
 
 
-STOPPED, WAITS, STANDS, RESTS, SPINS, WORKS = Activity
+STOPPED, WAITS, STANDS, RESTS, ENDS, SPINS, WORKS = Activity
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,25 @@ def test_young_attempt_hangs_only_if_nobody_can_end_it():
     assert (
         seconds_until_hang(RESTS, WAITS, is_young=True) == seconds_until_hang(WORKS, WAITS, is_young=True) == math.inf
     )
+
+
+def test_a_worker_that_does_not_get_past_its_end_hangs():
+    """Its script is done. It need not have made a step."""
+    text = "Current thread 0x7f (most recent call first):\n  <no Python frame>\n"
+    samples = [StackSample(at=float(at), stacks=(Stack(rank=0, state="S", text=text),)) for at in range(10)]
+    assert activities(samples, (0,)) == {0: ENDS}
+    (group,) = grouped(samples[0].stacks, (0,))
+    assert str(group) == "1 rank, at the end of its script, which it does not get past: 0"
+    assert seconds_until_hang(ENDS, is_young=True) == seconds_until_hang(ENDS, WAITS) == AUTO_FLOOR
+    assert seconds_until_hang(ENDS, RESTS) == 2 * AUTO_FLOOR
+
+
+def test_a_worker_that_rests_after_others_have_ended_hangs_soon():
+    """It may be freeing what it has used. One that works may write the last checkpoint, and one without steps serve."""
+    assert seconds_until_hang(RESTS, others_ended=True) == 2 * AUTO_FLOOR
+    assert seconds_until_hang(RESTS) == seconds_until_hang(SPINS, others_ended=True) == 24 * AUTO_FLOOR
+    assert seconds_until_hang(WORKS, others_ended=True) == math.inf
+    assert seconds_until_hang(RESTS, others_ended=True, is_young=True) == math.inf
 
 
 def test_only_stopped_workers_hang_while_others_make_steps():

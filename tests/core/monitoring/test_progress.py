@@ -288,6 +288,19 @@ def test_worker_that_ended_does_not_hang():
         assert progress.hangs.check(float(second)) is None
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_hang_after_other_workers_have_ended(has_ended):
+    """It is told apart: those that are left cannot wait for new work."""
+    progress = tracker()
+    receive(progress, 1.0, worker(0, 9), worker(1, 9))
+    for second in range(2, 60):
+        both = (worker(0, 9, second - 1.0), worker(1, 9, second - 1.0))
+        receive(progress, float(second), *both[: 1 if has_ended else 2])
+    hang = progress.hangs.check(59.0)
+    assert hang is not None
+    assert hang.others_ended is has_ended
+
+
 def test_no_hang_without_fresh_heartbeats():
     """A node that sends no heartbeats is handled elsewhere."""
     progress = tracker()

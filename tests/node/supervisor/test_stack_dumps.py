@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.core.failures.stacks import Stack
+from raylaunch.core.failures.stack_notes import AFTER_END
+from raylaunch.core.failures.stacks import Stack, grouped
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
 from raylaunch.core.monitoring import hang_policy
 from raylaunch.node.linux import procfs
@@ -92,6 +93,24 @@ def test_no_stack_is_written_to_a_file_of_the_script(either: Node, pipe: Message
     (stack,) = request_stacks(either).values()
     assert (stack.text, stack.file_closed) == ("", True)
     assert [file.read_bytes() for file in sorted(either.folder.glob("checkpoint-*"))] == [b""] * 8
+
+
+ENDS = """
+    import ctypes
+    api = ctypes.pythonapi
+    api.PyCapsule_New.restype = ctypes.py_object
+    api.PyCapsule_New.argtypes = (ctypes.c_void_p,) * 3
+    waits_when_freed = api.PyCapsule_New(1, None, ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
+    import os
+    say(os.getpid())
+"""
+
+
+@pytest.mark.usefixtures("no_time_limit")
+def test_a_worker_that_does_not_get_past_the_end_of_its_script(either: Node, pipe: MessagePipe) -> None:
+    """The interpreter frees what the script has left, with its lock held, and no code of Python runs any more."""
+    start_workers(either, pipe, ENDS)
+    until(lambda: grouped(request_stacks(either).values(), (0,))[0].note == AFTER_END, "it is not seen at its end")
 
 
 @pytest.mark.usefixtures("no_time_limit")

@@ -5,24 +5,20 @@ The table DIFFERENCES has every difference with its reason.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from raylaunch.worker.runtime import boot, entry
-from raylaunch.worker.runtime.spec import WorkerSpec
+from raylaunch.worker.runtime import boot
 from tests.node.harness import MARK, MessagePipe, Node, basic_env, run_python, running
 
 pytestmark = pytest.mark.timeout(300)
@@ -440,40 +436,3 @@ def test_python_is_the_same(mark: str, tmp_path: Path, monkeypatch: pytest.Monke
     with running(method, env=env, preload=(), cwd=str(tmp_path), run_dir=str(tmp_path / "run")) as node:
         found = node.run("train.py").stdout()
     assert found == run_python("train.py", env=env, cwd=tmp_path).stdout
-
-
-def test_a_process_group_is_left_when_its_threads_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch 2.6 would wait for them with the GIL held, which they may need."""
-    rests = []
-    ended = threading.Event()
-
-    def work() -> None:
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 400_000)  # a quarter of a second without the GIL
-        rests.append(True)
-        ended.wait(200)
-
-    dist = ModuleType("torch.distributed")
-    dist.is_backend_available = dist.is_initialized = lambda *_: True
-    dist.init_process_group = lambda _: threading.Thread(target=work, daemon=True).start()
-    dist.destroy_process_group = lambda: rests.append(False)
-    torch = ModuleType("torch")
-    torch.cuda = SimpleNamespace(is_available=lambda: False)
-    torch.distributed = dist
-    for module in (torch, dist):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(entry, "MOST_SECONDS_FOR_THREADS", 60.0)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    spec = WorkerSpec(
-        **dict.fromkeys(("stdout", "stderr", "cwd"), ""),
-        kind="function",
-        target="os:getpid",
-        backend="gloo",
-        rank=0,
-        local_rank=0,
-        env={},
-    )
-    assert entry.run_function(spec) == os.getpid()
-    ended.set()
-    assert rests == [True, False]
