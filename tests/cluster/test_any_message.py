@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import functools
 import os
 import resource
 import socket
@@ -36,6 +36,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol.messages import LaunchWorkers, Order, StacksDumped
+from raylaunch.node.protocol.node_goal import NodeGoal
 from raylaunch.node.protocol.node_status import NodeStatus
 from tests import profiles
 from tests.cluster.agent.test_ray_actor import SPEC
@@ -66,6 +67,7 @@ def odd_values() -> None:
 
 
 orders = st.deferred(lambda: values(Order))
+goals = st.lists(orders, max_size=3).map(lambda several: functools.reduce(NodeGoal.after, several, NodeGoal()))
 reports = st.deferred(
     lambda: st.builds(
         AgentReport,
@@ -110,7 +112,7 @@ def little_memory() -> Iterator[None]:
 
 KINDS = {
     "spec": (st.just(SPEC), serialization.dump_spec, serialization.load_spec, AgentSpec),
-    "order": (orders, serialization.dump_order, serialization.load_order, Order),
+    "goal": (goals, serialization.dump_goal, serialization.load_goal, NodeGoal),
     "report": (reports, serialization.dump_report, serialization.load_report, AgentReport),
 }
 
@@ -166,7 +168,7 @@ def test_a_driver_that_is_told_anything(told, is_late):
 
 @pytest.mark.skipif(not profiles.is_fuzzing(), reason="each case takes a second; `make fuzz` draws some")
 @profiles.examples(4)
-@given(st.lists(orders.map(serialization.dump_order) | st.binary(max_size=9), min_size=1, max_size=6))
+@given(st.lists(orders | st.binary(max_size=9), min_size=1, max_size=6))
 def test_an_agent_that_is_told_anything(messages):
     """It goes on, or says what is wrong; and in the end nothing of it is left."""
     context = SimpleNamespace(get_node_id=lambda: "a")
@@ -193,7 +195,7 @@ def stderr() -> Iterator[Callable[[], str]]:
             os.close(before)
 
 
-async def tell_agent(messages: list[bytes], folder: str) -> None:
+async def tell_agent(messages: list[Order | bytes], folder: str) -> None:
     def print_error(_: object, context: dict[str, Any]) -> None:
         os.write(2, f"Traceback of a task: {context!r}\n".encode(errors="backslashreplace"))
 
@@ -203,13 +205,13 @@ async def tell_agent(messages: list[bytes], folder: str) -> None:
     await actor.begin(serialization.dump_spec(replace(SPEC, node_timeout=1000.0, template=template)))
     try:
         serialization.load_report(await actor.next_report())
-        numbers = itertools.count(1)
-        for message in messages:
-            with contextlib.suppress(UnreadableError):
-                order = serialization.load_order(message)
-                if isinstance(order, LaunchWorkers) and not -1 < order.assignment.nproc < 4:
-                    continue
-            await actor.obey(0, [(next(numbers), message)])
+        goal = NodeGoal()
+        for order in messages:
+            if isinstance(order, bytes):
+                await actor.obey(0, order)
+            elif not isinstance(order, LaunchWorkers) or -1 < order.assignment.nproc < 4:
+                goal = goal.after(order)
+                await actor.obey(0, serialization.dump_goal(goal))
             with contextlib.suppress(ray_actor.AgentError, TimeoutError):
                 serialization.load_report(await asyncio.wait_for(actor.next_report(), 0.3))
     finally:

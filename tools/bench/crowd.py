@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -153,7 +153,7 @@ class Crowd:
         report = await self._report(stub, epoch)
         if epoch:
             session.check(epoch)
-        return serialization.dump_report(replace(report, handled=session.handled, kept=session.kept))
+        return serialization.dump_report(replace(report, kept=session.kept))
 
     async def _report(self, stub: Stub, epoch: int) -> AgentReport:
         if stub.status.is_asked_first(epoch):
@@ -186,16 +186,14 @@ class Crowd:
         stub.say(WorkersForked(attempt=part.attempt, pids=pids, timings=TIMINGS))
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def obey(
-        self, node: str, epoch: int, orders: Sequence[tuple[int, bytes]], serial: int = 0, state: bytes = b""
-    ) -> None:
-        """Carry out numbered orders, and keep the state of a detached run's driver."""
+    async def obey(self, node: str, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
+        """Carry out what is new in a goal, and keep the state of a detached run's driver."""
         session = self._stub(node).session
         session.check(epoch)
         if state:
             session.keep(epoch, serial, state)
-        for order in session.new_orders(epoch, orders):
-            self._obey(self._stubs[node], serialization.load_order(order))
+        for order in session.new_orders(epoch, serialization.load_goal(goal)):
+            self._obey(self._stubs[node], order)
 
     async def look(self, node: str) -> Adoption:
         """Return what a driver needs that is about to take over."""

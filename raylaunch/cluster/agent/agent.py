@@ -110,9 +110,8 @@ class AgentReport:
     output: list[LogOutput] = field(default_factory=list)
     heartbeat: Heartbeat | None = None
     """The progress of the node's workers."""
-    handled: int = 0
     kept: int = 0
-    """The number of the last order that was carried out, and of the driver's state that is kept here."""
+    """The number of the driver's state that is kept here."""
 
 
 class Agent:

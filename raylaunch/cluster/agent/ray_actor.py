@@ -125,13 +125,13 @@ class AgentActor:
             session.check(epoch)
             report = await self._agent.next_report(epoch)
             session.check(epoch)
-            return serialization.dump_report(replace(report, handled=session.handled, kept=session.kept))
+            return serialization.dump_report(replace(report, kept=session.kept))
         except Exception as error:  # noqa: BLE001
             raise AgentError(_described(error)) from None
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def obey(self, epoch: int, orders: Sequence[tuple[int, bytes]], serial: int = 0, state: bytes = b"") -> None:
-        """Carry out numbered orders, and keep a driver's state, unless that driver is not in command any more.
+    async def obey(self, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
+        """Carry out what is new in a goal, and keep a driver's state, unless that driver is not in command any more.
 
         `epoch`: that of the driver of a detached run; else 0. `state`: empty if this agent is not to keep it. Nobody
         waits for this call: `next_report` raises the errors of orders.
@@ -144,8 +144,8 @@ class AgentActor:
             session.check(epoch)
             if state:
                 session.keep(epoch, serial, state)
-            for order in session.new_orders(epoch, orders):
-                self._agent.handle(serialization.load_order(order))
+            for order in session.new_orders(epoch, serialization.load_goal(goal)):
+                self._agent.handle(order)
         except SupersededError:
             pass
         except Exception as error:  # noqa: BLE001

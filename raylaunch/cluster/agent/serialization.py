@@ -18,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
 from raylaunch.core.field_types import checker
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
-from raylaunch.node.protocol.messages import Order
+from raylaunch.node.protocol.node_goal import NodeGoal
 
 _FIRST_LINE = re.compile(rb"(raylaunch [ -~]{1,300})\n")
 
@@ -48,7 +48,7 @@ def protocol() -> str:
     The version does not tell that, since code may change between two releases.
     """
     found: dict[str, list[tuple[str, Any]]] = {}
-    _add_fields(AgentSpec | AgentReport | Order | LogQuery | LogRead | LogAnswer, found)
+    _add_fields(AgentSpec | AgentReport | NodeGoal | LogQuery | LogRead | LogAnswer, found)
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:8]
 
 
@@ -88,15 +88,15 @@ def _versions() -> str:
     return f"raylaunch {version()} (protocol {protocol()}, Python {python}, Ray {ray})"
 
 
-def dump_order(order: Order) -> bytes:
-    """Return an order as bytes."""
-    return pickle.dumps(order)
+def dump_goal(goal: NodeGoal) -> bytes:
+    """Return a goal as bytes."""
+    return pickle.dumps(goal)
 
 
-def load_order(message: bytes) -> Order:
-    """Read an order of the driver. Raises UnreadableError."""
-    order: Order = _load(message, Order, "an order")
-    return order
+def load_goal(message: bytes) -> NodeGoal:
+    """Read a goal of the driver. Raises UnreadableError."""
+    goal: NodeGoal = _load(message, NodeGoal, "a goal")
+    return goal
 
 
 def dump_report(report: AgentReport) -> bytes:

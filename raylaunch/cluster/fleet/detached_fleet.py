@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from raylaunch.cluster.succession.registry_key import NAMESPACE
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.messages import Order
+from raylaunch.node.protocol.node_goal import NodeGoal
 
 _MOST_KEEPERS = 3
 """So many agents keep a copy of the driver's state: the first that are up, each on another host if possible."""
@@ -42,10 +43,7 @@ class FleetState:
     groups: Mapping[int, tuple[PlacementGroup, int]]
     first_of_gang: int
     placed: set[int]
-    orders: dict[NodeId, deque[tuple[int, bytes]]]
-    """Orders with their numbers that a node has not said to have carried out."""
-    numbers: dict[NodeId, int]
-    """The number of the last order to each node."""
+    goals: dict[NodeId, NodeGoal]
 
 
 class DetachedFleet(RayFleet):
@@ -72,7 +70,6 @@ class DetachedFleet(RayFleet):
         self._serial = 0
         self._restored = state
         self._placement_groups = PlacementGroups(spread=plan.spread, token=self._token)
-        self._orders: dict[NodeId, deque[tuple[int, bytes]]] = defaultdict(deque)
         #: Nodes that obey this driver, after another one; and those of them that have told since what is true there.
         self.adopted: set[NodeId] = set()
         self.heard: set[NodeId] = set()
@@ -83,13 +80,12 @@ class DetachedFleet(RayFleet):
         #: The number of the last state that the interim keeper has; None: it has ended.
         self._interim: int | None = 0
         self._has_other_hosts = False
-        #: Orders by node that `flush` will send.
-        self._unsent: dict[NodeId, list[tuple[int, bytes]]] = {}
+        #: Nodes whose goals `flush` will send.
+        self._unsent: dict[NodeId, None] = {}
         if state is not None:
             self._allocator = state.allocator
             self._placed = state.placed
-            self._orders.update(state.orders)
-            self._numbers.last.update(state.numbers)
+            self._goals.take_over(state.goals)
 
     @property
     def here(self) -> HostId:
@@ -99,11 +95,10 @@ class DetachedFleet(RayFleet):
     # Orders, and the state.
 
     def send(self, node: NodeId, order: Order) -> None:
-        """Have the next `flush` send this order."""
+        """Let the next `flush` show the node its goal with this order."""
         if node in self._actors:
-            numbered = self._numbers.take(node), serialization.dump_order(order)
-            self._orders[node].append(numbered)
-            self._unsent.setdefault(node, []).append(numbered)
+            self._goals.add(node, order)
+            self._unsent[node] = None
 
     @property
     def has_unsent(self) -> bool:
@@ -125,7 +120,7 @@ class DetachedFleet(RayFleet):
         for node in (*keepers, *(node for node in unsent if node not in keepers)):
             if (actor := self._actors.get(node)) is not None:
                 copy = state if node in keepers else b""
-                actor.obey.remote(self._epoch, unsent.get(node, []), self._serial, copy)
+                actor.obey.remote(self._epoch, serialization.dump_goal(self._goals.of(node)), self._serial, copy)
 
     def _keepers(self) -> list[NodeId]:
         with self._lock:
@@ -153,8 +148,7 @@ class DetachedFleet(RayFleet):
             groups=groups,
             first_of_gang=first,
             placed=set(self._placed),
-            orders={node: orders for node, orders in self._orders.items() if node in self._actors},
-            numbers={node: number for node, number in self._numbers.last.items() if node in self._actors},
+            goals={node: self._goals.of(node) for node in self._actors},
         )
 
     @contextlib.contextmanager
@@ -166,12 +160,9 @@ class DetachedFleet(RayFleet):
     # What is heard.
 
     def reported(self, node: NodeId, report: AgentReport) -> None:
-        """Learn from a report which orders were carried out there, and which state is kept."""
+        """Learn from a report that the node is heard again, and which state is kept there."""
         self.heard.add(node)
         self._kept(node, report.kept)
-        orders = self._orders[node]
-        while orders and orders[0][0] <= report.handled:
-            orders.popleft()
 
     def _kept(self, node: NodeId, serial: int) -> None:
         """An agent has this state, and all before it. 0: none of this driver."""
@@ -264,14 +255,12 @@ class DetachedFleet(RayFleet):
             self._to_do.put(partial(self._begin_again, node))
             return
         self.adopted.add(node)
-        if found.is_over or found.handled > self._numbers.last[node]:
+        if found.is_over or found.obeyed > self._goals.of(node).generation:
             what = "nothing was heard of the driver for too long"
             unknown = "it has carried out an order that no other agent knows of"
             self._tell(AgentLost(node=node, why=what if found.is_over else unknown))
             return
-        again = [order for order in self._orders[node] if order[0] > found.handled]
-        if again:
-            self._actors[node].obey.remote(self._epoch, again)
+        self._actors[node].obey.remote(self._epoch, serialization.dump_goal(self._goals.of(node)))
         self._listen(node)
 
     def _begin_again(self, node: NodeId) -> None:

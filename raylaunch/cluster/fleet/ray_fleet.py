@@ -37,13 +37,13 @@ from raylaunch.cluster.ray_api import actor_errors, drain_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.cluster.ray_internals import AuthenticationError
-from raylaunch.cluster.succession.agent_session import OrderNumbers
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
+from raylaunch.node.protocol.node_goal import NodeGoals
 
 _JOIN_SECONDS = 2.0
 _ASK_SECONDS = 60.0
@@ -72,7 +72,7 @@ class RayFleet(FleetBase):
         self.actor_class = actor_class()
         #: Actor handles of all and only the agents that were started and are neither lost nor released.
         self._actors: dict[NodeId, Any] = {}
-        self._numbers = OrderNumbers()
+        self._goals = NodeGoals()
         #: That of this driver's calls.
         self._epoch = spec.epoch
         self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -111,9 +111,9 @@ class RayFleet(FleetBase):
     # Orders.
 
     def send(self, node: NodeId, order: Order) -> None:
-        """Send one message to the actor. Nothing comes back: `next_report` raises what goes wrong there."""
+        """Show the actor its goal. Nothing comes back: `next_report` raises what goes wrong there."""
         if (actor := self._actors.get(node)) is not None:
-            actor.obey.remote(self._epoch, [(self._numbers.take(node), serialization.dump_order(order))])
+            actor.obey.remote(self._epoch, serialization.dump_goal(self._goals.add(node, order)))
 
     # What is heard.
 

@@ -1,22 +1,18 @@
-"""What an agent records for the drivers of its run: the epoch, the orders, and a copy of the driver's state.
-
-Orders are numbered, and an agent carries them out in the order of their numbers. Ray may start calls of an asynchronous
-actor in another order than they were made in; of two that are made at once, it often starts the second one first.
+"""What an agent records for the drivers of its run: the epoch, the goal, and a copy of the driver's state.
 
 Each driver that takes over has a higher epoch than all drivers before it. An agent obeys only the highest epoch that it
-has seen, so a driver that was wrongly thought dead can do nothing more (a fencing token). The next driver sends the
-orders of the last one again, and an agent carries out each order once.
+has seen, so a driver that was wrongly thought dead can do nothing more (a fencing token). The next driver shows each
+agent its goal again, of which the agent carries out what is new.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from raylaunch.core.newtypes import NodeId
+from raylaunch.node.protocol.messages import Order
+from raylaunch.node.protocol.node_goal import NodeGoal
 
 SUCCESSION_SECONDS = 100.0
 """How long a node goes on by itself when its driver's process is gone, and not longer: the next one counts on that.
@@ -46,8 +42,8 @@ class Adoption:
     kept: tuple[int, int] = (0, 0)
     state: bytes = field(default=b"", repr=False)
     """The copy of a driver's state that it keeps, and the epoch and the number of that; zeros: none."""
-    handled: int = 0
-    """The number of the last order that it has carried out."""
+    obeyed: int = 0
+    """The generation of the newest goal that it was shown."""
     has_begun: bool = True
     """False: it waits for its `AgentSpec`; the driver that started it died before it had sent that."""
     saw_end: bool = False
@@ -62,21 +58,6 @@ class SupersededError(Exception):
     """A driver with a higher epoch is in command."""
 
 
-class OrderNumbers:
-    """Numbers a driver's orders to each node. What a person types comes in a thread of its own."""
-
-    def __init__(self) -> None:
-        #: The number of the last order to each node.
-        self.last: dict[NodeId, int] = defaultdict(int)
-        self._lock = threading.Lock()
-
-    def take(self, node: NodeId) -> int:
-        """Return the number of the next order, which must be sent: the agent waits for it. Any thread may call this."""
-        with self._lock:
-            self.last[node] += 1
-            return self.last[node]
-
-
 class AgentSession:
     """Only the event loop of the agent calls it, but for `driver_gone` and `node_ended`."""
 
@@ -85,9 +66,7 @@ class AgentSession:
         self.epoch = epoch
         #: That of the last driver that has adopted this agent, or has started it.
         self._adopted = epoch
-        self._handled = 0
-        #: Orders of the present driver that came before others with lower numbers.
-        self._early: dict[int, bytes] = {}
+        self._obeyed = 0
         #: Epoch and number of the state.
         self._kept = (0, 0)
         self._state = b""
@@ -122,7 +101,7 @@ class AgentSession:
             epoch=self.epoch,
             kept=self._kept,
             state=self._state,
-            handled=self._handled,
+            obeyed=self._obeyed,
             saw_end=self._saw_end,
             is_over=self._is_over,
             alone=self.alone,
@@ -131,7 +110,7 @@ class AgentSession:
     def adopt(self, epoch: int) -> None:
         """Obey the driver of this epoch from now on. Raises SupersededError if another one has it, or a higher one.
 
-        Ray may start that driver's first orders before this call.
+        Ray may show that driver's first goals before this call.
         """
         if epoch <= self._adopted:
             raise SupersededError(SUPERSEDED)
@@ -147,18 +126,15 @@ class AgentSession:
             if not self.epoch:
                 self._adopted = epoch
             self.epoch = epoch
-            self._early.clear()  # this driver may give other orders with these numbers
 
-    def new_orders(self, epoch: int, orders: Sequence[tuple[int, bytes]]) -> Iterator[bytes]:
-        """Yield the orders that are to be carried out now, as bytes: each once, and after those with lower numbers.
+    def new_orders(self, epoch: int, goal: NodeGoal) -> Iterator[Order]:
+        """Yield the orders of a goal that were not carried out yet.
 
-        `orders`: with their numbers, which begin with 1. Raises SupersededError as `check` does.
+        Raises SupersededError as `check` does.
         """
         self.check(epoch)
-        self._early.update((number, order) for number, order in orders if number > self._handled)
-        while (order := self._early.pop(self._handled + 1, None)) is not None:
-            self._handled += 1
-            yield order
+        done, self._obeyed = self._obeyed, max(self._obeyed, goal.generation)
+        yield from goal.since(done)
 
     def keep(self, epoch: int, serial: int, state: bytes) -> None:
         """Keep the state of a driver, unless a newer one is kept."""
@@ -166,11 +142,6 @@ class AgentSession:
             self._kept, self._state = (epoch, serial), state
 
     # What drivers are told.
-
-    @property
-    def handled(self) -> int:
-        """The number of the last order that was carried out."""
-        return self._handled
 
     @property
     def kept(self) -> int:

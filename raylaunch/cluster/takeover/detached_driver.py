@@ -2,8 +2,8 @@
 
 The driver sends each decision to a few agents first, in one message with the orders that follow from it. Others get
 their orders after that. So the kept state contains every order that an agent has obeyed, and the status of each node on
-which these orders are based. A driver that starts from the newest state is told what is true on each node now, sends
-again all orders that may have been lost, and decides as the last driver would have.
+which these orders are based. A driver that starts from the newest state is told what is true on each node now, shows
+again to each node its goal, and decides as the last driver would have.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import pickle
 import traceback
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.succession.agent_session import AgentSession
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.outputs import view
-from raylaunch.node.protocol.messages import StopWorkers
+from raylaunch.node.protocol.messages import OpenStore, Order, StopWorkers
+from raylaunch.node.protocol.node_goal import NodeGoal
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 
 SPEC = AgentSpec(
@@ -47,6 +49,11 @@ def actor(monkeypatch) -> Iterator[ray_actor.AgentActor]:
     return ray_actor.AgentActor()
 
 
+def goal(*orders: Order) -> bytes:
+    """Return the goal that these orders make, one after the other, as bytes."""
+    return serialization.dump_goal(functools.reduce(NodeGoal.after, orders, NodeGoal()))
+
+
 def begun(monkeypatch, actor, make) -> None:
     """Begin, with an agent that `make` returns or an error that it raises."""
     monkeypatch.setattr(ray_actor.agent, "Agent", make)
@@ -62,24 +69,25 @@ def test_the_error_of_an_order_is_kept_for_the_next_report(monkeypatch, actor):
 
     session = AgentSession()
     begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(session=session, handle=fail, fail=errors.append))
-    asyncio.run(actor.obey(0, [(1, pickle.dumps(StopWorkers(attempt=1, grace=0.0, signal="SIGTERM")))]))
+    asyncio.run(actor.obey(0, goal(StopWorkers(attempt=1, grace=0.0, signal="SIGTERM"))))
     assert [str(error) for error in errors] == ["SIGTERM"]
 
 
-def test_an_order_whose_call_ray_has_started_too_early_waits(monkeypatch, actor):
-    """Each is carried out after those that were sent before it."""
+def test_a_goal_whose_call_ray_has_started_too_late_has_nothing_new(monkeypatch, actor):
+    """The one after it had its orders, too. Each is carried out once, in the order in which it was given."""
     carried_out: list[int] = []
     agent = SimpleNamespace(
         session=AgentSession(), handle=lambda order: carried_out.append(order.attempt), fail=pytest.fail
     )
     begun(monkeypatch, actor, lambda *_, **__: agent)
-    for number, done in ((2, []), (1, [1, 2]), (4, [1, 2]), (5, [1, 2]), (3, [1, 2, 3, 4, 5])):
-        asyncio.run(actor.obey(0, [(number, pickle.dumps(StopWorkers(attempt=number, grace=0.0, signal="SIGTERM")))]))
+    orders = [OpenStore(attempt=number) for number in range(1, 6)]
+    for number, done in ((2, [1, 2]), (1, [1, 2]), (4, [1, 2, 3, 4]), (3, [1, 2, 3, 4]), (5, [1, 2, 3, 4, 5])):
+        asyncio.run(actor.obey(0, goal(*orders[:number])))
         assert carried_out == done
 
 
 def test_an_order_of_the_run_before(monkeypatch, actor):
-    """Ray may start its call when the agent is idle or used again. It is not taken for an order with that number."""
+    """Ray may start its call when the agent is idle or used again. It is not taken for an order of this run."""
     carried_out: list[tuple[int, int]] = []
     client = SimpleNamespace(pid=7, memory=lambda: 0, activate=lambda: True)
 
@@ -87,7 +95,7 @@ def test_an_order_of_the_run_before(monkeypatch, actor):
         return client
 
     def make(spec: AgentSpec, *_: object, **__: object) -> SimpleNamespace:
-        def handle(order: StopWorkers) -> None:
+        def handle(order: OpenStore) -> None:
             carried_out.append((spec.epoch, order.attempt))
 
         session = AgentSession(spec.epoch)
@@ -95,18 +103,17 @@ def test_an_order_of_the_run_before(monkeypatch, actor):
             session=session, handle=handle, fail=pytest.fail, become_idle=become_idle, retire=lambda: None
         )
 
-    def obey(epoch: int, number: int, attempt: int) -> None:
-        order = pickle.dumps(StopWorkers(attempt=attempt, grace=0.0, signal="SIGTERM"))
-        asyncio.run(actor.obey(epoch, [(number, order)]))
+    def obey(epoch: int, *attempts: int) -> None:
+        asyncio.run(actor.obey(epoch, goal(*(OpenStore(attempt=attempt) for attempt in attempts))))
 
     begun(monkeypatch, actor, make)
-    obey(1, 1, 11)
+    obey(1, 11)
     asyncio.run(actor.become_idle("idle-0", None, 9.0))
-    obey(1, 2, 12)
+    obey(1, 11, 12)
     assert asyncio.run(actor.reuse(replace(SPEC, epoch=2)))
-    obey(1, 2, 12)
-    obey(2, 1, 21)
-    obey(2, 2, 22)
+    obey(1, 11, 12)
+    obey(2, 21)
+    obey(2, 21, 22)
     assert carried_out == [(1, 11), (2, 21), (2, 22)]
 
 
@@ -167,10 +174,10 @@ def test_an_order_that_cannot_be_read(monkeypatch, actor):
     errors: list[Exception] = []
     session = AgentSession()
     begun(monkeypatch, actor, lambda *_, **__: SimpleNamespace(session=session, handle=None, fail=errors.append))
-    asyncio.run(actor.obey(0, [(1, b"!garbage")]))
-    asyncio.run(actor.obey(0, [(2, pickle.dumps("stop"))]))
+    asyncio.run(actor.obey(0, b"!garbage"))
+    asyncio.run(actor.obey(0, pickle.dumps("stop")))
     assert [type(error) for error in errors] == [serialization.UnreadableError] * 2
-    assert str(errors[1]) == "an order cannot be read: it is of type str"
+    assert str(errors[1]) == "a goal cannot be read: it is of type str"
 
 
 def test_all_runs_of_a_process_use_one_actor_class():

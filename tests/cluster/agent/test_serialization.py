@@ -13,6 +13,7 @@ from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
 from raylaunch.node.protocol.messages import OpenStore
+from raylaunch.node.protocol.node_goal import NodeGoal
 from tests.cluster.agent.test_ray_actor import SPEC
 
 UNPICKLED: list[str] = []
@@ -26,9 +27,9 @@ class Trap:
 
 
 def test_what_is_written_is_read():
-    order, report = OpenStore(attempt=3), AgentReport(sent_at=1.0)
+    goal, report = NodeGoal().after(OpenStore(attempt=3)), AgentReport(sent_at=1.0)
     assert serialization.load_spec(serialization.dump_spec(SPEC)) == SPEC
-    assert serialization.load_order(serialization.dump_order(order)) == order
+    assert serialization.load_goal(serialization.dump_goal(goal)) == goal
     assert serialization.load_report(serialization.dump_report(report)) == report
 
 
@@ -69,7 +70,7 @@ class OpenStoreLater:
 def test_another_field_is_another_protocol(monkeypatch):
     """Code may change while the version does not. Pickles of such classes only have values, without their names."""
     before = serialization.protocol()
-    monkeypatch.setattr(serialization, "Order", OpenStoreLater)
+    monkeypatch.setattr(serialization, "NodeGoal", OpenStoreLater)
     assert serialization.protocol.__wrapped__() != before
     assert serialization.protocol() == before
 

@@ -37,7 +37,7 @@ from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.messages import StopWorkers
+from raylaunch.node.protocol.messages import OpenStore
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from tests.cluster.conftest import left_in_ray, wait_until
@@ -192,7 +192,7 @@ class Kept(Agent):
         self.told.add(epoch)
         return pickle.dumps(AgentReport(sent_at=float(os.getpid()), status=self.unsaid[0]))
 
-    async def obey(self, epoch: int, _orders: object, serial: int = 0, state: bytes = b"") -> None:
+    async def obey(self, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
         self.session.check(epoch)
         self.session.keep(epoch, serial, state)
 
@@ -216,9 +216,9 @@ class Obedient(Kept):
         super().__init__(title)
         self.carried_out: list[int] = []
 
-    async def obey(self, epoch: int, orders: Any, serial: int = 0, state: bytes = b"") -> None:
-        await super().obey(epoch, orders, serial, state)
-        self.carried_out += [pickle.loads(order).attempt for order in self.session.new_orders(epoch, orders)]
+    async def obey(self, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
+        await super().obey(epoch, goal, serial, state)
+        self.carried_out += [order.attempt for order in self.session.new_orders(epoch, pickle.loads(goal))]
 
     async def read_result(self, _rank: int, _offset: int) -> bytes:
         return pickle.dumps(self.carried_out)
@@ -512,9 +512,9 @@ def assert_ordered(found: Crew, flush: Callable[[], None]) -> None:
     """Send many orders, two at a time, and see what the agent of the only node has done."""
     found.count(1)
     (node,) = found.up
-    sent = range(1, 1001)
+    sent = range(1, 201)
     for number in sent:
-        found.fleet.send(node, StopWorkers(attempt=number, grace=0.0, signal="SIGTERM"))
+        found.fleet.send(node, OpenStore(attempt=number))
         flush()
         if number % 2 == 0:
             time.sleep(0.002)

@@ -1,0 +1,80 @@
+"""What the driver tells a node: `NodeGoal`, all that the node is to do, of which the newest counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from raylaunch.core.newtypes import NodeId
+from raylaunch.node.protocol.copy_messages import CopyTo
+from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, Order, SignalWorkers, WorkerOrder
+from raylaunch.node.protocol.terminal_messages import TerminalInput
+
+_MOST_TYPED = 64
+"""What a person types is a stream: the newest pieces are kept, more than can be on their way at one time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGoal:
+    """All orders to a node that still matter, each with its number. The newest goal has all that a node needs.
+
+    So goals may be lost or come in any order, as the calls of an asynchronous Ray actor do, and another driver can show
+    a node the same goal again.
+    """
+
+    generation: int = 0
+    """The number of the newest order; 0: there was none."""
+    orders: tuple[tuple[int, Order], ...] = ()
+    """In the order of their numbers."""
+
+    def after(self, order: Order) -> NodeGoal:
+        """Return the goal with one more order. It takes the place of those that it makes pointless."""
+        kept = [(number, other) for number, other in self.orders if not _replaces(order, other)]
+        if isinstance(order, TerminalInput):
+            typed = [number for number, other in kept if isinstance(other, TerminalInput)]
+            oldest = typed[: max(0, len(typed) + 1 - _MOST_TYPED)]
+            kept = [(number, other) for number, other in kept if number not in oldest]
+        number = self.generation + 1
+        return NodeGoal(generation=number, orders=(*kept, (number, order)))
+
+    def since(self, generation: int) -> Iterator[Order]:
+        """Yield what a node is to do that has carried out all orders up to this number."""
+        for number, order in self.orders:
+            if number > generation:
+                yield order
+
+
+def _replaces(order: Order, other: Order) -> bool:
+    """Return whether a node needs not carry out `other` any more if it carries out `order`."""
+    if isinstance(order, LaunchWorkers) and isinstance(other, WorkerOrder | CopyTo) and other.attempt < order.attempt:
+        return True
+    if type(order) is not type(other) or isinstance(order, TerminalInput):
+        return False
+    if isinstance(order, OpenStore) and isinstance(other, OpenStore):
+        return order.attempt == other.attempt
+    if isinstance(order, SignalWorkers) and isinstance(other, SignalWorkers):
+        return order.signal == other.signal
+    return True
+
+
+class NodeGoals:
+    """The goals of all nodes, as a driver has them. Any thread may call its methods."""
+
+    def __init__(self) -> None:
+        self._goals: dict[NodeId, NodeGoal] = {}
+        self._lock = threading.Lock()
+
+    def add(self, node: NodeId, order: Order) -> NodeGoal:
+        """Add an order to the goal of a node, and return the goal."""
+        with self._lock:
+            goal = self._goals[node] = self.of(node).after(order)
+            return goal
+
+    def of(self, node: NodeId) -> NodeGoal:
+        """Return the goal of a node."""
+        return self._goals.get(node, NodeGoal())
+
+    def take_over(self, goals: dict[NodeId, NodeGoal]) -> None:
+        """Go on with the goals of another driver."""
+        self._goals.update(goals)
