@@ -189,4 +189,4 @@ def test_a_run_that_never_was_has_its_error(run):
     shown = handle.status()
     assert (shown.state, shown.exit_code, shown.problem) == ("failed", 3, "")
     assert "there is no cluster" in shown.why
-    assert repr(handle) == "<raylaunch.Handle of print: done>"
+    assert repr(handle) == "<raylaunch.Handle of print: failed>"
