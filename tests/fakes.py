@@ -36,6 +36,7 @@ from raylaunch.node.protocol.messages import (
 )
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerListening, PeersProbed, ProbePeers
+from raylaunch.node.state.checkpoint_writes import LastWrite
 
 READY = messages.Ready(start_method="forkserver", why=(), torch=True, pid=1)
 TIMINGS = RestartTimings(ordered=NodeTime(0.0), ended=NodeTime(0.0), forked=NodeTime(0.0))
@@ -235,6 +236,9 @@ class FakeFleet:
 
     def read_result(self, node: str, rank: int, offset: int) -> Future[bytes]:
         raise NotImplementedError
+
+    def write_last(self, node: str) -> Future[LastWrite]:
+        raise LookupError(node)
 
     def make_idle(self) -> None:
         pass

@@ -13,6 +13,7 @@ from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
+from raylaunch.node.state.checkpoint_writes import LastWrite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,9 @@ class Fleet(Protocol):
 
     def read_result(self, node: NodeId, rank: int, offset: int) -> Future[bytes]:
         """Ask a node's agent for a part of what the function of a rank returned or raised: `Supervisor.read_result`."""
+
+    def write_last(self, node: NodeId) -> Future[LastWrite]:
+        """Have a node write its last checkpoint, and return how far it is. Raises LookupError for one without agent."""
 
     def make_idle(self) -> None:
         """The run is over: put agents into the pool for the next one, where `keep_warm` is set."""

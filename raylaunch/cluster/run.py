@@ -21,7 +21,7 @@ from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.control import cluster_registry, run_control
 from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.control.run_port import RunPort
-from raylaunch.cluster.driver import results, signals
+from raylaunch.cluster.driver import last_checkpoint, results, signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
@@ -39,7 +39,7 @@ from raylaunch.core.placement.environment import assign, submitted
 from raylaunch.core.placement.plan import Plan, settled
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import LAYOUTS, future_losses
-from raylaunch.errors import ClusterError, ExitCode
+from raylaunch.errors import ClusterError, ExitCode, InterruptedByUserError
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.terminal_messages import Keyboard
 
@@ -290,15 +290,17 @@ def _detached(
 
 def _execute(
     run: _PreparedRun, handler: Signals, control: RunControl, *, is_function: bool
-) -> tuple[dict[int, bytearray], ClusterError | None]:
+) -> tuple[dict[int, bytearray], ClusterError | InterruptedByUserError | None]:
     """Drive the run to its end and end its agents. Return the values by rank, and what made the run hopeless if it is.
 
-    Hopeless is for example a node without torch, or a `master_port` in use: to wait would not mend it.
+    Hopeless is for example a node without torch, or a `master_port` in use: to wait would not mend it. Or a signal has
+    given up the last checkpoint.
     """
     with contextlib.closing(run.links) if run.links else contextlib.nullcontext(), contextlib.closing(run.fleet):
         try:
             try:
                 run.driver.run()
+                interrupted = _last_checkpoint(run, handler)
             finally:
                 handler.run_is_over()
             control.over()
@@ -306,7 +308,18 @@ def _execute(
             run.fleet.make_idle()
         except ClusterError as error:
             return {}, error
-    return values, None
+    return values, interrupted
+
+
+def _last_checkpoint(run: _PreparedRun, handler: Signals) -> InterruptedByUserError | None:
+    """Have the last checkpoint written. Return the error of a signal that has given it up."""
+    handler.interrupt_main_thread()
+    try:
+        last_checkpoint.write(run.fleet, run.driver.machine.nodes, run.warn)
+    except InterruptedByUserError as error:
+        run.warn(f"the last checkpoint is given up: {error.message}")
+        return error
+    return None
 
 
 def _values(run: _PreparedRun, handler: Signals) -> dict[int, bytearray]:
@@ -337,7 +350,7 @@ def _report(
     run: _PreparedRun,
     session: Session,
     secrets: Redactor,
-    error: ClusterError | None,
+    error: ClusterError | InterruptedByUserError | None,
     conclude: Callable[[RunResult], None],
 ) -> RunResult:
     """Derive the result from the journal and write it to the run folder."""

@@ -426,7 +426,7 @@ class Quiet:
         if order.attempt == 13:
             raise RuntimeError("a mistake")
 
-    def read_result(self, rank: int, offset: int) -> bytes:
+    async def read_result(self, rank: int, offset: int) -> bytes:
         return f"{self.node} {rank} {offset}".encode()
 
     async def close(self) -> None:

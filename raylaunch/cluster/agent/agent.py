@@ -45,6 +45,7 @@ from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTempla
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
 from raylaunch.node.protocol.peer_messages import PeerOrder
 from raylaunch.node.protocol.terminal_messages import TerminalInput
+from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
 
@@ -265,7 +266,7 @@ class Agent:
             lambda: log_files.answer(template.run_dir, template.layout, asked) if template.kept else LogAnswer()
         )
 
-    def read_result(self, rank: int, offset: int) -> bytes:
+    async def read_result(self, rank: int, offset: int) -> bytes:
         """Return a part of what the function of a rank returned or raised; see `Supervisor.read_result`."""
         return self._supervisor.read_result(rank, offset)
 
@@ -284,11 +285,15 @@ class Agent:
         """Take note that another agent has taken over what this one left."""
         self._lease.release()
 
-    async def close(self) -> list[str]:
-        """End every process of the run on this node, and return what to tell a person about it."""
+    async def write_last(self) -> LastWrite:
+        """Write the last checkpoint of the run, which is over. Return how far that is."""
+        return self._supervisor.state.write_last()
+
+    async def close(self) -> None:
+        """End every process of the run on this node."""
         self._lease.node_closing()
         self._stop_polling()
-        return await in_thread(self._supervisor.close)
+        await in_thread(self._supervisor.close)
 
     def end_node(self) -> None:
         """End every process of the run on this node, from any thread."""

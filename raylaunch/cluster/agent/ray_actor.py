@@ -29,6 +29,7 @@ from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.copy_messages import FreeMemory
+from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 TITLE = "raylaunch: agent"
@@ -217,7 +218,7 @@ class AgentActor:
 
     async def read_result(self, rank: int, offset: int) -> bytes:
         """Return a part of what the function of a rank returned or raised; see `Supervisor.read_result`."""
-        return self._agent.read_result(rank, offset) if self._agent is not None else b""
+        return await self._agent.read_result(rank, offset) if self._agent is not None else b""
 
     async def become_idle(self, name: NodeId, link_address: SecretAddress | None, seconds: float) -> IdleAgent | None:
         """End the run, so that another can `reuse` the agent within so many seconds. None: it cannot be reused.
@@ -246,12 +247,16 @@ class AgentActor:
             self._link.release()
         return True
 
-    async def close(self) -> list[str]:
-        """End every process on this node, and return what to tell a person about it."""
-        if self._client is None:
-            return await self._agent.close() if self._agent is not None else []
-        await asyncio.to_thread(self._client.close)
-        return []
+    async def write_last(self) -> LastWrite:
+        """Write the last checkpoint of the run, which is over. Return how far that is."""
+        return await self._agent.write_last() if self._agent is not None else LastWrite(is_over=True)
+
+    async def close(self) -> None:
+        """End every process on this node."""
+        if self._client is not None:
+            await asyncio.to_thread(self._client.close)
+        elif self._agent is not None:
+            await self._agent.close()
 
 
 def _described(error: Exception) -> str:
@@ -294,16 +299,11 @@ def ask_for_logs(actor: Any, asked: LogQuery | LogRead) -> Future[LogAnswer]:
     return answer
 
 
-def close(actors: Sequence[Any], say: Callable[[str], None] = lambda _: None) -> None:
-    """Have agents end their processes, and wait for that, for seconds at most. `say` takes what to tell a person."""
-    told = dict[str, None]()
+def close(actors: Sequence[Any]) -> None:
+    """Have agents end their processes, and wait for that, for seconds at most."""
     with contextlib.suppress(RayError):
-        answers = [actor.close.remote() for actor in actors]
-        for answer in ray.wait(answers, num_returns=len(answers), timeout=CLOSE_SECONDS)[0] if answers else ():
-            with contextlib.suppress(RayError):
-                told |= dict.fromkeys(ray.get(answer))
-    for text in told:
-        say(text)
+        if answers := [actor.close.remote() for actor in actors]:
+            ray.wait(answers, num_returns=len(answers), timeout=CLOSE_SECONDS)
 
 
 def kill(actors: Sequence[Any], then: Callable[[], None] = lambda: None) -> None:

@@ -295,7 +295,7 @@ class DetachedFleet(RayFleet):
         self._stop_thread()
         with self._lock:
             up = [actor for node, actor in self._actors.items() if self._allocator.is_up(node)]
-        close(up, self._say)
+        close(up)
         self._actors = {}
 
     @staticmethod

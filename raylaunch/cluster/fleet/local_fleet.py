@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home
 from raylaunch.cluster.agent.log_reader import in_thread
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, Key, PooledAgent
-from raylaunch.cluster.fleet.fleet_base import FleetBase
+from raylaunch.cluster.fleet.fleet_base import Answer, FleetBase
 from raylaunch.cluster.fleet.slot_table import (
     AnnounceNode,
     ReleaseSlot,
@@ -41,6 +41,7 @@ from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order, StopWorkers
+from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 _CLOSE_SECONDS = 20.0
@@ -248,21 +249,25 @@ class LocalFleet(FleetBase):
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> concurrent.futures.Future[LogAnswer]:
         """Ask the agent, in the thread."""
-        return asyncio.run_coroutine_threadsafe(self._agent_logs(node, asked), self._loop)
+        return self._ask(node, lambda agent: agent.logs(asked))
 
-    async def _agent_logs(self, node: NodeId, asked: LogQuery | LogRead) -> LogAnswer:
-        return await self._agents[node].agent.logs(asked)
+    def _ask(self, node: NodeId, ask: Callable[[Agent], Awaitable[Answer]]) -> concurrent.futures.Future[Answer]:
+        async def asked() -> Answer:
+            if (local := self._agents.get(node)) is None:
+                raise LookupError("it has no agent any more")
+            return await ask(local.agent)
+
+        return asyncio.run_coroutine_threadsafe(asked(), self._loop)
 
     # The end.
 
+    def write_last(self, node: NodeId) -> concurrent.futures.Future[LastWrite]:
+        """Ask the agent, in the thread."""
+        return self._ask(node, lambda agent: agent.write_last())
+
     def read_result(self, node: NodeId, rank: int, offset: int) -> concurrent.futures.Future[bytes]:
         """Ask the agent, in the thread."""
-        return asyncio.run_coroutine_threadsafe(self._read_result(node, rank, offset), self._loop)
-
-    async def _read_result(self, node: NodeId, rank: int, offset: int) -> bytes:
-        if (local := self._agents.get(node)) is None:
-            raise LookupError("it has no agent any more")
-        return local.agent.read_result(rank, offset)
+        return self._ask(node, lambda agent: agent.read_result(rank, offset))
 
     def make_idle(self) -> None:
         """End the agents and put their fork servers into the pool, where `keep_warm` is set."""
@@ -298,8 +303,7 @@ class LocalFleet(FleetBase):
             return  # it ends with this process
         wait = _CLOSE_SECONDS
         try:
-            for text in asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(wait):
-                self._say(text)
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(wait)
         except concurrent.futures.TimeoutError:
             wait = 0.0  # the thread is stuck, perhaps in a file system that does not answer; it ends with this process
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -307,14 +311,13 @@ class LocalFleet(FleetBase):
         if not self._thread.is_alive():
             self._loop.close()
 
-    async def _close(self) -> list[str]:
+    async def _close(self) -> None:
         agents, self._agents = [*self._agents.values()], {}
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        ended = await asyncio.gather(*map(_ended, agents), return_exceptions=True)
-        return [*dict.fromkeys(text for texts in ended if isinstance(texts, list) for text in texts)]
+        await asyncio.gather(*map(_ended, agents), return_exceptions=True)
 
 
-async def _ended(local: _LocalAgent) -> list[str]:
+async def _ended(local: _LocalAgent) -> None:
     local.reports.cancel()
-    return await local.agent.close()
+    await local.agent.close()

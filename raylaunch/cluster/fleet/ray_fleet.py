@@ -44,6 +44,7 @@ from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
 from raylaunch.node.protocol.node_goal import NodeGoals
+from raylaunch.node.state.checkpoint_writes import LastWrite
 
 _JOIN_SECONDS = 2.0
 _ASK_SECONDS = 60.0
@@ -322,6 +323,14 @@ class RayFleet(FleetBase):
             actor.read_result.options(name=TITLE).remote(rank, offset).future().add_done_callback(heard)
         return answer
 
+    def write_last(self, node: NodeId) -> Future[LastWrite]:
+        """Ask the actor, by a call of its own."""
+        actor = self._actors.get(node)
+        if actor is None:
+            raise LookupError("there is no agent")
+        future: Future[LastWrite] = actor.write_last.remote().future()
+        return future
+
     def make_idle(self) -> None:
         """Put agents into the pool, where `keep_warm` is set: those that are alive, on hosts that are not draining."""
         if self._agent_reuse is None:
@@ -340,7 +349,7 @@ class RayFleet(FleetBase):
         if self._agent_reuse is not None:
             self._agent_reuse.close()
         actors, self._actors = dict(self._actors), {}
-        close([actor for node, actor in actors.items() if self._allocator.is_up(node)], self._say)
+        close([actor for node, actor in actors.items() if self._allocator.is_up(node)])
         kill(list(actors.values()), then=self._placement_groups.cancel)
 
     def _stop_thread(self) -> None:

@@ -1,7 +1,7 @@
 """The agent's part in writing commits to disk: starts a process for each, and says what became of it.
 
-The process imports torch, which the agent does not, has a low priority, and reads the buffers of the ranks. A disk that
-is full or does not answer only ever stops that process.
+The process imports torch, which the agent does not, and reads the buffers of the ranks. A disk that is full or does not
+answer only ever stops that process. It ends with the agent.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from raylaunch.core.machine.commits import Commit
@@ -25,15 +25,27 @@ from raylaunch.worker.state.commit_buffer import WriteState
 
 _SECONDS = 60.0
 """How long the process waits for those of other nodes to begin."""
-_END_SECONDS = 4.0
-"""How long the end of the run waits for the last checkpoint. Its process goes on after that."""
-_CHUNK = 4096
-_END_OF_WORDS = b"\n"
-"""Nothing follows this in what the process says."""
+_END_SECONDS = 2.0
+"""How long a process that is to end may take."""
+_CHUNK = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class LastWrite:
+    """What became of the last checkpoint of a node, at the end of a run."""
+
+    is_over: bool
+    folder: str = ""
+    written: int = 0
+    """How many bytes are written of the node's tensors."""
+    total: int = 0
+    """How many there are; 0: that is not known yet."""
+    why: str = ""
+    """Why it could not be written, for a person."""
 
 
 class CheckpointWrites:
-    """The processes of one node: one at a time, and another one at the end."""
+    """The processes of one node: one at a time."""
 
     def __init__(self, epoll: select.epoll) -> None:
         """`epoll`: reports `fileno()` when there is something for `poll`."""
@@ -41,8 +53,12 @@ class CheckpointWrites:
         self._folder, self._keep = "", 0
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
+        #: What the process that runs writes; None: it is the end, and the process finds out.
         self._writing: Commit | None = None
         self._written: Commit | None = None
+        #: The files of the ranks and what they have, if the run is over, until the last checkpoint is begun.
+        self._left: Mapping[int, Commit] = {}
+        self._last: LastWrite | None = None
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the process has said something, or has ended; -1: there is none."""
@@ -66,95 +82,105 @@ class CheckpointWrites:
         if len(found) != 1 or len(commits) != workers or self._process is not None:
             return
         self._writing = found.pop()
-        try:
-            self._process = self._start([*commits], is_end=False)
-            self._epoll.register(self.fileno(), select.EPOLLIN)
-        except OSError as error:
-            self._end(limits.explained(error, "the agent"), commits)
+        if why := self._start([*commits], is_end=False):
+            self._end(why, commits)
 
-    def _start(self, fds: Sequence[int], *, is_end: bool) -> subprocess.Popen[bytes]:
+    def write_last(self, fds: Mapping[int, Commit]) -> LastWrite:
+        """At the end of the run, write the newest commit that all ranks have, unless it is written.
+
+        `fds`: files of the ranks. Returns how far that is: call it again until it is over. What is being written
+        already is waited for.
+        """
+        if self._last is None:
+            self._left, self._last = fds, LastWrite(is_over=False, folder=self._folder)
+            self._begin_last()
+        return self._last
+
+    def _begin_last(self) -> None:
+        if self._last is None or self._last.is_over or self._process is not None:
+            return
+        fds, self._left = self._left, {}
+        why = ""
+        if self._folder and fds and max(fds.values()) != self._written:
+            why = self._start([*fds], is_end=True)
+        if self._process is None:
+            self._last = LastWrite(is_over=True, folder=self._folder, why=why)
+
+    def _start(self, fds: Sequence[int], *, is_end: bool) -> str:
+        """Start a process. Return why that cannot be, for a person; "": it is done."""
         request: dict[str, Any] = {"folder": self._folder, "keep": self._keep, "fds": [*fds]}
         request |= {"is_end": is_end, "seconds": _SECONDS}
-        return subprocess.Popen(  # noqa: S603
-            [sys.executable, checkpoint_process.__file__, json.dumps(request)],
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            cwd="/",
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, checkpoint_process.__file__, json.dumps(request)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                cwd="/",
+                start_new_session=True,
+            )
+            self._epoll.register(self.fileno(), select.EPOLLIN)
+        except OSError as error:
+            return limits.explained(error, "the agent")
+        return ""
 
     def poll(self, commits: Mapping[int, tuple[Commit, WriteState]]) -> None:
         """Read what the process has said. `commits`: as in `begin`."""
         data = os.read(self.fileno(), _CHUNK)
-        self._said += data
-        if not data and self._process is not None:
-            self._epoll.unregister(self.fileno())
-            _close(self._process)
-            self._process = None
-            said, self._said = self._said, b""
-            self._end(_why(said), commits)
+        *lines, self._said = (self._said + data).split(b"\n")
+        why = None if data else "a checkpoint is not written: the process that does it was ended"
+        for line in lines:
+            said = _parsed(line)
+            if "failed" in said:
+                why = str(said["failed"])
+            elif self._last is not None:
+                self._last = LastWrite(False, self._folder, int(said["written"]), int(said["total"]))
+        if why is not None:
+            self._end_process(wait=bool(data))
+            self._end(why, commits)
 
     def _end(self, why: str, commits: Mapping[int, tuple[Commit, WriteState]]) -> None:
         commit, self._writing = self._writing, None
+        if commit is None:
+            self._last = LastWrite(is_over=True, folder=self._folder, why=why)
+            return
         for fd, (found, _) in commits.items():
             if found == commit:
                 _set_outcome(fd, WriteState.FAILED if why else WriteState.WRITTEN, why)
         if not why:
             self._written = commit
+        self._begin_last()
 
-    def close(self, fds: Mapping[int, Commit]) -> list[str]:
-        """End the run: write the newest commit that all ranks have, unless it is written. `fds`: files of the ranks.
-
-        Waits for seconds at most. The processes go on after that. Return what to tell a person.
-        """
-        messages = []
-        deadline = time.monotonic() + _END_SECONDS
-        processes = [(self._process, self._said)] if self._process is not None else []
-        if self._folder and fds and max(fds.values()) != self._written:
-            with contextlib.suppress(OSError):
-                processes.append((self._start([*fds], is_end=True), b""))
-        self._process = None
-        for process, said in processes:
-            if why := self._last_words(process, said, deadline):
-                messages.append(why)
-            _close(process)
-        return messages
-
-    def _last_words(self, process: subprocess.Popen[bytes], said: bytes, deadline: float) -> str:
-        """Return why the process has not written its checkpoint by the deadline, for a person; "": it has.
-
-        `said`: what was read of it before. Its end, for which torch may take long, is not awaited when it has said all.
-        """
-        while process.stdout is not None and (left := deadline - time.monotonic()) > 0:
-            if said.endswith(_END_OF_WORDS):
-                return _why(said)
-            if select.select([process.stdout], [], [], left)[0]:
-                data = os.read(process.stdout.fileno(), _CHUNK)
-                said += data
-                if not data:
-                    return _why(said)
-        return (
-            f"a checkpoint is not written to {self._folder} yet: a process of this node goes on with that in the "
-            "background, and does not end with the run"
-        )
-
-
-def _why(said: bytes) -> str:
-    """Return why a process has not written what it should; "": it has."""
-    try:
-        return str(json.loads(said)["failed"])
-    except (ValueError, TypeError, KeyError):
-        return "a checkpoint is not written: the process that does it was ended"
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    if process.stdout is not None:
+    def _end_process(self, *, wait: bool) -> None:
+        """Have no process any more. `wait`: it has said all, and ends by itself."""
+        process, self._process = self._process, None
+        if process is None or process.stdout is None:
+            return
+        self._said = b""
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(process.stdout.fileno())
         process.stdout.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(1.0)  # it has forked the one that writes, and ended
+        if not wait:
+            process.terminate()  # it removes what is incomplete
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # its disk does not answer
+            process.kill()
+
+    def close(self) -> None:
+        """End the process: what it has not written is given up."""
+        self._end_process(wait=False)
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return what the process says in a line."""
+    try:
+        said = json.loads(line)
+        return said if "failed" in said else {"written": said["written"], "total": said["total"]}
+    except (ValueError, TypeError, KeyError):
+        return {"failed": "a checkpoint is not written: the process that does it does not answer as it should"}
 
 
 def _set_outcome(fd: int, state: WriteState, outcome: str) -> None:

@@ -21,7 +21,7 @@ from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.messages import AnnounceCommit, WorkersForked
 from raylaunch.node.state import fd_store
-from raylaunch.node.state.checkpoint_writes import CheckpointWrites
+from raylaunch.node.state.checkpoint_writes import CheckpointWrites, LastWrite
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.state.state_files import FIRST_COPY, Key, StateFiles
@@ -234,7 +234,8 @@ class StateMemory:
                 self.files.renew_keeper()
             elif fd == self._writes.fileno():
                 self._writes.poll(self._for_disk())
-                self._write()  # what came meanwhile
+                if self._assignment is not None:  # what came meanwhile
+                    self._writes.write(self._for_disk(), self._assignment.nproc)
             elif not self._answer(self._workers[fd]):
                 self._workers.pop(fd).close()
 
@@ -262,16 +263,12 @@ class StateMemory:
             file = self._part(request.part) if wants_part else self.files.get((request.rank, request.index))
             self._writes.note_folder(request)
             if request.write:
-                self._write()
+                self._writes.write(self._for_disk(), self._assignment.nproc)
             answer = json.dumps({"error": refused, "note": self.files.why}).encode()
             socket.send_fds(worker, [answer], [file.fd] if file is not None and not refused else [])
         except OSError:
             return False
         return True
-
-    def _write(self) -> None:
-        if self._assignment is not None:
-            self._writes.write(self._for_disk(), self._assignment.nproc)
 
     def _for_disk(self) -> dict[int, tuple[Commit, WriteState]]:
         """Return the commits for the disk of this node's ranks, by descriptor of the file."""
@@ -303,15 +300,15 @@ class StateMemory:
             self._drop_stale()
         return self.files.reserve(key, request.bytes, node_bytes=request.node_bytes)
 
-    def close(self) -> list[str]:
-        """Free all buffers: the run ends on this node. What is not on disk yet is written, if it is to be.
-
-        Return what to tell a person about that.
-        """
+    def write_last(self) -> LastWrite:
+        """Write what is not on disk yet, if it is to be, since the run is over. Return how far that is."""
         own = {file.fd: file.held() for _, file in self._own()}
-        messages = self._writes.close({fd: held.commit for fd, held in own.items() if held is not None})
+        return self._writes.write_last({fd: held.commit for fd, held in own.items() if held is not None})
+
+    def close(self) -> None:
+        """Free all buffers: the run ends on this node."""
+        self._writes.close()
         self.files.close()
         for sock in (self._listener, *self._workers.values()):
             sock.close()
         self._epoll.close()
-        return messages

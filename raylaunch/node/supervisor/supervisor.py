@@ -198,24 +198,23 @@ class Supervisor:
         self._close_files()
         return client
 
-    def close(self) -> list[str]:
-        """End the fork server and all that it started, for seconds at most. Return what to tell a person."""
+    def close(self) -> None:
+        """End the fork server and all that it started, for seconds at most."""
         if self._closed:
-            return []
+            return
         self._closed = True
         self.state.files.release_folder()
         self.client.end_server()
-        messages = self._close_files()
+        self._close_files()
         self.client.close()
-        return messages
 
-    def _close_files(self) -> list[str]:
+    def _close_files(self) -> None:
         if self.attempt_state is not None:
             self.attempt_state.close()
             self.attempt_state = None
         for each in (self._oom_kills, self._epoll, self._poller, self._survivors):
             each.close()
-        return self.state.close()
+        self.state.close()
 
     # Events.
 

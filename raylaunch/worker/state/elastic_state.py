@@ -55,6 +55,7 @@ class State:
         for step in range(done, total):
             ...
             state.commit(step)
+        state.finish()
 
     `commit` copies everything into memory of the node, where it stays when this process dies, and `restore` reads it
     back in the next attempt. Every rank must have a state of the same objects, and commit after the same steps. Outside
@@ -96,6 +97,8 @@ class State:
         #: The interval that was told, and when.
         self._told = 0, -math.inf
         self._unsealed: _Unsealed | None = None
+        #: After how many steps `commit` was called last, and a whole commit was made last; 0: none was.
+        self._completed = self._committed = 0
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Set a value, which must be possible to pickle when it is committed."""
@@ -173,6 +176,7 @@ class State:
         if writer is None:
             return
         self._begin_attempt()
+        self._completed = completed
         writer.record_step(completed)
         self._schedule.step_ended(monotonic())
         self._finish(writer)
@@ -191,6 +195,20 @@ class State:
         self._rank.find_common()
         self._schedule.step_begins(monotonic())
 
+    def finish(self) -> None:
+        """Commit the step that was done last, unless it is committed, whatever `every` is: training is over.
+
+        Call this on every rank after the last `commit`. With a durable folder, this commit is on disk when the run has
+        ended. Raises as `commit`.
+        """
+        writer = self._writer()
+        if writer is None or not self._completed:
+            return
+        self._finish(writer)
+        if self._committed != self._completed:
+            self._commit(writer, self._completed, is_last=False)
+            self._finish(writer)
+
     def _begin_attempt(self) -> None:
         """In a survivor: begin anew with what belongs to an attempt."""
         if not self._rank.is_over:
@@ -199,6 +217,7 @@ class State:
         if unsealed is not None:
             unsealed.copies.finish()  # into a buffer that is about to be written again
         self._rank, self._schedule = RankCommits(self._folder), CommitSchedule(self._every)
+        self._completed = self._committed = 0
         for tensor in self._tensors():
             tensor.grad = None  # of a step that was broken off
 
@@ -222,6 +241,7 @@ class State:
         began = perf_counter()
         seconds = unsealed.copies.finish()
         held = self._rank.identify(unsealed.completed, unsealed.found)
+        self._committed = unsealed.completed
         self._rank.buffers.seal(held, unsealed.found, self._rank.token, unsealed.interval)
         cost = unsealed.seconds + seconds + perf_counter() - began
         proposed = self._schedule.proposed_interval(unsealed.number, cost)

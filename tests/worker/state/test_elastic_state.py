@@ -95,6 +95,33 @@ def test_values_objects_and_random_states_come_back(own_node):
     assert "do not have the same objects: b, c" in "".join(wrong)
 
 
+FINISHES = """
+    import random
+    from raylaunch.worker import State
+    state = State(every=1000)
+    done = state.restore()
+    print(done, state.get("seen"), random.random() if done else "")
+    for step in range(done, done + 3):
+        state["seen"] = step
+        state.commit(step)
+    state.finish()
+    before = random.getstate()
+    print(random.random())
+    random.setstate(before)
+    state.finish()
+    raise SystemExit(1)
+"""
+
+
+def test_the_last_step_is_committed_when_training_is_over(own_node):
+    """Whatever `every` is, and once; the random numbers go on from there."""
+    script = own_node.script(FINISHES)
+    first = attempt(own_node, script)
+    second = attempt(own_node, script)
+    assert second[0].split() == ["3", "2", first[1]]
+    assert attempt(own_node, script)[0].split()[:2] == ["6", "5"]
+
+
 TENSORS = '''
     import sys
     import torch

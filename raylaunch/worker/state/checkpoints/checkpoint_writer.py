@@ -12,10 +12,11 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.text import count
@@ -33,10 +34,51 @@ _GRACE_SECONDS = 2.0
 """At the end of a run: how long an older commit is complete before it is taken, though a newer one may follow."""
 
 
+class WriteProgress:
+    """How far the writers of this process are. Any thread may look."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        """The number of bytes of all tensors to write; 0: not known yet."""
+        self._writers: list[CheckpointWriter] = []
+        self._files: list[str] = []
+
+    def begin(self, writer: CheckpointWriter) -> None:
+        """Take note of a writer of this process."""
+        self._writers.append(writer)
+
+    def add(self, path: str, plan: SavePlan) -> None:
+        """Take note of what is to be written to the files whose names begin with a path."""
+        found = [item.tensor_data for item in plan.items if item.tensor_data is not None]
+        self.total += sum(one.chunk.sizes.numel() * one.properties.dtype.itemsize for one in found)
+        self._files.append(path)
+
+    def discard(self) -> None:
+        """Remove what is written, unless it is complete."""
+        for writer in self._writers:
+            writer.discard()
+
+    @property
+    def written(self) -> int:
+        """The number of bytes in the files of this process so far."""
+        found = 0
+        for prefix in self._files:
+            folder, name = os.path.split(prefix)
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                found += sum(one.stat().st_size for one in entries if one.name.startswith(name))
+        return found
+
+
 class CheckpointWriter:
     """Writes one checkpoint, or its share of it."""
 
-    def __init__(self, folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float) -> None:
+    def __init__(
+        self,
+        folder: DurableFolder,
+        buffers: Sequence[CommitBuffer],
+        seconds: float,
+        progress: WriteProgress | None = None,
+    ) -> None:
         """`buffers`: parts of the same commit. `seconds`: how long to wait until other writers have begun.
 
         Raises ValueError where the parts do not fit together.
@@ -47,6 +89,8 @@ class CheckpointWriter:
         self._parts = [*dcp_parts.parts_of(by_rank).values()]
         self._held = self._parts[0].held
         self._seconds = seconds
+        self._progress = progress or WriteProgress()
+        self._progress.begin(self)
         self.path = folder.incomplete(self._held.commit.steps, buffers[0].header.token)
 
     @property
@@ -79,8 +123,10 @@ class CheckpointWriter:
             [self._await("plan", rank, self._seconds) for rank in ranks]
         )
         plans = writer.prepare_global_plan(plans)
-        for part, planner, buffer in zip(self._parts, self._planners, self._buffers, strict=True):
-            plan = planner.finish_plan(plans[part.held.rank])
+        own = [planner.finish_plan(plans[part.held.rank]) for part, planner in self._mine()]
+        for part, plan in zip(self._parts, own, strict=True):
+            self._progress.add(os.path.join(self.path, f"__{part.held.rank}_"), plan)
+        for (part, planner), plan, buffer in zip(self._mine(), own, self._buffers, strict=True):
             try:
                 results = writer.write_data(plan, planner).wait()
             except RuntimeError:
@@ -102,6 +148,9 @@ class CheckpointWriter:
             os.unlink(self._file("plan", rank))
             os.unlink(self._file("result", rank))
         return self._folder.complete(self.path, self._held.commit.steps)
+
+    def _mine(self) -> Iterator[tuple[CommitPart, DefaultSavePlanner]]:
+        return zip(self._parts, self._planners, strict=True)
 
     def discard(self) -> None:
         """Remove what is written, so that a full disk is not the fuller for it."""
@@ -152,9 +201,11 @@ def state_dict(part: CommitPart) -> dict[str, Any]:
     return {**found, RECORDS: records}
 
 
-def write_checkpoint(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float) -> str:
+def write_checkpoint(
+    folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float, progress: WriteProgress | None = None
+) -> str:
     """Write the commit that these buffers have; return its path, or "" as `CheckpointWriter.write` does."""
-    writer = CheckpointWriter(folder, buffers, seconds)
+    writer = CheckpointWriter(folder, buffers, seconds, progress)
     try:
         writer.publish_plans()
         return writer.write()
@@ -163,12 +214,15 @@ def write_checkpoint(folder: DurableFolder, buffers: Sequence[CommitBuffer], sec
         raise
 
 
-def write_newest(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float) -> str:
+def write_newest(
+    folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float, progress: WriteProgress | None = None
+) -> str:
     """Write the newest commit that all ranks have, of those that these buffers have; return as `write_checkpoint`.
 
-    For the end of a run: every node has the last commits of its ranks, and does not know what others have.
+    For the end of a run: every node has the last commits of its ranks, and does not know what others have. Raises
+    TimeoutError if other nodes do not come, and what `CheckpointWriter.write` raises.
     """
-    writers = _writers(folder, buffers, seconds)
+    writers = _writers(folder, buffers, seconds, progress)
     chosen = None
     try:
         if not writers or folder.has(writers[0].commit.steps):
@@ -180,7 +234,7 @@ def write_newest(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds
             is_late = time.monotonic() - began > _GRACE_SECONDS
             chosen = next((one for one in (writers if is_late else writers[:1]) if one.has_all_plans), None)
             time.sleep(0 if chosen is not None else _POLL_SECONDS)
-        return chosen.write() if chosen is not None else ""
+        return (chosen or _nothing()).write()
     except BaseException:
         chosen = None
         raise
@@ -190,7 +244,13 @@ def write_newest(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds
                 writer.discard()
 
 
-def _writers(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float) -> list[CheckpointWriter]:
+def _nothing() -> CheckpointWriter:
+    raise TimeoutError("there is no commit of which the nodes that are left have the parts of all ranks")
+
+
+def _writers(
+    folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float, progress: WriteProgress | None
+) -> list[CheckpointWriter]:
     """Return a writer for each commit that these buffers have, the newest first. Each rank has one part of it."""
     found: dict[tuple[Commit, int, int], dict[int, CommitBuffer]] = {}
     for buffer in buffers:
@@ -200,7 +260,8 @@ def _writers(folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: fl
     writers = []
     for key in sorted(found, reverse=True):
         with contextlib.suppress(ValueError):  # the parts do not fit together; an older commit may be whole
-            writers.append(CheckpointWriter(folder, [found[key][rank] for rank in sorted(found[key])], seconds))
+            own = [found[key][rank] for rank in sorted(found[key])]
+            writers.append(CheckpointWriter(folder, own, seconds, progress))
     return writers
 
 

@@ -31,8 +31,10 @@ EVERY = 600.0
 """Seconds between checkpoints, if nothing else is said."""
 KEEP = 3
 """Checkpoints that stay, if nothing else is said."""
-LOW_PRIORITY = 19
-"""Of whatever writes checkpoints: the nice value (setpriority(2))."""
+LOW_PRIORITY = 5
+"""Of whatever writes checkpoints while training goes on: the nice value (setpriority(2)), for a third of the weight of
+the workers. With 19, it starves where they use all CPUs.
+"""
 METADATA = ".metadata"
 """The file that `torch.distributed.checkpoint` writes last."""
 _CHECKPOINT = re.compile(r"step-(0|[1-9][0-9]*)(\.incomplete-\w+)?")

@@ -17,7 +17,12 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa:
 
 from raylaunch.core.machine.commits import Commit, HeldCommit  # noqa: E402
 from raylaunch.worker.state.checkpoints import checkpoint_writer  # noqa: E402
-from raylaunch.worker.state.checkpoints.checkpoint_writer import report, write_checkpoint, write_newest  # noqa: E402
+from raylaunch.worker.state.checkpoints.checkpoint_writer import (  # noqa: E402
+    WriteProgress,
+    report,
+    write_checkpoint,
+    write_newest,
+)
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder  # noqa: E402
 from raylaunch.worker.state.checkpoints.resharded import Resharded  # noqa: E402
 from raylaunch.worker.state.commit_buffer import CommitBuffer  # noqa: E402
@@ -147,6 +152,24 @@ def test_what_the_disk_has_said_is_told_though_torch_hides_it(folder):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert told == f"the state after 8 steps could not be written to {folder.path}: {os.strerror(errno.EFBIG)}"
+    assert os.listdir(folder.path) == []
+
+
+def test_how_far_a_checkpoint_is_and_what_is_given_up_is_removed(folder, monkeypatch):
+    """It is looked at, and given up, when its tensors are written."""
+    progress, seen = WriteProgress(), []
+    sums = checkpoint_writer.checksums.of
+
+    def given_up(path):
+        seen.append((progress.written, progress.total, os.path.getsize(path)))
+        progress.discard()
+        return sums(path)
+
+    monkeypatch.setattr(checkpoint_writer.checksums, "of", given_up)
+    with pytest.raises(FileNotFoundError):
+        write_checkpoint(folder, [one_part()], SECONDS, progress)
+    ((written, total, size),) = seen
+    assert (written, total) == (size, 12)
     assert os.listdir(folder.path) == []
 
 
