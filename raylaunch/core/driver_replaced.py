@@ -18,7 +18,7 @@ class DriverReplaced:
     driver: int
     """The number of this driver; the first one has 1. It is the epoch that agents compare."""
     process_seconds: float
-    """Until its process ran, from the end of that of the driver before; 0: agents have not noticed such an end."""
+    """From the end of the previous driver's process until this one ran; 0: no agent noticed the end."""
     state_seconds: float
     """Until it had the newest state from the agents."""
     prepare_seconds: float

@@ -39,5 +39,5 @@ class StrEnum(str, Enum):
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """Have mypy check that this is never reached, as `typing.assert_never` of Python 3.11 does."""
+    """Let mypy check that this is never reached, as `typing.assert_never` of Python 3.11 does."""
     raise AssertionError(value)

@@ -70,7 +70,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def capped(text: str, most: int) -> str:
-    """Return a text of at most about so many characters: its beginning and its end, with a note of what is missing.
+    """Shorten a text to about `most` characters: its beginning and its end, with a note of what is missing.
 
     It is never cut within a word, since a part of a secret could not be recognised.
     """

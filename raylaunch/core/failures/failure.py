@@ -19,7 +19,7 @@ _MOST_SHOWN = 400
 
 SAME_FAILURE_LIMIT = 3
 SAME_FAILURE_WINDOW = 60.0
-"""After so many equal failures within so many seconds a restart is taken to be useless."""
+"""A restart counts as useless after `SAME_FAILURE_LIMIT` equal failures within `SAME_FAILURE_WINDOW` seconds."""
 
 UNKNOWN_TYPE = "error"
 """The type of an error whose error file has only a message."""
@@ -45,7 +45,7 @@ _OWN = re.compile(
     r"|CUDA error: (an illegal|a misaligned|device-side assert|unspecified launch|uncorrectable)",
     re.IGNORECASE,
 )
-"""Errors of the same types that are the fault of the rank itself. For those of CUDA, NCCL's watchdog aborts it."""
+"""Errors of the same types that are the rank's own fault. NCCL's watchdog aborts a rank that has a CUDA error."""
 
 _FRAME = re.compile(r'^[ \t|+]*File "([^"\n]*)", line (\d+)', re.MULTILINE)
 """A frame in a traceback, also in one of an exception group."""
@@ -85,7 +85,7 @@ NO_FIRST_STEP = "no first step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """All that a node knows of a worker that did not end well, but for the time, of which each node has its own."""
+    """A failed worker as its node sees it. Subclasses add the time, on the node's clock or the run's."""
 
     attempt: int
     rank: int
@@ -260,7 +260,7 @@ def why_hopeless(cause: Failure, earlier: Sequence[tuple[float, str]], now: floa
 
 
 def is_of_lost_peer(text: str) -> bool:
-    """Return whether an exception, as `type: message`, looks like that of a healthy worker that lost a peer."""
+    """Return whether an exception, as `type: message`, suggests that a healthy worker lost a peer."""
     return _tells_of_lost_peer(text) and not _OWN.search(text)
 
 

@@ -175,7 +175,7 @@ def _note(stack: Stack | None, *, answered: bool) -> str:
 
 
 def main_thread(text: str) -> tuple[str, ...]:
-    """Return the frames of the main thread, innermost first, without those of raylaunch that called the script.
+    """Return the main thread's frames, innermost first, without raylaunch's frames that called the script.
 
     faulthandler writes the oldest thread last: that is the main thread. With more than a hundred threads it omits the
     oldest; then take the thread that got the signal, which usually is the main thread.

@@ -39,7 +39,7 @@ class NodeLife:
     failures: int = 0
     """Workers that failed or hung there by themselves."""
     attempts: list[tuple[int, int]] = field(default_factory=list)
-    """The attempts that it was part of: first and last number of those that follow each other."""
+    """The attempts that it was part of, as ranges: the first and the last number of each unbroken series."""
 
     @property
     def begin(self) -> float:

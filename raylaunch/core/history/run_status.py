@@ -213,7 +213,7 @@ class StatusBuilder:
                 pass
 
     def _assign_ranks(self) -> None:
-        """Number the workers of the attempt: those of a node follow each other, in the order of the roster."""
+        """Number the attempt's workers, node by node in the order of the roster."""
         self._first_ranks, self._world_size = {}, 0
         for node in self._roster:
             self._first_ranks[node] = self._world_size

@@ -90,7 +90,7 @@ class RatesBuilder:
         )
 
     def slow_ranks(self) -> list[SlowRank]:
-        """Return those that were behind most often first."""
+        """Return the slow ranks, the one that was behind most often first."""
         return sorted(self._slow.values(), key=lambda slow: (-slow.reports, -slow.most_behind, slow.rank))
 
 

@@ -59,9 +59,9 @@ RANGES = {
 """By the key of a job. Some of these settings may also be text, which is not looked at here."""
 
 NODES = NumberRange(1, _MAX_NODES)
-"""Of each number in `nnodes`."""
+"""The range of each number in `nnodes`."""
 RULE_WORKERS = NumberRange(0, _MAX_WORKERS, hint="0 excludes such nodes")
-"""Of `nproc_per_node` in a rule of `nodes`."""
+"""The range of `nproc_per_node` in a rule of `nodes`."""
 
 
 def problem(value: float, allowed: NumberRange) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ Thing = TypeVar("Thing")
 _PATHS = ("_path", "_file", "_dir", "_directory", "_home")
 """Suffixes of variables whose values are paths, which other texts may contain."""
 _LONG = 8
-"""Values of so many characters are searched everywhere in other texts."""
+"""Values with at least this many characters are searched everywhere in other texts."""
 _SHORT = 4
 """Shorter values are searched as whole words. Still shorter ones (`1`, `on`) occur by chance, and are not searched."""
 _COMMON = frozenset(("true", "false", "none", "null", "auto", "basic", "bearer", "token", "default"))

@@ -130,7 +130,7 @@ def _is_count(value: int | str, *, least: int) -> bool:
 
 
 def _is_gpu_count(value: float | str) -> bool:
-    """Return whether Ray reserves so many GPUs: whole ones, or a part of one."""
+    """Return whether Ray can reserve this number of GPUs: whole ones, or a part of one."""
     if isinstance(value, str):
         return _is_count(value, least=0)
     return 0 <= value <= ranges.RULE_WORKERS.most and (value < 1 or value == int(value))

@@ -19,13 +19,13 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True, order=True)
 class Commit:
-    """Identifies a commit. Those of a later attempt are newer, since an attempt continues from what was chosen for it.
+    """Identifies a commit. A later attempt's commit is newer, since an attempt continues from the one chosen for it.
 
     Not keyword-only: the order of the fields is the order of commits.
     """
 
     attempt: int
-    """In which it was written."""
+    """The attempt in which it was written."""
     steps: int
     """How many steps were completed."""
 
@@ -36,7 +36,7 @@ class HeldCommit:
 
     rank: int
     world_size: int
-    """Of the world in which it was written."""
+    """Workers in the world in which it was written."""
     commit: Commit
     replicated: bool = False
     """Whether the parts of all ranks have the same tensors, so that one of them is enough for any rank."""
@@ -48,7 +48,7 @@ class HeldCommit:
     ranks. 0: the part has all of its tensors.
     """
     digest: int = 0
-    """Of the tensors that are equal on all ranks: where it differs between the parts of a commit, they were not."""
+    """Digest of the tensors that should be equal on all ranks: they were not if the parts of a commit differ in it."""
     light: bool = False
     """Whether the part has nothing of the tensors that are equal on all ranks. The parts of such a commit are complete
     if one of them is not light, and has all of these tensors: a survivor has written it when others had died.
@@ -71,7 +71,7 @@ class CompleteCommit:
 
     commit: Commit
     world_size: int
-    """Of the world in which it was written: it has the parts 0 to `world_size` - 1."""
+    """Workers in the world in which it was written: it has the parts 0 to `world_size` - 1."""
     replicated: bool = False
     """As in `HeldCommit`, of all parts."""
     sharing: Mapping[int, range] = field(default_factory=dict, compare=False)
@@ -188,7 +188,7 @@ class RestoreCommit:
     commit: Commit | None
     why: str
     world_size: int = 0
-    """Of the world in which the commit was written; 0: there is none."""
+    """Workers in the world in which the commit was written; 0: there is no commit."""
     kept: Commit | None = None
     """What no node may free until a newer commit is on two hosts; None: the world has one host only."""
     fetches: tuple[PartFetch, ...] = ()
@@ -204,9 +204,9 @@ def fetches(
     *,
     last: Collection[NodeId] = (),
 ) -> tuple[PartFetch, ...]:
-    """Return who fetches what: each part that a node needs and does not have, from the node that gives the fewest.
+    """Return which node fetches what: each part that it needs and lacks, from the node that gives the fewest parts.
 
-    From those in `last` only what no other has.
+    Nodes in `last` give only what no other node has.
     """
     holders: defaultdict[int, list[NodeId]] = defaultdict(list)
     for node, parts in held.items():
@@ -256,7 +256,7 @@ def lost_steps(held: Collection[HeldCommit], chosen: CompleteCommit) -> int:
 
 
 def reason(held: Collection[HeldCommit], chosen: CompleteCommit | None, lost: int = 0) -> str:
-    """Return why this commit was chosen of those that are held, for a person. `lost`: how many steps are lost."""
+    """Return why this commit was chosen among the held ones, for a person. `lost`: how many steps are lost."""
     if chosen is not None:
         more = f"; {count(lost, 'more step')} had no copy on another host, and must be done again" if lost else ""
         return f"the state after {count(chosen.commit.steps, 'step')} is restored from memory{more}"

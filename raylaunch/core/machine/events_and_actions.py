@@ -1,4 +1,4 @@
-"""What the machine is told and what it answers: events, in the past tense, and actions, each with its reason.
+"""The machine's input and output: events, in the past tense, and actions, each with its reason.
 
 `at` is stamped by the driver when it learns of an event. Every action has a `why`, for people.
 """
@@ -55,7 +55,9 @@ class NodeDraining:
     deadline: RunTime
     why: str
     by: str = ""
-    """Who requested it, such as `ada@login-1`: the node's host is not used again. "": the cluster takes it away."""
+    """The person who requested it, such as `ada@login-1`: the node's host is not used again. "": the cluster takes it
+    away.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ class WorkersExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersStopped:
-    """All processes of the attempt on a node are gone. `failures` are those that were not reported before."""
+    """All processes of the attempt on a node are gone. `failures` has the failures that were not reported before."""
 
     at: RunTime
     attempt: int
@@ -147,7 +149,7 @@ class WorkersCheckpointed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersHung:
-    """Workers hang. `failures` are of those that the others wait for, as far as their stacks tell."""
+    """Workers hang. `failures` has the workers that the others wait for, as far as their stacks tell."""
 
     at: RunTime
     attempt: int
@@ -185,7 +187,7 @@ class Progressed:
     commit_rate: CommitRate | None = None
     """How often `State` commits; None: that is not known, or the script says it."""
     memory: tuple[NodeMemory, ...] = ()
-    """Of the nodes where it is another than in the attempt's last report."""
+    """The memory of each node where it has changed since the attempt's last report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +197,9 @@ class StopRequested:
     at: RunTime
     signal: SignalName
     by: str = ""
-    """Who requested it, such as `ada@login-1`; "": nobody did, the signal was sent to the driver."""
+    """The person who requested it, such as `ada@login-1`; "": nobody did, the signal was sent to the driver."""
     save_seconds: float = 0.0
-    """For so long at most the workers may save before they get the signal; 0: they get it at once."""
+    """How long the workers may save before they get the signal; 0: they get it at once."""
     now: bool = False
     """Kill the workers at once."""
 
@@ -209,7 +211,7 @@ class RestartRequested:
     at: RunTime
     by: str
     save_seconds: float
-    """For so long at most the workers may save first; 0: they are killed at once."""
+    """How long the workers may save first; 0: they are killed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +325,7 @@ class Uncordon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Have so many nodes in the cluster from now on, spare ones included. Nodes that run stay until `Release`."""
+    """Keep this number of nodes in the cluster from now on, spare ones included. Running nodes stay until `Release`."""
 
     nodes: int
     why: str

@@ -1,4 +1,4 @@
-"""The nodes that take part in a run, and the choice of those that make a world."""
+"""The nodes that take part in a run, and which of them make a world."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Membership:
     def __init__(self, job: Job) -> None:
         self.set_bounds(job)
         self.nodes: dict[NodeId, Member] = {}
-        #: The nodes that a new world may use: those that are not drained.
+        #: The nodes that a new world may use: all that are not drained.
         self._usable: dict[NodeId, Member] = {}
         #: The number of usable nodes by their number of workers.
         self._sizes: Counter[int] = Counter()
@@ -62,7 +62,7 @@ class Membership:
         return [node for node, member in self.nodes.items() if member.host == host]
 
     def successors(self, members: Sequence[Member]) -> tuple[NodeId, ...]:
-        """Return the names of nodes of a world; for one that is gone, that of a newcomer on its host, if there is one.
+        """Return the names of a world's nodes. A newcomer on the same host replaces a node that is gone.
 
         A newcomer with as many workers then has the ranks of the lost node, and what its host's memory holds of them.
         """

@@ -1,7 +1,7 @@
 """What people may request of a run: that it stops, restarts, has other nodes, or leaves a host.
 
-A signal to the driver is a request too. A person who requests something by a command is told why it is refused: the
-driver asks for that first (`refusal`), and refused requests do not reach the machine.
+A signal to the driver is a request too. A refused command tells its user why: the driver first asks for the reason
+(`refusal`), and refused requests do not reach the machine.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member
 
 PARDON_SECONDS = 30.0
-"""The loss of a node within so many seconds after a failure explains the failure."""
+"""A failure is explained by the loss of its node at most this many seconds later."""
 
 FIRST_EXCLUSION = 60.0
 MAX_EXCLUSION = 3600.0
@@ -21,7 +21,7 @@ NEEDED_EXCLUSION = 15.0
 """Seconds for which a host is excluded without which there are too few nodes: time for a replacement."""
 
 QUICK_END = 10.0
-"""An attempt that fails within so many seconds, without a step, is part of a crash loop."""
+"""An attempt that fails sooner than this, in seconds, and without a step, is part of a crash loop."""
 NO_RESTARTS = "no restarts were allowed"
 """Why a run ends with the first failure, if `max_restarts` is 0."""
 
@@ -69,7 +69,7 @@ class RestartBudget:
         self.spent = 0
         #: The failures that may still matter one by one, the oldest first.
         self._charges: list[_Charge] = []
-        #: Of those before: whether one was collateral, and on which nodes they were; two stand for all others.
+        #: Of the earlier charges: whether any was collateral, and on which nodes they were; two nodes stand for all.
         self._any_collateral = False
         self._nodes: set[NodeId] = set()
 

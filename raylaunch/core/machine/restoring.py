@@ -1,4 +1,4 @@
-"""From which commit of the scripts' `State` a world goes on, when all its workers are started."""
+"""Chooses the commit of the scripts' `State` from which a world goes on, when all its workers are started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_TRIES = 3
 
 
 def take_held(world: World, event: WorkersStarted) -> None:
-    """Take note of what a node of the world holds."""
+    """Record what a node of the world holds."""
     world.held[event.node] = event.held
     world.awaits_commit |= event.awaits_commit
     world.known.uses_state |= bool(event.held) or event.awaits_commit

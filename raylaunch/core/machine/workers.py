@@ -130,7 +130,7 @@ def _workers_failed(run: Run, cause: Failure) -> list[Action]:
 
 
 def _end_run_for(run: Run, cause: Failure, why: str) -> list[Action]:
-    # Workers that hang do not react to a signal; those that wait for them may.
+    # Workers that hang do not react to a signal; workers that wait for them may.
     grace = min(run.job.shutdown_timeout, MAX_HANG_GRACE) if cause.hung else run.job.shutdown_timeout
     return stop_world(run, why, grace=grace, ending=Finish(exit_code=ExitCode.JOB_FAILED, why=why))
 
@@ -161,7 +161,7 @@ def _workers_checkpointed(run: Run, event: WorkersCheckpointed) -> list[Action]:
 
 
 def _is_left_to_finish(run: Run, state: Saving) -> bool:
-    """Whether workers get no signal before the deadline, since those of a node have finished.
+    """Whether workers get no signal before the deadline, since all workers of some node have finished.
 
     A drained node and the end of the run do not wait for that.
     """

@@ -1,4 +1,4 @@
-"""The step at which all workers save before a resize, who is waited for, and who had not saved when time was over."""
+"""The step at which all workers save before a resize, which ranks it waits for, and which did not save in time."""
 
 from __future__ import annotations
 

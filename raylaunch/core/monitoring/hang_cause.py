@@ -16,7 +16,7 @@ from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.text import count, spans
 
 _EXIT_CODE = -9
-"""Hung workers are killed by SIGKILL: those that are stopped, or hold the GIL, react to no other signal."""
+"""Hung workers are killed by SIGKILL: a worker that is stopped, or holds the GIL, reacts to no other signal."""
 _MAX_PLACES = 4
 _MAX_NODES = 2
 """The number of places, and of nodes of each, that are named of ranks that have not joined the others."""
@@ -50,7 +50,7 @@ def by_oddity(groups: Iterable[StackGroup], hang: SuspectedHang) -> list[StackGr
     """Sort groups, those first that the others probably wait for.
 
     These are processes that cannot run; else suspects that are in no collective while others are; else the smaller
-    groups; else those with fewer steps; else those that fell silent first.
+    groups; else the workers with fewer steps; else the first to fall silent.
     """
     workers = {worker.rank: worker for worker in hang.workers}
     suspects = frozenset(hang.ranks)
@@ -73,10 +73,10 @@ def by_oddity(groups: Iterable[StackGroup], hang: SuspectedHang) -> list[StackGr
 def describe_absent(
     groups: Iterable[StackGroup], marked: AbstractSet[int], parts: Sequence[Assignment], seconds: float
 ) -> str:
-    """Say, for a person, which ranks have not joined the others so many seconds after the start, and where they are.
+    """Say, for a person, which ranks have not joined the others `seconds` after the start, and where they are.
 
     `groups` are of all workers that are alive; `marked` are the ranks that have completed a step. These have joined, as
-    have those that seem to wait for others. Return "" if all ranks have joined, or none has.
+    have ranks that seem to wait for others. Return "" if all ranks have joined, or none has.
     """
     found = [(group, sorted(set(group.ranks) - marked)) for group in groups]
     late = [(group, ranks) for group, ranks in found if ranks and not group.waits]

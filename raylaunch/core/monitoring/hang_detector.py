@@ -18,7 +18,7 @@ _CHECK_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangLimits:
-    """For how long a worker may be silent.
+    """How long a worker may be silent.
 
     A number of seconds is obeyed, from the start of the attempt. With `auto`, a silence over the limit is only a reason
     to look at what the workers do.
@@ -123,7 +123,7 @@ class HangDetector:
         )
 
     def snooze(self, hang: SuspectedHang, seconds: float) -> None:
-        """It is no hang: give the suspects so many more seconds, each until its next mark."""
+        """Give the suspects `seconds` more, each until its next mark, since they do not hang."""
         for rank in hang.ranks:
             worker = self._world.workers[rank]
             worker.accepted_silence = self._world.silence(worker) + seconds

@@ -13,7 +13,7 @@ from raylaunch.core.newtypes import NodeId, RunTime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSample:
-    """How far the attempt is at a moment, for a person who watches. Nothing is decided by it, or recorded."""
+    """How far the attempt is at a moment, for a person who watches. It decides nothing and is not recorded."""
 
     at: RunTime
     alive: int

@@ -14,7 +14,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import NodeId
 
 WARM_UP = 3
-"""A worker with so many marks has made its first steps, which compile and open connections."""
+"""Marks after which a worker has made its first steps, which compile and open connections."""
 RATE_WINDOW = 10.0
 """Seconds over which rates are taken."""
 STALE = 3.0
@@ -190,7 +190,7 @@ class WorldProgress:
         return any(map(self.is_alive, self._busy.values())) and not any(map(self.is_alive, self._stopped.values()))
 
     def is_alive(self, worker: RankProgress) -> bool:
-        """Whether the latest heartbeat of its node still shows the worker, compared to those of other nodes."""
+        """Whether its node's latest heartbeat still shows the worker, compared to other nodes' heartbeats."""
         return self.seen_at - worker.seen_at <= STALE
 
     def alive(self) -> Iterator[RankProgress]:

@@ -110,9 +110,9 @@ def assign(attempt: int, roster: Sequence[Member]) -> tuple[Assignment, ...]:
 
 
 def submitted(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the submitting process that the workers inherit, as those of torchrun inherit all.
+    """Return the submitting process's variables that the workers inherit; torchrun's inherit all.
 
-    Variables that describe the submitter's machine, and those that Ray set in its process, are left out.
+    Variables that describe the submitter's machine, or that Ray set in its process, are left out.
     """
     return {
         name: value
@@ -134,7 +134,7 @@ def base_env(
 ) -> dict[str, str]:
     """Return the node's own environment, updated by the submitter's, then by what the job gives.
 
-    `given` has the job's `env`, then that of each rule that matches the node; values may refer to earlier ones.
+    `given` has the `env` of the job, then of each rule that matches the node; values may refer to earlier ones.
     `ray_address` is "" without Ray; else variables that Ray set for itself are removed. Raise ValueError for a value
     with a placeholder that this node cannot fill in.
     """
@@ -161,8 +161,8 @@ def interface_env(
     There is one for each library that would choose a loopback address or a bridge by itself, such as docker0, unless
     `given`, the worker's environment, has it. gloo and TensorPipe use the address to which the host's own name leads,
     and a loopback address if it leads to none (torch 2.13, `ProcessGroupGloo.cpp`, `tensorpipe_agent.cpp`). On Debian
-    and Ubuntu a host's name leads to 127.0.1.1. `host_addresses`: those that are this machine's own, in the resolver's
-    order. `bridges`: the names of interfaces that are bridges.
+    and Ubuntu a host's name leads to 127.0.1.1. `host_addresses`: where the host's name leads, as far as these are the
+    machine's own addresses, in the resolver's order. `bridges`: the names of interfaces that are bridges.
     """
     own = _interface_of(place.address, place)
     if not own or _is_loopback(place.address):

@@ -60,7 +60,7 @@ class Packing:
 
     min_nodes: int
     bundles: tuple[Bundle, ...]
-    """MAX bundles, the first MIN of which are needed to start; then those of the spare nodes."""
+    """MAX bundles, the first MIN of which are needed to start; then the spare nodes' bundles."""
     seated: tuple[tuple[NodeFacts, Bundle], ...]
     spare: tuple[tuple[NodeFacts, Bundle], ...]
     missing: Mapping[HostId, Bundle | str]
@@ -126,7 +126,7 @@ _NO_WORKERS = "no workers are meant for it"
 
 
 def by_total(job: Job, nodes: Sequence[NodeFacts], total: int, *, spread: bool, local: bool) -> Packing:
-    """Pack a job of `nprocs` workers: on as few nodes as hold them or, if `nnodes` is not 1, evenly on so many.
+    """Pack a job of `nprocs` workers: on as few nodes as hold them or, if `nnodes` is not 1, evenly on MAX nodes.
 
     The bundles are not bound to nodes: any nodes with enough room will do.
     """
@@ -241,7 +241,7 @@ def _bundle(
 
 
 def _whole(gpus: float) -> float:
-    """Return what Ray can reserve of so many GPUs: more than one only if they are whole, less in steps of 0.0001."""
+    """Round to GPUs that Ray can reserve: above one a whole number, below in steps of 0.0001."""
     gpus = round(gpus, 4)
     return gpus if gpus <= 1 else float(math.ceil(gpus))
 

@@ -52,7 +52,7 @@ class Plan:
     min_nodes: int
     max_nodes: int
     bundles: tuple[Bundle, ...]
-    """MAX bundles, the first MIN of which are reserved together as a gang; then those of the spare nodes."""
+    """MAX bundles, the first MIN of which are reserved together as a gang; then the spare nodes' bundles."""
     spread: bool
     seats: tuple[NodePlan, ...]
     spares: tuple[SpareNode, ...]

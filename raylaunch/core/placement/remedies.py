@@ -31,9 +31,9 @@ def too_few_nodes(nodes: Sequence[NodeFacts], packing: Packing, *, spread: bool)
 
 
 def remedies(job: Job, nodes: Sequence[NodeFacts], packing: Packing, *, spread: bool, local: bool) -> Iterator[str]:
-    """Yield changes of the job, as they are written on the command line, with each of which it could start now.
+    """Yield changes of the job, as written on the command line, each of which would let it start now.
 
-    Of each setting the value that is nearest to the job's. No change takes its GPUs away.
+    Each setting gets the value that is nearest to the job's. No change takes its GPUs away.
     """
     if not nodes or missing_gpus(nodes, packing):
         return

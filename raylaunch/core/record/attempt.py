@@ -15,7 +15,7 @@ from raylaunch.core.record.steps import StepHistory
 
 MOST_FAILURES = 8
 MOST_STACKS = 8
-"""Of an attempt that is followed by two others, so many failures and groups of stacks are kept, the causes first."""
+"""Failures and groups of stacks that an attempt keeps once two others have followed it, the causes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

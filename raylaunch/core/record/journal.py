@@ -50,7 +50,7 @@ _FORMER_FIELDS = {"turnover": "timings"}
 _KINDS |= {former: _KINDS[name] for former, name in _FORMER_NAMES.items()}
 
 _MOST_DIGITS = 300
-"""Of a whole number. From 309 digits on, no float can hold it (`sys.float_info.max_10_exp`)."""
+"""Digits of a whole number. From 309 digits on, no float can hold it (`sys.float_info.max_10_exp`)."""
 
 _KIND = "is"
 """The key that names the class. No field has this name: `type` is one of `WorkerError`."""

@@ -31,9 +31,9 @@ from raylaunch.core.record.steps import StepHistory
 from raylaunch.errors import ExitCode, RaylaunchError
 
 FIRST_ATTEMPTS, LAST_ATTEMPTS = 20, 80
-"""A result describes so many first and last attempts. Those between them are summed up."""
+"""How many of the first and of the last attempts a result describes. It sums up the attempts between them."""
 MOST_NODES = 200
-"""A result has at least so many addresses, if so many nodes joined; and those of all nodes in its attempts."""
+"""Addresses that a result holds before it drops any. It always keeps the addresses of nodes in its attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
