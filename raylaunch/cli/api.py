@@ -230,7 +230,7 @@ def check_call(caller: str, function: object, args: object, kwargs: object = Non
     assert callable(function)
     assert isinstance(args, Sequence)
     try:
-        # Of a decorated function, that of the decorator, which may add arguments.
+        # For a decorated function, check the decorator's signature: the decorator may add arguments.
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError, NameError):  # a function of C without a signature; annotations of Python 3.14
         return

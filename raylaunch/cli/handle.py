@@ -33,7 +33,7 @@ Returned = TypeVar("Returned")
 Value_co = TypeVar("Value_co", covariant=True)
 
 _STOPPER = "Handle.stop"
-"""Who stops a run, as its messages name it."""
+"""The name by which messages say that this stopped a run."""
 
 
 class Handle(Generic[Value_co]):
@@ -117,7 +117,7 @@ class Handle(Generic[Value_co]):
         As with `raylaunch stop`, all workers save at one step, if they call `should_checkpoint`. Then they get SIGTERM,
         and SIGKILL after `shutdown_timeout`. A run that has ended is left as it is.
 
-        :param grace: the workers may take so many seconds to save; 0: they do not.
+        :param grace: seconds that the workers may take to save; 0: they do not save.
         :param now: do not wait for the workers.
         """
         if not grace >= 0:
@@ -150,7 +150,7 @@ class Handle(Generic[Value_co]):
 
         :param ranks: a rank, or several; None: all.
         :param attempt: its number; None: the present or last one.
-        :param tail: so many last lines of each file; None: all.
+        :param tail: number of last lines of each file; None: all.
         """
         with self._lock:
             was_open, found = self._port.is_open, follow_logs.text(self._now(), ranks, attempt, tail)

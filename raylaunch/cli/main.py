@@ -39,7 +39,7 @@ def _open_missing_streams() -> None:
 
 
 def _encode_anything() -> None:
-    r"""Have stdout write a character that its encoding lacks as stderr does, `\xe9`, instead of raising an error."""
+    r"""Make stdout write a character that its encoding lacks as `\xe9`, as stderr does, instead of raising an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         with contextlib.suppress(OSError, ValueError):  # it is closed, or its file is another than at the start
             sys.stdout.reconfigure(errors="backslashreplace")

@@ -60,7 +60,7 @@ def spawn(
 ) -> SpawnContext | None:
     """Call `fn(i, *args)` in `nprocs` processes of the cluster, with `i` from 0 to `nprocs - 1`.
 
-    The signature and the exceptions are those of `torch.multiprocessing.spawn` (torch 2.13). `i` is RANK. No process
+    Has the signature and the exceptions of `torch.multiprocessing.spawn` (torch 2.13). `i` is RANK. No process
     group is initialized; `fn` may call `init_process_group()` without arguments, since torchrun's environment is set,
     or with an address and port of its own if all processes are on one node.
 

@@ -52,7 +52,7 @@ def start(
     With `detach=True` the run goes on without this process, as with `raylaunch -d`, and this function returns when its
     workers have started.
 
-    The arguments are those of `launch`.
+    Takes the arguments of `launch`.
 
     :raises TypeError: an argument is of another kind. Nothing was started.
     :raises ConfigError: a setting is wrong, or there is no such script.

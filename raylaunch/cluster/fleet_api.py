@@ -1,4 +1,4 @@
-"""The driver's interface to the agents of a run: the calls it makes (`Fleet`), and what it is told (`Item`)."""
+"""The driver's interface to the agents of a run: the calls it makes (`Fleet`), and the news it gets (`Item`)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Fleet(Protocol):
         """Send an order to a node's agent, without waiting. Does nothing where the node has no agent any more."""
 
     def joined(self, node: NodeId, host: HostId) -> bool:
-        """Take note that an agent is ready on this host. False: it is not needed there, and was ended."""
+        """Accept an agent that is ready on this host. False: it is not needed there, and was ended."""
 
     def release(self, node: NodeId, *, frees_memory: bool = False) -> None:
         """End a node's agent, and reserve another slot. `frees_memory`: see `Release`."""
@@ -104,7 +104,7 @@ class Fleet(Protocol):
         """Allow reservations on the host again."""
 
     def scale(self, nodes: int) -> None:
-        """Have so many nodes from now on: reserve more, or none where nodes are lost. None that is ready is ended."""
+        """Set the number of nodes: reserve more, or none where nodes are lost. Nodes that are ready are never ended."""
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         """Ask a node's agent for log files. Any thread may call this. An error of the agent is the future's."""

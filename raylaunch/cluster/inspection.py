@@ -42,7 +42,7 @@ class Inspection(Generic[Answer]):
 
 
 def inspect(job: Job, look: Callable[[str], Look[Answer]], seconds: float, *, with_plan: bool) -> Inspection[Answer]:
-    """Have every node of the job's cluster look, for so many seconds in all; without a cluster this machine.
+    """Call `look` on every node of the job's cluster, within `seconds` in all; without a cluster on this machine.
 
     `look` gets the address of this machine in the cluster, or "" without one. Raises ClusterError if there is a cluster
     that cannot be used.

@@ -70,7 +70,7 @@ def _has(ask: Callable[[], object]) -> bool:
 
 
 def ask_head(address: str, key: bytes, namespace: bytes, seconds: float) -> bytes:
-    """Return a value that the head at an address keeps, or raise an exception of Ray's within so many seconds.
+    """Return a value that the head at an address keeps, or raise an exception of Ray's after `seconds`.
 
     For asking a head before this process connects. `ray._raylet.GcsClient`, a class in C++, has had the same methods
     since Ray 2.44. Without it there is no run on a cluster.
@@ -98,7 +98,7 @@ def head_session(seconds: float) -> str:
 
 
 def keep_in_head(key: bytes, value: bytes | None, namespace: bytes, seconds: float) -> None:
-    """Have the head that this process is connected to keep a value under a key; None: remove it.
+    """Store a value under a key in the head that this process is connected to; None: remove it.
 
     `internal_kv_put` and `internal_kv_del` of the client have had these parameters since Ray 2.44. Without them, a run
     is not entered in its cluster: commands on other machines do not find it. Raises an exception of Ray's.
@@ -207,7 +207,7 @@ def may_add_nodes() -> bool:
 
     Ray's first autoscaler writes its status to the head; so does its monitor on a cluster without one, which gives each
     node a type of its own, `node_<id>` (`format_readonly_node_type` of `ray.autoscaler._private.util`). The second one,
-    of which the head has a flag, only runs where nodes can be added. The names are those of Ray 2.44 to 2.60.
+    of which the head has a flag, only runs where nodes can be added. Ray 2.44 to 2.60 use these names.
     """
     try:
         client = _own_client()
@@ -251,7 +251,7 @@ def token() -> str:
 
 
 def use_token_if_there_is_one() -> None:
-    """Have Ray send a token also without RAY_AUTH_MODE, as its `init(address="auto")` does in Ray 2.60.
+    """Make Ray send a token also without RAY_AUTH_MODE, as its `init(address="auto")` does in Ray 2.60.
 
     Without the function, `init` itself does not do so either.
     """
@@ -275,7 +275,7 @@ def print_no_deaths() -> None:
 
 @contextlib.contextmanager
 def command_line_in_job_list(text: str) -> Iterator[None]:
-    """Have `ray.init` in this block keep this text as the command line of this process, for its list of jobs.
+    """Make `ray.init` in this block record this text as the command line of this process, for its list of jobs.
 
     It calls `get_entrypoint_name` of `ray._private.utils`, and has no setting for it. Without that function, the list
     shows what `ps` shows, where raylaunch has overwritten secrets too.
@@ -309,7 +309,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def no_tip_about_accelerators() -> Iterator[None]:
-    """Have `ray.init` in this block not print the tip that it hides accelerators, since `environment` undoes that.
+    """Keep `ray.init` in this block from printing the tip that it hides accelerators, since `environment` undoes that.
 
     Ray 2.50, 2.52 and 2.54 print it, and Ray 2.44, 2.47 and 2.60 do not.
     """

@@ -61,8 +61,8 @@ def path_of(key: str) -> Path:
 def put(config: Any, path: Path, value: Any) -> None:
     """Set the value at a path; OmegaConf checks its type.
 
-    `OmegaConf.update` converts it too, but a key for it can have names with dots in it from OmegaConf 2.4 on only. Such
-    names are those of nodes and of variables, whose values are text.
+    `OmegaConf.update` converts it too, but takes a key whose names contain dots only since OmegaConf 2.4. The names of
+    nodes and variables may contain dots; their values are text.
     """
     *above, name = path
     section = _section(config, above)

@@ -86,7 +86,7 @@ def _job(words: Sequence[str], environ: Mapping[str, str]) -> tuple[Job, Surroun
 
 
 def surroundings(job: Job, facts: Surroundings) -> Surroundings:
-    """Return the facts, with those of the cluster and its nodes, which are asked."""
+    """Ask the cluster and its nodes, and return the facts with their answers."""
     with _marker(job.log_dir if facts.job is not None else "") as marker, _door() as port:
         questions = _questions(facts.job, marker)
 

@@ -78,7 +78,7 @@ CHECKS: tuple[Callable[[Surroundings], Iterator[Diagnosis]], ...] = (job_file, r
 
 
 def _unlike(facts: Surroundings, key: Callable[[NodeReport], str]) -> str:
-    """Return the addresses whose value is not that of this machine."""
+    """Return the addresses of nodes whose value differs from the value of this machine."""
     mine = (
         key(facts.seen.answers[facts.seen.here])
         if facts.seen.here in facts.seen.answers

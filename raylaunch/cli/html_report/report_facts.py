@@ -45,7 +45,7 @@ class RunRecordRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFacts:
-    """What a report says. Times are in seconds, and those of events count from the beginning of the run."""
+    """What a report says. Times are in seconds; events count them from the beginning of the run."""
 
     id: str
     name: str
@@ -114,7 +114,7 @@ def parts(restarts: Sequence[RestartCost]) -> dict[RestartPart, dict[str, float]
 
 
 def coarse(rates: Sequence[StepRate], most: int = MOST_RATES) -> list[StepRate]:
-    """Return at most about so many rates: neighbours of one attempt are merged while there are too many."""
+    """Return about `most` rates or fewer: merge neighbours of one attempt while there are too many."""
     found = list(rates)
     while len(found) > most:
         merged: list[StepRate] = []

@@ -156,7 +156,7 @@ class SuspendHandler:
 
     def __init__(self, *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self._pause, self._resume = pause, resume
-        #: Another handler is that of the program that this is in, or of its caller, who wants something else.
+        #: Any other handler belongs to the program that runs this code, or to its caller, and stays.
         self._is_ours = signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
         if self._is_ours:
             signal.signal(signal.SIGTSTP, self._stop)

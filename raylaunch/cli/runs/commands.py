@@ -211,7 +211,7 @@ def _shown(
 ) -> int:
     """Print a text, with `--watch` again and again. `text` also returns whether it will not change any more.
 
-    `wait` waits so many seconds before the next time, or less if there are news.
+    `wait` takes the seconds to wait before the next time. It returns earlier if there is news.
     """
     if not arguments.watch:
         print(text()[0], end="")

@@ -125,7 +125,7 @@ def _attempt(arguments: Namespace, status: RunStatus) -> int:
 
 
 def attempt_logs(run: KnownRun, choice: LogChoice, attempt: int, status: RunStatus) -> AttemptLogs:
-    """Return the chosen files of an attempt. `status`: that of the run, which has been read."""
+    """Return the chosen files of an attempt. `status`: the status of the run, as just read."""
     sizes = {each.number: each.world_size for each in status.result.attempts}
     return AttemptLogs(run.reader, choice, attempt, sizes.get(attempt) or status.world_size)
 
@@ -224,7 +224,7 @@ class LogFollower:
         return shown
 
     def _show_more(self, status: RunStatus | None) -> None:
-        """Print what the logs have got since, attempt by attempt up to that of the status."""
+        """Print the new lines of the logs, attempt by attempt up to the attempt of the status."""
         if status is None or self._logs is None:
             return
         self._write(self._logs.more())

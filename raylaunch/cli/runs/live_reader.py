@@ -75,7 +75,7 @@ class LiveReader(RunReader):
         self._is_fresh = False
 
     def wait(self, seconds: float) -> None:
-        """Ask for the state of the run when it has ended, or otherwise after so many seconds."""
+        """Wait until the run has ended, or for these seconds at most, and then ask for its state."""
         self._is_fresh = True
         if self._state is not None and self._state.ended:
             return

@@ -72,7 +72,7 @@ class RunReader:
         )
 
     def wait(self, seconds: float) -> None:
-        """Wait so many seconds for news, at most, and then refresh."""
+        """Wait for news, for these seconds at most, and then refresh."""
         time.sleep(seconds)
         self.refresh()
 

@@ -57,8 +57,8 @@ def _facts(run: KnownRun, environ: Mapping[str, str]) -> ReportFacts:
 def _write(path: Path, text: str, *, is_named: bool) -> bool:
     """Write the report, and return whether to a file.
 
-    Links that were named are followed, such as /dev/stdout, which must stay; not those of another user in a folder in
-    which everybody may write, nor one in a run folder, which may be another user's.
+    Follows a link that the person named, such as /dev/stdout, which must stay. Does not follow another user's link in a
+    folder where everybody may write, nor a link in a run folder, which may be another user's.
     """
     try:
         is_device = path.exists() and not path.is_file()

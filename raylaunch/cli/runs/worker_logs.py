@@ -1,7 +1,7 @@
 """`raylaunch logs`: what the workers of a run have written, from files in its run folder or through its driver.
 
-Lines are not sorted by their times: first come all lines of rank 0, then those of rank 1. Following a run, lines come
-as the files grow. The bytes of the workers are passed on as they are, as a run itself does.
+Lines are not sorted by time: all lines of rank 0 come first, then all lines of rank 1. While a run is followed, lines
+come as the files grow. The bytes of the workers are passed on as they are, as a run itself does.
 """
 
 from __future__ import annotations

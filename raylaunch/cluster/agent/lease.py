@@ -86,7 +86,7 @@ class Lease:
         self._begun.set()
 
     def agent_idle(self, seconds: float) -> None:
-        """Note that the agent is idle, and let the lease last so many seconds. An expired lease stays expired."""
+        """Record that the agent is idle, and let the lease last this many seconds. An expired lease stays expired."""
         if not math.isinf(self._seconds) and not self.expired:
             self._extend(_now() + seconds - self._seconds)
 

@@ -61,7 +61,7 @@ class LogShipper:
             self._task = loop.create_task(self._follow())
 
     def end(self, attempt: int) -> None:
-        """Take note that nothing more of this attempt will be written. `behind` is true until all of it is read."""
+        """Record that nothing more of this attempt will be written. `behind` is true until all of it is read."""
         self.tailer.end_attempt(attempt)
         self._news.set()
 
@@ -71,7 +71,7 @@ class LogShipper:
         return self.tailer.has_backlog
 
     def taken(self) -> None:
-        """Take note that something was taken out of the outbox."""
+        """Go on after the driver has taken something out of the outbox."""
         if not self._outbox.full:
             self._room.set()
 

@@ -1,8 +1,8 @@
 """The agents' part of a check whether nodes reach each other: each listens for a while, and connects to the others.
 
-The ports are any free ones, as those of gloo and NCCL are. So a firewall that lets only Ray's ports through is found
-too. Whoever connects gets a token and nothing else; what they send is ignored. The driver gives the token to the other
-nodes. It shows them that the address leads to this node, and not to another machine that has the same address.
+Each agent listens on any free port, as gloo and NCCL do, so the check also finds a firewall that lets only Ray's ports
+through. Each client gets a token and nothing else; the agent ignores what it sends. The driver gives the token to the
+other nodes. It shows them that the address leads to this node, and not to another machine that has the same address.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The runs of a cluster: the entry of each is in the key-value store of the cluster's head while the run lasts.
 
-By it, commands on any machine of the cluster find where the driver of a run answers. Who has the token of the cluster
-may read the entries, and so ask the drivers: such a person may run code in the cluster anyway.
+The entries tell commands on any machine of the cluster where the driver of a run answers. Anyone with the token of the
+cluster may read them, and so ask the drivers: such a person may run code in the cluster anyway.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STALE_SECONDS = 10 * RENEW_SECONDS
 
 @contextlib.contextmanager
 def entered(run: RegisteredRun, environ: Mapping[str, str], warn: Callable[[str], None]) -> Iterator[RegistryEntry]:
-    """Have a run in the registry of its user, and in that of its cluster if others reach it. `warn` takes a message.
+    """Keep a run in its user's registry, and in its cluster's registry if others reach it. `warn` takes a message.
 
     A thread talks to the cluster's head, which may take long to answer. Where it cannot, the run goes on without.
     """
@@ -54,7 +54,7 @@ def entered(run: RegisteredRun, environ: Mapping[str, str], warn: Callable[[str]
 
 
 def _announce(run: RegisteredRun, ended: threading.Event, warn: Callable[[str], None]) -> None:
-    key = registry_key.registry_key(run.token or random.token_hex(8))  # that of the next driver replaces this one
+    key = registry_key.registry_key(run.token or random.token_hex(8))  # the next driver's entry replaces this one
 
     def is_replaced() -> bool:
         found = run_registry.load(_internals().own_kept(key, _NAMESPACE, _ASK_SECONDS)) if run.is_detached else None

@@ -19,9 +19,9 @@ from raylaunch.node.logs.log_files import LogAnswer, LogBlock, LogQuery, LogRead
 ANSWER_SECONDS = 10.0
 """How long a node may take to answer; then it is left out."""
 _MOST_AHEAD = 8
-"""So many reads go on at the same time for one client: by one node, or by several."""
+"""Most reads that go on at the same time for one client, on one node or on several."""
 _MOST_ATTEMPTS = 16
-"""Of so many earlier attempts it is remembered which node has the files of which rank."""
+"""Most earlier attempts for which the relay remembers which node has the files of which rank."""
 
 
 class LogOwner(Protocol):

@@ -1,4 +1,4 @@
-"""By which code of the driver's process asks a run of it, as commands of other processes do by a connection."""
+"""Lets code in the driver's own process query and control a run, as commands do over the control connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raylaunch.cluster.control.run_control import RunControl
 
 
 class RunPort(DriverClient):
-    """Asks one run. Any thread may use it; what is asked is answered there, and no secret is needed."""
+    """Asks one run. Any thread may use it: the calling thread computes the answers, and no secret is needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class RunPort(DriverClient):
         return control is not None and not control.is_over
 
     def change(self, change: RunChange) -> None:
-        """Have the run changed as soon as it can be. Nobody waits for that. A run that has ended is left as it is."""
+        """Change the run as soon as possible, without waiting. Leave a run that has ended as it is."""
         with self._lock:
             if self._control is None:
                 self._early.append(change)

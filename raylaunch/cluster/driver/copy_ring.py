@@ -1,4 +1,4 @@
-"""To which other agent each one copies what its ranks have, and what state keepers have of agents that were killed."""
+"""Chooses the peer that each agent copies its commits to, and asks state keepers of killed agents what they hold."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CopyRing:
         return tuple(self._served[node] for node in self._machine.nodes if node in self._served and self._has_files)
 
     def served(self, node: NodeId, where: CopiesServed) -> None:
-        """Take note that an agent serves what it holds."""
+        """Record where an agent serves what it holds, and renew the ring."""
         self._served[node] = CopyAddress(node=node, host=where.host, port=where.port, secret=where.secret)
         self.has_state |= where.uses_state
         if where.uses_files and not self._has_files:
@@ -56,7 +56,7 @@ class CopyRing:
         return self._inquiry.is_open(gone, self._served.get(gone.node), tell)
 
     def launched(self) -> None:
-        """Take note that an attempt is launched."""
+        """Tell all nodes of an attempt that is launched where they copy to."""
         self._told.clear()
         self.renew()
 
@@ -77,8 +77,8 @@ class CopyRing:
     def renew(self) -> None:
         """Tell the nodes whose copies are to go to another node than before: nodes may have come, or be drained.
 
-        Nodes that replace all those of the world are asked to take copies. Until they answer, nothing is copied, since
-        a copy on a node that leaves is of no use.
+        If other nodes replace the whole world, they are asked to take the copies. Until they answer, nothing is copied,
+        since a copy on a node that leaves is of no use.
         """
         world, later = self._machine.world, self._machine.world.replacements if self.has_state else ()
         for node, target in (over(world.roster, later) or targets(world.members, self._machine.leaving)).items():
@@ -100,8 +100,8 @@ def over(nodes: Sequence[NodeId], others: Sequence[NodeId]) -> dict[NodeId, Node
 def targets(members: Sequence[Member], avoided: Container[NodeId] = ()) -> dict[NodeId, NodeId]:
     """Return to which node each one copies: one of the next host that has nodes which are not `avoided`.
 
-    Several nodes of a host share those of the next one. Where there is no other host, there are copies only if nodes
-    are `avoided`, since these are about to go: each node copies to another one that stays, if there is one.
+    The nodes of a host divide their copies among the nodes of the next one. If there is only one host, nodes copy only
+    if some are `avoided`, since these are about to go: each node copies to another one that stays, if there is one.
     """
     hosts: dict[HostId, list[NodeId]] = {}
     for member in members:

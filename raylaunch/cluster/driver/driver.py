@@ -120,7 +120,7 @@ class Driver:
         processes.release_memory()  # the agents take seconds to start, and afterwards this process mostly waits
 
     def _stepped(self) -> None:
-        """Take note that all that was known is dealt with."""
+        """Hook: called after each batch of items."""
 
     def _refuse_requests(self) -> None:
         """Refuse what was requested too late."""
@@ -157,7 +157,7 @@ class Driver:
                 yield self._inbox.get_nowait()
 
     def _step(self, event: Event) -> None:
-        """Have the machine handle an event. Act first, then record: no restart waits for the disk."""
+        """Let the machine handle an event. Act first, then record: no restart waits for the disk."""
         if self._peers.holds(event, self._now()):
             return
         before = self._monitor.progress(event.at) if self.machine.needs_progress(event) else ()
@@ -237,7 +237,7 @@ class Driver:
 
     def _node_lost(self, gone: AgentLost) -> Iterator[Event]:
         if self._executor.copies.asks_keeper(gone, self._inbox.put):
-            return  # it is told again
+            return  # the loss comes again with the answer
         self.nodes.give_up(gone.node)
         self._statuses.pop(gone.node, None)
         yield NodeLost(at=self._now(), node=gone.node, why=gone.why, held=gone.held or ())

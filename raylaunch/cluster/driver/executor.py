@@ -130,13 +130,13 @@ class Executor:
             self._proposal.answered(answer)
 
     def store_open(self, node: NodeId, word: StoreOpened) -> None:
-        """Take note that a store is open, and send the launch that waits for it."""
+        """Record that a store is open, and send the launch that waits for it."""
         self._stores[node, word.attempt] = word
         if self._unsent is not None and self._needs(self._unsent) == (node, word.attempt):
             self._send(self._unsent, word)
 
     def store_failed(self, node: NodeId, word: StoreOpened) -> bool:
-        """Take note that a store could not be opened. Return whether a launch waits for it.
+        """Forget a store that could not be opened. Return whether a launch waits for it.
 
         If none does, nothing is lost: the store is ordered again when a launch needs it.
         """

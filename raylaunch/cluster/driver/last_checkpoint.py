@@ -13,7 +13,7 @@ from raylaunch.node.state.checkpoint_writes import LastWrite
 
 _LOOK_SECONDS = 0.1
 _FIRST_SECONDS, _TELL_SECONDS = 1.0, 5.0
-"""After how long it is said how far the nodes are, for the first time and again."""
+"""Seconds before the first message about how far the nodes are, and between further ones."""
 ANSWER_SECONDS = 20.0
 """How long an agent may take to answer."""
 STALLED_SECONDS = 600.0
@@ -21,7 +21,7 @@ STALLED_SECONDS = 600.0
 
 
 def write(fleet: Fleet, nodes: Collection[NodeId], say: Callable[[str], None]) -> None:
-    """Have nodes write the last checkpoint, and wait for it. `say` takes what to tell a person.
+    """Order nodes to write the last checkpoint, and wait for it. `say` takes what to tell a person.
 
     A signal that interrupts this gives the checkpoint up: the agents, which end then, leave nothing incomplete.
     """

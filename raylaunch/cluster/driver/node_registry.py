@@ -132,7 +132,7 @@ class NodeRegistry:
         return [AgentLost(node=name, why=why, silent=True) for name in overdue]
 
     def give_up(self, node: NodeId, *, ends: bool = True) -> None:
-        """Count a node as lost for good. If its agent is alive after all, it is told to end if `ends`."""
+        """Count a node as lost for good. `ends`: tell its agent to end, if it is alive after all."""
         self._lost[node] = None
         self._nodes.pop(node, None)
         if len(self._lost) > _MOST_LOST:

@@ -44,7 +44,7 @@ _PACKAGES = ("raylaunch", "torch", "ray", "omegaconf")
 _FENCE_SECONDS = 1.0
 _MOST_LAST = 64
 MOST_WAITING = 20_000
-"""If so many entries of the journal wait for the file system, it ends there: the others would fill the memory."""
+"""Most entries of the journal that wait for the file system. With more, it ends: they would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class RunFolder:
     ) -> None:
         """`path` None: nothing is written. `warn` takes a line for a person.
 
-        `epoch`: that of the driver, if another one may take the folder over; else 0.
+        `epoch`: the driver's epoch, if another driver may take the folder over; else 0.
         """
         self.path = path
         self.fence = FolderFence(path if epoch else None, epoch)

@@ -115,7 +115,7 @@ def folder(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def entered(run: RegisteredRun, environ: Mapping[str, str], warn: Callable[[str], None]) -> Iterator[RegistryEntry]:
-    """Have a run in the registry while it lasts and, if it has a folder, afterwards too. `warn` takes a message."""
+    """Keep a run in the registry while it lasts and, if it has a folder, afterwards too. `warn` takes a message."""
     entry = RegistryEntry(run, environ, warn)
     writer = FileWriter()
     writer.put(entry.add)

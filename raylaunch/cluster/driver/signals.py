@@ -112,7 +112,7 @@ class _SignalListener:
     def __init__(
         self, numbers: Iterable[signal.Signals], stops: Iterable[signal.Signals], tell: Callable[[SignalName], None]
     ) -> None:
-        """`stops`: those of the signals that end the run."""
+        """`stops`: the signals that end the run."""
         self._numbers = frozenset(numbers)
         self._stops = frozenset(stops)
         self._tell = tell
@@ -151,7 +151,7 @@ class _SignalListener:
             self._end_process(number)
 
     def _end_process(self, number: int) -> None:
-        """Have the main thread raise InterruptedByUserError, then end the process, unless it ends by itself."""
+        """Make the main thread raise InterruptedByUserError, then end the process, unless it ends by itself."""
         if self._closed.wait(LEAVE_SECONDS):
             return
         self.interrupts = True

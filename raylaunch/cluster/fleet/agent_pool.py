@@ -105,7 +105,7 @@ class AgentPool:
             return None if self._links is None else self._links.address
 
     def put(self, agents: Sequence[PooledAgent], seconds: float) -> None:
-        """Hold these agents for so many seconds, and end all that the pool held before."""
+        """Hold these agents for some seconds, and end all that the pool held before."""
         with self._lock:
             if self._pid != os.getpid():
                 self._pid = os.getpid()

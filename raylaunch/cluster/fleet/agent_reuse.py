@@ -151,7 +151,7 @@ class AgentReuse:
         return node in self._beside
 
     def make_idle(self, actors: Mapping[NodeId, Any], seconds: float) -> None:
-        """Put agents of a run that is over into the pool for so many seconds. `actors`: by node, all `can_be_idle`.
+        """Put agents of a run that is over into the pool for some seconds. `actors`: by node, all `can_be_idle`.
 
         Agents that do not become idle within seconds are ended.
         """

@@ -161,7 +161,7 @@ class Allocator:
         self._reconcile(now)
 
     def scale(self, nodes: int, now: float) -> None:
-        """Have so many nodes from now on: none of the last kinds, or more of the last kind. Nodes that are up stay."""
+        """Set the number of nodes: drop the last kinds, or add nodes of the last kind. Nodes that are up stay."""
         self._kinds = [*self._kinds, *[self._kinds[-1]] * (nodes - len(self._kinds))][:nodes]
         self._desired = Counter(self._kinds)
         self._reconcile(now)
@@ -224,7 +224,7 @@ class Allocator:
         return StartAgent(slot.number, node, self._bundles[slot.kind]) if slot is not None else None
 
     def shift(self, seconds: float) -> None:
-        """Have all times that were noted be so much later: the clock of this process is another one."""
+        """Move all recorded times by `seconds`: this process has another clock."""
         self._slots.shift(seconds)
         self._hosts.cut_off = {host: until + seconds for host, until in self._hosts.cut_off.items()}
 
@@ -262,7 +262,7 @@ class Allocator:
         return self._desired - Counter(slot.kind for slot in self._slots if slot.is_up and slot.host not in unusable)
 
     def _reconcile_kind(self, kind: int, missing: int, now: float) -> None:
-        """Have as many slots pending as nodes of this kind are missing; failed slots come on top of that."""
+        """Keep one slot pending for each missing node of this kind, besides failed slots."""
         pending = [slot for slot in self._slots if slot.kind == kind and not slot.is_up]
         for slot in pending:
             if missing == 0 and slot.failed:

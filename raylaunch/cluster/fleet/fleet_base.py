@@ -50,7 +50,7 @@ class FleetBase(ABC):
     # Which nodes there are.
 
     def joined(self, node: NodeId, host: HostId) -> bool:
-        """Take note that an agent is ready on this host. False: it is not needed there, and was ended."""
+        """Accept an agent that is ready on this host. False: it is not needed there, and was ended."""
         return self._decide(partial(self._allocator.joined, node, host))
 
     def cordon(self, host: HostId) -> None:
@@ -62,7 +62,7 @@ class FleetBase(ABC):
         self._decide(partial(self._allocator.uncordon, host))
 
     def scale(self, nodes: int) -> None:
-        """Have so many nodes from now on."""
+        """Set the number of nodes from now on."""
         self._decide(partial(self._allocator.scale, nodes))
 
     def _decide(self, ask: Callable[[float], Answer]) -> Answer:

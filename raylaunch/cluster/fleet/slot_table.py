@@ -133,7 +133,7 @@ class SlotTable:
                 yield StartAgent(slot.number, slot.node, bundles[slot.kind])
 
     def shift(self, seconds: float) -> None:
-        """Have all times be so much later."""
+        """Move all times by `seconds`."""
         for slot in self._slots.values():
             slot.granted_at += seconds
             slot.due_since += seconds

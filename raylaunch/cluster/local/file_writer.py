@@ -73,7 +73,7 @@ class FileWriter:
         atexit.register(self.close)  # the journal is needed most after an unexpected end
 
     def put(self, work: Callable[[], None]) -> None:
-        """Have the thread do something. Never blocks."""
+        """Queue work for the thread. Never blocks."""
         self._work.put(work)
 
     @property

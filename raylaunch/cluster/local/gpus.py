@@ -24,7 +24,7 @@ class Gpus:
 
 
 def visible() -> Gpus:
-    """Return the GPUs as Ray counts them: those of the machine, but no more than the environment names."""
+    """Return the GPUs as Ray counts them: the machine's, but no more than the environment names."""
     found = nvidia_gpus()
     if not found and has_other_accelerators():
         return _by_ray()

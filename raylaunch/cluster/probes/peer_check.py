@@ -87,12 +87,12 @@ class PeerCheck:
     # What happens in the run.
 
     def launched(self, now: RunTime) -> None:
-        """Take note that an attempt was launched."""
+        """Start the time limit for forming the group of an attempt that was launched."""
         self._launched_at = now
         self._form_at = now + FORM_SECONDS if self._peers() else _NEVER
 
     def progressed(self, event: Progressed) -> None:
-        """Take note that the attempt has made steps: its workers reach each other.
+        """Drop the limit when the attempt has made steps: its workers reach each other.
 
         One step does not say that. A script may call `heartbeat()` once before its first collective.
         """
@@ -127,14 +127,14 @@ class PeerCheck:
     # Answers.
 
     def listening(self, node: NodeId, answer: PeerListening) -> None:
-        """Take note where a node listens."""
+        """Record where a node listens."""
         check = self._answered(node, answer.check, _Stage.LISTENING)
         if check is not None and answer.port:
             address = self._machine.nodes[node].address if node in self._machine.nodes else ""
             check.addresses[node] = PeerAddress(node=node, address=address, port=answer.port, token=answer.token)
 
     def probed(self, node: NodeId, answer: PeersProbed) -> None:
-        """Take note of the nodes that a node cannot reach."""
+        """Record the nodes that a node cannot reach."""
         check = self._answered(node, answer.check, _Stage.PROBING)
         if check is not None:
             check.unreachable[node] = answer.unreachable

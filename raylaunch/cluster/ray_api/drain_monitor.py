@@ -60,7 +60,7 @@ class DrainMonitor:
         self._thread.start()
 
     def check(self) -> None:
-        """Have the thread ask once. Call this only when the head is known to be the same.
+        """Let the thread ask once. Call this only when the head is known to be the same.
 
         Ray ends a process that asks a head which was started anew.
         """

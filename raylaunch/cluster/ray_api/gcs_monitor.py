@@ -26,7 +26,7 @@ _TIMEOUT_SHARE = 0.5
 def is_same_head(seconds: float) -> bool:
     """Return whether the head that answers is the one this process connected to.
 
-    Raises an exception of Ray's if none answers within so many seconds.
+    Raises an exception of Ray's if none answers within `seconds`.
     """
     return ray_internals.head_session(seconds) == ray_internals.own_session()
 

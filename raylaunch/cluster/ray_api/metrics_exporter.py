@@ -1,6 +1,6 @@
 """Connects to Ray without the thread by which Ray exports metrics of this process.
 
-The thread is that of OpenTelemetry's `PeriodicExportingMetricReader`. The core worker of Ray 2.60 starts it in every
+OpenTelemetry's `PeriodicExportingMetricReader` is the thread. The core worker of Ray 2.60 starts it in every
 process that is connected, whatever `enable_metrics_collection` says, if the node has a metrics agent. It has crashed
 processes (SIGSEGV), as in https://github.com/ray-project/ray/pull/60048. With `enable_open_telemetry=0` alone there
 would be two threads of OpenCensus, the library before it.
@@ -21,7 +21,7 @@ VARIABLES = ("RAY_enable_metrics_collection", "RAY_enable_open_telemetry")
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Have Ray start no exporter in this block, unless the person has set one of the variables.
+    """Keep Ray from starting an exporter in this block, unless the person has set one of the variables.
 
     The variables are removed afterwards: workers and other programs must not inherit them. A process in which Ray was
     used before the first such block exports as before.

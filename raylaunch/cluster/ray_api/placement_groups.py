@@ -90,7 +90,7 @@ class PlacementGroups:
         return {other: found.get(index, NO_HOST) for other, (its, index) in self._groups.items() if its == group}
 
     def gang_hosts(self) -> dict[int, HostId]:
-        """Return the hosts of the gang's slots: Ray moves those of a host that died."""
+        """Return the hosts of the gang's slots: Ray moves the slots of a host that died."""
         return self.hosts(self._first_of_gang)
 
     def release(self, slot: int) -> None:
@@ -101,7 +101,7 @@ class PlacementGroups:
             self._groups = {other: its for other, its in self._groups.items() if its[0] != group}
 
     def restore(self, groups: Mapping[int, tuple[PlacementGroup, int]], first_of_gang: int) -> None:
-        """Take over the groups of another process, and remove those of the run that are not among them."""
+        """Take over the groups of another process, and remove all other groups of the run."""
         existing = set(named_resources.groups(self._token))
         kept = {slot: named_resources.group_name(self._token, min(self._slots_of(groups, slot))) for slot in groups}
         self._groups = {slot: its for slot, its in groups.items() if kept[slot] in existing}

@@ -69,7 +69,7 @@ class InterimKeeper:
 
 
 def keep(token: str, driver_timeout: float, found: InterimState) -> Any:
-    """Have this kept, by an actor that is started if there is none. Return Ray's reference to True. Raises RayError."""
+    """Give a state to the keeper; start one if there is none. Return Ray's reference to True. Raises RayError."""
     actor = (
         ray.remote(max_restarts=0, max_task_retries=0, enable_task_events=False)(InterimKeeper)
         .options(

@@ -51,7 +51,7 @@ def agent_name(token: str, epoch: int, node: str) -> str:
 
 
 def agents(token: str) -> dict[str, str]:
-    """Return the nodes of the run's agents, by their names, those of the latest epoch first.
+    """Return the nodes of the run's agents, by the agents' names, the latest epoch first.
 
     A driver may not know of an agent that the one before it has started last, and give another the name of that node.
     """
@@ -73,7 +73,7 @@ def key_name(token: str) -> bytes:
 
 
 def announce(token: str, epoch: int) -> None:
-    """Have the head tell who asks that the driver of this epoch takes over. Raises an exception of Ray's."""
+    """Record in the head that the driver of this epoch takes over. Raises an exception of Ray's."""
     ray_internals.keep_in_head(_epoch_name(token), str(epoch).encode(), KEYS, _ANSWER_SECONDS)
 
 

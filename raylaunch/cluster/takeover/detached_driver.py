@@ -129,7 +129,7 @@ class DetachedDriver(Driver):
                 self._folder.fence.leave("it reaches neither the head of the cluster nor agents on other hosts")
 
     def end_nodes(self) -> None:
-        """Have all agents end that obey no other driver, nor will in a moment. Any thread may call this."""
+        """End all agents that obey no other driver, and will not in a moment. Any thread may call this."""
         time.sleep(_ADOPT_SECONDS)
         for node in self.nodes.hosts():
             self.nodes.end(node)

@@ -1,7 +1,7 @@
 """The key to the states that agents keep: they have only encrypted ones, and the cluster's head has only the key.
 
-So neither the memory of agents that is no more than storage, nor the object store through which Ray passes what is
-large, nor the storage of the head shows a secret by itself. Who may make calls of Ray can have both.
+So no secret can be read from the agents' memory alone, from the object store through which Ray passes what is large,
+or from the head's storage. Anyone who may make calls of Ray can have both.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Succession:
     request: bytes
     """See `RunFacts`."""
     key: StateKey
-    """By which agents get the states of the run's drivers."""
+    """Encrypts the states of the run's drivers that agents keep."""
     epoch: int = 1
     on_command: Callable[[str], None] = _nothing
     """Is called with the path of the run folder when this driver has taken over, in its thread."""

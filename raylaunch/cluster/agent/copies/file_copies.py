@@ -25,9 +25,9 @@ _LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.2, 5.0
 """How often is looked for files that are to be copied; more rarely where to list them takes long."""
 _LOOK_SHARE = 0.05
 _REFUSED_SECONDS = 60.0
-"""After which what another agent has refused is offered again: it may have room by then."""
+"""Seconds before a refused file is offered to the other agent again: it may have room by then."""
 _FAILING_SECONDS = 10.0
-"""After which it is said that nothing can be copied. The driver names another target sooner where a host is lost."""
+"""Seconds of failures before the agent reports them. If a host is lost, the driver names another target sooner."""
 _FETCH_TRIES = 3
 _RETRY_SECONDS = 0.3
 _ASK_SECONDS = 3.0
@@ -74,7 +74,7 @@ class FileCopies:
         self._has_files = False
 
     def launched(self, order: LaunchWorkers) -> LaunchWorkers:
-        """Take note of the ranks of an attempt. Returns the order, saying whether workers have to wait for files."""
+        """Copy for the ranks of this attempt from now on. Return the order with whether its workers wait for files."""
         own, mine = self._folder.own, _owner(order)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="raylaunch-files")
@@ -95,7 +95,7 @@ class FileCopies:
         self._wake.set()
 
     def close(self) -> None:
-        """Have the thread end, without waiting for it; a file that it is sending may not arrive."""
+        """Tell the thread to end, and do not wait for it. A file that it is sending may not arrive."""
         self._stop.set()
         self._wake.set()
 

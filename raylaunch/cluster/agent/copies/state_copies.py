@@ -107,7 +107,7 @@ class StateCopies:
             self._in_loop(lambda: self._report(CopyFailed(why=why)))
 
     def launch(self, order: LaunchWorkers) -> LaunchWorkers:
-        """Take note that another attempt begins. Returns the order, saying whether workers have to wait for files."""
+        """Begin another attempt. Return the order with whether its workers wait for files."""
         self.begin()
         self._memory.adopt()
         self._has_other_hosts = order.assignment.nhosts > 1
@@ -127,7 +127,7 @@ class StateCopies:
                 self._memory.files.close()
 
     def begin(self) -> None:
-        """Take note that another attempt begins: nothing of the last one is copied any more."""
+        """Begin another attempt: stop copying what the last one committed."""
         self._stop()
         self._pushing, self._fetching = _Work(), _Work()
 
@@ -237,7 +237,7 @@ def push(
     is_stopped: Callable[[], bool] = lambda: False,
     rate: float = part_transfer.COPY_BYTES_PER_SECOND,
 ) -> None:
-    """Copy parts to another agent, so many bytes per second at most.
+    """Copy parts to another agent, at most `rate` bytes per second.
 
     Raises CopyRefusedError, and OSError, also where it is stopped.
     """
