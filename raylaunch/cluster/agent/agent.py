@@ -138,12 +138,14 @@ class Agent:
             (spec.template.env, *(rule.env for rule in matching(spec.rules, place).values())),
             place=place,
             nproc=spec.nproc,
+            cpus_per_worker=spec.template.cpus_per_worker,
             ray_address=spec.ray_address,
         )
         #: For worlds of several hosts.
         self._interface_env = interface_env(place, home.host_addresses, interfaces.bridges(), env)
         self._view, self._address = spec.view, address
-        self._up = partial(AgentReady, host=home.host, address=address, nproc=spec.nproc)
+        threads = env.get("OMP_NUM_THREADS", "")
+        self._up = partial(AgentReady, host=home.host, address=address, nproc=spec.nproc, threads=threads)
         self._supervisor = self._started_supervisor(spec, env, client)
         self._outbox: Outbox[AgentReady | NodeEvent] = Outbox()
         self._status = StatusFeed(spec.epoch)

@@ -315,8 +315,8 @@ class Driver:
             yield NodeLost(at=self._now(), node=node, why="it is not needed")
             return
         self.nodes.came_up(node, up.host, item.at)
-        others = any(member.host != up.host for member in self.machine.nodes.values())
-        self._warnings.came_up(up, several_hosts=others)
+        hosts = {member.host for member in self.machine.nodes.values()}
+        self._warnings.came_up(up, several_hosts=bool(hosts - {up.host}), shares_host=up.host in hosts)
         yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc, host=up.host)
         if up.host in self._draining:
             yield self._node_draining(node, self._draining[up.host])

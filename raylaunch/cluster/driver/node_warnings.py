@@ -22,8 +22,13 @@ class NodeWarnings:
             self._said.add(text)
             self._say(text)
 
-    def came_up(self, up: AgentReady, *, several_hosts: bool) -> None:
-        """Say what the workers of a node get so that other hosts can reach them, once there are other hosts."""
+    def came_up(self, up: AgentReady, *, several_hosts: bool, shares_host: bool) -> None:
+        """Say what the workers of a node get because of other nodes: on other hosts, or on its own."""
+        if shares_host and not up.threads:
+            self.warn(
+                "nodes share a host, so each worker has one OpenMP thread, as if they shared a node; "
+                "`cpus_per_worker` or OMP_NUM_THREADS gives it more"
+            )
         if up.interface_env:
             pairs = ", ".join(f"{name}={value}" for name, value in up.interface_env.items())
             self._of_several_hosts.add(f"workers get {pairs}: other hosts cannot reach what they would use otherwise")

@@ -35,6 +35,7 @@ def worker_template(
         args=tuple(entry.args),
         pass_local_rank=entry.pass_local_rank,
         numa_binding=job.numa_binding,
+        cpus_per_worker=job.cpus_per_worker,
         kwargs=dict(entry.kwargs),
         payload=payload,
         env=_durable_env(job) | dict(job.env),

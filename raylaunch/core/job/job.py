@@ -124,7 +124,8 @@ class Job:
     """GPUs that Ray reserves for each worker. A whole number, a part such as `0.5` for workers that share one, or
     `auto`: 1 if the nodes have enough GPUs, else 0."""
     cpus_per_worker: float = 1.0
-    """CPUs that Ray reserves for each worker."""
+    """CPUs that Ray reserves for each worker. From 2 on it is also how many threads OpenMP has in it
+    (OMP_NUM_THREADS)."""
     placement: str = "auto"
     """Whether nodes of the job may share a Ray node. `spread`: each is on a Ray node of its own. `pack`: they may share
     one. `auto`: `pack` if there is only one machine, else `spread`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +34,10 @@ _RAY_DEBUGGER = "driver_set_trace"
 
 _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 """Variables that Ray overwrites in its own workers, so that the node's own values are not known."""
+
+
+_SEVERAL = 2
+"""CPUs of a worker from which on it has so many threads. `cpus_per_worker` is 1 by default, which says nothing."""
 
 
 # Ranks.
@@ -63,6 +68,8 @@ class Assignment:
     world_size: int
     nhosts: int = 1
     """The number of hosts of the world. Several nodes may share a host."""
+    host_workers: int = 0
+    """The number of workers of the attempt on its host, also those of other nodes; 0: not known."""
 
     @property
     def ranks(self) -> range:
@@ -87,6 +94,9 @@ def assign(attempt: int, roster: Sequence[Member]) -> tuple[Assignment, ...]:
     """Assign ranks in the order of the roster: `base_rank` is the number of workers of the nodes before."""
     world_size = sum(member.nproc for member in roster)
     nhosts = len({member.host for member in roster})
+    host_workers: Counter[HostId] = Counter()
+    for member in roster:
+        host_workers[member.host] += member.nproc
     found: list[Assignment] = []
     base = 0
     for node_rank, member in enumerate(roster):
@@ -100,6 +110,7 @@ def assign(attempt: int, roster: Sequence[Member]) -> tuple[Assignment, ...]:
                 nproc=member.nproc,
                 world_size=world_size,
                 nhosts=nhosts,
+                host_workers=host_workers[member.host] if member.host != NO_HOST else 0,
             )
         )
         base += member.nproc
@@ -130,6 +141,7 @@ def base_env(
     *,
     place: NodeAttributes,
     nproc: int,
+    cpus_per_worker: float = 1.0,
     ray_address: str,
 ) -> dict[str, str]:
     """Return the node's own environment, updated by the submitter's, then by what the job gives.
@@ -142,7 +154,7 @@ def base_env(
     env |= submitted(submitter)
     for values in given:
         env |= expand(values, place, env)
-    return env | omp_env(nproc, env)
+    return env | omp_env(nproc, cpus_per_worker, env)
 
 
 def _without_ray_variables(node: Mapping[str, str]) -> dict[str, str]:
@@ -250,7 +262,7 @@ def worker_env(
     }
     if meeting.virtual_local_rank:
         env |= _own_device(local_rank, given)
-    return env | omp_env(part.nproc, given)
+    return env | omp_env(max(part.nproc, part.host_workers), 1.0, given)
 
 
 def _own_device(local_rank: int, given: Mapping[str, str]) -> dict[str, str]:
@@ -265,11 +277,15 @@ def _own_device(local_rank: int, given: Mapping[str, str]) -> dict[str, str]:
     return found | ({"HIP_VISIBLE_DEVICES": own} if hip else {})
 
 
-def omp_env(nproc: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Set one OpenMP thread per worker if several share a node, as torchrun does (torch 2.13, `distributed/run.py`)."""
-    if "OMP_NUM_THREADS" in given or nproc == 1:
+def omp_env(workers: int, cpus_per_worker: float, given: Mapping[str, str]) -> dict[str, str]:
+    """Return OMP_NUM_THREADS for a worker that has so many workers on its host, itself included, unless it is set.
+
+    It is as many threads as the worker has CPUs, if the job gives it several. Else it is one if it shares the host, as
+    torchrun has it for those that share a node (torch 2.13, `distributed/run.py`). A worker alone has all CPUs.
+    """
+    if "OMP_NUM_THREADS" in given or (workers == 1 and cpus_per_worker < _SEVERAL):
         return {}
-    return {"OMP_NUM_THREADS": "1"}
+    return {"OMP_NUM_THREADS": str(max(1, int(cpus_per_worker)))}
 
 
 _TERMINAL_VARIABLES = frozenset(

@@ -48,6 +48,7 @@ class WorkerTemplate:
     payload: bytes = field(default=b"", repr=False, metadata=PER_RUN)
     env: dict[str, str] = field(repr=False, metadata=PER_PROCESS)
     """The job's own variables."""
+    cpus_per_worker: float = field(default=1.0, metadata=PER_PROCESS)
     master_addr: str = field(default="", metadata=PER_RUN)
     master_port: int = field(default=0, metadata=PER_RUN)
     """0: each attempt's store takes a free port."""

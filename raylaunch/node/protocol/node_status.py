@@ -39,6 +39,8 @@ class AgentReady:
     ready: Ready
     interface_env: dict[str, str] = field(default_factory=dict)
     """The variables that the node's workers get in a world of several hosts, so that other hosts can reach them."""
+    threads: str = ""
+    """OMP_NUM_THREADS of its workers in all attempts; `""`: it is not set, or depends on the attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

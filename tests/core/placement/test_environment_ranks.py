@@ -187,15 +187,31 @@ def test_virtual_local_rank_with_rocm():
 
 
 @pytest.mark.parametrize(
-    ("nproc", "given_env", "found"),
+    ("workers", "cpus", "given_env", "found"),
     [
-        (1, {}, {}),
-        (2, {}, {"OMP_NUM_THREADS": "1"}),
-        (2, {"OMP_NUM_THREADS": "8"}, {}),
-        (2, {"OMP_NUM_THREADS": ""}, {}),
-        (1, {"OMP_NUM_THREADS": "8"}, {}),
+        (1, 1.0, {}, {}),
+        (2, 1.0, {}, {"OMP_NUM_THREADS": "1"}),
+        (2, 1.0, {"OMP_NUM_THREADS": "8"}, {}),
+        (2, 1.0, {"OMP_NUM_THREADS": ""}, {}),
+        (1, 1.0, {"OMP_NUM_THREADS": "8"}, {}),
+        (1, 4.0, {}, {"OMP_NUM_THREADS": "4"}),
+        (2, 4.5, {}, {"OMP_NUM_THREADS": "4"}),
+        (2, 4.0, {"OMP_NUM_THREADS": "8"}, {}),
+        (1, 1.5, {}, {}),
+        (2, 0.5, {}, {"OMP_NUM_THREADS": "1"}),
+        (2, 0.0, {}, {"OMP_NUM_THREADS": "1"}),
     ],
 )
-def test_one_openmp_thread_if_workers_share_a_node(nproc, given_env, found):
-    """torchrun's rule: only with several workers on a node, and only if the variable is not set."""
-    assert omp_env(nproc, given_env) == found
+def test_openmp_threads(workers, cpus, given_env, found):
+    """torchrun's rule for workers that share a node is for those that share a host, unless each has several CPUs."""
+    assert omp_env(workers, cpus, given_env) == found
+
+
+def test_one_openmp_thread_if_nodes_share_a_host():
+    """Nodes of which the host is not known share none. The number may differ from attempt to attempt."""
+    one, two, apart = (Member(node=node, address="10.0.0.1", nproc=1, host=host) for node, host in ("ax", "bx", "cy"))
+    threads = [env_of(part).get("OMP_NUM_THREADS") for part in assign(1, (one, two, apart))]
+    assert threads == ["1", "1", None]
+    unknown = (member("a", 1), member("b", 1))
+    for roster in ((one, apart), unknown):
+        assert [env_of(part).get("OMP_NUM_THREADS") for part in assign(2, roster)] == [None, None]

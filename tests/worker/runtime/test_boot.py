@@ -81,6 +81,15 @@ def test_a_plain_exception_may_be_restarted(node: Node) -> None:
     assert error(outcome.failure).place.startswith(f"{node.folder}/train.py:")
 
 
+def test_torch_uses_the_threads_of_the_environment(either: Node) -> None:
+    """Torch reads the variable when it first needs it, also where the fork server has imported it without."""
+    script = either.script("import os, torch\nprint(os.environ.get('OMP_NUM_THREADS'), torch.get_num_threads())")
+    outcome = either.run(script, nproc=2)
+    assert [outcome.stdout(rank) for rank in (0, 1)] == ["1 1\n"] * 2
+    variable, threads = either.run(script).stdout().split()
+    assert (variable, int(threads) > 1) == ("None", len(os.sched_getaffinity(0)) > 1)
+
+
 CLOSES = """
 import os
 os.closerange(3, os.sysconf("SC_OPEN_MAX"))
