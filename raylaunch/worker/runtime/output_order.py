@@ -47,7 +47,9 @@ def install() -> None:
             continue
         file = _NotingFile(fd, "wb", closefd=False)
         file.name = old.name
-        new = io.TextIOWrapper(file, encoding=old.encoding, errors=old.errors, write_through=True)
+        new = io.TextIOWrapper(
+            file, encoding=old.encoding, errors=old.errors, line_buffering=old.line_buffering, write_through=True
+        )
         new.mode = old.mode  # type: ignore[misc]
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
