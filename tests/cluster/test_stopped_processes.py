@@ -1,4 +1,4 @@
-"""A driver or an agent is stopped by SIGSTOP: no worker of a lost node trains on, and the run continues."""
+"""Processes are stopped by SIGSTOP, one or all: no worker of a lost node trains on, and the run continues."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import wait_until
-from tests.cluster.test_no_orphans import agents, parent, workers
+from tests.cluster.conftest import Run, wait_until
+from tests.cluster.test_no_orphans import agents, cmdline, parent, workers
+from tests.private_cluster import MARK, marked
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 TIMEOUT = 6.0
 """Seconds: `node_timeout`."""
+SHORT = 3.0
+"""The same, where a test does not look at what happens meanwhile."""
 
 TRAINING = """
 import os, time
@@ -35,9 +38,7 @@ def start_training(launcher, tmp_path, **job):
     run = launcher.start(
         entrypoint={"script": launcher.script(TRAINING)},
         env={"STEPS": str(tmp_path / "steps")},
-        max_restarts=1,
-        node_timeout=TIMEOUT,
-        **job,
+        **{"max_restarts": 1, "node_timeout": TIMEOUT} | job,
     )
     wait_for_attempt(run, 1)
     return run
@@ -115,3 +116,77 @@ def ancestors(pid: int) -> list[int]:
     while (pid := parent(pid)) > 1:
         found.append(pid)
     return found
+
+
+def drivers(cluster) -> list[int]:
+    return [pid for pid in marked(cluster.mark) if "raylaunch: driver" in cmdline(pid)]
+
+
+@pytest.fixture
+def detached(launcher, tmp_path):
+    """Start a run in the background, and wait until all workers of its first attempt are up."""
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+    def start(**job):
+        (tmp_path / "steps").mkdir()
+        mark = os.urandom(8).hex()
+        job = {"nnodes": 2, "nproc_per_node": 2, "placement": "pack", "preload": [], "max_restarts": 1} | job
+        job |= {
+            "entrypoint": {"script": launcher.script(TRAINING)},
+            "env": {"STEPS": str(tmp_path / "steps"), MARK: mark},
+        }
+        (tmp_path / "job.yaml").write_text(json.dumps(job))
+        command = launcher.command("raylaunch", "-d", "job.yaml", env=env)
+        run = Run(command, tmp_path, mark).wait()
+        assert run.code == 0, run.err
+        launcher.runs.append(run)
+        wait_for_attempt(run, 1)
+        return run
+
+    yield start
+    launcher.python("raylaunch", "stop", "-y", "--now", env=env)
+
+
+@pytest.mark.parametrize("which", ["the driver", "everything", "everything of Ray"])
+def test_a_detached_run_after_a_pause(launcher, detached, tmp_path, which):
+    """A virtual machine that is paused, a laptop that sleeps: the run trains again by itself, without a restart spent."""
+    run = detached(node_timeout=SHORT)
+    everything = {*marked(run.mark), *marked(launcher.cluster.mark)}
+    stopped = {
+        "the driver": drivers(launcher.cluster),
+        "everything": everything,
+        "everything of Ray": [
+            pid for pid in everything if any(word in cmdline(pid) for word in ("raylet", "gcs_server"))
+        ],
+    }[which]
+    assert stopped
+    pause(stopped)
+    resumed = time.monotonic()
+    wait_until(lambda: min(last_steps(tmp_path).values()) > resumed + 1, 100, "all ranks to train again")
+    if which != "everything of Ray":
+        wait_for_attempt(run, 2)
+    assert "restart 1 of" not in (run.run_dir / "events.jsonl").read_text()
+
+
+def test_a_run_after_a_pause_of_everything(launcher, tmp_path):
+    """As of a detached one, with the command itself."""
+    run = start_training(launcher, tmp_path, node_timeout=SHORT)
+    pause({run.process.pid, *marked(run.mark), *marked(launcher.cluster.mark)})
+    resumed = time.monotonic()
+    wait_until(lambda: min(last_steps(tmp_path).values()) > resumed + 1, 100, "all ranks to train again")
+    interrupt(run)
+    assert "restart 1 of" not in (run.run_dir / "events.jsonl").read_text()
+
+
+def pause(pids) -> None:
+    """Stop processes until all leases have expired by far, and continue them."""
+    send(pids, signal.SIGSTOP)
+    until = time.monotonic() + 2 * SHORT
+    wait_until(lambda: time.monotonic() > until, 100, "the leases to expire")
+    send(pids, signal.SIGCONT)
+
+
+def send(pids, number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -115,6 +116,10 @@ class AgentReport:
     """The number of the driver's state that is kept here."""
 
 
+class LeaseExpiredError(Exception):
+    """The node's processes have ended, since nothing was heard of the driver for too long."""
+
+
 class Agent:
     """One node of a run. All methods must be called in one event loop, and return at once but `next_report`."""
 
@@ -153,8 +158,10 @@ class Agent:
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._polls_supervisor = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = asyncio.get_running_loop()
         self._over = False
+        #: Set when the lease has expired and, of a detached run, all processes of the node have ended.
+        self._ended = asyncio.Event()
         self._peers = PeerProbe(address, self._report)
         self._copies = StateCopies(self._supervisor.state, address, self._report, self._in_loop)
         self._log_reader = LogReader()
@@ -168,7 +175,7 @@ class Agent:
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end)
         self._lease.start()
         self._detached = spec.detached
-        gone = self._driver_gone if spec.detached is not None else None
+        gone = functools.partial(self._in_loop, self._driver_gone) if spec.detached is not None else None
         self._link = Link(spec.link_address, spec.node, end_this_process, gone) if spec.link_address else None
 
     def _started_supervisor(self, spec: AgentSpec, env: dict[str, str], client: ForkServerClient | None) -> Supervisor:
@@ -189,23 +196,23 @@ class Agent:
         """Wait until there is something to report, for the report interval at most.
 
         The driver of this epoch always has one such call pending. A driver that has just taken over is told all at
-        once. Raises the error of an order that failed.
+        once. Raises the error of an order that failed, and LeaseExpiredError.
         """
         if self._over:
             return AgentReport(sent_at=NodeTime(time.monotonic()))
+        await self._raise_if_expired()
         self._lease.driver_called()
         if not self._polls_supervisor:
             self._polls_supervisor = True
-            asyncio.get_running_loop().add_reader(self._supervisor.fileno(), self._poll_supervisor)
-        self._loop = loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._supervisor.fileno(), self._poll_supervisor)
         if self._status.is_asked_first(epoch):
             self._wake.set()
-        timer = loop.call_later(self._report_interval, self._wake.set)
+        timer = self._loop.call_later(self._report_interval, self._wake.set)
         try:
             await self._wake.wait()
         finally:
             timer.cancel()
-        if timer.when() <= loop.time():
+        if timer.when() <= self._loop.time():
             self._logs.read()  # some file systems do not notify of writes
         if self._over:
             return AgentReport(sent_at=NodeTime(time.monotonic()))
@@ -216,8 +223,7 @@ class Agent:
         self._logs.taken()
         self._wake_if_needed()
         heartbeat = self._supervisor.heartbeat()
-        if self._lease.expired:
-            await asyncio.Event().wait()  # this process is about to end: a report could be of workers the lease ended
+        await self._raise_if_expired()  # a report could be of workers that the lease has ended
         self._lease.report_sent()
         stacks = [event for event in events if isinstance(event, StacksDumped)]
         for event in events:
@@ -231,6 +237,12 @@ class Agent:
             heartbeat=heartbeat,
         )
 
+    async def _raise_if_expired(self) -> None:
+        """Raise LeaseExpiredError if the lease has expired, when `end_node` has ended the node or this process ends."""
+        if self._lease.expired:
+            await self._ended.wait()
+            raise LeaseExpiredError("nothing was heard of the driver for too long")
+
     def _driver_gone(self) -> None:
         assert self._detached is not None
         self.session.driver_gone()
@@ -243,7 +255,9 @@ class Agent:
         self._wake.set()  # for the call of the last driver
 
     def handle(self, order: Order) -> None:
-        """Carry out one order of the driver's. Must be called in the event loop's thread."""
+        """Carry out one order of the driver's, unless the lease has expired."""
+        if self._lease.expired:
+            return
         if isinstance(order, PeerOrder):
             self._peers.handle(order)
             return
@@ -297,10 +311,16 @@ class Agent:
         self._stop_polling()
         await in_thread(self._supervisor.close)
 
-    def end_node(self) -> None:
-        """End every process of the run on this node, from any thread."""
-        self._over = True
-        self._supervisor.close()
+    async def end_node(self) -> None:
+        """The lease has expired: end every process of the run on this node but this one, for seconds at most.
+
+        What `State` holds stays, as where an agent was killed: the state keeper gives it to the next agent.
+        """
+        self._stop_polling()
+        await in_thread(self._supervisor.client.end_server)
+        self.session.node_ended()
+        self._ended.set()
+        self._wake.set()
 
     def _stop_polling(self) -> None:
         self._peers.close()
@@ -311,7 +331,7 @@ class Agent:
         self._logs.close()
         if self._polls_supervisor:
             self._polls_supervisor = False
-            asyncio.get_running_loop().remove_reader(self._supervisor.fileno())
+            self._loop.remove_reader(self._supervisor.fileno())
 
     def fail(self, error: Exception) -> None:
         """Have the next `next_report` raise this error, for a call whose caller does not wait for the result."""
@@ -319,7 +339,7 @@ class Agent:
         self._wake.set()
 
     def _in_loop(self, work: Callable[[], None]) -> None:
-        assert self._loop is not None
+        """Have the event loop call this. Any thread may call it."""
         self._loop.call_soon_threadsafe(work)
 
     def _report(self, event: NodeEvent) -> None:

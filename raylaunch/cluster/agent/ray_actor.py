@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import agent, serialization
-from raylaunch.cluster.agent.agent import AgentSpec, Home
+from raylaunch.cluster.agent.agent import AgentSpec, Home, LeaseExpiredError
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
@@ -36,6 +36,8 @@ TITLE = "raylaunch: agent"
 """What `ps` shows of an agent, after `ray::`."""
 CLOSE_SECONDS = 7.0
 _KILL_SECONDS = 2.0
+_END_SECONDS = 15.0
+"""How long a node may take to end when its lease has expired, before this process exits, and with it the rest."""
 _RESOLVE_SECONDS = 2.0
 """How long the lookup of this host's own name may take. It is in /etc/hosts, or known to the name server."""
 
@@ -108,7 +110,8 @@ class AgentActor:
         try:
             spec = serialization.load_spec(message)
             processes.set_niceness(spec.niceness)
-            self._agent = agent.Agent(spec, self._home, end=functools.partial(self._lease_expired, spec.detached))
+            end = functools.partial(self._lease_expired, asyncio.get_running_loop(), spec.detached)
+            self._agent = agent.Agent(spec, self._home, end=end)
         except VersionMismatchError as error:
             self._error = AgentVersionError(f"its host {self._home.address} {error}")
         except Exception as error:  # noqa: BLE001
@@ -181,7 +184,8 @@ class AgentActor:
                 self._agent.session.check(epoch)
             except SupersededError:
                 return
-            await self._agent.close()
+            if not self._agent.session.is_over:
+                await self._agent.close()  # else another agent is to have what `State` holds
         end_this_process()
 
     async def free_memory(self, epoch: int) -> None:
@@ -190,17 +194,19 @@ class AgentActor:
             self._agent.session.check(epoch)
             self._agent.handle(FreeMemory())
 
-    def _lease_expired(self, detached: DetachedSettings | None) -> None:
+    def _lease_expired(self, loop: asyncio.AbstractEventLoop, detached: DetachedSettings | None) -> None:
         """End this process or, in a detached run, only the node: the state is kept until no driver can come any more.
 
-        In the thread of the lease.
+        In the thread of the lease. A loop that does not answer could not give the state to anybody: then all ends.
         """
         if detached is None or self._agent is None:
             end_this_process()
             return
+        try:
+            asyncio.run_coroutine_threadsafe(self._agent.end_node(), loop).result(_END_SECONDS)
+        except Exception:  # noqa: BLE001
+            end_this_process()
         session = self._agent.session
-        session.node_ended()
-        self._agent.end_node()
         while (left := detached.driver_timeout - session.alone) > 0:
             time.sleep(left)
         if not named_resources.has_driver(detached.token):  # else only this node had none
@@ -260,7 +266,8 @@ class AgentActor:
 
 
 def _described(error: Exception) -> str:
-    text = str(error) if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}"
+    is_plain = isinstance(error, UnreadableError | LeaseExpiredError)
+    text = str(error) if is_plain else f"{type(error).__name__}: {error}"
     return printable(text)
 
 

@@ -59,7 +59,7 @@ class SupersededError(Exception):
 
 
 class AgentSession:
-    """Only the event loop of the agent calls it, but for `driver_gone` and `node_ended`."""
+    """Only the event loop of the agent calls it, but for `alone`, which any thread may."""
 
     def __init__(self, epoch: int = 0) -> None:
         """`epoch`: see `AgentSpec`."""
@@ -72,15 +72,16 @@ class AgentSession:
         self._state = b""
         self._alone_since: float | None = None
         self._saw_end = False
-        self._is_over = False
+        #: Whether the node has ended, since its lease has expired.
+        self.is_over = False
 
     def driver_gone(self) -> None:
         """Take note that the link to the driver has ended."""
         self._alone_since, self._saw_end = time.monotonic(), True
 
     def node_ended(self) -> None:
-        """Take note that the lease has expired."""
-        self._is_over = True
+        """Take note that the lease has expired, and that the node has ended."""
+        self.is_over = True
         self._alone_since = self._alone_since or time.monotonic()
 
     @property
@@ -103,7 +104,7 @@ class AgentSession:
             state=self._state,
             obeyed=self._obeyed,
             saw_end=self._saw_end,
-            is_over=self._is_over,
+            is_over=self.is_over,
             alone=self.alone,
         )
 

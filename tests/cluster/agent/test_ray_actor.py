@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import pickle
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 
 from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.succession.agent_session import AgentSession
+from raylaunch.cluster.succession.agent_session import AgentSession, DetachedSettings
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.outputs import view
 from raylaunch.node.protocol.messages import OpenStore, Order, StopWorkers
@@ -191,3 +192,96 @@ def test_what_the_dashboard_shows(actor):
     spec = replace(SPEC, node="node-2", template=replace(SPEC.template, name="char\nlm"))
     assert ray_actor.title_of(spec) == r"raylaunch: agent node-2 (char\nlm)"
     assert ray_actor.title_of(replace(spec, keep_warm=9.0)) == "raylaunch: agent kept by keep_warm"
+
+
+# Of a detached run, when the lease of the node expires: in the thread of the lease.
+
+
+class EndingAgent:
+    """An agent whose lease `expire` ends, and which notes the threads in which it is called."""
+
+    def __init__(self, spec: AgentSpec, home: object, client: object = None, *, end: Callable[[], None]) -> None:
+        del spec, home, client
+        self.session = AgentSession(keeps=True, epoch=1)
+        self.expire = end
+        self.calls: list[tuple[str, int]] = []
+
+    async def end_node(self) -> None:
+        self.calls.append(("end_node", threading.get_ident()))
+        self.session.node_ended()
+
+    async def close(self) -> None:
+        self.calls.append(("close", threading.get_ident()))
+
+
+class ProcessEndError(Exception):
+    """The process would have ended here."""
+
+
+@pytest.fixture
+def expiring(monkeypatch, actor):
+    """Return a coroutine that begins a detached run and returns its agent; what ends the process raises an error."""
+
+    def end_process() -> None:
+        raise ProcessEndError
+
+    monkeypatch.setattr(ray_actor, "end_this_process", end_process)
+    monkeypatch.setattr(ray_actor.named_resources, "has_driver", lambda _: True)
+    agents: list[EndingAgent] = []
+    monkeypatch.setattr(
+        ray_actor.agent, "Agent", lambda *args, **more: agents.append(EndingAgent(*args, **more)) or agents[0]
+    )
+    settings = DetachedSettings(token="t", driver_timeout=0.0)
+
+    async def begin() -> EndingAgent:
+        await actor.begin(serialization.dump_spec(replace(SPEC, detached=settings)))
+        return agents[0]
+
+    return begin
+
+
+def test_an_expired_lease_ends_the_node_in_the_event_loop(expiring):
+    """The thread of the lease does not touch what belongs to the loop, which may be in the middle of a call."""
+
+    async def expire() -> list[tuple[str, int]]:
+        agent = await expiring()
+        with pytest.raises(ProcessEndError):
+            await asyncio.to_thread(agent.expire)
+        return agent.calls
+
+    assert asyncio.run(expire()) == [("end_node", threading.get_ident())]
+
+
+def test_an_expired_lease_ends_the_process_whose_loop_does_not_answer(monkeypatch, expiring):
+    """As long as the loop hangs in a file system, nobody could get the driver's state from it."""
+    monkeypatch.setattr(ray_actor, "_END_SECONDS", 0.1)
+
+    async def expire() -> list[tuple[str, int]]:
+        agent = await expiring()
+
+        def lease() -> None:
+            with pytest.raises(ProcessEndError) as found:
+                agent.expire()
+            raised.append(found)
+
+        thread = threading.Thread(target=lease)
+        thread.start()
+        thread.join()  # this is the loop's thread
+        return [*agent.calls]
+
+    raised: list[object] = []
+    assert asyncio.run(expire()) == []
+    assert len(raised) == 1
+
+
+def test_the_memory_of_a_node_that_has_ended_is_left_to_the_next_agent(expiring, actor):
+    """A driver that has stood still replaces it: what `State` holds is not freed, as where an agent was killed."""
+
+    async def leave() -> list[str]:
+        agent = await expiring()
+        await agent.end_node()
+        with pytest.raises(ProcessEndError):
+            await actor.leave(1)
+        return [name for name, _ in agent.calls]
+
+    assert asyncio.run(leave()) == ["end_node"]
