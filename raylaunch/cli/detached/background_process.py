@@ -24,6 +24,7 @@ def start(run: DetachedRun) -> Iterator[DriverNews]:
 
     Raises RaylaunchError if it ends without telling how, and OSError.
     """
+    yield DriverNews(begins=True)
     readable, writable = os.pipe()
     with open(readable, "rb") as news:
         process = subprocess.Popen(  # noqa: S603

@@ -198,7 +198,9 @@ def live_reader(run: KnownRun) -> LiveReader | None:
 
 def has_ended(run: KnownRun, environ: Mapping[str, str]) -> bool:
     """Return whether the driver has noted the end of a run, or is gone."""
-    if run.driver is None or run.is_alive is False:
+    if run.driver is None:
+        return False  # it is a folder that the registry does not have
+    if run.is_alive is False:
         return True
     if not run.is_registered or run.is_detached:
         return run.reader.is_gone or bool(run.reader.result())

@@ -64,6 +64,8 @@ class DetachedRun:
 class DriverNews:
     """What a driver tells the command that started it. Each has one of these."""
 
+    begins: bool = False
+    """Nothing was started yet, but now the run begins."""
     text: str = ""
     """Lines that the driver has for a person, each with its newline."""
     run_id: str = ""

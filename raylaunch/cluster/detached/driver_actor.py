@@ -241,6 +241,7 @@ def start(run: DetachedRun, drive: Drive, address: str) -> Iterator[DriverNews]:
     Raises ClusterError.
     """
     with ray_session.connected(run.job, address):
+        yield DriverNews(begins=True)
         try:
             yield from _news(_started(run.job), pickle.dumps((run, drive)))
         except RayError as error:

@@ -18,6 +18,19 @@ from tests.cluster.test_without_cluster import NO_RAYLETS
 from tests.private_cluster import MARK, end_marked, marked
 
 MAIN = f"{NO_RAYLETS}; from raylaunch.cli.main import main; sys.exit(main())"
+INTERRUPTED = f"""{NO_RAYLETS}
+import os, signal
+from raylaunch.cli.detached import background_process
+from raylaunch.cli.main import main
+popen = background_process.subprocess.Popen
+def start(*args, **kwargs):
+    process = popen(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGINT)
+    return process
+background_process.subprocess.Popen = start
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main())
+"""
 SCRIPT = """
 import os, time
 print("rank", os.environ["RANK"], "in", os.environ["KEPT"], flush=True)
@@ -32,7 +45,7 @@ pytestmark = pytest.mark.timeout(300)
 def said(tmp_path):
     """Return a function that runs a command in a folder of its own, and returns its exit code, stdout and stderr.
 
-    `interrupt_after`: it gets SIGINT when it has printed so many lines.
+    `interrupt_after`: it gets SIGINT when it has printed so many lines. `program`: of the command, in Python.
     """
     mark = "detached" + os.urandom(8).hex()
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -41,11 +54,11 @@ def said(tmp_path):
     (tmp_path / "job.yaml").write_text(json.dumps(job))
     (tmp_path / "train.py").write_text(SCRIPT)
 
-    def run(*arguments: str, interrupt_after: int = 0) -> tuple[int, str, str]:
+    def run(*arguments: str, interrupt_after: int = 0, program: str = MAIN) -> tuple[int, str, str]:
         out, err = tmp_path / "out", tmp_path / "err"
         with out.open("w") as stdout, err.open("w") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-c", MAIN, *arguments],
+                [sys.executable, "-c", program, *arguments],
                 cwd=tmp_path,
                 env=env,
                 stdout=stdout,
@@ -93,6 +106,14 @@ def test_a_run_is_stopped(said):
     wait_until(lambda: "running" in said("status", run_id)[1], 100, "the workers")
     assert said("stop", "--yes", "--now", run_id)[0] == 0
     assert said("attach", run_id)[0] == 128 + signal.SIGTERM
+
+
+def test_ctrl_c_while_it_starts(said):
+    """A signal that comes when the driver is there, but has not told the run's id, stops the run."""
+    code, out, err = said("-d", "job.yaml", program=INTERRUPTED)
+    assert (code, out) == (130, ""), err
+    assert "stopped by SIGINT while it started" in err
+    assert "done (143)" in said("ps", "-a")[1]
 
 
 @pytest.mark.parametrize(
