@@ -59,6 +59,8 @@ class FakeFleet:
         self.names = [f"node-{index + 1}" for index in range(nodes)]
         self.heartbeat_seconds = heartbeat_seconds
         self.silenced: set[str] = set()
+        #: By node: its host, if that is not its own.
+        self.hosts: dict[str, str] = {}
         #: By node: the nodes that it cannot connect to.
         self.unreachable: dict[str, tuple[str, ...]] = {}
         #: The stacks that each node reports when it is asked for them.
@@ -99,7 +101,7 @@ class FakeFleet:
 
     def join(self, node: str) -> None:
         up = AgentReady(
-            host=f"id-{node}",
+            host=self.hosts.get(node, f"id-{node}"),
             address="10.0.0.1",
             nproc=self.nproc,
             ready=self.ready,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ from raylaunch.cluster.session.session_base import Session
 from raylaunch.cluster.session.worker_template import worker_template
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.job.redaction import Redactor, redacted_errors
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.environment import assign, submitted
 from raylaunch.core.placement.plan import Plan, settled
 from raylaunch.core.record.result import RunResult
@@ -122,7 +124,8 @@ def run_job(
         else:
             run = _prepare(job, job_text, seen, session, submitter_env, payload, keyboard, succession)
         handler.go_to(run.driver.signalled)
-        control = RunControl(run.driver.requests, run.folder, job.log_layout, run.fleet)
+        hosts = partial(_hosts, session, run.job)
+        control = RunControl(run.driver.requests, run.folder, job.log_layout, run.fleet, hosts)
         with (
             run_control.served(control, session, run.warn),
             contextlib.nullcontext() if port is None else port.opened(control),
@@ -140,6 +143,14 @@ def run_job(
         if error is not None:
             raise error
         return RunOutcome(result=result, values=values)
+
+
+def _hosts(session: Session, job: Job) -> frozenset[HostId] | None:
+    """Return the hosts of the cluster; None: that is not known, or it may get others."""
+    try:
+        return None if session.may_grow() else frozenset(node.node_id for node in session.nodes(job))
+    except Exception:  # noqa: BLE001
+        return None  # the head does not answer
 
 
 def _entry(

@@ -34,7 +34,7 @@ from raylaunch.cluster.driver.request_desk import CollectedStacks, RequestAccept
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.machine.events_and_actions import ResizeRequested, RestartRequested, StopRequested
-from raylaunch.core.newtypes import SIGTERM, assert_never
+from raylaunch.core.newtypes import SIGTERM, HostId, assert_never
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.text import printable
 from raylaunch.node.protocol.acceptor import SecretAddress
@@ -57,10 +57,19 @@ Found = TypeVar("Found")
 class RunControl:
     """Answers requests, in the threads of those who ask."""
 
-    def __init__(self, desk: RequestDesk, folder: RunFolder, log_layout: str, source: LogOwner) -> None:
+    def __init__(
+        self,
+        desk: RequestDesk,
+        folder: RunFolder,
+        log_layout: str,
+        source: LogOwner,
+        hosts: Callable[[], frozenset[HostId] | None] = lambda: None,
+    ) -> None:
+        """`hosts`: returns all on which there may be nodes; None: there may be more later. Any thread may call it."""
         self._desk = desk
         self._folder = folder
         self._log_layout = log_layout
+        self._hosts = hosts
         self._logs = LogRelay(source, folder.status)
         #: Set when the workers have ended; and when nothing of the run is left.
         self._over, self._ended = threading.Event(), threading.Event()
@@ -133,7 +142,7 @@ class RunControl:
         by = printable(request.by)[:_MOST_NAME] or "a person"
         match request:
             case DrainNode(node=node):
-                return self._desk.drain(printable(node), by)
+                return self._desk.drain(printable(node), by, self._hosts())
             case ResizeRun(min_nodes=low, max_nodes=high):
                 return self._desk.event(lambda at: ResizeRequested(at=at, by=by, min_nodes=low, max_nodes=high))
             case RestartRun():

@@ -14,7 +14,7 @@ from raylaunch.core.failures.stacks import Stack, StackGroup, grouped
 from raylaunch.core.machine.events_and_actions import Event, NodeDraining, RequestEvent
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.newtypes import NodeId, RunTime
+from raylaunch.core.newtypes import HostId, NodeId, RunTime
 from raylaunch.core.placement.environment import natural_key
 from raylaunch.node.protocol.messages import Order, StacksDumped
 
@@ -101,9 +101,12 @@ class RequestDesk:
         self._put(request)
         return request.answer
 
-    def drain(self, name: str, by: str) -> Future[RequestAccepted]:
-        """Leave the host of a node for good. `name`: that of the node, or the address of its host."""
-        request = PersonRequest(lambda at: self._drains(name, by, at), Future())
+    def drain(self, name: str, by: str, hosts: frozenset[HostId] | None = None) -> Future[RequestAccepted]:
+        """Leave the host of a node for good. `name`: that of the node, or the address of its host.
+
+        `hosts`: all on which there may be nodes; None: that is not known, or there may be more of them later.
+        """
+        request = PersonRequest(lambda at: self._drains(name, by, at, hosts), Future())
         self._put(request)
         return request.answer
 
@@ -126,8 +129,10 @@ class RequestDesk:
             request.answer.set_exception(refused)
             return
         yield from events
-        machine = self._machine
-        request.answer.set_result(RequestAccepted(attempt=attempt, phase=machine.phase, status=machine.status))
+        machine, status = self._machine, self._machine.status
+        if len(drained := [event.node for event in events if isinstance(event, NodeDraining)]) > 1:
+            status = f"{status}; on that host are {', '.join(drained)}, which are all drained"
+        request.answer.set_result(RequestAccepted(attempt=attempt, phase=machine.phase, status=status))
 
     def _possible(self, events: Events) -> Events:
         for event in events:
@@ -135,7 +140,7 @@ class RequestDesk:
                 raise RequestRefusedError(why)
         return events
 
-    def _drains(self, name: str, by: str, at: RunTime) -> Events:
+    def _drains(self, name: str, by: str, at: RunTime, hosts: frozenset[HostId] | None) -> Events:
         nodes = self._machine.nodes
         named = [node for node, member in nodes.items() if name in (node, member.address)]
         if not named:
@@ -152,8 +157,23 @@ class RequestDesk:
             msg = f"{named[0]} is being drained already"
             raise RequestRefusedError(msg)
         affected = self._machine.members.on_host(host) if host else named
+        left = {member.host for member in nodes.values() if member.draining} | {host}
+        staying = [node for node, member in nodes.items() if member.host not in left]
+        if hosts is not None and hosts <= left and len(staying) < self._machine.job.min_nodes:
+            raise RequestRefusedError(self._why_not_left(named, affected))
         deadline, why = RunTime(at + NO_DEADLINE), f"{by} requested it"
         return [NodeDraining(at=at, node=node, deadline=deadline, why=why, by=by) for node in affected]
+
+    def _why_not_left(self, named: Sequence[NodeId], affected: Sequence[NodeId]) -> str:
+        """Return why the run cannot leave the host of some nodes, where the cluster has no other one."""
+        why = f"the cluster has no other host that could take the place of {named[0]}"
+        others = [node for node in affected if node not in named]
+        if not others:
+            return why
+        verb = "is" if len(others) == 1 else "are"
+        why = f"{why}, and {', '.join(others)} {verb} on the same host"
+        fewer = len(self._machine.members) - 1
+        return f"{why}: `raylaunch resize {fewer}` gives up a node" if self._machine.job.nprocs is None else why
 
     # Stacks.
 

@@ -24,6 +24,7 @@ from raylaunch.node.protocol.messages import DumpStacks
 from tests.fakes import FakeFleet, RunRecorder
 
 BY = "ada@login-1"
+NO_OTHER_HOST = "the cluster has no other host that could take the place of"
 FETCH = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 33 in fetch\n'
 
 
@@ -136,6 +137,43 @@ def test_a_node_is_drained_once():
     assert answers[0].result(timeout=100).phase is Phase.RUNNING
     assert refusal(answers[1]) == "node-1 is being drained already"
     assert [entry.event.by for entry in recorder.entries if isinstance(entry.event, NodeDraining)] == [BY]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "why"),
+    [
+        (
+            frozenset({"a"}),
+            f"{NO_OTHER_HOST} node-2, and node-1 is on the same host: `raylaunch resize 1` gives up a node",
+        ),
+        (frozenset({"a", "b"}), ""),
+        (None, ""),
+    ],
+)
+def test_a_host_with_several_nodes(hosts, why):
+    """All of them leave it, which is said; or none, if there is no other host and the run needs one."""
+    fleet = FakeFleet(2)
+    fleet.hosts = dict.fromkeys(fleet.names, "a")
+    driver, recorder = driver_of(fleet, nnodes="1:2")
+    answers = []
+    fleet.on_launched[1] = lambda: (answers.append(driver.requests.drain("node-2", BY, hosts)), fleet.finish())
+    driver.run()
+    drained = [entry.event.node for entry in recorder.entries if isinstance(entry.event, NodeDraining)]
+    if why:
+        assert (refusal(answers[0]), drained) == (why, [])
+    else:
+        assert "; on that host are node-1, node-2, which are all drained" in answers[0].result(timeout=100).status
+        assert drained == ["node-1", "node-2"]
+
+
+def test_a_host_that_others_can_do_without():
+    """There is no other host for a new node, but enough nodes are left on that of another one."""
+    fleet = FakeFleet(2)
+    driver, _ = driver_of(fleet, nnodes="1:2")
+    answers, hosts = [], frozenset({"id-node-1", "id-node-2"})
+    fleet.on_launched[1] = lambda: (answers.append(driver.requests.drain("node-2", BY, hosts)), fleet.finish())
+    driver.run()
+    assert answers[0].result(timeout=100).status.startswith("node-2 is being drained")
 
 
 def test_this_machine_cannot_be_drained(monkeypatch):
