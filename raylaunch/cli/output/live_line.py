@@ -125,7 +125,7 @@ class LiveLine:
                 wanted=f"{low}" if low == high else f"{low} to {high}",
                 nodes=len(machine.roster),
                 workers=machine.world.size,
-                restarts=machine.restarts,
+                restarts=max(0, machine.attempt - 1),
                 alive=None if is_new else before.alive,
                 behind=0 if is_new else before.behind,
             )
@@ -133,7 +133,7 @@ class LiveLine:
 
     def on_progress(self, sample: ProgressSample) -> None:
         """Take over how far the attempt is."""
-        goodput = self._states.goodput(sample.at)
+        goodput = self._states.goodput(sample.at, sample.progress)
         found = replace(self.status, seconds=sample.at, alive=sample.alive, behind=sample.behind, goodput=goodput)
         self._note(found if sample.progress is None else replace(found, progress=sample.progress))
 

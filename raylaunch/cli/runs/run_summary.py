@@ -98,7 +98,8 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
         trained += seconds - last
     goodput = status.goodput
     if goodput is not None and seconds > last:
-        goodput = (goodput * last + (seconds - last if state == Phase.RUNNING else 0.0)) / seconds
+        trains = state == Phase.RUNNING and status.steps_per_second != 0
+        goodput = (goodput * last + (seconds - last if trains else 0.0)) / seconds
     return RunSummary(
         id=run.id,
         name=run.name,

@@ -235,7 +235,7 @@ class StatusBuilder:
             progress=self._progress,
             behind=behind(self._progress) if self._progress is not None and not self._is_first_report else 0,
             steps_per_second=self._rate(),
-            goodput=self._states.goodput(),
+            goodput=self._states.goodput(progress=self._progress if self._rate() is not None else None),
             result=self.results.result(run_dir=run_dir, began=began),
         )
 

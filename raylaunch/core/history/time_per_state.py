@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raylaunch.core.history.attempt_times import AttemptTimes, Interruption, TimesBuilder
-from raylaunch.core.machine.events_and_actions import NodeGranted
+from raylaunch.core.machine.events_and_actions import NodeGranted, Progressed
 from raylaunch.core.newtypes import StrEnum
 from raylaunch.core.record.journal import JournalEntry
 
@@ -136,6 +136,14 @@ class StatesBuilder:
         """Return the states of the run, as `state_spans` does."""
         return state_spans(self.attempts, granted_at=self._granted_at, until=self.seconds(until))
 
-    def goodput(self, until: float = 0.0) -> float | None:
-        """Return the part of the time in which the run trained; None if no time has passed."""
-        return goodput(seconds_per_state(self.spans(until)))
+    def goodput(self, until: float = 0.0, progress: Progressed | None = None) -> float | None:
+        """Return the part of the time in which the run trained; None if no time has passed.
+
+        `progress`: how far the present attempt is. While it makes no steps, the time since the last one counts as lost.
+        """
+        seconds = seconds_per_state(self.spans(until))
+        if progress is not None and progress.rate <= 0:
+            stalled = min(self.seconds(until) - progress.marked, seconds[TimeState.TRAIN])
+            seconds[TimeState.TRAIN] -= max(0.0, stalled)
+            seconds[TimeState.LOST] += max(0.0, stalled)
+        return goodput(seconds)

@@ -8,7 +8,7 @@ import pytest
 
 from raylaunch.cli.output.live_line import LiveLine, LiveStatus, line
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.machine.events_and_actions import Event, NodeJoined, Progressed, WorkersStarted
+from raylaunch.core.machine.events_and_actions import Event, NodeJoined, Progressed, RestartRequested, WorkersStarted
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.progress_report import ProgressSample
@@ -113,3 +113,9 @@ def test_what_the_line_learns_of_a_run():
     text = "raylaunch: running | step 1200 | 12.4 steps/s | 4 workers on 2 nodes | goodput 50 % | 10 s"
     assert live.text(100) == text
     assert live.ending() == "13 steps, 4.0 steps/s; train 3 s, start 5 s"
+    still = replace(last, rate=0.0)
+    live.on_progress(ProgressSample(at=20.0, alive=4, progress=still, behind=0))
+    text = "raylaunch: running | step 1200 | no progress | 4 workers on 2 nodes | goodput 15 % | 20 s"
+    assert live.text(100) == text, "goodput falls while nothing happens"
+    handle(RestartRequested(at=21.0, by="ada@login-1", save_seconds=0.0))
+    assert live.status.restarts == 1, "it is counted as at the end, whatever it was for"

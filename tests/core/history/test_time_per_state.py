@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import replay_files
 from pytest import approx  # noqa: PT013
@@ -18,6 +20,8 @@ from raylaunch.core.history.time_per_state import (
     seconds_per_state,
     state_spans,
 )
+from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.machine.events_and_actions import NodeJoined, Progressed, WorkersStarted
 from raylaunch.core.record import journal
 
 
@@ -100,6 +104,26 @@ def test_sums():
     assert seconds == dict.fromkeys(TimeState, 0.0) | {TimeState.START: 1.0, TimeState.TRAIN: 3.0}
     assert goodput(seconds) == 0.75
     assert goodput(seconds_per_state([])) is None
+
+
+def test_goodput_while_nothing_happens():
+    """The time since the last step is not training, until another step is made."""
+    builder = StatesBuilder()
+    job = Job(entrypoint=Entrypoint(script="train.py"), nproc_per_node=1, last_call=0.0)
+    step = Progressed(at=3.0, attempt=1, marks=1, low=1, high=1, marked=2.0, rate=1.0)
+    for each in journal.replay(
+        job,
+        [
+            NodeJoined(at=0.0, node="node-1", address="10.0.0.1", nproc=1),
+            WorkersStarted(at=1.0, attempt=1, node="node-1", pids=(1,)),
+            step,
+            replace(step, at=6.0, marks=5, marked=6.0),
+        ],
+    ):
+        builder.add(each)
+    still = replace(step, marked=6.0, rate=0.0)
+    assert [builder.goodput(until, still) for until in (6.0, 12.0, 24.0)] == approx([4 / 6, 4 / 12, 4 / 24])
+    assert builder.goodput(24.0, step) == approx(22 / 24)
 
 
 @pytest.mark.parametrize("file", replay_files.files(), ids=lambda file: file.stem)
