@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from raylaunch.core.record.run_layout import LAYOUTS, LOGS, TIMES
 from raylaunch.node.logs.log_times import LogTimes
+from raylaunch.worker.runtime.process_setup import without_waiting
 
 BLOCK_BYTES = 64 * 1024
 _RANK = re.compile(r"(\d{1,9})$")
@@ -126,7 +127,7 @@ def blocks(
     left = sum(max(0, span.end - span.start) for span in wanted) if most is None else most
     for span in wanted:
         directory = Path(LAYOUTS[layout].rank_dir(folder, attempt, span.rank))
-        with contextlib.suppress(OSError), (directory / LOGS[span.stream]).open("rb") as file:
+        with contextlib.suppress(OSError), open(directory / LOGS[span.stream], "rb", opener=without_waiting) as file:
             position = file.seek(span.start)
             while left > 0 and (data := file.read(min(BLOCK_BYTES, left, max(0, span.end - position)))):
                 end = position + len(data)
@@ -143,7 +144,7 @@ def _times(directory: Path, stream: str, log: BinaryIO, start: int, end: int) ->
 def _start_since(directory: Path, stream: str, since: float) -> int:
     """Return where the lines begin that were written since. Raises OSError."""
     with (
-        (directory / LOGS[stream]).open("rb") as log,
+        open(directory / LOGS[stream], "rb", opener=without_waiting) as log,
         contextlib.closing(LogTimes(str(directory / TIMES[stream]), log.fileno())) as found,
     ):
         return found.start_since(since)
@@ -153,7 +154,7 @@ def _ends(path: Path, lines: int | None) -> tuple[int, int]:
     """Return where the last lines of a file begin, and where it ends now. Raises OSError."""
     if lines is None:
         return 0, path.stat().st_size
-    with path.open("rb") as file:
+    with open(path, "rb", opener=without_waiting) as file:
         return _start_of_last(file, lines)
 
 

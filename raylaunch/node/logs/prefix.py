@@ -28,7 +28,7 @@ class LineFilter:
         with contextlib.suppress(OSError):  # where the disk is full, the terminal still shows the lines
             process_setup.make_private_dir(os.path.dirname(path), private_parents=1)
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            self._fd = process_setup.without_waiting(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         except OSError:
             self._fd = -1
 

@@ -22,6 +22,7 @@ from raylaunch.node.logs.log_times import TimesWriter
 from raylaunch.node.logs.prefix import LineFilter, LinePrefixer
 from raylaunch.worker.heartbeats.shared_page import MAX_WORKERS, SharedPage
 from raylaunch.worker.runtime.output_order import OutputOrder
+from raylaunch.worker.runtime.process_setup import without_waiting
 
 CHUNK_BYTES = 256 * 1024
 """How much is read of one file before the next file has its turn."""
@@ -302,7 +303,7 @@ def _read_chunk(tail: _FileTail, size: int) -> bytes:
     """Return the next bytes of a file, or `b""` where it has not grown or does not exist yet."""
     if tail.fd < 0:
         try:
-            tail.fd = os.open(tail.source.path, os.O_RDWR if not tail.source.kept else os.O_RDONLY)
+            tail.fd = without_waiting(tail.source.path, os.O_RDWR if not tail.source.kept else os.O_RDONLY)
         except OSError:
             return b""
     limit = size if tail.end is None else min(size, tail.end - tail.offset)

@@ -21,6 +21,7 @@ from raylaunch.core.text import capped
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.node.supervisor.attempt_state import ResultFile
+from raylaunch.worker.runtime.process_setup import without_waiting
 from raylaunch.worker.runtime.spec import Report
 
 _READ_BYTES = 64 * 1024
@@ -93,7 +94,7 @@ def failure(
 def _recorded(path: Path) -> tuple[WorkerError | None, str]:
     """Return what the error file says, and why it cannot be read (`""` where it can, or where there is none)."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=without_waiting) as file:
             data = file.read(_MOST_ERROR_BYTES + 1) or b""
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
@@ -105,11 +106,6 @@ def _recorded(path: Path) -> tuple[WorkerError | None, str]:
         return error_file.parse(data.decode()), ""
     except (ValueError, RecursionError) as error:
         return None, capped(str(error), _MOST_REASON)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open without blocking, in case the path is a named pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _reported(report: Report, recorded: WorkerError | None) -> WorkerError:
@@ -164,7 +160,7 @@ def shared_memory_use(path: str = _SHARED_MEMORY) -> str:
 def tail(path: Path) -> str:
     """Return the last lines of a log file; `""` where there is none."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=without_waiting) as file:
             before = max(0, file.seek(0, os.SEEK_END) - _READ_BYTES)
             file.seek(before)
             lines = file.read().decode(errors="replace").splitlines()

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import signal
+import stat
 from collections.abc import Callable
 
 from raylaunch.worker.path_owners import refuse_strangers
@@ -72,11 +73,26 @@ def append_output(stdout: str, stderr: str) -> None:
         make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
         # The driver made the run folder. Its user may be another one than this process's.
         refuse_strangers(os.path.dirname(path), (), links_only=True)
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        opened = without_waiting(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         if opened != fd:
             os.dup2(opened, fd)
             os.close(opened)
         _output[fd] = identity(fd)
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a regular file as an `opener` of `open`, and make it for its owner alone.
+
+    Raises OSError for a named pipe or a device, which a script may have put there: to open it, to read it and to write
+    to it may wait for ever.
+    """
+    fd = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    mode = os.fstat(fd).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder, `open` says that it is one
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    os.set_blocking(fd, True)
+    return fd
 
 
 def make_private_dir(path: str, *, private_parents: int) -> None:

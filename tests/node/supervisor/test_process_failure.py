@@ -194,13 +194,16 @@ def test_an_error_file_that_is_a_folder_is_reported(folder: Path) -> None:
     assert failure_of(folder, report=NAN).spoilt == "Is a directory"
 
 
-def test_an_error_file_that_is_a_named_pipe_does_not_block(folder: Path) -> None:
-    """It counts as empty, with or without a writer."""
-    os.mkfifo(folder / "error.json")
-    assert failure_of(folder).spoilt == "it is empty"
-    writer = os.open(folder / "error.json", os.O_RDWR)
-    assert failure_of(folder, report=NAN).spoilt == "it is empty"
-    os.close(writer)
+def test_files_that_are_named_pipes_do_not_block(folder: Path) -> None:
+    """With or without a writer."""
+    for name in ("error.json", "stderr.log"):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+    assert (failure_of(folder).spoilt, failure_of(folder).tail) == ("it is not a regular file", "")
+    writers = [os.open(folder / name, os.O_RDWR) for name in ("error.json", "stderr.log")]
+    assert (failure_of(folder, report=NAN).spoilt, failure_of(folder).tail) == ("it is not a regular file", "")
+    for writer in writers:
+        os.close(writer)
 
 
 def test_without_a_folder_there_is_no_error_file() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.worker.runtime.process_setup import make_private_dir, refuse_strangers
+from raylaunch.worker.runtime.process_setup import make_private_dir, refuse_strangers, without_waiting
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +83,21 @@ def test_a_stream_that_the_script_has_redirected_or_closed_stays_so(tmp_path):
     subprocess.run([sys.executable, "-c", REDIRECTS], cwd=tmp_path, env={"PYTHONPATH": str(root)}, check=True)
     written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path: text for path, text in written.items() if text} == {"mine": "output", "run/next/err": "error"}
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND])
+def test_a_named_pipe_in_the_place_of_a_file(tmp_path, flags):
+    """It is refused at once, with or without a process at its other end; a file is opened as ever."""
+    path = str(tmp_path / "stderr.log")
+    os.mkfifo(path)
+    with pytest.raises(OSError, match=r"not a regular file|No such device"):
+        without_waiting(path, flags)
+    other = os.open(path, os.O_RDWR)
+    with pytest.raises(OSError, match="not a regular file"):
+        without_waiting(path, flags)
+    os.close(other)
+    os.unlink(path)
+    (tmp_path / "stderr.log").touch()
+    fd = without_waiting(path, flags)
+    assert os.get_blocking(fd)
+    os.close(fd)
