@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -175,7 +174,7 @@ class Agent:
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end)
         self._lease.start()
         self._detached = spec.detached
-        gone = functools.partial(self._in_loop, self._driver_gone) if spec.detached is not None else None
+        gone = partial(self._in_loop, self._driver_gone) if spec.detached is not None else None
         self._link = Link(spec.link_address, spec.node, end_this_process, gone) if spec.link_address else None
 
     def _started_supervisor(self, spec: AgentSpec, env: dict[str, str], client: ForkServerClient | None) -> Supervisor:

@@ -202,7 +202,7 @@ class EndingAgent:
 
     def __init__(self, spec: AgentSpec, home: object, client: object = None, *, end: Callable[[], None]) -> None:
         del spec, home, client
-        self.session = AgentSession(keeps=True, epoch=1)
+        self.session = AgentSession(epoch=1)
         self.expire = end
         self.calls: list[tuple[str, int]] = []
 
