@@ -44,6 +44,7 @@ from raylaunch.core.text import count, printable, spans
 from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.linux.procfs import user_name
 
+_CANNOT_SAVE = "the workers have not called `should_checkpoint`, and are not asked to save"
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 _MOST_RANKS = 1000
@@ -108,7 +109,8 @@ def _signal(run: KnownRun) -> tuple[DriverProcess, signal.Signals]:
     name = next((name for name in ("SIGTERM", *run.signals) if name in run.signals), "")
     if not name:
         msg = f"{run.title} ends at no signal (`signals_to_handle`, or a thread of a program runs it)"
-        raise ConfigError(msg, hint=f"`kill -9 {driver.pid}` ends it at once, and its workers with it")
+        hint = f"`kill {driver.pid}` ends that process and the workers with it; `kill -9` only where it catches SIGTERM"
+        raise ConfigError(msg, hint=hint)
     return driver, signal.Signals[name]
 
 
@@ -121,8 +123,11 @@ def _request(run: KnownRun, live: LiveReader, seconds: float, *, at_once: bool) 
     """Ask the driver to end the run, and wait until it has ended."""
     how = "they are killed" if at_once else "they get SIGTERM"
     request = StopRun(by=_by(), save_seconds=seconds, at_once=at_once)
-    if _is_to_save(live, request):
+    accepted = _asked(live, request)
+    if accepted is not None and accepted.phase is Phase.SAVING:
         how = f"they save, within {seconds:g} s, and get SIGTERM then"
+        if not accepted.can_save:
+            how = f"they get SIGTERM; {_CANNOT_SAVE}"
     where = f" (process {run.driver.pid} on {run.driver.host})" if run.driver is not None else ""
     say(f"the workers of {run.title} are to end: {how}{where}")
     asked = live.takeovers
@@ -130,16 +135,15 @@ def _request(run: KnownRun, live: LiveReader, seconds: float, *, at_once: bool) 
         live.wait(_WAIT_SECONDS)
         if asked != live.takeovers and (status := live.status()) is not None and status.phase in GOING_ON:
             asked = live.takeovers
-            _is_to_save(live, request)  # the driver died before anybody had kept the request
+            _asked(live, request)  # the driver died before anybody had kept the request
     say(f"{run.title}: {_outcome(_summary(run))}")
 
 
-def _is_to_save(live: LiveReader, request: StopRun) -> bool:
-    """Ask the driver to end the run. Return whether workers save first; False if it has just ended, too."""
+def _asked(live: LiveReader, request: StopRun) -> Accepted | None:
+    """Ask the driver to end the run. Return its answer; None if it has just ended, too."""
     with contextlib.suppress(ControlError, RefusedError):
-        answers = [*live.client.ask(request)]
-        return any(isinstance(answer, Accepted) and answer.phase is Phase.SAVING for answer in answers)
-    return False
+        return next((answer for answer in [*live.client.ask(request)] if isinstance(answer, Accepted)), None)
+    return None
 
 
 def _is_confirmed(shown: RunSummary) -> bool:
@@ -331,6 +335,8 @@ def _goes_on(request: ControlRequest, accepted: Accepted) -> bool:
 def _what_follows(accepted: Accepted) -> str:
     following = f"attempt {accepted.attempt + 1} follows"
     match accepted.phase:
+        case Phase.SAVING if not accepted.can_save:
+            return f"{_CANNOT_SAVE}: steps since their last checkpoint are lost, then {following}: {accepted.status}"
         case Phase.SAVING:
             return f"the workers save at one step, then {following}: {accepted.status}"
         case Phase.STOPPING:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from raylaunch.cluster.control import control_frames
+from raylaunch.cluster.control.control_frames import BUSY, MOST_CLIENTS
 from raylaunch.cluster.control.control_messages import (
     ControlAnswer,
     ControlRequest,
@@ -20,8 +21,9 @@ from raylaunch.node.protocol.acceptor import SecretAddress
 
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 20.0
-RETRY_SECONDS = (0.1, 0.3, 0.0)
-"""The pause after each connection that was closed instead of admitted: strangers may have taken its place."""
+RETRY_SECONDS = (0.1, 0.3, 0.6, 0.0)
+"""The pause after each connection that was closed instead of admitted: strangers may have taken its place, or it is
+busy."""
 
 
 class ControlError(Exception):
@@ -66,16 +68,21 @@ class ControlClient(DriverClient):
 
     def __init__(self, address: SecretAddress, name: str = "client") -> None:
         """Connect. `name`: that of the command, for the driver's list of threads. Raises ControlError."""
+        is_busy = False
         for pause in RETRY_SECONDS:
             self._line = _connected(address)
             self._file = self._line.makefile("rb")
             with contextlib.suppress(OSError):
                 self._line.sendall(f"{address.secret} {name}\n".encode())
-                if self._file.read(1) == b"+":
+                answer = self._file.read(1)
+                if answer == b"+":
                     self._line.settimeout(ANSWER_SECONDS)
                     return
+                is_busy = answer == BUSY
             self.close()
             time.sleep(pause)
+        if is_busy:
+            raise ControlError(f"it serves {MOST_CLIENTS} commands already, and no more at a time; try again")
         msg = f"{address.host} port {address.port} does not answer as the driver of this run"
         raise ControlError(msg, is_gone=True)
 

@@ -19,6 +19,9 @@ from raylaunch.core.field_types import checker
 
 MOST_BYTES = 64 * 1024 * 1024
 """The longest line. The status of a run of 1,000 nodes with 100 attempts has about a tenth of that."""
+MOST_CLIENTS = 64
+"""So many are served at a time; further ones get `BUSY` in the place of a `+`, and are closed."""
+BUSY = b"-"
 _KIND = "is"
 _DATA = "data"
 _END = b"\n"

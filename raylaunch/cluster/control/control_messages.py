@@ -121,6 +121,8 @@ class Accepted:
     """The phase that follows from it."""
     status: str = ""
     """What the run does and why, for a person."""
+    can_save: bool = True
+    """Whether the workers can save at a step that is agreed, as far as is known; else what they did is done again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from raylaunch.cluster.control import control_frames
+from raylaunch.cluster.control.control_frames import BUSY, MOST_CLIENTS
 from raylaunch.cluster.control.control_messages import (
     ControlAnswer,
     ControlRequest,
@@ -27,8 +28,6 @@ from raylaunch.node.protocol.acceptor import Acceptor
 
 Handler = Callable[[ControlRequest], Iterator[ControlAnswer]]
 """Answers a request. It is called in the threads of clients, by several at a time."""
-MOST_CLIENTS = 64
-"""So many are served at a time; further ones are closed."""
 SLOW_SECONDS = 30.0
 """How long a client may take to read what it is sent, or to ask the next thing."""
 _POLL_SECONDS = 0.02
@@ -82,6 +81,8 @@ class ControlServer(Acceptor):
         client = _Client(line)
         with self._lock:
             if len(self._clients) >= MOST_CLIENTS:
+                with contextlib.suppress(OSError):
+                    line.send(BUSY)
                 return False
             self._clients.add(client)
         thread = threading.Thread(target=self._serve, args=(client,), daemon=True, name=f"raylaunch-{name[:20]}")

@@ -173,7 +173,7 @@ def _answer(answer: Future[Found], told: Callable[[Found], ControlAnswer]) -> Co
 
 
 def _accepted(found: RequestAccepted) -> Accepted:
-    return Accepted(attempt=found.attempt, phase=found.phase, status=found.status)
+    return Accepted(attempt=found.attempt, phase=found.phase, status=found.status, can_save=found.can_save)
 
 
 def _collected(found: CollectedStacks, ranks: Sequence[int]) -> StacksCollected:

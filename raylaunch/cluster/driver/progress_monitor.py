@@ -10,7 +10,7 @@ from raylaunch.cluster.probes.hang_probe import HangProbe, StackProbe
 from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Event, Progressed, WorkersHung, WorkersStarted
-from raylaunch.core.monitoring.checkpoint_step import checkpoints, propose_step, unsaved
+from raylaunch.core.monitoring.checkpoint_step import Checkpoints, checkpoints, propose_step, unsaved
 from raylaunch.core.monitoring.hang_cause import describe_absent
 from raylaunch.core.monitoring.hang_policy import activities, describe, max_silence, snooze_seconds
 from raylaunch.core.monitoring.heartbeat import Heartbeat
@@ -90,9 +90,17 @@ class ProgressMonitor:
         """Whether all workers of an earlier attempt have called `should_checkpoint`."""
         return self._progress.calls_should_checkpoint
 
+    @property
+    def can_save(self) -> bool:
+        """Whether workers have called `should_checkpoint`, or commit `State`: else only a signal reaches the script."""
+        return self.calls_should_checkpoint or any(asked is not None for asked, _ in self._checkpoints().values())
+
+    def _checkpoints(self) -> Checkpoints:
+        return checkpoints(self._progress.world)
+
     def unsaved(self, step: int) -> str:
         """Return which workers did not save at the agreed step, for a person; `""`: all did, or none ever does."""
-        return unsaved(step, checkpoints(self._progress.world))
+        return unsaved(step, self._checkpoints())
 
     def started(self, word: WorkersStarted) -> None:
         """A node started its workers."""

@@ -38,6 +38,8 @@ class RequestAccepted:
     """The phase that follows from it."""
     status: str
     """What the run does and why, for a person."""
+    can_save: bool = True
+    """Whether the workers can save at a step that is agreed, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,7 @@ class RequestDesk:
             return
         try:
             events, attempt = self._possible(request.make(now)), self._machine.attempt
+            can_save = self._monitor.can_save
         except RequestRefusedError as refused:
             request.answer.set_exception(refused)
             return
@@ -132,7 +135,9 @@ class RequestDesk:
         machine, status = self._machine, self._machine.status
         if len(drained := [event.node for event in events if isinstance(event, NodeDraining)]) > 1:
             status = f"{status}; on that host are {', '.join(drained)}, which are all drained"
-        request.answer.set_result(RequestAccepted(attempt=attempt, phase=machine.phase, status=status))
+        request.answer.set_result(
+            RequestAccepted(attempt=attempt, phase=machine.phase, status=status, can_save=can_save)
+        )
 
     def _possible(self, events: Events) -> Events:
         for event in events:

@@ -21,6 +21,7 @@ from raylaunch.cli import main
 from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver.driver import Driver
+from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.driver.request_desk import RequestAccepted
 from raylaunch.cluster.driver.run_registry import DriverProcess
 from raylaunch.core.failures.stacks import Stack
@@ -250,8 +251,9 @@ def test_what_died_with_a_driver_is_requested_of_the_next_one(served, capfd, mon
     assert len(lost) == 1
 
 
-def test_a_run_is_restarted_resized_drained_and_stopped(served, capfd):
+def test_a_run_is_restarted_resized_drained_and_stopped(served, capfd, monkeypatch):
     """Each command says what follows, and ends when it is done. `--json` prints the run as it is then."""
+    monkeypatch.setattr(ProgressMonitor, "can_save", True)
     one = served()
     states = []
 
@@ -292,6 +294,19 @@ def test_a_run_is_restarted_resized_drained_and_stopped(served, capfd):
     assert one.driver.machine.restarts == 0
     assert main.main(["restart"]) == ExitCode.JOB_FAILED
     assert "charlm one" in capfd.readouterr().err
+
+
+def test_a_script_that_cannot_save(served, capfd):
+    """Nobody is told that its workers save."""
+    served()
+    assert main.main(["restart"]) == ExitCode.OK
+    cannot = "the workers have not called `should_checkpoint`, and are not asked to save"
+    assert capfd.readouterr().err.splitlines()[0] == (
+        f"raylaunch: charlm one: {cannot}: steps since their last checkpoint are lost, then attempt 2 follows: "
+        "ada@vm requested a restart"
+    )
+    assert main.main(["stop", "-y"]) == ExitCode.OK
+    assert f"the workers of charlm one are to end: they get SIGTERM; {cannot} (" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

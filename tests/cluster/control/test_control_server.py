@@ -181,12 +181,13 @@ def test_fields_of_another_version(driver, server):
 
 
 def test_too_many_clients(server, client, monkeypatch):
-    """Further ones are closed until one leaves."""
+    """Further ones are told that the driver is busy, which is not gone, until one leaves."""
     monkeypatch.setattr(control_server, "MOST_CLIENTS", 1)
     monkeypatch.setattr(control_client, "RETRY_SECONDS", (0.0,))
     assert list(client.ask(StopRun())) == [Accepted()]
-    with pytest.raises(ControlError, match="does not answer as the driver"):
+    with pytest.raises(ControlError, match="no more at a time; try again") as caught:
         ControlClient(server.address)
+    assert not caught.value.is_gone
 
 
 def test_a_driver_that_is_gone(server, client):

@@ -19,6 +19,7 @@ from raylaunch.core.machine.events_and_actions import (
     StopRequested,
 )
 from raylaunch.core.machine.state import Phase
+from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
 from raylaunch.node.protocol.messages import DumpStacks
 from tests.fakes import FakeFleet, RunRecorder
@@ -65,10 +66,12 @@ def test_a_run_that_is_restarted_resized_drained_and_stopped():
     }
     assert driver.run().exit_code == 143
     assert [answer.result(timeout=100) for answer in answers] == [
-        RequestAccepted(attempt=1, phase=Phase.SAVING, status=f"{BY} requested a restart"),
-        RequestAccepted(attempt=2, phase=Phase.SAVING, status=f"{BY} requested 1 to 2 nodes"),
-        RequestAccepted(attempt=3, phase=Phase.SAVING, status=f"node-2 is being drained: {BY} requested it"),
-        RequestAccepted(attempt=4, phase=Phase.SAVING, status=f"{BY} requested the stop"),
+        RequestAccepted(attempt=1, phase=Phase.SAVING, status=f"{BY} requested a restart", can_save=False),
+        RequestAccepted(attempt=2, phase=Phase.SAVING, status=f"{BY} requested 1 to 2 nodes", can_save=False),
+        RequestAccepted(
+            attempt=3, phase=Phase.SAVING, status=f"node-2 is being drained: {BY} requested it", can_save=False
+        ),
+        RequestAccepted(attempt=4, phase=Phase.SAVING, status=f"{BY} requested the stop", can_save=False),
     ]
     assert [order[:3] for order in fleet.sent if order[0] == "launch"] == [
         *[("launch", f"node-{index}", attempt) for attempt in (1, 2) for index in (1, 2, 3)],
@@ -83,6 +86,22 @@ def test_a_run_that_is_restarted_resized_drained_and_stopped():
         Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:3", max_restarts=0),
         [entry.event for entry in recorder.entries if entry.event is not None],
     )
+
+
+def test_whether_the_workers_can_save():
+    """They can if they have called `should_checkpoint`, as their heartbeats tell."""
+    fleet = FakeFleet(1, nproc=1)
+    driver, _ = driver_of(fleet)
+    answers = []
+    one = WorkerProgress(rank=0, marks=3, age=0.0, first_age=0.0, step=2, asked=2)
+
+    def train() -> None:
+        fleet.report("node-1", heartbeat=Heartbeat(attempt=1, marks=(one,)))
+        answers.append(stop(driver))
+
+    fleet.on_launched[1] = train
+    driver.run()
+    assert answers[0].result(timeout=100).can_save
 
 
 def test_a_request_that_is_refused_is_not_recorded():
