@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TextIO
 
 from raylaunch.core.record import run_layout
-from raylaunch.worker.runtime.process_setup import without_waiting
 
 _FOLDER_MODE = 0o700
+_FILE_MODE = 0o600
 _SECONDS = 2.0
 """How long a driver that ends waits for a file system that does not answer."""
 
@@ -120,8 +120,8 @@ class FolderFence:
 
 
 def opened(path: Path, flags: int = os.O_APPEND) -> int:
-    """Open a file that only the user may read, to write to it. Raises OSError, also for a link and a named pipe."""
-    return without_waiting(str(path), flags | os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
+    """Open a file that only the user may read, to write to it. Raises OSError, also for a link."""
+    return os.open(path, flags | os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
 
 
 def take_log(path: Path, epoch: int) -> int:
