@@ -72,7 +72,7 @@ def _start(job: Job, job_text: str, payload: bytes, interrupts: _Interrupts, *, 
     refuse_terminal(job)
     if job.run_id is None:
         job = replace(job, run_id=datetime.now().astimezone().strftime("%Y-%m-%dT%H-%M-%S"))
-    starting = _Starting(job, interrupts, wait=wait)
+    starting = _StartWatch(job, interrupts, wait=wait)
     try:
         for news in _news(job, DetachedRun.of_this_process(job, job_text, payload)):
             if starting.is_done_with(news):
@@ -88,7 +88,7 @@ def _start(job: Job, job_text: str, payload: bytes, interrupts: _Interrupts, *, 
     return starting.found
 
 
-class _Starting:
+class _StartWatch:
     """What the command knows of the run that it starts."""
 
     def __init__(self, job: Job, interrupts: _Interrupts, *, wait: bool) -> None:

@@ -173,8 +173,9 @@ class Agent:
         self.session = AgentSession(spec.epoch)
         self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end)
         self._lease.start()
-        self._detached = spec.detached
-        gone = partial(self._in_loop, self._driver_gone) if spec.detached is not None else None
+        gone = None
+        if spec.detached is not None:
+            gone = partial(self._in_loop, partial(self._driver_gone, spec.detached.driver_timeout))
         self._link = Link(spec.link_address, spec.node, end_this_process, gone) if spec.link_address else None
 
     def _started_supervisor(self, spec: AgentSpec, env: dict[str, str], client: ForkServerClient | None) -> Supervisor:
@@ -242,10 +243,9 @@ class Agent:
             await self._ended.wait()
             raise LeaseExpiredError("nothing was heard of the driver for too long")
 
-    def _driver_gone(self) -> None:
-        assert self._detached is not None
+    def _driver_gone(self, driver_timeout: float) -> None:
         self.session.driver_gone()
-        self._lease.agent_idle(min(SUCCESSION_SECONDS, self._detached.driver_timeout))  # it lasts for the next driver
+        self._lease.agent_idle(min(SUCCESSION_SECONDS, driver_timeout))  # it lasts for the next driver
 
     def adopted(self, link_address: SecretAddress | None) -> None:
         """Take note that another driver has taken over, to which this agent is to open a link."""
