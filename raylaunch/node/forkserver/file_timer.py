@@ -52,7 +52,7 @@ class FileTimer:
             self.pid = fork(run)
 
     def reaped(self, pids: Collection[int]) -> None:
-        """Take note that these processes have ended."""
+        """Handle the end of these processes."""
         if self.pid in pids:
             self.pid = 0
 

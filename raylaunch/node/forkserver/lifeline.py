@@ -20,7 +20,7 @@ def agent_is_gone(lifeline: int) -> bool:
 
 
 def remove_folders(folders: Iterable[str], lifeline: int) -> None:
-    """Remove folders of the node at its end, but not those that the agent or the state keeper has a lock on.
+    """Remove the node's folders at its end, except where the agent or the state keeper has a lock.
 
     Waits until the agent is gone, for a short time: what kills the subreaper often kills the agent next. If it lives,
     it notices the end of the fork server, and closes the socket, but goes on with what it has a lock on. The lock of a

@@ -165,9 +165,9 @@ class StoreTable:
         return self._run(address, port, listening.detach())
 
     def reaped(self, pids: Collection[int]) -> Iterator[messages.StoreOpened]:
-        """Take note that these processes have ended. Open stores that died again, at their ports, and yield the result.
+        """Handle the end of these processes: reopen each store that died, at its port, and yield the result.
 
-        Workers that have not connected yet do not notice. Those that were connected get an error from torch.
+        Workers that have not connected yet do not notice. Connected workers get an error from torch.
         """
         for attempt, died in [*self._stores.items()]:
             if died.pid not in pids:

@@ -83,9 +83,9 @@ class WorkerGroup:
         self._deferred = DeferredSignals()
 
     def begin(self, attempt: int, workers: tuple[WorkerSpec, ...] = (), imports: int = -1) -> None:
-        """Begin an attempt with these workers. `fork` forks those that are no survivors of the one before.
+        """Begin an attempt with these workers. `fork` forks all but the survivors of the attempt before.
 
-        No other process of that one may be left. `imports`: the file for import records, or -1.
+        No other process of that attempt may be left. `imports`: the file for import records, or -1.
         """
         survivors = {self._alive[pid].spec.local_rank: pid for pid in self._survivors}
         self.attempt = attempt
@@ -192,7 +192,7 @@ class WorkerGroup:
                     self._deferred.signal(pid, number)
 
     def dump_stacks(self, attempt: int) -> None:
-        """Have the workers write their stacks, unless the signal would kill them, or write to a file of the script."""
+        """Make the workers write their stacks, unless the signal would kill them, or write to a file of the script."""
         started: list[tuple[StackDumpStarted, int]] = []
         for pid, worker in self._alive.items() if attempt == self.attempt else ():
             start = os.fstat(worker.stacks).st_size
@@ -229,12 +229,12 @@ class WorkerGroup:
         self._kill_orphans()
 
     def returned(self, pid: int) -> None:
-        """Take note that a survivor has left everything of its attempt."""
+        """Record that a survivor has left everything of its attempt."""
         if pid in self._survivors:
             self._survivors[pid] = True
 
     def completed(self, pid: int) -> None:
-        """Take note that a survivor has written what it was told to."""
+        """Record that a survivor has written what it was told to."""
         if pid == self._completing:
             self._completing = 0
 

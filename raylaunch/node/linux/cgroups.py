@@ -9,10 +9,10 @@ from raylaunch.node.linux import processes
 
 
 def folders(process: Path, controller: str, *, above: bool = False) -> Iterator[Path]:
-    """Yield the folders of the groups of a process, given as `/proc/PID`; with `above`, those above each one too.
+    """Yield the folders of the groups of a process, given as `/proc/PID`; with `above`, each one's parents too.
 
-    Those of cgroup v1 with this controller come before those of cgroup v2, which may lack the controller. Yields none
-    where the files of /proc cannot be read.
+    Groups of cgroup v1 with this controller come before groups of cgroup v2, which may lack the controller. Yields
+    none where the files of /proc cannot be read.
     """
     try:
         groups = [line.split(":", 2) for line in processes.lines_of(process / "cgroup")]

@@ -57,7 +57,7 @@ def set_helper_title(role: str) -> None:
 
 
 def set_worker_title(title: str) -> None:
-    """Show this fork of a helper under this title; its name is again that of the program, a Python.
+    """Show this fork of a helper under this title, and give it the name of the program, a Python, again.
 
     A worker that stays in another attempt does the same again.
     """
@@ -68,8 +68,8 @@ def set_worker_title(title: str) -> None:
 def _set_title(title: str, name: bytes) -> None:
     """Overwrite the command line, as far as the title fits into it.
 
-    If the last byte is not zero, the kernel shows what is before the first zero byte. The time that this takes in a
-    fork, 0.1 ms, is that of the first writes to memory that it shares with its parent; all else takes 6 microseconds.
+    If the last byte is not zero, the kernel shows what is before the first zero byte. In a fork, this takes 0.1 ms for
+    the first writes to memory that it shares with its parent; all else takes 6 microseconds.
     """
     _PRCTL(_PR_SET_NAME, name, 0, 0, 0)
     start, size, _ = _original()

@@ -78,7 +78,7 @@ def bridges() -> frozenset[str]:
 def host_addresses(seconds: float) -> tuple[str, ...]:
     """Return the addresses to which this host's own name leads and that it has, in the resolver's order.
 
-    Empty if there are none, or if no name server answers within so many seconds.
+    Empty if there are none, or if no name server answers within `seconds`.
     """
     found: list[tuple[str, ...]] = []
     thread = threading.Thread(target=lambda: found.append(resolve(socket.gethostname())), daemon=True)

@@ -1,7 +1,7 @@
 """Which limit of the operating system was reached, for an error message.
 
-No system call that fails says which of several limits it met. So those that may explain the error are compared here
-with what is in use.
+A system call that fails does not say which of several limits it met. So this compares the limits that may explain the
+error with what is in use.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _process_limits(proc: Path) -> Iterator[tuple[float, str]]:
 
 
 def _threads_of_user(proc: Path) -> int:
-    """Return the number of processes and threads whose real user is that of this process."""
+    """Return the number of processes and threads that have this process's real user."""
     count, user = 0, os.getuid()
     for folder in proc.iterdir():
         if folder.name.isdecimal():

@@ -99,7 +99,7 @@ def kill_with_group(pid: int) -> bool:
 def kill_children(timeout: float) -> bool:
     """Kill all children of this process, and orphans that become its children meanwhile.
 
-    Return True once none is left but those of other users, and False after `timeout` seconds.
+    Return True once only processes of other users are left, and False after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while left := [pid for pid in children() if kill_with_group(pid)]:

@@ -115,7 +115,7 @@ def _tree(pid: int) -> Iterator[int]:
 
 
 def _cpu_seconds(pid: int) -> tuple[float, float]:
-    """Return the CPU seconds of a process itself, and those of its children that it has waited for."""
+    """Return the CPU seconds of a process itself, and of the children that it has waited for."""
     with contextlib.suppress(OSError):
         user, system, childrens_user, childrens_system = (
             int(field) * _SECONDS_PER_TICK for field in _stat(pid)[_TIME_FIELDS]

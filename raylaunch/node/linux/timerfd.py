@@ -38,7 +38,7 @@ class TimerFd:
         return self._fd
 
     def set(self, seconds: float | None) -> None:
-        """Let the timer expire in so many seconds, or never (None), in place of what was set before."""
+        """Let the timer expire in `seconds`, or never (None), in place of what was set before."""
         value = 0 if seconds is None else max(1, round(seconds * _NS_PER_S))
         _LIBC.timerfd_settime(self._fd, 0, ctypes.byref(_Itimerspec(0, 0, *divmod(value, _NS_PER_S))), None)
 

@@ -57,7 +57,7 @@ class LogRead:
     attempt: int
     spans: tuple[LogSpan, ...]
     most: int = BLOCK_BYTES
-    """So many bytes at most. What is left is asked for again."""
+    """Most bytes in the answer. Another `LogRead` asks for the rest."""
     times: bool = False
     """Whether it also asks when they were written."""
 
@@ -159,7 +159,7 @@ def _ends(path: Path, lines: int | None) -> tuple[int, int]:
 
 
 def _start_of_last(file: BinaryIO, lines: int) -> tuple[int, int]:
-    """Return where so many last lines begin, and the end. A last line without an end counts too."""
+    """Return where the last `lines` lines begin, and the end. A last line without an end counts too."""
     end = position = file.seek(0, os.SEEK_END)
     size, tail = _FEWEST_BYTES_OF_LINES, b""
     # The first may be half a line, or half of a `\r\n`.

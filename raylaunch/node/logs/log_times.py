@@ -1,8 +1,8 @@
 """When the lines of a log file were written: entries in a file beside it, which its node's agent writes.
 
-Log files stay as the workers wrote them. An entry says that by this time the log had so many bytes. The time is that of
-the log's last change, which the file system keeps, so the last line before a pause has the time of its write. While a
-worker goes on writing, the agent looks ten times a second.
+Log files stay as the workers wrote them. An entry says how many bytes the log had by a time: the time of its last
+change, which the file system keeps, so the last line before a pause has the time of its write. While a worker goes on
+writing, the agent looks ten times a second.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class LogSource:
     kept: bool = True
     """Whether the file is to stay. If not, the disk space of what was read is freed."""
     order: OutputOrder | None = None
-    """In which order it grows with the worker's other file; None: that is not known."""
+    """The order in which it grows with the worker's other file; None: not known."""
     times: str = ""
     """The path of the file that gets the times at which this one grew; "": there is none."""
 
@@ -113,7 +113,7 @@ def log_sources(
 
 
 def _encoded(text: str) -> bytes:
-    """Return the bytes that stood on the command line, even those that are not UTF-8."""
+    """Return the bytes that stood on the command line, even if they are not UTF-8."""
     return text.encode(errors="surrogateescape")
 
 
@@ -258,7 +258,7 @@ class LogTailer:
         return found
 
     def _remove_if_last(self, folder: str) -> None:
-        """Remove a worker's folder that is not kept, and with the last one that of the attempt, once all is read."""
+        """Remove a worker's folder that is not kept, and with the last one the attempt's folder, once all is read."""
         if all(os.path.dirname(other.source.path) != folder for other in self._tails):
             scratch.remove(folder)
             with contextlib.suppress(OSError):  # other workers have folders there

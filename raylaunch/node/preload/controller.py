@@ -54,7 +54,7 @@ class PreloadController:
         #: Whether there is something to import that no zygote was told to.
         self._has_news = begin.manifest is not None
         self._zygotes = 0
-        #: Of the present attempt, and of the one before unless all of it is read.
+        #: The file of the present attempt, and of the attempt before unless all of it is read.
         self._records: list[_RecordsFile] = []
         self._poll_at: float | None = None
         self._poll_interval = _FIRST_POLL_SECONDS

@@ -104,7 +104,7 @@ class ZygoteClient:
         return None
 
     def reaped(self, pids: Collection[int]) -> None:
-        """Take note that these processes have ended. `receive` reports it if the zygote is among them."""
+        """Handle the end of these processes. `receive` reports it if the zygote is among them."""
         if self.pid in pids:
             self.pid = 0
 

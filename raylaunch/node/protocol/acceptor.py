@@ -1,8 +1,8 @@
 """Accepts connections that begin with a secret, and bounds what others cost.
 
 Anybody in the network can connect. Connections without the secret cost the process `MOST_UNAUTHENTICATED` descriptors
-at most, each for `HELLO_SECONDS`, and never keep out those that know it: they say hello at once, so the oldest
-connection is the one to close, and who was closed tries again.
+at most, each for `HELLO_SECONDS`. The oldest is dropped first, so they never keep out a client that knows the secret:
+it says hello at once, and connects again if it was dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_BYTES = 256
 """The length of the longest hello."""
 MOST_PER_ADDRESS = 16
 MOST_UNAUTHENTICATED = 128
-"""Connections that have not said hello yet: those of one address, and all. Each further one closes the oldest."""
+"""Connections that have not said hello yet: from one address, and in all. Each further one closes the oldest."""
 _PAUSE_SECONDS = 0.5
 """How long no connection is accepted after the machine had no file descriptor or memory left."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -47,7 +47,7 @@ class StartWorkers:
     attempt: int
     workers: tuple[WorkerSpec, ...]
     survivors: tuple[int, ...] = ()
-    """Process ids of workers of the attempt before that may stay: those that have returned within a second do."""
+    """Process ids of the last attempt's workers that may stay. A worker stays if it has returned within a second."""
     to_complete: int = 0
     """How many bytes the first of them may write after that. The workers are reported when it has: see
     `SurvivorCompleted`.

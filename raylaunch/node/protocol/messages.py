@@ -101,7 +101,7 @@ class ProposeCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCheckpoint:
-    """Have the workers save at the step that was proposed last: phase two. Leads to `CheckpointAnswer`."""
+    """Make the workers save at the step that was proposed last: phase two. Leads to `CheckpointAnswer`."""
 
     attempt: int
     step: int
@@ -114,7 +114,7 @@ class AnnounceCommit:
     attempt: int
     commit: Commit | None
     world_size: int = 0
-    """Of the world in which it was written; 0: there is none."""
+    """Workers in the world in which it was written; 0: there is no commit."""
     kept: Commit | None = None
     """What must not be freed until a newer commit is on two hosts; None: only what is restored must not."""
     fetches: tuple[tuple[int, CopyAddress], ...] = ()
@@ -204,7 +204,7 @@ class ProcessesExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessesStopped:
-    """No process of the attempt is left on the node. `failures` are those of workers that ended after the order."""
+    """No process of the attempt is left on the node. `failures` are of workers that ended after the order."""
 
     attempt: int
     failures: tuple[ProcessFailure, ...] = ()

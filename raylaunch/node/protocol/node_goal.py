@@ -29,7 +29,7 @@ class NodeGoal:
     """In the order of their numbers."""
 
     def after(self, order: Order) -> NodeGoal:
-        """Return the goal with one more order. It takes the place of those that it makes pointless."""
+        """Return the goal with one more order, which replaces each order that it makes pointless."""
         kept = [(number, other) for number, other in self.orders if not _replaces(order, other)]
         if isinstance(order, TerminalInput):
             typed = [number for number, other in kept if isinstance(other, TerminalInput)]

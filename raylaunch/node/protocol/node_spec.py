@@ -57,7 +57,7 @@ class WorkerTemplate:
     backend: str | None = field(metadata=PER_RUN)
     preload: tuple[str, ...] = field(metadata=PER_PROCESS)
     preload_auto: bool = field(default=False, metadata=PER_PROCESS)
-    """`preload: auto`: also preload what the workers of an attempt import, for those of the next one."""
+    """`preload: auto`: also preload what an attempt's workers import, for the next attempt's workers."""
     start_method: StartMethod = field(metadata=PER_PROCESS)
     terminal: TerminalSpec | None = field(default=None, metadata=PER_RUN)
     """Which rank has a terminal; None: none has."""
@@ -76,7 +76,7 @@ class NodeSpec:
     address: str
     """Where the node's stores listen, and what its workers are told."""
     env: dict[str, str]
-    """All variables that workers have, but for those of an attempt."""
+    """The workers' environment, without per-attempt variables."""
     interface_env: dict[str, str] = field(default_factory=dict)
     """More variables, for an attempt on several hosts; see `core/placement/environment.py`."""
     cwd: str

@@ -62,7 +62,7 @@ class NodeStatus:
     """None: its fork server is not ready yet."""
     workers: WorkersStatus = field(default_factory=WorkersStatus)
     stores: tuple[StoreStatus, ...] = ()
-    """One for each attempt whose store this node was told to open, but for attempts before that of its workers."""
+    """One for each attempt whose store this node was told to open, except attempts before its workers' attempt."""
     proposed: StepProposed | None = None
     listening: PeerListening | None = None
     probed: PeersProbed | None = None

@@ -24,7 +24,7 @@ from raylaunch.worker.state.checkpoints import checkpoint_process
 from raylaunch.worker.state.commit_buffer import WriteState
 
 _SECONDS = 60.0
-"""How long the process waits for those of other nodes to begin."""
+"""How long the process waits for other nodes' processes to begin."""
 _END_SECONDS = 2.0
 """How long a process that is to end may take."""
 _CHUNK = 65536
@@ -65,12 +65,12 @@ class CheckpointWrites:
         return self._process.stdout.fileno() if self._process is not None and self._process.stdout is not None else -1
 
     def note_folder(self, request: Request) -> None:
-        """Take note of where a worker wants checkpoints to be."""
+        """Record where a worker wants checkpoints to be."""
         if request.folder:
             self._folder, self._keep = request.folder, request.keep
 
     def begin(self, commits: Mapping[int, tuple[Commit, WriteState]]) -> None:
-        """Begin an attempt. `commits`: those for the disk, by file. If nobody writes them, nobody will."""
+        """Begin an attempt. `commits`: the commits for the disk, by file. If nobody writes them now, nobody will."""
         if self._process is None:
             for fd, (_, state) in commits.items():
                 if state is WriteState.TO_WRITE:

@@ -5,7 +5,7 @@ files of other nodes. What goes over the network is in `file_transfer`.
 
 The agent has a lock (flock(2)) on a folder beside it: a script may remove the folder itself, and make it again.
 
-Who removes it: the subreaper or the fork server, whoever ends last on the node, or the agent. On a cluster the state
+The subreaper or the fork server, whichever ends last on the node, or the agent removes it. On a cluster the state
 keeper has a lock on all of it once there are files, so that it outlives the agent, and removes it if no other agent
 of the run takes it over. If all of them are killed, the next run on the host removes it (`_remove_stale`).
 """
@@ -59,7 +59,7 @@ class FilesOwner:
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """By which a file is known to be the same: nobody has changed it since."""
+    """Size and mtime of a file. While they are equal, the file is unchanged."""
 
     size: int
     mtime_ns: int
@@ -143,7 +143,7 @@ class FastDir:
             return sum(self._copied_bytes.values())
 
     def become(self, own: FilesOwner) -> None:
-        """Take note that the folder has all files that the node's ranks need."""
+        """Record that the folder has all files that the node's ranks need."""
         with self._lock:
             self._add("", own)
 
@@ -153,7 +153,7 @@ class FastDir:
         self._save()
 
     def copied(self, owner: FilesOwner) -> None:
-        """Take note that the copies of a node's files are complete."""
+        """Record that the copies of a node's files are complete."""
         with self._lock:
             scratch.create(self.folder(owner.node))  # there may be no file yet that could be copied
             found = scan(self.folder(owner.node)).values()
@@ -161,12 +161,12 @@ class FastDir:
             self._add(owner.node, owner)
 
     def added(self, node: str, size: int) -> None:
-        """Take note of the copy of one more file."""
+        """Record the copy of one more file. `size`: in bytes."""
         with self._lock:
             self._copied_bytes[node] = self._copied_bytes.get(node, 0) + size
 
     def forget_before(self, attempt: int, seconds: float) -> None:
-        """Remove the copies of nodes that were last complete before this attempt, and not used for so many seconds."""
+        """Remove a node's copies that were last complete before this attempt, and not used in the last `seconds`."""
         with self._lock:
             for node, owner in self.owners().items():
                 is_unused = time.monotonic() - self._used_at.get(node, 0.0) > seconds
@@ -215,7 +215,7 @@ class FastDir:
         return self._at(_COPIES, checked(node))
 
     def link(self, folder: str, name: str, stamp: FileStamp) -> None:
-        """Have a file of another folder here in this one too, unless what is there is as new. Raises OSError."""
+        """Link a file of another folder on this host into this one, unless what is there is as new. Raises OSError."""
         with self.incoming() as path:
             os.unlink(path)
             os.link(os.path.join(folder, checked(name)), path, follow_symlinks=False)
@@ -322,7 +322,7 @@ def open_complete(folder: str, name: str, *, settled: float = 0.1) -> int | None
 def is_written(fd: int, age: float) -> bool:
     """Return whether a process has the file open to write it: then the kernel gives no read lease (fcntl(2))."""
     try:
-        # What a writer causes who comes before the lease is given back; SIGURG does nothing by default.
+        # The signal for a writer that comes before the lease is given back; SIGURG does nothing by default.
         fcntl.fcntl(fd, processes.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

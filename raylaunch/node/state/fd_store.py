@@ -2,11 +2,11 @@
 
 As systemd's descriptor store does for a service (`sd_pid_notify_with_fds`), it gives them back to an agent that takes
 the place of one that was killed. There is one for each run on each host. It ends when its last agent has taken its
-leave, or was gone for so many seconds. As long as its agents live, it only holds the files and never reads them. When
-one was killed, it gives them to other agents at that agent's port: see `orphaned_parts`.
+leave, or was gone for SECONDS. As long as its agents live, it only holds the files and never reads them. When one was
+killed, it gives them to other agents at that agent's port: see `orphaned_parts`.
 
-It also has a lock on the folders of files of agents (`fast_dir`), so that nobody else removes them. At its end it
-removes those whose agents were killed, and that no other agent has taken over.
+It also has a lock on the agents' folders of files (`fast_dir`), so that nobody else removes them. At its end it removes
+each folder whose agent was killed and that no other agent has taken over.
 
 Messages are packets of JSON, with one descriptor at most; what an agent sends is in `fd_store_client`.
 """
@@ -50,7 +50,7 @@ class FdStore:
         self._agents: dict[int, socket.socket] = {}
         #: By descriptor of an agent's connection: what serves its files when it was killed.
         self._heirs: dict[int, OrphanedParts] = {}
-        #: By path: the descriptor that has the lock, and that of the agent's connection; -1: the agent was killed.
+        #: By path: the descriptors of the lock and of the agent's connection; the latter is -1 if the agent was killed.
         self._folders: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
         #: When to end, if no agent comes before; None: an agent was never lost.

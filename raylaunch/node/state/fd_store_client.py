@@ -89,15 +89,15 @@ class FdStoreClient:
         return self._sock.fileno() if self._sock is not None else -1
 
     def keep(self, rank: int, index: int, fd: int) -> None:
-        """Have the state keeper hold this file. Raises OSError where it is gone."""
+        """Give the state keeper this file to hold. Raises OSError where it is gone."""
         self._send({"do": "keep", "rank": rank, "index": index}, fd)
 
     def drop(self, rank: int, index: int) -> None:
-        """Have the state keeper close a file. Raises OSError where it is gone."""
+        """Tell the state keeper to close a file. Raises OSError where it is gone."""
         self._send({"do": "drop", "rank": rank, "index": index})
 
     def protect(self, path: str) -> None:
-        """Have the state keeper lock a folder, and remove it if this agent is killed. Raises OSError."""
+        """Tell the state keeper to lock a folder, and to remove it if this agent is killed. Raises OSError."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
@@ -106,11 +106,11 @@ class FdStoreClient:
             os.close(fd)  # the lock is the keeper's from now on
 
     def release(self, path: str) -> None:
-        """Have the state keeper unlock a folder. Raises OSError where it is gone."""
+        """Tell the state keeper to unlock a folder. Raises OSError where it is gone."""
         self._send({"do": "release", "path": path})
 
     def answer(self, fd: int, secret: str) -> None:
-        """Have the keeper answer at this listening socket if the agent is killed. Raises OSError where it is gone."""
+        """Let the keeper answer at this listening socket if the agent is killed. Raises OSError where it is gone."""
         self._send({"do": "answer", "secret": secret}, fd)
 
     def take(self) -> Iterator[tuple[int, int, int]]:

@@ -1,6 +1,6 @@
-"""What the state keeper does when its agent was killed: it gives the parts of commits that it holds to other agents.
+"""Lets a state keeper whose agent was killed give the parts of commits that it holds to other agents.
 
-It answers at the agent's own port, whose listening socket it has a duplicate of, those who know the agent's secret.
+It answers clients that know the agent's secret, at the agent's own port: it has a duplicate of its listening socket.
 """
 
 from __future__ import annotations

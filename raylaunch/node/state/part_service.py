@@ -1,6 +1,6 @@
-"""What a server of parts does with each connection that knows the secret: answers one request after the other.
+"""Serves parts of commits on a connection that knows the secret: answers one request after the other.
 
-The agent serves its node's parts (`part_server` in `cluster`), and the state keeper those of an agent that was killed
+The agent serves its node's parts (`part_server` in `cluster`), and the state keeper a killed agent's parts
 (`orphaned_parts`).
 """
 

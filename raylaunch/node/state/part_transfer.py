@@ -59,7 +59,7 @@ class TornError(OSError):
 
 @contextlib.contextmanager
 def connection(address: CopyAddress, *, seconds: float = TIMEOUT) -> Iterator[socket.socket]:
-    """Connect to an agent, and say hello. Raises OSError, also where it does not answer for so many seconds."""
+    """Connect to an agent, and say hello. Raises OSError, also where it does not answer for `seconds`."""
     with socket.create_connection((address.host, address.port), timeout=seconds) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.sendall(f"{address.secret} copies\n".encode())
@@ -112,7 +112,7 @@ def read_answer(line: socket.socket) -> int:
 
 
 def read_bytes(line: socket.socket, size: int) -> bytes:
-    """Return so many bytes. Raises EOFError where the connection ends before, and OSError."""
+    """Return the next `size` bytes. Raises EOFError where the connection ends before, and OSError."""
     data = bytearray()
     while len(data) < size:
         more = line.recv(size - len(data))

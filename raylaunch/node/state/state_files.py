@@ -25,7 +25,7 @@ _SHARE = 0.5
 _MOST_KEEPERS = 10
 """State keepers that are started: what kills one after the other would kill the next one too."""
 FIRST_COPY = OWN_BUFFERS
-"""The index of a rank's first copy. Lower ones are those of the buffers that the rank itself writes."""
+"""The index of a rank's first copy. The buffers that the rank itself writes have lower ones."""
 
 Key = tuple[int, int]
 """Rank and index."""
@@ -150,7 +150,7 @@ class StateFiles:
     def reserve_completed(self, key: Key, size: int) -> MemoryFile | None:
         """Return the file in which a rank completes a light commit; None: there is no memory for it.
 
-        `key`: with one of `COMPLETED_BUFFERS`. The node has one file for each of them, which is that of the rank that
+        `key`: with one of `COMPLETED_BUFFERS`. The node has one file for each of them, and gives it to the rank that
         needs it. What it had is not needed any more.
         """
         with self._lock:
@@ -175,7 +175,7 @@ class StateFiles:
         return self._most_bytes, "the job allows no more"
 
     def why_no_room(self, size: int) -> str:
-        """Return why a copy of a file of so many bytes is not to be made here, for a person; "": it may be."""
+        """Return why this node must not copy a file of `size` bytes, for a person; "": it may."""
         with self._lock:
             used = sum(self.usage()) + self.folder.own_bytes
         most, what = self._limit(used)
@@ -244,7 +244,7 @@ class StateFiles:
                 self._lose_keeper()
 
     def protect_folder(self) -> None:
-        """Let the folder outlive this agent from now on. Without a state keeper, that is said with the next commit."""
+        """Keep the folder if this agent dies. If there is no state keeper, the next commit reports that."""
         with self._lock:
             if not (self._protects_folder or self._is_over):
                 self._protects_folder = True
@@ -284,7 +284,7 @@ class StateFiles:
         self._tell_keeper(lambda: self._keeper.keep(*key, self._files[key].fd))
 
     def _tell_keeper(self, tell: Callable[[], None]) -> None:
-        """Have the state keeper hold something too. Without one, training goes on; what is lost then is said."""
+        """Tell the state keeper something. Without a keeper, training goes on, and a message says what is lost."""
         try:
             if self._keeper.fileno() < 0:
                 if not self._keepers_left:

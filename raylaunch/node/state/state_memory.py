@@ -47,7 +47,7 @@ class StateMemory:
     def __init__(self, page: SharedPage, secret: str, most_bytes: int | None, folder: FastDir | None = None) -> None:
         """`secret`: as in `FdStoreClient`. `most_bytes`: what all buffers may use; None: a share of what is free.
 
-        `folder`: that of the node for files, which its owner makes and removes.
+        `folder`: the node's folder for files, which its owner makes and removes.
 
         Raises OSError.
         """
@@ -77,7 +77,7 @@ class StateMemory:
     # An attempt begins.
 
     def begin(self, assignment: Assignment) -> None:
-        """Take note of the ranks of an attempt."""
+        """Begin an attempt with the ranks of this assignment."""
         self.adopt()
         self._assignment = assignment
         self._chosen = None
@@ -131,12 +131,12 @@ class StateMemory:
         numbers[fields.RESTORE_DECIDED] = order.attempt
 
     def files_to_complete(self, rank: int, dead: Collection[int]) -> tuple[list[MemoryFile], int]:
-        """Return the files in which this rank, which survives, may complete light commits, and which are of use.
+        """Return the files in which this surviving rank may complete light commits, and the newest useful commit.
 
-        For the attempt that ends, before `begin`. `dead`: the ranks of this node that have died. All ranks can only
-        have what those have committed. Where there are none, the last commit or the one before it may be the one that
-        all ranks have, and there are two files. Fewer, if there is no memory for them, or the last commit was a whole
-        one. The number is that of steps after which the newest commit of use was made; 0: not known.
+        Call this for the attempt that ends, before `begin`. `dead`: the ranks of this node that have died. All ranks
+        can only have commits that the dead ones made. If none has died, they may all have the last commit or the one
+        before it, and there are two files: fewer if memory is short, or if the last commit was a whole one. The commit
+        is given by its number of steps; 0: not known.
         """
         attempt = self._assignment.attempt if self._assignment is not None else 0
         newest = min(
@@ -240,7 +240,7 @@ class StateMemory:
                 self._workers.pop(fd).close()
 
     def _accept(self) -> None:
-        """Take the connection of a worker; close that of another user, whose connections would use up descriptors."""
+        """Accept a worker's connection. Close another user's, since they could use up all descriptors."""
         with contextlib.suppress(OSError):
             worker = self._listener.accept()[0]
             if not wire.peer_is_same_user(worker):

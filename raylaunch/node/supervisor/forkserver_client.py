@@ -67,8 +67,8 @@ class ForkServerProcess:
     def name_of_dead(self, server: int) -> str:
         """After the fork server's end: name the process that was killed, as in `FailureRecord.killed_with`.
 
-        `server` is the fork server's process id. It ends with its subreaper, which was killed then, and is a zombie
-        before the fork server is told.
+        `server` is the fork server's process id. If the subreaper was killed, the fork server ends with it, and the
+        subreaper is a zombie before the fork server learns of it.
         """
         if self._first.poll():
             return f"the subreaper (process {self.pid})"
@@ -76,9 +76,9 @@ class ForkServerProcess:
 
 
 class ForkServerClient:
-    """The fork server's process, its control socket, and what it is told at its start.
+    """The fork server's process, its control socket, and what it gets at its start.
 
-    That is the shared page, the file timer's pipe, the folder for files and a temporary one for logs. At most one
+    It gets the shared page, the file timer's pipe, the folder for files and a temporary one for logs. At most one
     supervisor uses a client at a time.
     """
 

@@ -16,7 +16,7 @@ _QUIET_SECONDS = 1.0
 
 
 def read_heartbeat(page: SharedPage, state: AttemptState | None, memory: NodeMemory) -> Heartbeat | None:
-    """Return the progress of all live workers, and a last time of those that have ended. None: none are started."""
+    """Return the progress of all live workers, and once more of each that has ended. None: none are started."""
     if state is None or not state.pids:
         return None
     now = time.monotonic_ns()

@@ -113,12 +113,12 @@ class CheckpointPoll:
         return max((self._page.numbers[slot + fields.POLLED_STEP] for slot in _slots(state.forked())), default=0) - 1
 
     def commit(self, order: CommitCheckpoint) -> None:
-        """Have the workers save at the step that was proposed last. An order for another step changes nothing."""
+        """Make the workers save at the step that was proposed last. An order for another step changes nothing."""
         if self.attempt == order.attempt and self._page.numbers[fields.PROPOSED_STEP] == order.step + 1:
             self._page.numbers[fields.COMMITTED_STEP] = order.step + 1
 
     def drop(self) -> None:
-        """Withdraw the request. Workers that wait for a commit go on; those that are saving are not disturbed."""
+        """Withdraw the request. Workers that wait for a commit go on; workers that are saving are not disturbed."""
         self.attempt = None
         if self._page.numbers[fields.COMMITTED_STEP] != self._page.numbers[fields.PROPOSED_STEP]:
             self._page.numbers[fields.PROPOSED_STEP] = self._page.numbers[fields.COMMITTED_STEP] = 0

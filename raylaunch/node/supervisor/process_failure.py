@@ -26,7 +26,7 @@ from raylaunch.worker.runtime.spec import Report
 
 _READ_BYTES = 64 * 1024
 _MOST_TAIL = 8192
-"""Characters of what was read that are kept, in so many lines."""
+"""Characters that are kept of what was read, in `_TAIL_LINES` lines at most."""
 _TAIL_LINES = 20
 _FRAME_OF_CPP = re.compile(r"frame #\d+: ")
 _TERMINATED, _DUMP = "terminate called after throwing", "Fatal Python error: "
@@ -62,7 +62,7 @@ def failure(
 ) -> ProcessFailure:
     """Return all that can be found out about the end of a worker. Leaves an error file where the worker left none.
 
-    `folder` is the worker's own. `kept` False: it goes with the run, so no path in it is told.
+    `folder` is the worker's own. `kept` False: it is removed with the run, so the failure names no path in it.
     """
     path = Path(folder / ERROR)
     error, spoilt = _recorded(path)

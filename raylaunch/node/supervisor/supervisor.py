@@ -62,7 +62,7 @@ class Supervisor:
     ) -> None:
         """`interface_env`: more variables for workers of a world of several hosts.
 
-        `client`: that of an earlier run with equal per-process fields, whose fork server is active again.
+        `client`: from an earlier run with equal per-process fields, whose fork server is active again.
         """
         self.client = ForkServerClient(env, kept=template.kept) if client is None else client
         #: What this agent shares with the fork server and the workers.

@@ -57,10 +57,10 @@ class SurvivorTable:
         before: AttemptState | None,
         files_to_complete: Callable[[int, Collection[int]], tuple[list[MemoryFile], int]],
     ) -> StartWorkers:
-        """Tell those that can stay to take part in an attempt with these workers; return the fork server's order.
+        """Tell the workers that can stay to join an attempt with these workers; return the fork server's order.
 
-        `before`: the attempt before. The first that stays is given what `files_to_complete` returns for its rank and
-        for those of the node that have died.
+        `before`: the attempt before. The first worker that stays is given what `files_to_complete` returns for its rank
+        and for the node's ranks that have died.
         """
         former, self._workers = self._workers, workers
         found: list[int] = []
@@ -104,7 +104,7 @@ class SurvivorTable:
                     yield SurvivorsReady(attempt=state.attempt)
 
     def _accept(self) -> None:
-        """Take the connection of a worker; close that of another user, whose connections would use up descriptors."""
+        """Accept a worker's connection. Close another user's, since they could use up all descriptors."""
         with contextlib.suppress(OSError):
             sock = self._listener.accept()[0]
             if not wire.peer_is_same_user(sock):
