@@ -164,8 +164,8 @@ def forget_failed_group() -> None:
 def version(tensor: Any) -> int:
     """Return how often a tensor was changed in place; 0 for a tensor whose changes torch does not count.
 
-    `_version` is in all torches. Changes of `tensor.data` and of fused optimizers are not counted, nor are those of
-    tensors that were made in inference mode, which have no such number.
+    `_version` is in all torches. It does not count changes of `tensor.data` or by fused optimizers. Tensors that were
+    made in inference mode have no such number.
     """
     try:
         return int(tensor._version)  # noqa: SLF001
@@ -211,10 +211,10 @@ _Made = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
 def watch_groups(module: types.ModuleType, made: _Made) -> bool:
-    """Have process groups be made in the context `made(options, is_default=...)`. Return False where that cannot be.
+    """Make process groups in the context `made(options, is_default=...)` from now on. Return False if torch cannot.
 
     `module`: `torch.distributed.distributed_c10d`, where all torches since 2.6 make every group of new processes in
-    `_new_process_group_helper`. `options` are those of `init_process_group`.
+    `_new_process_group_helper`. `options` are the arguments of `init_process_group`.
     """
     original = getattr(module, "_new_process_group_helper", None)
     if original is None or not {"backend", "global_ranks_in_group"} <= inspect.signature(original).parameters.keys():
@@ -235,7 +235,7 @@ def watch_groups(module: types.ModuleType, made: _Made) -> bool:
 
 
 def watch_models(module: types.ModuleType, made: _Made) -> bool:
-    """Have models in DistributedDataParallel be made in the context `made(model)`. Return False where that cannot be.
+    """Make models in DistributedDataParallel in the context `made(model)` from now on. Return False if torch cannot.
 
     `module`: `torch.nn.parallel.distributed`. If the context gives True, the constructor communicates nothing: its
     parameter `init_sync` is False.
@@ -279,7 +279,7 @@ def watch_meshes(module: types.ModuleType, made: Callable[[], int]) -> None:
 
 
 def release_model(model: Any) -> None:
-    """Have a model in DistributedDataParallel, which is not used any more, take no part in backward passes.
+    """Keep a model in DistributedDataParallel that is not used any more out of backward passes.
 
     Its reducer has hooks on the parameters, which other models may have too, until it is freed.
     """
@@ -287,10 +287,10 @@ def release_model(model: Any) -> None:
 
 
 def renew_model(model: Any) -> None:
-    """Have a model in DistributedDataParallel go on with the present default group, as one that was just made.
+    """Let a model in DistributedDataParallel go on with the present default group, as if it was just made.
 
-    It is what unpickling one does: `__setstate__` takes the default group, and makes another reducer, whose buckets are
-    those of a new model. `_update_process_group` keeps the buckets, which a step has made others than a new rank has.
+    Unpickling one does the same: `__setstate__` takes the default group, and makes another reducer, with the buckets of
+    a new model. `_update_process_group` would keep the buckets, which a step has made different from a new rank's.
     """
     hooks = list(getattr(model, "_comm_hooks", ()))
     model.process_group = import_module("torch.distributed").group.WORLD  # only with this one can it be pickled
@@ -302,7 +302,7 @@ def renew_model(model: Any) -> None:
 
 
 def set_default_timeout(module: types.ModuleType, timeout: timedelta) -> None:
-    """Have process groups for which the script sets no timeout wait so long.
+    """Set how long process groups wait for which the script sets no timeout.
 
     `module`: `torch.distributed.distributed_c10d`, which has imported both defaults from `constants`, and reads them
     when a group is made, in all torches since 2.6. Without them, the script's groups have torch's own default.

@@ -37,7 +37,7 @@ _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 
 
 _SEVERAL = 2
-"""CPUs of a worker from which on it has so many threads. `cpus_per_worker` is 1 by default, which says nothing."""
+"""CPUs from which on a worker has one thread for each. `cpus_per_worker` is 1 by default, which says nothing."""
 
 
 # Ranks.
@@ -69,7 +69,7 @@ class Assignment:
     nhosts: int = 1
     """The number of hosts of the world. Several nodes may share a host."""
     host_workers: int = 0
-    """The number of workers of the attempt on its host, also those of other nodes; 0: not known."""
+    """The number of the attempt's workers on its host, on other nodes there too; 0: not known."""
 
     @property
     def ranks(self) -> range:
@@ -278,7 +278,7 @@ def _own_device(local_rank: int, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def omp_env(workers: int, cpus_per_worker: float, given: Mapping[str, str]) -> dict[str, str]:
-    """Return OMP_NUM_THREADS for a worker that has so many workers on its host, itself included, unless it is set.
+    """Return OMP_NUM_THREADS for a worker whose host has this number of workers, itself included, unless it is set.
 
     It is as many threads as the worker has CPUs, if the job gives it several. Else it is one if it shares the host, as
     torchrun has it for those that share a node (torch 2.13, `distributed/run.py`). A worker alone has all CPUs.

@@ -88,7 +88,7 @@ class HeartbeatWriter:
         self._progress_at_heartbeat = self._progress
 
     def record_step(self, completed: int) -> None:
-        """Record that the script has done so many steps, by its own count. It may say so several times in a step."""
+        """Record that the script has done `completed` steps, by its own count. It may call this often in a step."""
         numbers = self._numbers
         is_known = numbers is not None and numbers[self._slot + shared_page.LAST_STEP] == completed
         if self.script_reports_steps and is_known:
@@ -105,12 +105,12 @@ class HeartbeatWriter:
         self._write(shared_page.LAST_STEP, completed)
 
     def should_save(self, completed: int) -> bool:
-        """Record that the script has done so many steps, and return whether it is to save now."""
+        """Record that the script has done `completed` steps, and return whether it is to save now."""
         self._script_saves = True
         return self._should_save(completed)
 
     def should_end(self, completed: int) -> bool:
-        """Return whether the script is to end after a commit of so many steps: never if it saves checkpoints itself."""
+        """Return whether the script is to end after the commit of this step: never if it saves checkpoints itself."""
         return not self._script_saves and self._should_save(completed)
 
     def _should_save(self, completed: int) -> bool:
@@ -123,12 +123,12 @@ class HeartbeatWriter:
         return True
 
     def is_save_proposed(self, completed: int) -> bool:
-        """Return whether a step is proposed to save after that this rank has done."""
+        """Return whether this rank has reached the step proposed for a checkpoint."""
         numbers = self._numbers
         return numbers is not None and 0 < numbers[shared_page.PROPOSED_STEP] <= completed
 
     def is_save_committed(self, completed: int) -> bool:
-        """Return whether a step is committed to save after that this rank has done."""
+        """Return whether this rank has reached the agreed checkpoint step."""
         numbers = self._numbers
         if numbers is None:
             return False
@@ -148,7 +148,7 @@ class HeartbeatWriter:
         return False
 
     def record_saved(self, completed: int) -> None:
-        """Record that a checkpoint after so many steps is written."""
+        """Record that the checkpoint after `completed` steps is written."""
         self._write(shared_page.SAVED_STEP, completed)
         self.save_in_progress = 0
         self._write_busy()
@@ -192,8 +192,9 @@ class HeartbeatWriter:
     def commit_to_restore(self) -> tuple[Commit, int] | None:
         """Return what `State` restores in this attempt: the commit that the driver has chosen; None: there is none.
 
-        The number is the size of the world in which the commit was written: it has so many parts. Those that this node
-        needs are there when this returns. Waits for the choice, which is made when all workers of the world are forked.
+        The number is the size of the world in which the commit was written, and so the number of its parts. The parts
+        that this node needs are there when this returns. Waits for the choice, which follows when all workers of the
+        world are forked.
         """
         numbers = self._numbers
         while numbers is not None and numbers[shared_page.RESTORE_DECIDED] != numbers[shared_page.ATTEMPT]:
@@ -230,7 +231,7 @@ class HeartbeatWriter:
         return numbers is not None and bool(numbers[shared_page.AWAITS_COPY])
 
     def record_committed(self, completed: int) -> None:
-        """Record that the script's `State` has committed so many steps."""
+        """Record that the script's `State` has committed after `completed` steps."""
         self.record_alive()
         self._write(shared_page.COMMITTED_STATE, completed)
         if not self.save_in_progress:
@@ -257,7 +258,7 @@ class HeartbeatWriter:
         self.record_alive()
 
     def set_unobservable(self, unobservable: bool) -> None:
-        """Record whether steps happen without a call of our hook, as those of a replayed CUDA graph do."""
+        """Record whether steps happen without a call of our hook, as when a CUDA graph is replayed."""
         if self._unobservable != unobservable:
             self._unobservable = unobservable
             self._write_busy()

@@ -17,7 +17,7 @@ from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
 
 _MODULE = "torch.optim.optimizer"
 _TAKEOVER_STEPS = 100
-"""After so many steps of another optimizer, with none of the counted one, the other one is counted."""
+"""Steps of another optimizer, with none of the counted one, after which the other one is counted."""
 _MAX_READS = 10
 """How often an optimizer's own step count is read, which may have to be copied from its device."""
 

@@ -33,7 +33,7 @@ PROPOSED_STEP: Final = 2
 COMMITTED_STEP: Final = 3
 """Header, written by the agent: PROPOSED_STEP, once it is known that no rank had passed that step."""
 RESTORE_DECIDED: Final = 4
-"""Header, written by the agent, after those that say what `State` restores: the attempt for which they say that."""
+"""Header, written by the agent after the other RESTORE_* fields: the attempt for which they are valid."""
 RESTORE_ATTEMPT: Final = 5
 """Header, written by the agent: the attempt in which the commit to restore was written; 0: there is none to restore."""
 RESTORE_STEPS: Final = 6

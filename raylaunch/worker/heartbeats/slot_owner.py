@@ -32,8 +32,8 @@ def current_writer() -> HeartbeatWriter | None:
 def claim() -> None:
     """Take the slot that the environment names, if it has no living owner.
 
-    `boot` calls this in a worker. Of a `command`, which may be a shell around the script, the owner is the first
-    process that uses `raylaunch.worker`. Child processes of an owner never own a slot.
+    `boot` calls this in a worker. A `command` may be a shell around the script; there the owner is the first process
+    that uses `raylaunch.worker`. Child processes of an owner never own a slot.
     """
     writer = _open_writer(os.environ) if not _is_child_of_multiprocessing() else None
     _writers[:] = [writer]

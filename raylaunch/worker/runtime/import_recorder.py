@@ -29,7 +29,7 @@ class ImportRecord:
     local_rank: int
     name: str
     locations: tuple[str, ...]
-    """Of a top-level module, its file or its folders; of a submodule, the folder that it is in."""
+    """A top-level module's file or folders; the folder that a submodule is in."""
     env: dict[str, str | None]
     """Variables that differed from the environment that the worker was given; None for one that was removed."""
 

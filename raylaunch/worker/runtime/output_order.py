@@ -1,4 +1,4 @@
-"""In which order a worker writes to stdout and stderr. They are two files, and a person wants to see one text.
+"""The order in which a worker writes to stdout and stderr. They are two files, and a person wants to see one text.
 
 Before a worker writes to the other file than last time, it notes on the shared page how long both are. The agent reads
 the files later, and both as far as a note says before it reads on. Only Python's streams make notes: what C code and

@@ -37,7 +37,7 @@ def encodable(text: str) -> str:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit at once if the parent is dead already."""
+    """Let the kernel kill this process when its parent dies; exit at once if the parent is dead already."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -63,14 +63,14 @@ def note_output() -> None:
 
 
 def append_output(stdout: str, stderr: str) -> None:
-    """Have this process append its output to these files of a run folder, which are made. Raises OSError.
+    """Let this process append its output to these files of a run folder, which are made. Raises OSError.
 
     A stream that the script has redirected, or whose number belongs to a file of the script, stays as it is.
     """
     for fd, path in ((1, stdout), (2, stderr)):
         if fd in _output and not is_still(fd, _output[fd]):
             continue
-        make_private_dir(os.path.dirname(path), private_parents=2)  # those of the attempt and of the run
+        make_private_dir(os.path.dirname(path), private_parents=2)  # the attempt's and the run's folder
         # The driver made the run folder. Its user may be another one than this process's.
         refuse_strangers(os.path.dirname(path), (), links_only=True)
         opened = without_waiting(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""What one worker process is told to run, and what it reports when it ends."""
+"""What one worker process runs, and what it reports when it ends."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def changed_since(began: float) -> bool:
 
 
 class ImportedFiles:
-    """The files of the modules that this process has imported by now, except those of installed packages."""
+    """The files of the modules that this process has imported by now, except installed packages."""
 
     def __init__(self) -> None:
         before = (path for known in preloaded for path in known.own_files)
@@ -70,7 +70,7 @@ def _imported_here() -> list[ModuleType]:
 
 
 def _own_files(modules: Iterable[ModuleType]) -> Iterator[str]:
-    """Yield the files of those of these modules that are in no such folder, and not Python's own."""
+    """Yield the files of the modules that are in no such folder, and not Python's own."""
     folders = _package_folders()
     installed = (*(folder + os.sep for folder in folders), sys.base_prefix + os.sep, sys.prefix + os.sep)
     for module in modules:

@@ -265,7 +265,7 @@ def _mesh_2d(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
 
 
 def _fsdp2_step(ctx: CheckContext) -> None:
-    """Check that parameters after one step are those of the model that is not sharded."""
+    """Check that the parameters after one step equal the unsharded model's."""
     import torch  # noqa: PLC0415
 
     if ctx.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):

@@ -144,7 +144,7 @@ class SelfCheck:
             self._position = (backend, name)
             self.coordinator.set_position(f"{backend} {name}")
             self._print(f"{backend}: {name} ...")
-            faulthandler.dump_traceback_later(2 * self.timeout)  # who does not come back prints where it is
+            faulthandler.dump_traceback_later(2 * self.timeout)  # a rank that does not come back prints where it is
             outcome = checks.run(check, ctx)
             faulthandler.cancel_dump_traceback_later()
             if self.coordinator.decide(asdict(outcome), self._judge, timeout=self.timeout):

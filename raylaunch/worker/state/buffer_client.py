@@ -39,7 +39,7 @@ class Request:
     keep: int = 0
     """How many checkpoints stay in that folder."""
     write: int = 0
-    """1: the buffer is sealed, and to be written to disk as soon as those of all ranks of the node are."""
+    """1: the buffer is sealed, and to be written to disk as soon as the buffers of the node's ranks all are."""
 
 
 def parse(data: bytes) -> Request | None:

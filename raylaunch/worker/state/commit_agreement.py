@@ -25,11 +25,11 @@ _RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _POLL_SECONDS = (0.0002, 0.01)
 """Between two looks, from the first to the longest."""
 _PATIENCE = 30.0
-"""Seconds of waiting after which it is said who waits for what."""
+"""Seconds before a waiting rank reports what it is waiting for."""
 _STORE_SECONDS = 300.0
 _SLOTS = 2
-"""Keys are used again for every second commit. When rank 0 writes those of commit N, all ranks have read those of N-2,
-since all have completed N-1."""
+"""Keys are used again for every second commit. When rank 0 writes the keys of commit N, all ranks have read the keys of
+N-2, since all have completed N-1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class CommitAgreement:
         self._prefix = f"{_PREFIX}/{os.environ.get(_RESTARTS_VARIABLE, '')}"
 
     def announce(self, number: int, proposal: Proposal, digest: int = 0) -> None:
-        """Say that this rank has this commit whole. `proposal`: that of rank 0; not used of others.
+        """Say that this rank has this commit whole. `proposal`: used only on rank 0.
 
         `digest`: of what is equal on all ranks; 0: there is nothing on any of them.
         """
@@ -82,7 +82,7 @@ class CommitAgreement:
     def had_same_digest(self, number: int) -> bool:
         """Return whether all ranks have announced this commit, which they all have, with the same digest.
 
-        That is so if their sum is that of as many equal ones. By chance, it is so for one in 2**30 that differ.
+        Compares the sum of all digests with `world_size` times ours. Unequal digests pass with probability 2**-30.
         """
         if number == 0 or self._world_size == 1 or not self._digests[number % _SLOTS]:
             return True
@@ -127,7 +127,7 @@ class CommitAgreement:
         return Proposal(interval, bool(to_disk), bool(is_kept), light_interval)
 
     def _await(self, key: str, wanted: int, what: str) -> None:
-        """Wait until a counter has this value. `what` the missing ranks have not done is said after a while."""
+        """Wait until a counter has this value. After a while, print `what` the missing ranks have not done."""
         store = self._connected()
         began, pause, told = monotonic(), _POLL_SECONDS[0], False
         while (having := store.add(key, 0)) < wanted:
@@ -144,7 +144,7 @@ class CommitAgreement:
                 )
 
     def count_copied(self, nodes: int) -> int:
-        """Add so many nodes to those that have copied a commit to another host; return how many there are by now."""
+        """Count `nodes` more that have copied a commit to another host; return how many there are by now."""
         return int(self._connected().add(f"{self._prefix}/copied", nodes))
 
     def _connected(self) -> Any:
@@ -177,7 +177,7 @@ class CopyRounds:
         self.copying: Commit | None = None
 
     def begin(self, commit: Commit) -> None:
-        """Take note of the commit of the next round."""
+        """Begin the next round, with this commit."""
         if self._rounds:
             self.kept = self.copying
         self.copying = commit
@@ -185,20 +185,20 @@ class CopyRounds:
         self._is_counted = False
 
     def begin_last(self, commit: Commit, agreement: CommitAgreement) -> None:
-        """Take note of a commit after which the workers are stopped. It is copied instead of that of the round."""
+        """Begin a round with the commit after which the workers are stopped. It replaces the commit of this round."""
         self._skip(agreement)
         self.copying = commit
         self._rounds += 1
         self._is_counted = False
 
     def drop(self, commit: Commit, agreement: CommitAgreement) -> None:
-        """Take note that a commit is not valid, so that no node copies it."""
+        """Give up a commit that is not valid, so that no node copies it."""
         if self.copying == commit:
             self._skip(agreement)
             self.copying = self.kept
 
     def _skip(self, agreement: CommitAgreement) -> None:
-        """Have this node counted without a copy of the commit of the round."""
+        """Count this node without a copy of the round's commit."""
         if self._local_rank == 0 and not self._is_counted:
             self._is_counted = True
             agreement.count_copied(1)
@@ -208,7 +208,7 @@ class CopyRounds:
         self.kept = self.copying = None
 
     def count(self, writer: HeartbeatWriter, agreement: CommitAgreement) -> None:
-        """Have this node counted, once, when it has copied the commit of the round."""
+        """Count this node, once, when it has copied the round's commit."""
         is_copied = self.copying is not None and writer.copied_steps() == self.copying.steps
         if self._local_rank == 0 and is_copied and not self._is_counted:
             self._is_counted = True

@@ -32,7 +32,7 @@ OWN_BUFFERS: Final = 9
 """All of them."""
 HEADER_BYTES: Final = 4096
 ALIGNMENT: Final = 64
-"""Of each tensor, in bytes: that of torch's own allocations."""
+"""Alignment of each tensor, in bytes, as in torch's own allocations."""
 _VERSION: Final = 0x524C_5354_0005
 """In the field FORMAT: "RLST", and the version of the layout."""
 
@@ -50,7 +50,7 @@ _REPLICATED: Final = 8
 _TOKEN: Final = 9
 """A random number, the same for all parts of a commit, and for no commit of another attempt."""
 _WRITE: Final = 10
-"""Of the buffer for the disk: a `WriteState`. The worker sets TO_WRITE; what follows is the agent's."""
+"""The `WriteState` of the buffer for the disk. The worker sets TO_WRITE; the agent sets the later ones."""
 _KEPT: Final = 11
 """1 if the commit is to be copied to another host. It is not overwritten before a newer one is copied."""
 _INTERVAL: Final = 12
@@ -59,7 +59,7 @@ _FIRST_SHARER: Final = 13
 _SHARERS: Final = 14
 _DIGEST: Final = 15
 _SHARED_BYTES: Final = 16
-"""Of all tensors that are equal on all ranks, of which this part has the rank's share."""
+"""Bytes of all tensors that are equal on all ranks, of which this part has the rank's share."""
 _LIGHT: Final = 17
 """1 if the part has nothing of them."""
 _FIELDS: Final = 18
@@ -77,17 +77,17 @@ class WriteState(IntEnum):
 
 
 def bytes_needed(tensors: int, pickled: int, share: int = 0) -> int:
-    """Return the size of a file for so many bytes of tensors, of a pickle that may grow a little, and of a share."""
+    """Return the size of a file for these bytes of tensors, of a pickle that may grow a little, and of a share."""
     return HEADER_BYTES + tensors + pickled + pickled // 4 + HEADER_BYTES + share
 
 
 def share_start(tensors: int, pickled: int) -> int:
-    """Return where in the file the share begins, behind so many bytes of tensors and of the pickle."""
+    """Return where in the file the share begins, behind the bytes of the tensors and of the pickle."""
     return round_up(HEADER_BYTES + tensors + pickled)
 
 
 def share_of(total: int, index: int, sharers: int) -> range:
-    """Return which bytes of the shared tensors are in the part of one of the sharers, who are counted from 0 on."""
+    """Return which bytes of the shared tensors are in one sharer's part. `index`: the sharer, counted from 0 on."""
     each = round_up(-(-total // sharers)) if sharers else 0
     return range(min(total, index * each), min(total, (index + 1) * each))
 
@@ -230,7 +230,7 @@ class CommitBuffer:
         return self._memory
 
     def write_pickle(self, pickled: bytes, *, tensors: int) -> None:
-        """Write the pickle behind so many bytes of tensors."""
+        """Write the pickle behind the tensors. `tensors`: their bytes."""
         start = HEADER_BYTES + tensors
         self._view[start : start + len(pickled)] = pickled
 
@@ -250,5 +250,5 @@ def round_up(size: int, to: int = ALIGNMENT) -> int:
 
 
 def page_aligned(size: int) -> int:
-    """Return the size of a file that has so many bytes, in whole pages."""
+    """Round a file's size up to whole pages."""
     return round_up(size, mmap.PAGESIZE)

@@ -1,4 +1,4 @@
-"""After which steps `State` commits: each, every so many, or as often as costs little."""
+"""Decides after which steps `State` commits: each, every Nth, or as often as costs little."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LIGHT_SHARE = 0.65 * COST_SHARE
 _LONGEST_LIGHT_INTERVAL = 4
 """Steps: rarer ones are seldom of use. On a CUDA device each waits until the step is done, which may take too long."""
 _SHARE_BESIDE_LIGHT = 0.2 * COST_SHARE
-"""What others cost if there is a light one after each step, since few failures need them then. The rest of `COST_SHARE`
+"""What other commits cost if a light one follows each step, since few failures need them then. The rest of `COST_SHARE`
 is for the undo log of survivors.
 """
 _MOST_DEBT = 8
-"""Commits: what was spent beyond the share is made good by longer intervals, up to the time of so many commits."""
+"""Time over budget lengthens later intervals; at most this many commits' worth is carried over."""
 _WARM_AFTER = 3
 """Commits of an attempt, the first to be measured included: the two before fill the pages of the two buffers."""
 _STEPS_MEASURED = 16
@@ -30,7 +30,7 @@ _MOST_GROWTH = 4
 """How many times as long as the last interval the next one may be: the first commit that is measured may be slow by
 chance, and a long interval is only found to be wrong at its end."""
 _COSTS_AVERAGED = 8
-"""Commits: on a busy machine one may take several times as long as the next, and the interval must be that of all."""
+"""Commits in the mean cost: on a busy machine one may take several times as long as the next."""
 
 Every = Literal["auto"] | int
 """How often to commit."""
@@ -58,7 +58,7 @@ class CommitSchedule:
         #: After how many steps there is a light commit, if those are of use; 0: there are none.
         self.light_interval = 1
         self._light_costs: deque[float] = deque(maxlen=_STEPS_MEASURED)
-        #: How many there were since the last other one.
+        #: Light commits since the last full commit.
         self._light_since = 0
         #: What a light commit has taken in the present call.
         self._light_cost = 0.0
@@ -76,7 +76,7 @@ class CommitSchedule:
         return self._every == "auto"
 
     def is_due(self, completed: int) -> bool:
-        """Return whether to commit after so many steps."""
+        """Return whether to commit after this step."""
         return completed >= self._next if isinstance(self._every, str) else completed % self._every == 0
 
     def restored(self, completed: int, interval: int) -> None:
@@ -90,11 +90,11 @@ class CommitSchedule:
         self.light_interval = light_interval
         self._next = completed + interval
         if not self._light_since:
-            self._light_costs.clear()  # those of before say nothing any more
+            self._light_costs.clear()  # earlier ones say nothing any more
         self._light_since = 0
 
     def is_light_due(self, completed: int) -> bool:
-        """Return whether to make a light commit after so many steps, if it is of use."""
+        """Return whether to make a light commit after this step, if it is of use."""
         return self.is_automatic and self.light_interval > 0 and completed % self.light_interval == 0
 
     def light_committed(self, cost: float) -> None:
@@ -146,7 +146,7 @@ class CommitSchedule:
         return sorted(self._steps)[len(self._steps) // 2] if self._steps else 0.0
 
     def proposed_interval(self, commits: int, cost: float) -> int:
-        """Return the interval, in steps, for a commit that costs so many seconds. `commits`: those of this attempt.
+        """Return the interval, in steps, for a commit that costs `cost` seconds. `commits`: made in this attempt.
 
         It follows the next commit: the interval until that one is known to all ranks already.
         """

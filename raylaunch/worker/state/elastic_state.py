@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from raylaunch.worker.state.checkpoints.resharded import Resharded
 
 _VALUES, _RANDOM = "values", "random states"
-"""Names of the items of a commit, besides those of the objects."""
+"""Names of a commit's items, besides the objects."""
 _MUCH, _TOLD_SECONDS = 4, 60.0
-"""The interval of `auto` is told again after a change by this factor, and not within so many seconds: on a busy machine
-it often changes.
+"""The interval of `auto` is printed again after a change by this factor, but not within `_TOLD_SECONDS`: on a busy
+machine it often changes.
 """
 
 
@@ -73,10 +73,10 @@ class State:
         durable: str | os.PathLike[str] | None = None,
         **objects: Any,
     ) -> None:
-        """`every`: commit after each so many steps; `auto`: as often as costs 2 % of the time at most. With `elastic`
+        """`every`: steps from one commit to the next; `auto`: as often as costs 2 % of the time at most. With `elastic`
         and DistributedDataParallel, `auto` also commits what is a rank's own after each step.
 
-        `durable`: a folder for checkpoints on disk. None: that of the job's setting `durable`, or of the variable
+        `durable`: a folder for checkpoints on disk. None: the folder of the job's setting `durable`, or of the variable
         RAYLAUNCH_DURABLE.
 
         Raises TypeError where an object has no `state_dict` or `load_state_dict`, and ValueError for a wrong `every`.
@@ -290,7 +290,7 @@ def _often(interval: int) -> str:
 
 
 def _load(target: Any, found: Restored | Resharded, name: str) -> None:
-    """Load an object's state. The tensors of a module are copied into its own, those of others become their own."""
+    """Load an object's state. A module's tensors are copied into its own; other objects take the tensors over."""
     module = getattr(sys.modules.get("torch.nn"), "Module", ())
     if not isinstance(target, module) or any(key.endswith("_extra_state") for key in target.state_dict()):
         target.load_state_dict(found.item(name))

@@ -213,7 +213,7 @@ class RankCommits:
         return found
 
     def restore_random(self, states: dict[str, Any]) -> None:
-        """Set the generators to the states of this rank; seed them by those of another, if it had none."""
+        """Set the generators to this rank's states, or seed them by another rank's if it had none."""
         if self._rank < self._old_size:
             random_states.restore(states)
         else:
@@ -222,8 +222,8 @@ class RankCommits:
     def wait_for_all(self, completed: int, *, is_last: bool = False, is_copied: bool = False) -> Proposal:
         """Wait until all ranks have the last commit: then the one before it may be overwritten.
 
-        Return what rank 0 has proposed for the next one, after so many steps. `is_last`: the workers are stopped after
-        it. `is_copied`: this node copies that one in any case.
+        Return what rank 0 has proposed for the next one, after `completed` steps. `is_last`: the workers are stopped
+        after it. `is_copied`: this node copies the next one in any case.
         """
         proposal = self.agreement.wait(self.number)
         if self._shares and not self.agreement.had_same_digest(self.number):
@@ -268,9 +268,9 @@ class RankCommits:
         return of_world, {OBJECT + name: is_shared for name, is_shared in shared.items()}
 
     def commit_light(self, items: dict[str, Any], completed: int, interval: int) -> bool:
-        """Commit what is not equal on all ranks, after so many steps. Return False if that is of no use.
+        """Commit what is not equal on all ranks, after `completed` steps. Return False if that is of no use.
 
-        What is equal is known from the last whole commit. `interval`: that of whole commits.
+        The last whole commit tells what is equal. `interval`: from one whole commit to the next, in steps.
         """
         found = self._snapshots.take(items)
         if found.shared_bytes < shared_tensors.LEAST_SHARED_BYTES or found.has_dtensors:
@@ -290,7 +290,7 @@ class RankCommits:
         return bool(light_commits) and self._has_first and self._shares and self._has_room
 
     def _share_no_more(self, dropped: Commit | None = None) -> None:
-        """Let each rank copy all of its tensors from now on, since those that should be equal are not."""
+        """Let each rank copy all of its tensors from now on, since tensors that should be equal are not."""
         self._shares = False
         if dropped is not None:
             self.copies.drop(dropped, self.agreement)
@@ -303,7 +303,7 @@ class RankCommits:
             )
 
     def wait_for_copy(self, writer: HeartbeatWriter, completed: int) -> None:
-        """Wait until the last commit is copied, before a node goes. Where copies fail, not for long, which is said."""
+        """Wait until the last commit is copied, before a node goes. If copies fail, soon give up, with a message."""
         if not writer.awaits_copy:
             return
         if self.copies.copying is None or self.copies.copying.steps != completed:
@@ -338,7 +338,7 @@ class RankCommits:
         self.agreement.announce(number, Proposal(intervals[0], to_disk, is_kept, intervals[1]), self._digest_value)
 
     def identify(self, completed: int, found: Snapshot) -> HeldCommit:
-        """Return the name of the commit after so many steps, whose tensors are copied."""
+        """Return the name of the commit after `completed` steps, whose tensors are copied."""
         self._digest_value = self._digest.value() if self._digest is not None else 0
         return replace(self._named(completed, found), digest=self._digest_value)
 
@@ -359,12 +359,12 @@ def _resharded() -> Any:
 
 
 def _is_of_world(found: Any) -> bool:
-    """Return whether all ranks have the state of an object together: that of a module or an optimizer."""
+    """Return whether all ranks have the object's state together: it is a module or an optimizer."""
     return isinstance(found, getattr(sys.modules.get("torch.nn"), "Module", ())) or hasattr(found, "param_groups")
 
 
 def refuse_survivors() -> None:
-    """Raise RuntimeError in an attempt with survivors, whose state is not that of a worker that was just started."""
+    """Raise RuntimeError in an attempt with survivors, whose state differs from a new worker's."""
     if os.environ.get(slot_owner.WITH_SURVIVORS_VARIABLE):
         msg = "there is nothing to restore, though workers of the attempt before have stayed"
         raise RuntimeError(msg)

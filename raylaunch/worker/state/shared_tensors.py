@@ -1,7 +1,7 @@
 """Tensors that are equal on all ranks: the ranks of a node divide them among their parts of a commit.
 
 DistributedDataParallel (DDP) keeps parameters equal on all ranks, and so are the tensors of an optimizer that has no
-other parameters. Each rank of a node copies a share of their bytes; those that restore put the shares together again.
+other parameters. Each rank of a node copies a share of their bytes; ranks that restore put the shares together again.
 
 Whether the tensors are equal is not left to DDP alone: before the first commit of an attempt the ranks compare digests
 of all of them, and with each later commit digests of samples. A commit whose digests differ is never restored.
@@ -19,13 +19,13 @@ from typing import Any, Final
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 
 OFFSETS_FROM: Final = 2**48
-"""Offsets of shared tensors begin here, so that they differ from those of a rank's own tensors, in the buffer."""
+"""Offsets of shared tensors begin here, so that they differ from the offsets of a rank's own tensors in the buffer."""
 _LEAST_BYTES = 2**14
 """Smaller tensors are not worth to be divided: each rank copies its own."""
 LEAST_SHARED_BYTES = 2**20
 """If there are less in all, each rank copies its own."""
 _SAMPLED_TENSORS, _SAMPLED_BYTES = 8, 2**16
-"""With each commit, so many tensors, and so many bytes of each, are part of the digest. All have their turn."""
+"""How many tensors are part of a commit's digest, and how many bytes of each. All have their turn."""
 _DIGEST_BITS = 30
 """So that sums over all ranks, and over all commits of an attempt, are below 2**63."""
 
@@ -39,7 +39,7 @@ def find(objects: Mapping[str, Any]) -> dict[str, IsShared]:
     everywhere = frozenset[int]().union(*models.values())
     found = {name: _is_at(addresses) for name, addresses in models.items()}
     for name, one in objects.items():
-        # Those of torch.distributed.optim divide their state among the ranks, or average parameters now and then.
+        # Optimizers of torch.distributed.optim divide their state among the ranks, or average parameters now and then.
         if hasattr(one, "param_groups") and type(one).__module__.startswith("torch.optim."):
             parameters = {each.data_ptr() for group in one.param_groups for each in group["params"]}
             if parameters and parameters <= everywhere:
@@ -48,7 +48,7 @@ def find(objects: Mapping[str, Any]) -> dict[str, IsShared]:
 
 
 def _is_on_all(model: Any) -> bool:
-    """Return whether a model in DDP is the same on all ranks, not only on those of a smaller group."""
+    """Return whether a model in DDP is the same on all ranks, not only in a smaller group."""
     return bool(model.process_group.size() == sys.modules["torch.distributed"].get_world_size())
 
 
@@ -74,7 +74,7 @@ def bytes_of(tensor: Any) -> Any:
 
 
 class PartMemory:
-    """The memory of the tensors of a part: its own buffer and, for shared tensors, those of all sharers."""
+    """The memory of a part's tensors: its own buffer and, for shared tensors, all sharers' buffers."""
 
     def __init__(self, buffer: CommitBuffer, sharing: Sequence[CommitBuffer] = ()) -> None:
         """`sharing`: the parts of `HeldCommit.sharing`. Raises ValueError where a header is damaged."""
@@ -99,7 +99,7 @@ class PartMemory:
         return found.view(dtype).view(shape)
 
     def pieces(self, offset: int, size: int) -> list[Any]:
-        """Return the bytes of the tensor at an offset, which has so many: of each buffer that has some of them.
+        """Return the `size` bytes of the tensor at an offset, one piece from each buffer that has some of them.
 
         They are memory of the buffers. Raises ValueError where these do not have all.
         """
@@ -123,7 +123,7 @@ class PartMemory:
                 yield view_at(self.own, offset, tensor.dtype, tensor.shape), tensor
 
     def share_pairs(self, at: int, share: range, tensors: Iterable[tuple[int, Any]]) -> Iterator[tuple[Any, Any]]:
-        """Yield, for each shared tensor of which a share has bytes, these bytes in the buffer, and those of the tensor.
+        """For each shared tensor that overlaps `share`, yield its bytes in the buffer, and the same of the tensor.
 
         `at`: where the share begins in the buffer.
         """
@@ -158,7 +158,7 @@ class Digest:
     """A number that is the same for equal tensors. On a device it is computed while the script goes on."""
 
     def __init__(self, tensors: Sequence[tuple[int, Any]], number: int, *, is_full: bool) -> None:
-        """`tensors`: the shared ones, with their offsets. `number`: that of the commit, which says what is sampled."""
+        """`tensors`: the shared ones, with their offsets. `number`: the commit's, which says what is sampled."""
         layout = array("q")
         for offset, tensor in tensors:
             layout.extend((offset, tensor.numel(), tensor.element_size()))

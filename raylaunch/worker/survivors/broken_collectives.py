@@ -17,12 +17,12 @@ from raylaunch.worker import torch_internals
 
 
 class GroupSockets:
-    """The sockets of this process's groups: those that were opened while torch made them."""
+    """The sockets of this process's groups: all that were opened while torch made the groups."""
 
     def __init__(self) -> None:
         #: Inodes by descriptor.
         self._known: dict[int, int] = {}
-        #: Of each group that is being made: the inodes of sockets that were there before.
+        #: For each group that is being made, the inodes of sockets that were there before.
         self._openings: list[set[int]] = []
 
     @contextlib.contextmanager
@@ -37,7 +37,7 @@ class GroupSockets:
             self._known |= {fd: inode for fd, inode in _sockets().items() if inode not in before}
 
     def shut_down(self, store_port: int) -> None:
-        """Shut down the connections of all groups, also of those that are being made, and those to their store.
+        """Shut down the connections of all groups, even of groups that are being made, and to their store.
 
         `store_port`: the port of the attempt's store, whose clients wait for ranks that are gone as well.
         """

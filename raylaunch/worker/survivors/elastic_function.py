@@ -50,9 +50,9 @@ def elastic(
     Everything that was made before the call is there again. The default process group is another one: it is made by
     `init_process_group(backend)` if the script has not done so itself, and then as the script has made it. Models in
     DistributedDataParallel that were made before the call go on with the new group. The function must call
-    `State.restore`, and make what depends on other groups or the world's size. It is left by an exception: that of the
-    collective whose peer is gone or, where there is none, `WorldChanged`, which is no `Exception`; `finally` blocks
-    run. A worker that has not left it within a second is killed, and started again like those that died.
+    `State.restore`, and make what depends on other groups or the world's size. It is left by an exception: by the error
+    of the collective whose peer is gone or, where there is none, by `WorldChanged`, which is no `Exception`; `finally`
+    blocks run. A worker that has not left it within a second is killed, and started again like the workers that died.
 
     Outside a launch, and in other threads than the main one, the function is just called.
     """

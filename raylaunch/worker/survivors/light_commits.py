@@ -63,7 +63,7 @@ class _KeptCommit:
         return [(offset, self.undo.get(offset, tensor)) for offset, tensor in self.found.shared]
 
     def is_unchanged(self) -> bool:
-        """Return whether torch has counted no change of a tensor since, but for those that can be undone."""
+        """Return whether torch has counted no change of a tensor since, except changes that can be undone."""
         now = zip(self.found.shared, _versions(self.found), self.versions, strict=True)
         return all(version == before or offset in self.undo for (offset, _), version, before in now)
 
@@ -130,7 +130,7 @@ class LightCommits:
         return True
 
     def _step_begins(self, optimizer: Any, *_: Any) -> None:
-        """Take note that an optimizer begins its step: tensors of the last commit are about to change."""
+        """Copy what an optimizer's step is about to change of the last commit's tensors."""
         kept = self._before
         if self._last is not None:
             kept, self._before = self._last, None  # from here on the undo log is of the last commit
@@ -159,7 +159,7 @@ class LightCommits:
     def complete(self) -> None:
         """Complete the last commits, as far as this process has files for them, and the tensors are as they were.
 
-        It closes the files. What goes wrong is said: then the ranks go on from an earlier commit.
+        Closes the files. Errors are printed; the ranks then restore an earlier commit.
         """
         with self._lock:
             (fds, newest), self._order = self._order, ((), 0)

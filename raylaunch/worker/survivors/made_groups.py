@@ -87,7 +87,7 @@ class MadeGroups:
             self._called_by_models += torch_internals.collectives_called() - before
 
     def end_preparation(self) -> str:
-        """Take note that the script calls its elastic function. Return why this worker cannot stay; "": it can."""
+        """Record that the script calls its elastic function. Return why this worker cannot stay; "": it can."""
         self._is_prepared = True
         if self._lacks:
             return self._lacks
@@ -130,6 +130,6 @@ class MadeGroups:
         torch_internals.forget_failed_group()
 
     def renew_models(self) -> None:
-        """Have the models in DistributedDataParallel go on with the new default group."""
+        """Let the models in DistributedDataParallel go on with the new default group."""
         for model in list(self._models):
             torch_internals.renew_model(model)

@@ -31,7 +31,7 @@ _UNWIND_BETWEEN_STEPS = 0.5
 _AGAIN_SECONDS = 0.05
 _POLL_SECONDS = 0.001
 _PATIENCE = 30.0
-"""Seconds to wait for word of the next attempt, after an error as that of a lost peer."""
+"""Seconds to wait for word of the next attempt, after an error that a lost peer may have caused."""
 
 
 class WorldChanged(BaseException):
@@ -97,7 +97,7 @@ class Survivor:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _break_off(self, order: Rejoin) -> None:
-        """Have the main thread leave what it does, as long as it has not.
+        """Interrupt the main thread until it has left the elastic function.
 
         Before a planned change, it waits in no collective, but at the end of a step. Then nothing is broken unless it
         stays in its function for long.
@@ -126,7 +126,7 @@ class Survivor:
     # The main thread.
 
     def explains(self, error: BaseException) -> bool:
-        """Return whether another attempt begins. If the error looks like that of a lost peer, wait for word of it."""
+        """Return whether another attempt begins. If a lost peer may have caused the error, wait for word of it."""
         if self._is_ordered():
             return True
         texts = [f"{type(one).__name__}: {one}" for one in _chain(error)]
@@ -147,7 +147,7 @@ class Survivor:
             with self._lock:
                 self._left = order.attempt
             self._ordered.clear()
-            self._send("returned", order.attempt)  # what follows takes no time of those that are started meanwhile
+            self._send("returned", order.attempt)  # what follows does not delay the workers that are started meanwhile
             self._light.complete()
             self._send("completed", order.attempt)
             if self._wait_for(order):
@@ -210,7 +210,7 @@ def _present_attempt() -> int:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, and those that led to it."""
+    """Yield an exception, and the exceptions that led to it."""
     seen: BaseException | None = error
     for _ in range(sys.getrecursionlimit()):
         if seen is None:

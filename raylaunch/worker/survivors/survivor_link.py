@@ -1,4 +1,4 @@
-"""The connection of a worker that can stay with its supervisor: who can stay, and what the next attempt is.
+"""Connects a worker that can stay to its supervisor: the worker says so, and learns of the next attempt.
 
 A message is one packet of a Unix socket, in JSON. The supervisor sends a `Rejoin` when the next attempt begins, to one
 worker of the node with the descriptors of the files in which it completes its last light commits. The worker says that

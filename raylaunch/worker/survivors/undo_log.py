@@ -39,10 +39,10 @@ class UndoLog:
         self._last: weakref.WeakKeyDictionary[Any, _BeforeImages] = weakref.WeakKeyDictionary()
 
     def record(self, optimizer: Any, tensors: Tensors) -> Mapping[int, Any] | None:
-        """Copy those of the tensors that this optimizer changes, and return the copies by their offsets.
+        """Copy the tensors that this optimizer changes, and return the copies by their offsets.
 
-        They are overwritten by the next call for the same optimizer. None: it would take too much time or memory, or
-        the tensors are on a device.
+        The next call for the same optimizer overwrites them. None: it would take too much time or memory, or the
+        tensors are on a device.
         """
         images = self._last.get(optimizer)
         if images is None or not images.are_of(tensors):

@@ -44,11 +44,11 @@ class WriteProgress:
         self._files: list[str] = []
 
     def begin(self, writer: CheckpointWriter) -> None:
-        """Take note of a writer of this process."""
+        """Register a writer of this process."""
         self._writers.append(writer)
 
     def add(self, path: str, plan: SavePlan) -> None:
-        """Take note of what is to be written to the files whose names begin with a path."""
+        """Register what is to be written to the files whose names begin with a path."""
         found = [item.tensor_data for item in plan.items if item.tensor_data is not None]
         self.total += sum(one.chunk.sizes.numel() * one.properties.dtype.itemsize for one in found)
         self._files.append(path)
@@ -217,7 +217,7 @@ def write_checkpoint(
 def write_newest(
     folder: DurableFolder, buffers: Sequence[CommitBuffer], seconds: float, progress: WriteProgress | None = None
 ) -> str:
-    """Write the newest commit that all ranks have, of those that these buffers have; return as `write_checkpoint`.
+    """Write the newest commit in these buffers that all ranks have; return as `write_checkpoint`.
 
     For the end of a run: every node has the last commits of its ranks, and does not know what others have. Raises
     TimeoutError if other nodes do not come, and what `CheckpointWriter.write` raises.

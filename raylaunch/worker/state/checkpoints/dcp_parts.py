@@ -27,7 +27,7 @@ RECORDS = "raylaunch"
 
 
 class LocalShard(torch.Tensor):  # type: ignore[misc]
-    """The local part of a DTensor. Its methods are those that DCP calls of a DTensor (`_Checkpointable` in torch)."""
+    """The local part of a DTensor. It has the methods that DCP calls on a DTensor (`_Checkpointable` in torch)."""
 
     offsets: Offsets
     whole_shape: tuple[int, ...]
@@ -80,7 +80,7 @@ class CommitPart:
     held: HeldCommit
     items: dict[str, CommitItem]
     memory: PartMemory
-    """In which the items have their places."""
+    """The memory in which the items have their places."""
 
     @classmethod
     def of(cls, buffer: CommitBuffer, sharing: Sequence[CommitBuffer] = ()) -> CommitPart:
@@ -105,7 +105,7 @@ class CommitPart:
         return RankRecord(self.held, self.items, regions)
 
     def load(self, name: str) -> Any:
-        """Return an item. Its tensors are memory of the part, and those of DTensors are `LocalShard`."""
+        """Return an item. Its tensors are memory of the part; each DTensor is a `LocalShard`."""
         return load_item(self.items[name], self._tensor, _shard)
 
     def _tensor(self, offset: int, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:

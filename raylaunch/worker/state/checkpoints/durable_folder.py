@@ -28,9 +28,9 @@ EVERY_VARIABLE = "RAYLAUNCH_DURABLE_EVERY"
 KEEP_VARIABLE = "RAYLAUNCH_DURABLE_KEEP"
 """In a worker's environment: the settings `durable`, `durable_every` and `durable_keep` of the job."""
 EVERY = 600.0
-"""Seconds between checkpoints, if nothing else is said."""
+"""Seconds between checkpoints by default."""
 KEEP = 3
-"""Checkpoints that stay, if nothing else is said."""
+"""Checkpoints that stay by default."""
 LOW_PRIORITY = 5
 """Of whatever writes checkpoints while training goes on: the nice value (setpriority(2)), for a third of the weight of
 the workers. With 19, it starves where they use all CPUs.
@@ -52,7 +52,7 @@ class DurableFolder:
     path: str
     """Absolute."""
     every: float
-    """At least so many seconds between two."""
+    """Least seconds from one checkpoint to the next."""
     keep: int
     """How many stay."""
 
@@ -141,7 +141,7 @@ class DurableFolder:
         return [(name, name == f"step-{steps}" and self.has(steps)) for steps, name in found]
 
     def has(self, steps: int) -> bool:
-        """Return whether there is a complete checkpoint after so many steps."""
+        """Return whether there is a complete checkpoint after `steps` steps."""
         try:
             return stat.S_ISREG(os.lstat(os.path.join(self.path, f"step-{steps}", METADATA)).st_mode)
         except OSError:
@@ -192,7 +192,7 @@ class DurableFolder:
 
 
 def _sync(folder: str) -> None:
-    """Have the names in a folder on the disk, where the file system does that."""
+    """Write the names in a folder to the disk, where the file system does that."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

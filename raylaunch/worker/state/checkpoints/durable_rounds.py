@@ -1,4 +1,4 @@
-"""When a commit is also written to disk, and what is said about it."""
+"""When a commit is also written to disk, and what rank 0 prints about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raylaunch.core.text import count
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 _LATE_SECONDS = 60.0
-"""How long writing may take before that is said."""
+"""How long writing may take, in seconds, before a message says so."""
 
 
 class Buffers(Protocol):

@@ -38,7 +38,7 @@ class Resharded:
         own: Iterable[Any],
         path: str = "",
     ) -> None:
-        """`items`: those of the old rank whose things this rank takes over. `path`: of a checkpoint on disk.
+        """`items`: from the old rank whose things this rank takes over. `path`: of a checkpoint on disk.
 
         `memory_of`: returns for an item of a rank the tensor of bytes that has its tensors, and the offset that its
         first byte has for the item. `own`: the parameters of the script's objects.

@@ -1,4 +1,4 @@
-"""The states of the random number generators of a process: those of Python, NumPy, torch and CUDA."""
+"""The states of a process's random number generators, in Python, NumPy, torch and CUDA."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def items_of(buffer: CommitBuffer) -> dict[str, CommitItem]:
 class OwnMemory:
     """Memory of this process for tensors that are restored, in huge pages where the kernel allows that.
 
-    Most of the time of copying into new memory is that of its page faults. As those that `torch.load` returns, the
-    tensors cannot be made larger in place.
+    Page faults take most of the time of copying into new memory. Like tensors from `torch.load`, these cannot be
+    resized in place.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class OwnMemory:
         self._used = 0
 
     def empty(self, dtype: Any, shape: tuple[int, ...], memory_format: str, device: str) -> Any:
-        """Return a tensor that is not initialized. The arguments are those of `tensor_at`."""
+        """Return a tensor that is not initialized. Takes the same arguments as `tensor_at`."""
         torch = sys.modules["torch"]
         like = {"dtype": dtype, "memory_format": getattr(torch, memory_format)}
         size = math.prod(shape) * dtype.itemsize
@@ -101,13 +101,13 @@ class Restored:
 
     @property
     def has_dtensors(self) -> bool:
-        """Whether one of its items has."""
+        """Whether any item contains a DTensor."""
         return any(item.has_dtensors for item in self._items.values())
 
     def item(self, name: str, *, copied: bool = True) -> Any:
         """Return an item. `copied` False: its tensors are memory of the buffer, which a later commit overwrites.
 
-        In any case, those of this process that are still as they were committed are themselves.
+        Tensors of this process that have not changed since the commit are returned as they are, not copied.
         """
         tensor = self._copied_tensor if copied else partial(self._tensor, OwnMemory())
         return load_item(self._items[name], tensor, self._dtensor)
@@ -183,7 +183,7 @@ def local_part(tensor: Any) -> Any:
 
 
 def meshes_of(tensors: Iterable[Any]) -> list[Any]:
-    """Return the meshes of those of the tensors that are DTensors, each once."""
+    """Return the meshes of all DTensors among the tensors, each once."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if kind is None:
         return []

@@ -1,7 +1,7 @@
 """Objects of the script as tensors in a buffer and a pickle without them.
 
-Tensors are copied as they are. Of a DTensor, the local part is copied; its placements, the name of its mesh and the
-place of its local part are pickled. Everything else, such as the counters of a scheduler, is pickled.
+Tensors are copied as they are. A DTensor's local part is copied; its placements, the name of its mesh and the place of
+its local part are pickled. Everything else, such as the counters of a scheduler, is pickled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raylaunch.worker.state.commit_buffer import HEADER_BYTES, round_up
 from raylaunch.worker.state.shared_tensors import IsShared
 
 OBJECT = "object:"
-"""Before the name of an object, in that of its item."""
+"""Prefix of an object's name in the name of its item."""
 _CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 """Memory formats by number of dimensions."""
 
@@ -47,7 +47,7 @@ class SnapshotPart(NamedTuple):
     tensors: list[tuple[int, Any]]
     """Own ones, with their offsets in the buffer."""
     shared: list[tuple[int, Any]]
-    """The same of those that the ranks of a node divide among them."""
+    """The tensors that a node's ranks divide among them, with their offsets."""
     shared_begin: int
     shared_end: int
     is_replicated: bool

@@ -30,7 +30,7 @@ class SnapshotCache:
         self._of_world = of_world
         self._shared = shared
         self._last: Snapshot | None = None
-        #: Of the items of the last snapshot, those that are known well enough to be compared.
+        #: The items of the last snapshot that are known well enough to be compared.
         self._outlines: dict[str, _Outline] = {}
 
     def take(self, items: dict[str, Any]) -> Snapshot:
