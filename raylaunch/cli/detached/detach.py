@@ -113,6 +113,8 @@ class _StartWatch:
         if news.exit_code is not None:
             self.found = replace(self.found, exit_code=news.exit_code)
             return True
+        if self._has_begun:
+            self._interrupts.raise_swallowed()
         return self._interrupts.held is None and (news.runs or (bool(news.run_id) and not self._wait))
 
     def goes_on(self) -> bool:
@@ -164,6 +166,8 @@ class _Interrupts:
         #: The signal that came before there was a run, as the error that it causes.
         self.held: InterruptedByUserError | None = None
         self._is_holding = self._is_ignoring = False
+        #: The error that was raised last, which code that Python calls back may have swallowed.
+        self._raised: InterruptedByUserError | None = None
         is_main = threading.current_thread() is threading.main_thread()
         defaults = (signal.SIG_DFL, signal.default_int_handler)
         self._before = {
@@ -178,9 +182,15 @@ class _Interrupts:
             signal.signal(number, self._handle)
 
     def hold(self) -> None:
-        """Hold the first signal from now on."""
+        """Hold the first signal from now on. Raises InterruptedByUserError if one has come already."""
         self._is_holding = True
         self._install()  # Ray has installed a handler of its own
+        self.raise_swallowed()
+
+    def raise_swallowed(self) -> None:
+        """Raise the error of a signal again that is not on its way any more: a `__del__`, for example, had it."""
+        if self._raised is not None:
+            raise self._raised
 
     def release(self) -> InterruptedByUserError | None:
         """Return the signal that was held, and let those that come later interrupt."""
@@ -207,6 +217,7 @@ class _Interrupts:
             self.held = error
             say("the run is stopped as soon as its driver can be told")
             return
+        self._raised = error
         raise error
 
 

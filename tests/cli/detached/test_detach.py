@@ -36,6 +36,8 @@ def started(monkeypatch):
             for each in told:
                 if isinstance(each, DriverNews):
                     yield each
+                elif each is Swallows:
+                    Swallows()
                 else:
                     signal.raise_signal(each)
 
@@ -88,6 +90,20 @@ def test_when_there_is_a_run(started, capsys, number):
     said = capsys.readouterr()
     assert "train r1 goes on" in said.err
     assert said.out.splitlines()[::4] == ["r1", "raylaunch stop train/r1"]
+
+
+class Swallows:
+    """Python ignores what is raised while an object is freed."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("told", "code"), [((Swallows, BEGINS, PLANNED), 130), ((BEGINS, PLANNED, Swallows, RUNS), 0)])
+def test_a_signal_that_comes_while_an_object_is_freed(started, capsys, told, code):
+    assert started(*told) == (code, [])
+    assert ("goes on" in capsys.readouterr().err) is (code == 0)
 
 
 def test_when_the_id_was_printed(started, capsys):
