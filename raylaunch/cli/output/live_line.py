@@ -47,7 +47,7 @@ class LiveStatus:
 
 
 def line(status: LiveStatus, columns: int) -> str:
-    """Return the line, of at most so many ASCII characters. Of a narrow terminal, the least important parts go."""
+    """Return the line, in at most `columns` ASCII characters. A narrow terminal loses the least important parts."""
     parts = [(text, rank) for text, rank in _parts(status) if text]
     while len(parts) > 1 and len(_PREFIX + _joined(parts)) > columns:
         if len(_joined(parts)) <= columns:

@@ -1,7 +1,7 @@
 """Which runs there are, and which one a person means.
 
-Here, and nowhere else, it is decided where runs are found: in the registry of this user, in that of the cluster that
-this machine belongs to, or by the name of a folder.
+This module alone decides where runs are found: in the registry of this user, in the registry of the cluster that this
+machine belongs to, or by the name of a folder.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def _own_runs(environ: Mapping[str, str]) -> list[KnownRun]:
 
 
 def forget_lost(runs: Sequence[KnownRun]) -> list[KnownRun]:
-    """Remove those of the cluster's runs whose drivers are gone, as was just seen, from its registry.
+    """Remove runs whose drivers are gone, as was just seen, from the cluster's registry.
 
-    Returns those of them that are listed nowhere else.
+    Returns the ones that are listed nowhere else.
     """
     if gone := {run.control for run in runs if run.control is not None and run.reader.is_gone}:
         cluster_registry.forget(gone)

@@ -210,7 +210,7 @@ def restart(run: KnownRun, arguments: Namespace) -> int:
 
 
 def resize(run: KnownRun, arguments: Namespace) -> int:
-    """Have other bounds of the number of nodes, and return 0 when as many as are there now take part.
+    """Change the bounds of the number of nodes, and return 0 when as many as are there now take part.
 
     Raises NotDoneError, ConfigError and ClusterError.
     """
@@ -277,7 +277,7 @@ class _Change:
             raise ClusterError(f"the driver of {self._run.title} cannot be asked: {error}") from None
 
     def make(self, request: RestartRun | ResizeRun | DrainNode, arguments: Namespace) -> int:
-        """Have the run changed, and return 0 when it is. Ctrl-C ends only the waiting."""
+        """Change the run, and return 0 when that is done. Ctrl-C ends only the waiting."""
         (accepted,) = self.ask(request)
         assert isinstance(accepted, Accepted)
         if not _goes_on(request, accepted):

@@ -136,7 +136,7 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
 
 
 def _last_of(completed: int | None) -> int | None:
-    """Return the number of the last of so many steps, which count from 0 on."""
+    """Return the number of the last completed step; steps count from 0."""
     return completed - 1 if completed is not None else None
 
 

@@ -79,7 +79,7 @@ class AgentSpec:
     keep_warm: float = field(default=0.0, metadata=PER_RUN)
     """Seconds that the agent stays idle after the run, for the next one; 0: it ends with the run."""
     epoch: int = field(default=0, metadata=PER_RUN)
-    """That of the driver's calls; those of an earlier run have a lower one. 0: any, since the run is detached."""
+    """Epoch of the driver's calls; calls of an earlier run have a lower one. 0: any, since the run is detached."""
     detached: DetachedSettings | None = field(default=None, metadata=PER_RUN)
     """Set if the agent outlives its driver, and serves the next one."""
 
@@ -248,7 +248,7 @@ class Agent:
         self._lease.agent_idle(min(SUCCESSION_SECONDS, driver_timeout))  # it lasts for the next driver
 
     def adopted(self, link_address: SecretAddress | None) -> None:
-        """Take note that another driver has taken over, to which this agent is to open a link."""
+        """Obey another driver, which has taken over: open a link to it."""
         self._link = self._link.moved_to(link_address) if self._link is not None else None
         self._lease.report_sent()
         self._wake.set()  # for the call of the last driver
@@ -297,7 +297,7 @@ class Agent:
         return client
 
     def retire(self) -> None:
-        """Take note that another agent has taken over what this one left."""
+        """Let the lease go: another agent has taken over what this one left."""
         self._lease.release()
 
     async def write_last(self) -> LastWrite:
@@ -333,7 +333,7 @@ class Agent:
             self._loop.remove_reader(self._supervisor.fileno())
 
     def fail(self, error: Exception) -> None:
-        """Have the next `next_report` raise this error, for a call whose caller does not wait for the result."""
+        """Let the next `next_report` raise this error, for a call whose caller does not wait for the result."""
         self._error = error
         self._wake.set()
 

@@ -137,7 +137,7 @@ class AgentActor:
     async def obey(self, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
         """Carry out what is new in a goal, and keep a driver's state, unless that driver is not in command any more.
 
-        `epoch`: that of the driver of a detached run; else 0. `state`: empty if this agent is not to keep it. Nobody
+        `epoch`: the driver's epoch in a detached run; else 0. `state`: empty if this agent is not to keep it. Nobody
         waits for this call: `next_report` raises the errors of orders.
         """
         await self._begun.wait()
@@ -227,9 +227,9 @@ class AgentActor:
         return await self._agent.read_result(rank, offset) if self._agent is not None else b""
 
     async def become_idle(self, name: NodeId, link_address: SecretAddress | None, seconds: float) -> IdleAgent | None:
-        """End the run, so that another can `reuse` the agent within so many seconds. None: it cannot be reused.
+        """End the run, so that another can `reuse` the agent within `seconds`. None: it cannot be reused.
 
-        `name` and `link_address`: those of a link to the process that pools the agent, whose end is the agent's too.
+        `name` and `link_address`: for a link to the process that pools the agent. The agent ends with it.
         """
         if self._agent is None:
             return None
@@ -307,7 +307,7 @@ def ask_for_logs(actor: Any, asked: LogQuery | LogRead) -> Future[LogAnswer]:
 
 
 def close(actors: Sequence[Any]) -> None:
-    """Have agents end their processes, and wait for that, for seconds at most."""
+    """Make agents end their processes, and wait for that, for seconds at most."""
     with contextlib.suppress(RayError):
         if answers := [actor.close.remote() for actor in actors]:
             ray.wait(answers, num_returns=len(answers), timeout=CLOSE_SECONDS)

@@ -67,7 +67,7 @@ class ControlClient(DriverClient):
     """A connection to the driver of a run. One thread may use it at a time."""
 
     def __init__(self, address: SecretAddress, name: str = "client") -> None:
-        """Connect. `name`: that of the command, for the driver's list of threads. Raises ControlError."""
+        """Connect. `name`: the command's name, for the driver's list of threads. Raises ControlError."""
         is_busy = False
         for pause in RETRY_SECONDS:
             self._line = _connected(address)

@@ -20,8 +20,8 @@ class GetState:
     """Ask where the run is. Leads to `RunState`."""
 
     wait: float = 0.0
-    """The answer is given when the workers have ended, or after so many seconds. If they have ended already: when
-    nothing of the run is left."""
+    """Seconds after which the driver answers, or earlier when the workers end. If they have ended already: when nothing
+    of the run is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class StopRun:
     """End the run. Leads to `Accepted`."""
 
     by: str = ""
-    """Who requests it, such as `ada@login-1`."""
+    """The person that requests it, such as `ada@login-1`."""
     save_seconds: float = 0.0
     """For so long at most the workers may save before they get SIGTERM; 0: they get it at once."""
     at_once: bool = False
@@ -47,7 +47,7 @@ class RestartRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeRun:
-    """Have other bounds of the number of nodes from now on. Leads to `Accepted`."""
+    """Change the bounds of the number of nodes from now on. Leads to `Accepted`."""
 
     by: str = ""
     min_nodes: int
@@ -77,7 +77,7 @@ class ListLogs:
 
     query: LogQuery
     node: str = ""
-    """Only those of this node; `""`: of all."""
+    """Only files of this node; `""`: of all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

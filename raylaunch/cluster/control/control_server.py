@@ -65,7 +65,7 @@ class ControlServer(Acceptor):
                 client.line.shutdown(socket.SHUT_RDWR)
 
     def await_clients(self, seconds: float, *, reading_logs: bool = False) -> None:
-        """Wait until clients that look on have seen the end of the run and left, for so many seconds at most.
+        """Wait until clients that look on have seen the end of the run and left, for `seconds` at most.
 
         `reading_logs`: only those that read logs.
         """

@@ -92,13 +92,13 @@ class RunControl:
         self._server.start()
 
     def over(self) -> None:
-        """Answer at once who waits for the end: the workers have ended. Waits for seconds for those who read logs."""
+        """Answer clients that wait for the workers' end. Then wait some seconds for clients that read logs."""
         self._over.set()
         if self._server is not None:
             self._server.await_clients(_READ_SECONDS, reading_logs=True)
 
     def ended(self, result: RunResult) -> None:
-        """Take note of what came of the run: nothing of it is left. Waits for seconds for those who are told."""
+        """Publish the result of the run, of which nothing is left. Wait some seconds for clients to get it."""
         self._result = result
         self._over.set()
         self._ended.set()
@@ -138,7 +138,7 @@ class RunControl:
         )
 
     def change(self, request: RunChange) -> Future[RequestAccepted]:
-        """Have the driver change the run; what is returned tells when it has begun to."""
+        """Order the driver to change the run. The returned future tells when it has begun to."""
         by = printable(request.by)[:_MOST_NAME] or "a person"
         match request:
             case DrainNode(node=node):

@@ -62,7 +62,7 @@ class DriverActor:
     """
 
     def __init__(self, patience: float, *, takes_over: bool = False) -> None:
-        """`patience`: for so many seconds after a driver is gone, some agent may keep its state.
+        """`patience`: seconds for which some agent may keep the state of a driver that is gone.
 
         `takes_over`: another driver has begun the run, though Ray has not started this one in its place.
         """
@@ -101,7 +101,7 @@ class DriverActor:
         return True
 
     async def news(self, after: int) -> tuple[str, list[DriverNews]]:
-        """Return what is new after so many news, or nothing when two seconds have passed; and which process this is.
+        """Return the news after number `after`, or nothing when two seconds have passed; and which process this is.
 
         The command may leave when it has the run's id. So that is not told before somebody keeps what was requested.
         """
@@ -158,7 +158,7 @@ class DriverActor:
         return place
 
     def _say(self, why: str) -> None:
-        """Have `status`, `driver.log` and Ray's log say why this driver is not in command yet."""
+        """Say in `status`, `driver.log` and Ray's log why this driver is not in command yet."""
         now, is_new = time.monotonic(), why != self._said
         if is_new or now >= self._said_at + RENEW_SECONDS:
             self._said, self._said_at = why, now

@@ -98,13 +98,13 @@ class RequestDesk:
     # In any thread.
 
     def event(self, make: Callable[[RunTime], RequestEvent]) -> Future[RequestAccepted]:
-        """Have the machine handle an event, which is made with its time."""
+        """Let the machine handle an event, which is made with its time."""
         request = PersonRequest(lambda at: [make(at)], Future())
         self._put(request)
         return request.answer
 
     def drain(self, name: str, by: str, hosts: frozenset[HostId] | None = None) -> Future[RequestAccepted]:
-        """Leave the host of a node for good. `name`: that of the node, or the address of its host.
+        """Leave the host of a node for good. `name`: the node's name, or its host's address.
 
         `hosts`: all on which there may be nodes; None: that is not known, or there may be more of them later.
         """

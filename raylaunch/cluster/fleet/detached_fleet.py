@@ -59,7 +59,7 @@ class DetachedFleet(RayFleet):
         leave: Callable[[str], None],
         state: FleetState | None = None,
     ) -> None:
-        """`epoch`: that of this driver. `leave` ends this process, and says why. `state`: of the driver before it."""
+        """`epoch`: this driver's epoch. `leave` ends this process, and says why. `state`: of the driver before it."""
         super().__init__(plan, spec, say)
         assert spec.detached is not None
         self._token = spec.detached.token
@@ -70,7 +70,7 @@ class DetachedFleet(RayFleet):
         self._serial = 0
         self._restored = state
         self._placement_groups = PlacementGroups(spread=plan.spread, token=self._token)
-        #: Nodes that obey this driver, after another one; and those of them that have told since what is true there.
+        #: Nodes that obey this driver, after another one; and nodes that have reported since what is true there.
         self.adopted: set[NodeId] = set()
         self.heard: set[NodeId] = set()
         #: Nodes that are up, were asked to obey this driver, and have not answered.
@@ -186,7 +186,7 @@ class DetachedFleet(RayFleet):
         super()._start(request, spec, {**options, **named, "lifetime": "detached"})
 
     def _kill(self, actor: Any, request: StopAgent) -> None:
-        """Have the agent end itself, if this driver is in command: Ray would kill it whoever asks."""
+        """Tell the agent to end itself, if this driver is in command: Ray would kill it whoever asks."""
         if request.never_started:
             super()._kill(actor, request)
         else:
@@ -264,7 +264,7 @@ class DetachedFleet(RayFleet):
         self._listen(node)
 
     def _begin_again(self, node: NodeId) -> None:
-        """Have an agent begin whose driver died before it had told it to, and adopt it then. In the thread."""
+        """Start and adopt an agent whose driver died before it had told the agent to begin. In the thread."""
         with self._lock:
             request = self._allocator.start_of(node)
         actor = self._actors.get(node)
@@ -273,7 +273,7 @@ class DetachedFleet(RayFleet):
             self._adopt(node)
 
     def _resume_requests(self, state: FleetState) -> None:
-        """Have Ray do what the last driver had not come to. In the thread."""
+        """Ask Ray for what the last driver had not come to. In the thread."""
         with self._lock:
             for request in self._allocator.unfinished({*self._placement_groups.state[0]}, {*self._actors}):
                 self._put(request)
@@ -287,7 +287,7 @@ class DetachedFleet(RayFleet):
                 self._watch(slot)
 
     def close(self) -> None:
-        """Have each agent end its processes, for seconds at most.
+        """Make each agent end its processes, for seconds at most.
 
         Their own processes, and what was reserved, stay until the driver has written the result, since they keep its
         state: see `named_resources.remove_nodes`.

@@ -91,7 +91,7 @@ class LocalFleet(FleetBase):
         self._loop.call_soon_threadsafe(self._to_do.put_nowait, request)
 
     def send(self, node: NodeId, order: Order) -> None:
-        """Have the thread hand the order to the agent. Where it does not, and workers are to end, the agent is lost."""
+        """Let the thread hand the order to the agent. Where it does not, and workers are to end, the agent is lost."""
         self._loop.call_soon_threadsafe(self._handle, node, order)
         if isinstance(order, StopWorkers) and order.grace > 0:
             watch = threading.Thread(target=self._report_stall, args=(node,), daemon=True)
@@ -296,7 +296,7 @@ class LocalFleet(FleetBase):
         ]
 
     def close(self) -> None:
-        """Have each agent end its processes, and wait for that, for seconds at most."""
+        """Make each agent end its processes, and wait for that, for seconds at most."""
         if self._thread.ident is None:
             return
         if self._is_stalled():

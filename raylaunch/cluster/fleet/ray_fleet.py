@@ -344,7 +344,7 @@ class RayFleet(FleetBase):
         self._agent_reuse.make_idle({node: self._actors.pop(node) for node in staying}, self._spec.keep_warm)
 
     def close(self) -> None:
-        """Have each agent end its processes, for seconds at most; then kill it and return what was reserved."""
+        """Make each agent end its processes, for seconds at most; then kill it and return what was reserved."""
         self._stop_thread()
         if self._agent_reuse is not None:
             self._agent_reuse.close()

@@ -76,11 +76,11 @@ class AgentSession:
         self.is_over = False
 
     def driver_gone(self) -> None:
-        """Take note that the link to the driver has ended."""
+        """Record that the link to the driver has ended."""
         self._alone_since, self._saw_end = time.monotonic(), True
 
     def node_ended(self) -> None:
-        """Take note that the lease has expired, and that the node has ended."""
+        """Record that the lease has expired, and that the node has ended."""
         self.is_over = True
         self._alone_since = self._alone_since or time.monotonic()
 

@@ -37,7 +37,7 @@ class FolderFence:
     """The place of one driver of a detached run among those that have written into the folder."""
 
     def __init__(self, folder: Path | None, epoch: int) -> None:
-        """`epoch`: that of the driver. `folder` None: the run keeps nothing."""
+        """`epoch`: the driver's epoch. `folder` None: the run keeps nothing."""
         self._folder = folder
         self._epoch = epoch
         #: Ends the nodes that obey no other driver: they would go on for a minute when this process is gone.
