@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
-from raylaunch.node.forkserver.deferred_signals import DeferredSignals
-from raylaunch.node.forkserver.worker_group import RETURN_SECONDS, WorkerGroup
+from raylaunch.node.forkserver.worker_group import RETURN_SECONDS, DeferredSignals, WorkerGroup
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running, send_signal, until
