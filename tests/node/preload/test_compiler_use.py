@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from raylaunch.node.preload.compiler_use import may_need_compiler
+from raylaunch.node.preload.initial import may_need_compiler
 
 COMMUNICATES = """
 import json, os
