@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -29,14 +30,12 @@ from raylaunch.node.protocol.messages import (
     SupervisorEvent,
     WorkerOrder,
 )
-from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
-from raylaunch.node.supervisor.heartbeat_reader import read_heartbeat
-from raylaunch.node.supervisor.pending_orders import PendingOrders
-from raylaunch.node.supervisor.polling import PagePoller
+from raylaunch.node.supervisor.polling import PagePoller, read_heartbeat
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
 from raylaunch.worker.runtime.spec import Report
 
@@ -82,7 +81,7 @@ class Supervisor:
         self._epoll.register(self._poller, select.EPOLLIN)
         self._epoll.register(self.state, select.EPOLLIN)
         self._epoll.register(self._survivors, select.EPOLLIN)
-        self.pending = PendingOrders()
+        self.pending = _PendingOrders()
         self._preload = template.preload
         #: Why `_preload` is less than the template's.
         self._why: tuple[str, ...] = ()
@@ -352,3 +351,60 @@ class Supervisor:
         except OSError as error:
             why = f"there is no fork server: {limits.explained(error, 'the agent')}"
         yield messages.Ready(start_method=StartMethod.SPAWN, why=(why,), torch=False, pid=0), None
+
+
+class _PendingOrders:
+    """What the next fork server has to be told if the present one dies.
+
+    Stores that are to be open, attempts that are being stopped, and orders that no fork server has got yet.
+    """
+
+    def __init__(self) -> None:
+        #: Ports of stores by attempt; 0: not open yet.
+        self.stores: dict[int, int] = {}
+        #: Attempts that were told to stop and are not gone yet.
+        self.stopping: set[int] = set()
+        self._unsent: list[forkserver_messages.ForkServerOrder] = []
+
+    def add(self, order: forkserver_messages.ForkServerOrder, *, sent: bool) -> None:
+        """Add an order. `sent` False: there is no fork server that could get it now.
+
+        Raises ValueError for a signal that does not exist.
+        """
+        if isinstance(order, StopWorkers | SignalWorkers) and order.signal not in signal.Signals.__members__:
+            msg = f"there is no signal {order.signal!r}"
+            raise ValueError(msg)
+        if isinstance(order, forkserver_messages.StartStore):
+            self.stores[order.attempt] = order.port
+        if isinstance(order, StopWorkers):
+            self.stopping.add(order.attempt)
+        if not sent:
+            self._unsent.append(order)
+
+    def acknowledge(self, event: forkserver_messages.ForkServerEvent) -> None:
+        """Remove what this event of the fork server fulfils."""
+        match event:
+            case messages.StoreOpened():
+                self.stores[event.attempt] = event.port
+            case messages.WorkersForked():
+                self.stores = {attempt: port for attempt, port in self.stores.items() if attempt >= event.attempt}
+            case forkserver_messages.WorkersGone():
+                self.stopping.discard(event.attempt)
+            case _:
+                pass
+
+    def take_unsent(self) -> list[forkserver_messages.ForkServerOrder]:
+        """Remove and return the orders that were not sent."""
+        unsent, self._unsent = self._unsent, []
+        return unsent
+
+    @property
+    def launch(self) -> forkserver_messages.StartWorkers | None:
+        """The unsent order to start an attempt, unless that attempt was told to stop."""
+        launches = [order for order in self._unsent if isinstance(order, forkserver_messages.StartWorkers)]
+        return launches[-1] if launches and launches[-1].attempt not in self.stopping else None
+
+    def prepare_for_successor(self, spec: NodeSpec) -> None:
+        """The fork server died: let `take_unsent` return what its successor needs: its stores and an unsent launch."""
+        stores = [spec.store(attempt, port) for attempt, port in self.stores.items()]
+        self._unsent = [*stores, *([self.launch] if self.launch is not None else [])]
