@@ -21,8 +21,7 @@ from raylaunch.node.linux import scratch
 from raylaunch.node.linux.inotify import Inotify
 from raylaunch.node.logs import tail
 from raylaunch.node.logs.log_times import LogTimes
-from raylaunch.node.logs.prefix import LinePrefixer
-from raylaunch.node.logs.tail import LogOutput, LogTailer
+from raylaunch.node.logs.tail import LinePrefixer, LogOutput, LogTailer
 from raylaunch.node.supervisor import process_failure
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime.output_order import OutputOrder
