@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from raylaunch.core.job import node_rules, outputs, ranges
+from raylaunch.core.job import node_rules, outputs
 from raylaunch.core.job.job import (
     AUTO_PRELOAD,
     ENTRYPOINT_KINDS,
@@ -27,13 +27,69 @@ from raylaunch.core.job.job import (
     node_range,
     shown_ranks,
 )
-from raylaunch.core.job.ranges import NumberRange, written
 from raylaunch.core.job.secrets import HIDDEN, is_secret
 from raylaunch.core.text import count
 
 _MAX_PORT = 65535
 _MAX_NAME_BYTES = 200
 """Linux allows 255 bytes in the name of a folder; the run folder's may get a number at its end."""
+_DAY = 86_400
+_YEAR = 365 * _DAY
+_MAX_NODES = 100_000
+_MAX_WORKERS = 1_000_000
+_MAX_COUNT = 1_000_000_000
+_MAX_GIB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberRange:
+    """The numbers that a setting takes."""
+
+    least: float
+    most: float
+    is_time: bool = False
+    """Whether the number is in seconds."""
+    above: bool = False
+    """Whether it must be greater than the least one."""
+    endless: bool = False
+    """Whether infinity is also allowed."""
+    hint: str = ""
+    """What to do if the number is not in the range."""
+
+
+_WORKERS = _NumberRange(1, _MAX_WORKERS, hint="at least one worker is needed")
+_WAIT = _NumberRange(0, _YEAR, is_time=True, above=True, endless=True)
+_TIME = _NumberRange(0, _YEAR, is_time=True)
+
+# Timers of Linux and Python refuse times that are much longer than a year.
+_RANGES = {
+    "nprocs": _WORKERS,
+    "placement_timeout": _WAIT,
+    "join_timeout": _WAIT,
+    "start_timeout": _NumberRange(0, _YEAR, is_time=True, above=True),
+    "hang_timeout": _NumberRange(0, _YEAR, is_time=True, above=True, hint="`off` stands for never"),
+    "last_call": _TIME,
+    "shutdown_timeout": _TIME,
+    "state_memory": _NumberRange(0, _MAX_GIB, above=True),
+    "durable_every": _TIME,
+    "durable_keep": _NumberRange(1, _MAX_COUNT),
+    "keep_warm": _TIME,
+    "driver_timeout": _TIME,
+    # A busy host may be silent for almost a second.
+    "node_timeout": _NumberRange(1, _DAY, is_time=True),
+    "max_restarts": _NumberRange(0, _MAX_COUNT),
+    "debug": _NumberRange(0, _MAX_COUNT),
+    "exclude_after": _NumberRange(0, _MAX_COUNT),
+    "spares": _NumberRange(0, _MAX_NODES),
+    "cpus_per_worker": _NumberRange(0, _MAX_WORKERS),
+    "multiple_of": _NumberRange(1, _MAX_WORKERS, hint="1 allows every world size"),
+}
+"""By the key of a job. Some of these settings may also be text, which is not looked at here."""
+
+_NODES = _NumberRange(1, _MAX_NODES)
+"""The range of each number in `nnodes`."""
+_RULE_WORKERS = _NumberRange(0, _MAX_WORKERS, hint="0 excludes such nodes")
+"""The range of `nproc_per_node` in a rule of `nodes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,18 +163,18 @@ def _size_problems(job: Job) -> Iterator[Problem]:
             message = f"the minimum ({low}) is larger than the maximum ({high})"
             yield Problem(key="nnodes", message=message, hint=f"did you mean `{high}:{low}`?")
         else:
-            yield from _range_problem("nnodes", high, ranges.NODES)
+            yield from _range_problem("nnodes", high, _NODES)
             workers = int(job.nproc_per_node) if _is_count(job.nproc_per_node, least=1) else 1
-            if high <= ranges.NODES.most and high * workers > ranges.WORKERS.most:
+            if high <= _NODES.most and high * workers > _WORKERS.most:
                 message = f"{high} nodes with {job.nproc_per_node} workers each are too many"
-                hint = f"the limit is {ranges.WORKERS.most:,} workers"
+                hint = f"the limit is {_WORKERS.most:,} workers"
                 yield Problem(key="nproc_per_node", message=message, hint=hint, also="nnodes")
     if not _is_count(job.nproc_per_node, least=1) and job.nproc_per_node not in NPROC_WORDS:
-        message = f"`{written(job.nproc_per_node)}` is neither a number of workers nor one of {', '.join(NPROC_WORDS)}"
-        hint = _near_miss(written(job.nproc_per_node), NPROC_WORDS) or "for example `8`, or `gpu` for one on each GPU"
+        message = f"`{_written(job.nproc_per_node)}` is neither a number of workers nor one of {', '.join(NPROC_WORDS)}"
+        hint = _near_miss(_written(job.nproc_per_node), NPROC_WORDS) or "for example `8`, or `gpu` for one on each GPU"
         yield Problem(key="nproc_per_node", message=message, hint=hint)
     if job.gpus_per_worker != "auto" and not _is_gpu_count(job.gpus_per_worker):
-        message = f"`{written(job.gpus_per_worker)}` is neither a number of GPUs nor auto"
+        message = f"`{_written(job.gpus_per_worker)}` is neither a number of GPUs nor auto"
         hint = "" if isinstance(job.gpus_per_worker, str) else "a whole number, or a part of one GPU such as `0.5`"
         yield Problem(key="gpus_per_worker", message=message, hint=hint)
 
@@ -126,14 +182,14 @@ def _size_problems(job: Job) -> Iterator[Problem]:
 def _is_count(value: int | str, *, least: int) -> bool:
     if isinstance(value, str):
         return is_number(value) and int(value) >= least
-    return least <= value <= ranges.RULE_WORKERS.most
+    return least <= value <= _RULE_WORKERS.most
 
 
 def _is_gpu_count(value: float | str) -> bool:
     """Return whether Ray can reserve this number of GPUs: whole ones, or a part of one."""
     if isinstance(value, str):
         return _is_count(value, least=0)
-    return 0 <= value <= ranges.RULE_WORKERS.most and (value < 1 or value == int(value))
+    return 0 <= value <= _RULE_WORKERS.most and (value < 1 or value == int(value))
 
 
 def _near_miss(word: str, words: Sequence[str], cutoff: float = 0.6) -> str:
@@ -147,7 +203,7 @@ def _rule_problems(nodes: dict[str, NodeRule]) -> Iterator[Problem]:
         if wrong := node_rules.problem(which):
             yield Problem(key=key, message=wrong, hint="for example `10.0.0.7`, `10.1.0.0/16` or `label:zone=a`")
         if rule.nproc_per_node is not None:
-            yield from _range_problem(f"{key}.nproc_per_node", rule.nproc_per_node, ranges.RULE_WORKERS)
+            yield from _range_problem(f"{key}.nproc_per_node", rule.nproc_per_node, _RULE_WORKERS)
         yield from _variable_problems(f"{key}.env", rule.env)
 
 
@@ -221,18 +277,44 @@ def _signal_problems(job: Job) -> Iterator[Problem]:
 
 
 def _number_problems(job: Job) -> Iterator[Problem]:
-    for key, allowed in ranges.RANGES.items():
+    for key, allowed in _RANGES.items():
         value = getattr(job, key)
         if value is not None and not isinstance(value, str):
             yield from _range_problem(key, value, allowed)
     if not 0 <= job.master_port <= _MAX_PORT:
-        message = f"{written(job.master_port)} is not a port: 0 (a free one) to {_MAX_PORT} is expected"
+        message = f"{_written(job.master_port)} is not a port: 0 (a free one) to {_MAX_PORT} is expected"
         yield Problem(key="master_port", message=message)
 
 
-def _range_problem(key: str, value: float, allowed: NumberRange) -> Iterator[Problem]:
-    if found := ranges.problem(value, allowed):
+def _range_problem(key: str, value: float, allowed: _NumberRange) -> Iterator[Problem]:
+    if found := _out_of_range(value, allowed):
         yield Problem(key=key, message=found[0], hint=found[1])
+
+
+def _out_of_range(value: float, allowed: _NumberRange) -> tuple[str, str] | None:
+    """Return what is wrong with a number, and a hint or ""; None if it is in the range."""
+    text = _written(value)
+    if isinstance(value, float) and math.isnan(value):
+        return "nan is not a number", allowed.hint
+    if allowed.above and value <= allowed.least:
+        return f"{text} seconds is no time: more than {allowed.least:g} is expected", allowed.hint
+    if value < allowed.least:
+        unit = " seconds" if allowed.is_time and allowed.least else ""
+        return f"{text}{unit} is less than {allowed.least:g}", allowed.hint or f"{allowed.least:g} or more is expected"
+    if value <= allowed.most or (allowed.endless and math.isinf(value)):
+        return None
+    if allowed.is_time:
+        named = "a year" if allowed.most == _YEAR else "a day"
+        return f"{text} seconds is more than {named}", allowed.hint or f"a day is {_DAY}, a year is {_YEAR}"
+    return f"{text} is too large: the limit is {allowed.most:,}", ""
+
+
+def _written(value: float | str) -> str:
+    """Return a number as text. Python cannot make text of an integer that is too long."""
+    try:
+        return value if isinstance(value, str) else f"{value:.12g}"
+    except OverflowError:
+        return "this number"
 
 
 def _elastic_problems(job: Job) -> Iterator[Problem]:
@@ -258,7 +340,7 @@ def _no_multiple(job: Job) -> str:
         low, high = node_range(job.nnodes)
     except ValueError:
         return ""
-    if not is_known or not 1 <= low <= high <= ranges.NODES.most:
+    if not is_known or not 1 <= low <= high <= _NODES.most:
         return ""
     each = int(job.nproc_per_node)
     nodes = job.multiple_of // math.gcd(job.multiple_of, each)  # the number of nodes must be a multiple of this
