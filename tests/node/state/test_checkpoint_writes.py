@@ -189,8 +189,8 @@ def test_the_end_of_a_run_says_what_becomes_of_its_last_checkpoint(monkeypatch, 
 _STALLS = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-print('{"written": 5, "total": 8}', flush=True)
 try:
+    print('{"written": 5, "total": 8}', flush=True)
     time.sleep(280)
 finally:
     open(FILE, "w").close()
