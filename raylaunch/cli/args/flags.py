@@ -311,12 +311,12 @@ def matching_flags(name: str) -> list[Flag]:
     """Return the flags with this name or prefix; several flags if the prefix is ambiguous.
 
     Where a prefix fits one of torchrun's flags and some of raylaunch's own, only torchrun's is returned, so that
-    torchrun's command lines keep their meaning. Nor does a key of job files make a prefix of another flag ambiguous.
+    torchrun's command lines keep their meaning. The flags of keys have no prefixes: `--gpus 2` of other launchers
+    starts two workers, and would give one worker two GPUs.
     """
     name = name.replace("_", "-")
     if name in BY_NAME:
         return [BY_NAME[name]]
-    found = [flag for flag in FLAGS if name and flag.name.startswith(name)]
-    found = [flag for flag in found if flag not in TABLE[Group.KEYS]] or found
+    found = [flag for flag in FLAGS if name and flag.name.startswith(name) and flag not in TABLE[Group.KEYS]]
     torchruns = [flag for flag in found if flag not in TABLE[Group.OURS] and flag.name != "use-env"]
     return torchruns if len(torchruns) == 1 else found

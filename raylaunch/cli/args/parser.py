@@ -218,7 +218,9 @@ class _Parser:
 
     def _unknown_flag(self, written: str) -> None:
         known = [flag.option for flag in FLAGS]
-        close = get_close_matches("--" + written.lstrip("-").replace("_", "-").lower(), known, n=1, cutoff=0.7)
+        option = "--" + written.lstrip("-").replace("_", "-").lower()
+        close = [name for name in known if written.startswith("--") and name.startswith(option)]
+        close = close or get_close_matches(option, known, n=1, cutoff=0.7)
         after = "the script" if self.job_file is None else "`--`"
         hint = f"did you mean `{close[0]}`?" if close else f"arguments for the script go after {after}; see `--help`"
         hint = suggestions.for_flag(written) or hint

@@ -87,16 +87,15 @@ def test_beginnings_that_torchrun_takes_stand_for_the_same_flag():
     assert seen > 100
 
 
-def test_keys_of_job_files_make_no_other_prefix_ambiguous():
-    """So a new key changes no command line that is in use."""
-    for group, flags in TABLE.items():
-        for flag in flags if group is not Group.KEYS else ():
-            others = [one.name for one in FLAGS if one not in TABLE[Group.KEYS] and one is not flag]
-            for size in range(1, len(flag.name)):
-                if not any(name.startswith(flag.name[:size]) for name in others):
-                    assert matching_flags(flag.name[:size]) == [flag] or flag.name[:size] in BY_NAME
+def test_flags_of_keys_are_written_whole():
+    """So a new key changes no command line that is in use, and `--gpus 2` is not `--gpus-per-worker 2`."""
+    keys = set(TABLE[Group.KEYS])
+    for flag in keys:
+        for size in range(1, len(flag.name)):
+            assert keys.isdisjoint(matching_flags(flag.name[:size])) or flag.name[:size] in BY_NAME
     assert [flag.name for flag in matching_flags("pl")] == ["plan"]
-    assert [flag.name for flag in matching_flags("plac")] == ["placement", "placement-timeout"]
+    assert "did you mean `--nproc-per-node`?" in refusal("--gpus 2 x.py")
+    assert "did you mean `--hang-timeout`?" in refusal("--hang 9 x.py")
 
 
 def test_every_key_of_a_job_file_is_a_flag():
