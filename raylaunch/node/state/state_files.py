@@ -150,8 +150,8 @@ class StateFiles:
     def reserve_completed(self, key: Key, size: int) -> MemoryFile | None:
         """Return the file in which a rank completes a light commit; None: there is no memory for it.
 
-        `key`: with one of `COMPLETED_BUFFERS`. The node has one file for each of them, and gives it to the rank that
-        needs it. What it had is not needed any more.
+        `key`: with `COMPLETED_BUFFER`. The node has one such file, and gives it to the rank that needs it. What the
+        file had is not needed any more.
         """
         with self._lock:
             for other in [other for other in self._files if other[1] == key[1] and other != key]:

@@ -13,7 +13,6 @@ import select
 import socket
 from collections.abc import Collection
 from dataclasses import replace
-from itertools import takewhile
 
 from raylaunch.core.machine.commits import Commit, HeldCommit, NodeMemory
 from raylaunch.core.newtypes import NodeId
@@ -30,7 +29,7 @@ from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.commit_buffer import (
     BUFFERS_WITH_COPIES,
-    COMPLETED_BUFFERS,
+    COMPLETED_BUFFER,
     DURABLE_BUFFER,
     OWN_BUFFERS,
     WriteState,
@@ -130,27 +129,22 @@ class StateMemory:
         self._chosen = order
         numbers[fields.RESTORE_DECIDED] = order.attempt
 
-    def files_to_complete(self, rank: int, dead: Collection[int]) -> tuple[list[MemoryFile], int]:
-        """Return the files in which this surviving rank may complete light commits, and the newest useful commit.
+    def file_to_complete(self, rank: int, dead: Collection[int]) -> tuple[MemoryFile | None, int]:
+        """Return the file in which this surviving rank may complete a light commit, and the newest useful commit.
 
         Call this for the attempt that ends, before `begin`. `dead`: the ranks of this node that have died. All ranks
-        can only have commits that the dead ones made. If none has died, they may all have the last commit or the one
-        before it, and there are two files: fewer if memory is short, or if the last commit was a whole one. The commit
-        is given by its number of steps; 0: not known.
+        can only have commits that the dead ones made. The file is None if memory is short, or if the last commit was a
+        whole one. The commit is given by its number of steps; 0: not known.
         """
         attempt = self._assignment.attempt if self._assignment is not None else 0
         newest = min(
             (max((one.commit.steps for one, _ in self._made(one, attempt)), default=0) for one in dead), default=0
         )
         useful = [(held, size) for held, size in self._made(rank, attempt) if not dead or held.commit.steps <= newest]
-        useful.sort(key=lambda one: one[0].commit, reverse=True)
-        light = [size for _, size in takewhile(lambda one: one[0].light, useful)][: 1 if dead else None]
-        found = []
-        for index in COMPLETED_BUFFERS[: len(light)]:
-            file = self.files.reserve_completed((rank, index), max(light))
-            if file is not None:
-                found.append(file)
-        return found, newest
+        held, size = max(useful, key=lambda one: one[0].commit, default=(None, 0))
+        if held is None or not held.light:
+            return None, newest
+        return self.files.reserve_completed((rank, COMPLETED_BUFFER), size), newest
 
     def _made(self, rank: int, attempt: int) -> list[tuple[HeldCommit, int]]:
         """Return the commits that a rank of this node has made in an attempt, each with its size when it is whole."""

@@ -142,7 +142,7 @@ class Supervisor:
 
     def _launch(self, order: LaunchWorkers) -> None:
         assignment = order.assignment
-        workers, to_complete = self.spec.workers(order), self.state.files_to_complete
+        workers, to_complete = self.spec.workers(order), self.state.file_to_complete
         start = self._survivors.begin(order, workers, self.attempt_state, to_complete)
         self._poller.checkpoint.drop()
         if self.attempt_state is not None:

@@ -55,11 +55,11 @@ class SurvivorTable:
         order: LaunchWorkers,
         workers: Sequence[WorkerSpec],
         before: AttemptState | None,
-        files_to_complete: Callable[[int, Collection[int]], tuple[list[MemoryFile], int]],
+        file_to_complete: Callable[[int, Collection[int]], tuple[MemoryFile | None, int]],
     ) -> StartWorkers:
         """Tell the workers that can stay to join an attempt with these workers; return the fork server's order.
 
-        `before`: the attempt before. The first worker that stays is given what `files_to_complete` returns for its rank
+        `before`: the attempt before. The first worker that stays is given what `file_to_complete` returns for its rank
         and for the node's ranks that have died.
         """
         former, self._workers = self._workers, workers
@@ -71,9 +71,10 @@ class SurvivorTable:
             if order.staying and candidate.is_ready and 0 <= local_rank < min(len(workers), len(former)):
                 rejoin, fds = _rejoin(order.attempt, former[local_rank], workers[local_rank]), []
                 if not found:
-                    files, newest = files_to_complete(former[local_rank].rank, dead)
-                    rejoin, fds = replace(rejoin, newest=newest), [file.fd for file in files]
-                    to_complete = sum(file.size for file in files)
+                    file, newest = file_to_complete(former[local_rank].rank, dead)
+                    rejoin = replace(rejoin, newest=newest)
+                    if file is not None:
+                        fds, to_complete = [file.fd], file.size
                 with contextlib.suppress(OSError):
                     socket.send_fds(candidate.sock, [survivor_link.encode(rejoin)], fds, socket.MSG_DONTWAIT)
                     found.append(candidate.pid)

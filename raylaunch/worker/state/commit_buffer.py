@@ -26,9 +26,9 @@ BUFFERS_WITH_COPIES: Final = 5
 """The same in a world of several hosts: two more hold the commits of which copies are made, or were made last."""
 LIGHT_BUFFERS: Final = (5, 6)
 """The indices of those for light commits, which take turns."""
-COMPLETED_BUFFERS: Final = (7, 8)
-"""The indices of those in which a survivor completes its last light commits."""
-OWN_BUFFERS: Final = 9
+COMPLETED_BUFFER: Final = 7
+"""The index of the one in which a survivor completes its last light commit."""
+OWN_BUFFERS: Final = 8
 """All of them."""
 HEADER_BYTES: Final = 4096
 ALIGNMENT: Final = 64

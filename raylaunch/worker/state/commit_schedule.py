@@ -15,9 +15,7 @@ _LIGHT_SHARE = 0.65 * COST_SHARE
 _LONGEST_LIGHT_INTERVAL = 4
 """Steps: rarer ones are seldom of use. On a CUDA device each waits until the step is done, which may take too long."""
 _SHARE_BESIDE_LIGHT = 0.2 * COST_SHARE
-"""What other commits cost if a light one follows each step, since few failures need them then. The rest of `COST_SHARE`
-is for the undo log of survivors.
-"""
+"""What other commits cost if a light one follows each step, since few failures need them then."""
 _MOST_DEBT = 8
 """Time over budget lengthens later intervals; at most this many commits' worth is carried over."""
 _WARM_AFTER = 3

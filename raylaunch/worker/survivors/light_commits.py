@@ -7,9 +7,7 @@ into memory of the node, from where the ranks restore them. This is just-in-time
 2024).
 
 A survivor can do so only if nothing has changed these tensors since the commit: the optimizer, which must be one of
-torch's, has not begun its next step or has its tensors in the undo log, no other tensor was changed in place, and
-samples of their bytes are the same. Since a rank may have died before its last commit, when others had made theirs, a
-survivor keeps the commit before its last one, too.
+torch's, has not begun its next step, no other tensor was changed in place, and samples of their bytes are the same.
 """
 
 from __future__ import annotations
@@ -21,9 +19,8 @@ import threading
 import weakref
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import zip_longest
 from typing import Any
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
@@ -33,7 +30,6 @@ from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer
 from raylaunch.worker.state.rank_buffers import RankBuffers
 from raylaunch.worker.state.shared_tensors import PartMemory, bytes_of
 from raylaunch.worker.state.snapshots.snapshot import Snapshot
-from raylaunch.worker.survivors.undo_log import UndoLog
 
 _SAMPLED_BYTES = 2**12
 
@@ -48,29 +44,11 @@ class _KeptCommit:
     versions: tuple[int, ...]
     owner: weakref.ref[RankBuffers]
     """Those of the `State` that has made the commit."""
-    undo: dict[int, Any] = field(default_factory=dict)
-    """By offset, what optimizers have changed since, as it was."""
-    changed_by: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    """The optimizers that have begun a step since."""
-
-    @property
-    def steps(self) -> int:
-        return self.held.commit.steps
-
-    @property
-    def tensors(self) -> list[tuple[int, Any]]:
-        """The tensors as they were, by offset."""
-        return [(offset, self.undo.get(offset, tensor)) for offset, tensor in self.found.shared]
-
-    def is_unchanged(self) -> bool:
-        """Return whether torch has counted no change of a tensor since, except changes that can be undone."""
-        now = zip(self.found.shared, _versions(self.found), self.versions, strict=True)
-        return all(version == before or offset in self.undo for (offset, _), version, before in now)
 
     def is_intact(self) -> bool:
         """Return whether the commit is there, and the tensors are as they were, as far as can be known."""
-        is_there = self.is_unchanged() and self.buffer.header.held() == self.held
-        return is_there and _digest(self.tensors, self.found, self.held) == self.held.digest
+        is_there = _versions(self.found) == self.versions and self.buffer.header.held() == self.held
+        return is_there and _digest(self.found, self.held) == self.held.digest
 
     def complete(self, target: CommitBuffer) -> None:
         """Write the whole part into another buffer, and seal it."""
@@ -78,7 +56,7 @@ class _KeptCommit:
         own, memory, everything = PartMemory(self.buffer).own, PartMemory(target), range(self.found.shared_bytes)
         with sys.modules["torch"].no_grad():
             memory.own[HEADER_BYTES:start].copy_(own[HEADER_BYTES:start])
-            for place, tensor in memory.share_pairs(start, everything, self.tensors):
+            for place, tensor in memory.share_pairs(start, everything, self.found.shared):
                 place.copy_(tensor)
         whole = replace(self.held, light=False, first_sharer=self.held.rank, sharers=1)
         _seal(target, whole, self.found, self.buffer.header.interval)
@@ -88,14 +66,11 @@ class LightCommits:
     """The light commits of this process. `use` is called by another thread than the rest."""
 
     def __init__(self) -> None:
-        #: The last commit, before an optimizer has begun the next step.
+        #: The last commit, until an optimizer begins the next step.
         self._last: _KeptCommit | None = None
-        #: The commit before that one or, if an optimizer has begun the next step, the last one.
-        self._before: _KeptCommit | None = None
-        self._undo_log = UndoLog()
         self._number = 0
-        #: The files in which commits are to be completed, and after how many steps the newest of them is; 0: any.
-        self._order: tuple[Sequence[int], int] = (), 0
+        #: The file in which a commit is to be completed, -1 for none, and after how many steps at most; 0: any.
+        self._order = -1, 0
         self._lock = threading.Lock()
         self._is_closed = False
         self._hook: Any = None
@@ -124,78 +99,64 @@ class LightCommits:
         buffer.header.unseal()
         buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
         _copy(found.tensors, buffer)
-        held = replace(held, light=True, digest=_digest(found.shared, found, held))
+        held = replace(held, light=True, digest=_digest(found, held))
         _seal(buffer, held, found, interval)
         self._last = _KeptCommit(buffer, held, found, _versions(found), weakref.ref(buffers))
         return True
 
     def _step_begins(self, optimizer: Any, *_: Any) -> None:
-        """Copy what an optimizer's step is about to change of the last commit's tensors."""
-        kept = self._before
-        if self._last is not None:
-            kept, self._before = self._last, None  # from here on the undo log is of the last commit
-        if kept is not None and optimizer not in kept.changed_by:
-            images = self._undo_log.record(optimizer, kept.found.shared)
-            if images is None or not kept.is_unchanged():
-                kept = None
-            else:
-                kept.undo.update(images)
-                kept.changed_by.add(optimizer)
-        self._before, self._last = kept, None
+        """Forget the last commit: an optimizer's step is about to change its tensors."""
+        self._last = None
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             self._is_noticed = None
 
-    def use(self, fds: Sequence[int], newest: int) -> None:
-        """Take the descriptors of files: in each a commit is to be completed, from the newest one on.
+    def use(self, fd: int, newest: int) -> None:
+        """Take the descriptor of a file in which the last commit is to be completed.
 
         `newest`: the most steps of a commit that is of use; 0: not known.
         """
         with self._lock:
-            (before, _), self._order = ((fds, 0), ((), 0)) if self._is_closed else (self._order, (fds, newest))
-        for fd in before:
-            os.close(fd)
+            (before, _), self._order = ((fd, 0), (-1, 0)) if self._is_closed else (self._order, (fd, newest))
+        _close(before)
 
     def complete(self) -> None:
-        """Complete the last commits, as far as this process has files for them, and the tensors are as they were.
+        """Complete the last commit, if this process has a file for it, and the tensors are as they were.
 
-        Closes the files. Errors are printed; the ranks then restore an earlier commit.
+        Closes the file. Errors are printed; the ranks then restore an earlier commit.
         """
         with self._lock:
-            (fds, newest), self._order = self._order, ((), 0)
-        found = [one for one in (self._last, self._before) if one is not None and one.is_intact()]
-        self._last, self._before = (
-            # The function has made the tensors, and will make others: their memory must be free.
-            one if one in found and one.owner() is not None else None
-            for one in (self._last, self._before)
-        )
-        wanted = [one for one in found if not newest or one.steps <= newest]
-        for fd, one in zip_longest(fds, wanted[: len(fds)]):
-            if one is None:
-                os.close(fd)
-                continue
-            try:
-                one.complete(rank_buffers.mapped(fd))
-            except (OSError, ValueError, RuntimeError) as error:
-                print(f"raylaunch: the last steps must be done again: {error}", file=sys.stderr, flush=True)
+            (fd, newest), self._order = self._order, (-1, 0)
+        last = self._last if self._last is not None and self._last.is_intact() else None
+        # Without the owner, the function has made the tensors, and will make others: their memory must be free.
+        self._last = last if last is not None and last.owner() is not None else None
+        if fd < 0 or last is None or 0 < newest < last.held.commit.steps:
+            _close(fd)
+            return
+        try:
+            last.complete(rank_buffers.mapped(fd))
+        except (OSError, ValueError, RuntimeError) as error:
+            print(f"raylaunch: the last steps must be done again: {error}", file=sys.stderr, flush=True)
 
     def live(self, commit: Commit) -> dict[int, Any]:
         """Return the tensors that are equal on all ranks, if they are still as in this commit, by their offsets."""
-        for one in (self._last, self._before):
-            if one is not None and one.held.commit == commit and one.is_intact():
-                return {offset: tensor for offset, tensor in one.found.shared if offset not in one.undo}
-        return {}
+        last = self._last
+        return dict(last.found.shared) if last is not None and last.held.commit == commit and last.is_intact() else {}
 
     def close(self) -> None:
         """Complete nothing any more: the elastic function has come to its end."""
         if self._hook is not None:
             self._hook.remove()
-        self._last = self._before = None
+        self._last = None
         with self._lock:
             self._is_closed = True
-            (fds, _), self._order = self._order, ((), 0)
-        for fd in fds:
-            os.close(fd)
+            (fd, _), self._order = self._order, (-1, 0)
+        _close(fd)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
 
 
 def _copy(tensors: Sequence[tuple[int, Any]], buffer: CommitBuffer) -> None:
@@ -221,12 +182,12 @@ def _seal(buffer: CommitBuffer, held: HeldCommit, found: Snapshot, interval: int
     )
 
 
-def _digest(tensors: Sequence[tuple[int, Any]], found: Snapshot, held: HeldCommit) -> int:
+def _digest(found: Snapshot, held: HeldCommit) -> int:
     """Return a number that is the same on all ranks, of some bytes of a tensor: of others with each commit.
 
     Not a `Digest`, which is of more bytes, and takes three times as long.
     """
-    number = held.commit.steps
+    tensors, number = found.shared, held.commit.steps
     tensor = tensors[number % len(tensors)][1]
     size = tensor.numel() * tensor.element_size()
     start = number // len(tensors) * _SAMPLED_BYTES % size

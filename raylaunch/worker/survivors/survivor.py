@@ -79,11 +79,11 @@ class Survivor:
         link = self._link
         while link is not None:
             try:
-                order, fds = survivor_link.receive_rejoin(link.get())
+                order, fd = survivor_link.receive_rejoin(link.get())
             except (OSError, EOFError):
                 return
-            if fds:
-                self._light.use(fds, order.newest if order is not None else 0)
+            if fd >= 0:
+                self._light.use(fd, order.newest if order is not None else 0)
             if order is not None:
                 if self._files.have_changed():
                     self._give_up()

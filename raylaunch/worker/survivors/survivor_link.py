@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from raylaunch.worker.runtime import server_file
-from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFERS
 
 ADDRESS_VARIABLE = "RAYLAUNCH_SURVIVORS"
 """In a worker's environment: the abstract name of the supervisor's socket (unix(7)), without its first byte."""
@@ -73,17 +72,17 @@ def parse(data: bytes, kind: type[Any]) -> Any:
     return None
 
 
-def receive_rejoin(link: socket.socket) -> tuple[Rejoin | None, list[int]]:
-    """Wait for a message, and return it with the descriptors that came with it. None: it is not one.
+def receive_rejoin(link: socket.socket) -> tuple[Rejoin | None, int]:
+    """Wait for a message, and return it with the descriptor that came with it, -1 for none. None: it is not one.
 
     Raises OSError, and EOFError where the supervisor has closed the connection.
     """
-    data, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES, len(COMPLETED_BUFFERS))
+    data, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 1)
     for fd in fds:
         os.set_inheritable(fd, False)  # Python 3.11 and 3.12 ignore the flags of recv_fds
     if not data:
         raise EOFError
-    return parse(data, Rejoin), fds
+    return parse(data, Rejoin), fds[0] if fds else -1
 
 
 class OwnSocket:

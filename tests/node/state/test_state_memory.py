@@ -24,7 +24,7 @@ from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.buffer_client import Request
-from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFERS, LIGHT_BUFFERS, OWN_BUFFERS, CommitBuffer
+from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS, OWN_BUFFERS, CommitBuffer
 from tests.node.harness import until
 
 SIZE = 100_000
@@ -188,7 +188,7 @@ def sealed(memory: StateMemory, one: HeldCommit, index: int = 0) -> None:
     buffer.header.seal(one, **OWN)
 
 
-COMPLETED = COMPLETED_BUFFERS[0]
+COMPLETED = COMPLETED_BUFFER
 
 
 def light(rank: int = 0, steps: int = 5, attempt: int = 1) -> HeldCommit:
@@ -278,21 +278,21 @@ def test_without_memory_nothing_is_completed(monkeypatch):
 @pytest.mark.parametrize(
     ("parts", "dead", "given", "newest"),
     [
-        ([light(0, 5), light(0, 6)], [], 2, 0),
-        ([light(0, 5)], [], 1, 0),
-        ([light(0, 5), light(0, 6), light(1, 6)], [1], 1, 6),
-        ([light(0, 5), light(0, 6), light(1, 5)], [1], 1, 5),
-        ([light(0, 5), light(1, 6), light(2, 5)], [1, 2], 1, 5),
-        ([light(0, 5), light(1, 6)], [1], 1, 6),
-        ([light(0, 5), part(0, 6), light(1, 5)], [1], 1, 5),
-        ([light(0, 5), part(0, 6), light(1, 5), part(1, 6)], [1], 0, 6),
-        ([light(0, 5), light(1, 5, attempt=2)], [1], 0, 0),
-        ([part(0, 4), light(0, 5), light(1, 5)], [], 1, 0),
-        ([light(0, 5), part(0, 6)], [], 0, 0),
-        ([light(0, 5, attempt=2), light(0, 6, attempt=1)], [], 1, 0),
-        ([light(0, 5, attempt=2)], [], 0, 0),
-        ([light(1, 5)], [], 0, 0),
-        ([], [], 0, 0),
+        ([light(0, 5), light(0, 6)], [], True, 0),
+        ([light(0, 5)], [], True, 0),
+        ([light(0, 5), light(0, 6), light(1, 6)], [1], True, 6),
+        ([light(0, 5), light(0, 6), light(1, 5)], [1], True, 5),
+        ([light(0, 5), light(1, 6), light(2, 5)], [1, 2], True, 5),
+        ([light(0, 5), light(1, 6)], [1], True, 6),
+        ([light(0, 5), part(0, 6), light(1, 5)], [1], True, 5),
+        ([light(0, 5), part(0, 6), light(1, 5), part(1, 6)], [1], False, 6),
+        ([light(0, 5), light(1, 5, attempt=2)], [1], False, 0),
+        ([part(0, 4), light(0, 5), light(1, 5)], [], True, 0),
+        ([light(0, 5), part(0, 6)], [], False, 0),
+        ([light(0, 5, attempt=2), light(0, 6, attempt=1)], [], True, 0),
+        ([light(0, 5, attempt=2)], [], False, 0),
+        ([light(1, 5)], [], False, 0),
+        ([], [], False, 0),
     ],
     ids=[
         "two",
@@ -313,27 +313,19 @@ def test_without_memory_nothing_is_completed(monkeypatch):
     ],
 )
 def test_what_a_survivor_may_complete(monkeypatch, parts, dead, given, newest):
-    """The light commits of the attempt that ends which all ranks can have, if there is no newer whole one.
+    """The newest light commit of the attempt that ends which all ranks can have, if there is no newer whole one.
 
-    A file has room for all that is equal on all ranks, behind what is the rank's own.
+    The file has room for all that is equal on all ranks, behind what is the rank's own.
     """
     with memory_of(monkeypatch) as (memory, _):
         for index, one in enumerate(parts):
             sealed(memory, one, index)
-        files, found = memory.files_to_complete(0, dead)
-        assert (len(files), found) == (given, newest)
-        for file in files:
+        file, found = memory.file_to_complete(0, dead)
+        assert (file is not None, found) == (given, newest)
+        if file is not None:
             buffer = CommitBuffer(os.dup(file.fd))
             buffer.header.seal(completed(0), **OWN)
             assert SHARED < buffer.header.part_bytes() <= buffer.size < buffer.header.part_bytes() + 4096
-        assert len({file.fd for file in files}) == given
-
-
-def test_with_memory_for_one_file_a_survivor_is_given_one(monkeypatch):
-    with memory_of(monkeypatch, most=2 * SIZE + SHARED * 3 // 2) as (memory, _):
-        for steps in (5, 6):
-            sealed(memory, light(0, steps), steps)
-        assert len(memory.files_to_complete(0, ())[0]) == 1
 
 
 def test_what_an_attempt_goes_on_from_stays_if_that_attempt_makes_no_commit(monkeypatch):
@@ -341,17 +333,17 @@ def test_what_an_attempt_goes_on_from_stays_if_that_attempt_makes_no_commit(monk
     with memory_of(monkeypatch) as (memory, _):
         for rank in (0, 1):
             sealed(memory, light(rank), LIGHT_BUFFERS[0])
-        (file,), _ = memory.files_to_complete(1, [])
+        file, _ = memory.file_to_complete(1, [])
         CommitBuffer(os.dup(file.fd)).header.seal(completed(1), **OWN)
         memory.begin(assign(2, [Member(node="node-0", address="", nproc=2)])[0])
-        assert [memory.files_to_complete(rank, []) for rank in (0, 1)] == [([], 0)] * 2
+        assert [memory.file_to_complete(rank, []) for rank in (0, 1)] == [(None, 0)] * 2
         assert completed(1) in memory.held()
 
 
 def test_before_the_first_attempt_nothing_is_completed():
     page, fd = SharedPage.create()
     memory = StateMemory(page, "", None)
-    assert memory.files_to_complete(0, []) == ([], 0)
+    assert memory.file_to_complete(0, []) == (None, 0)
     memory.close()
     os.close(fd)
 
@@ -361,7 +353,7 @@ def test_a_copy_of_a_light_part_is_not_completed(monkeypatch):
     with memory_of(monkeypatch) as (memory, _):
         sealed(memory, light(0, 6), OWN_BUFFERS)
         sealed(memory, part(0, 5))
-        assert memory.files_to_complete(0, []) == ([], 0)
+        assert memory.file_to_complete(0, []) == (None, 0)
 
 
 # The state keeper.

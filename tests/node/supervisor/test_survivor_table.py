@@ -44,7 +44,7 @@ class Served:
         self.worker = worker
         self.sent: list[SurvivorReturned | SurvivorCompleted] = []
         #: In what each rank may complete commits, and which ranks were said to be dead then.
-        self.files: dict[int, list[MemoryFile]] = {}
+        self.files: dict[int, MemoryFile] = {}
         self.dead: list[Collection[int]] = []
         self.poll()
         assert self.begin(1, None) == ()
@@ -58,11 +58,11 @@ class Served:
         """Begin an attempt; return the order for the fork server."""
         rendezvous = Rendezvous(master_addr="", master_port=0, run_id="", max_restarts=0, restart_count=0)
         order = LaunchWorkers(assignment=state(attempt).assignment, rendezvous=rendezvous, staying=staying)
-        return self.table.begin(order, specs(attempt, terminal), before, self._files_to_complete)
+        return self.table.begin(order, specs(attempt, terminal), before, self._file_to_complete)
 
-    def _files_to_complete(self, rank: int, dead: Collection[int]) -> tuple[list[MemoryFile], int]:
+    def _file_to_complete(self, rank: int, dead: Collection[int]) -> tuple[MemoryFile | None, int]:
         self.dead.append(dead)
-        return self.files.get(rank, []), 840 if self.files else 0
+        return self.files.get(rank), 840 if self.files else 0
 
     def say(self, word: str, attempt: int, worker: socket.socket | None = None) -> None:
         (worker or self.worker).send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
@@ -155,42 +155,40 @@ def test_nonsense_ends_the_connection(served):
 
 
 @pytest.fixture
-def files() -> Iterator[list[MemoryFile]]:
-    found = [MemoryFile.create(0) for _ in range(2)]
-    for one in found:
-        os.ftruncate(one.fd, 12_345)
+def file() -> Iterator[MemoryFile]:
+    found = MemoryFile.create(0)
+    os.ftruncate(found.fd, 12_345)
     yield found
-    for one in found:
-        one.close()
+    found.close()
 
 
-def order_with_files(worker: socket.socket) -> tuple[Rejoin | None, list[int]]:
-    """Return what a worker is told, and the inodes of the files that it is given."""
+def order_with_file(worker: socket.socket) -> tuple[Rejoin | None, int]:
+    """Return what a worker is told, and the inode of the file that it is given; 0: it is given none."""
     worker.settimeout(60)
-    order, fds = survivor_link.receive_rejoin(worker)
-    found = [os.fstat(fd).st_ino for fd in fds]
-    for fd in fds:
+    order, fd = survivor_link.receive_rejoin(worker)
+    found = os.fstat(fd).st_ino if fd >= 0 else 0
+    if fd >= 0:
         os.close(fd)
     return order, found
 
 
-def test_the_first_that_stays_is_given_the_files_to_complete_and_others_none(served, files):
+def test_the_first_that_stays_is_given_the_file_to_complete_and_others_none(served, file):
     """The fork server is told how much it writes."""
-    served.files[0] = files
+    served.files[0] = file
     other = served.another()
     for worker in (served.worker, other):
         served.say("ready", 1, worker)
     served.poll()
     order = served.ordered(2, state(ends=()))
-    assert (order.attempt, order.survivors, order.to_complete) == (2, (os.getpid(),) * 2, 2 * 12_345)
-    (first, given), (second, none) = order_with_files(served.worker), order_with_files(other)
-    assert given == [os.fstat(file.fd).st_ino for file in files]
-    assert (first, none) == (replace(second, newest=840), [])
+    assert (order.attempt, order.survivors, order.to_complete) == (2, (os.getpid(),) * 2, 12_345)
+    (first, given), (second, none) = order_with_file(served.worker), order_with_file(other)
+    assert given == os.fstat(file.fd).st_ino
+    assert (first, none) == (replace(second, newest=840), 0)
     other.close()
 
 
-def test_the_dead_are_those_of_the_attempt_that_have_ended(served, files):
-    served.files[0] = files
+def test_the_dead_are_those_of_the_attempt_that_have_ended(served, file):
+    served.files[0] = file
     served.say("ready", 1)
     served.poll()
     before = state()
@@ -200,16 +198,16 @@ def test_the_dead_are_those_of_the_attempt_that_have_ended(served, files):
     assert [[*dead] for dead in served.dead] == [[7], []]
 
 
-def test_a_worker_that_is_gone_leaves_the_files_to_the_next_one(served, files):
+def test_a_worker_that_is_gone_leaves_the_file_to_the_next_one(served, file):
     """It has closed its connection, which is not noticed yet."""
-    served.files[0] = files
+    served.files[0] = file
     other = served.another()
     for worker in (served.worker, other):
         served.say("ready", 1, worker)
     served.poll()
     served.worker.close()
     assert served.ordered(2, state()).survivors == (os.getpid(),)
-    assert len(order_with_files(other)[1]) == 2
+    assert order_with_file(other)[1]
     other.close()
 
 
@@ -217,15 +215,15 @@ def test_where_there_is_nothing_to_complete_no_file_is_given(served):
     served.say("ready", 1)
     served.poll()
     assert served.ordered(2, state()).to_complete == 0
-    order, given = order_with_files(served.worker)
-    assert (order.attempt, given) == (2, [])
+    order, given = order_with_file(served.worker)
+    assert (order.attempt, given) == (2, 0)
 
 
-def test_no_memory_is_reserved_where_no_worker_stays(served, files):
-    served.files[0] = files
+def test_no_memory_is_reserved_where_no_worker_stays(served, file):
+    served.files[0] = file
     served.say("ready", 1)
     served.poll()
     assert served.ordered(2, state(), staying=False).to_complete == 0
     assert served.dead == []
-    assert served.ordered(3, state()).to_complete == 2 * 12_345
+    assert served.ordered(3, state()).to_complete == 12_345
     assert len(served.dead) == 1

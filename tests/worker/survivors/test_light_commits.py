@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
-import math
 import os
 import threading
 import weakref
@@ -34,7 +32,6 @@ from raylaunch.worker.state.commit_buffer import LIGHT_BUFFERS, CommitBuffer  # 
 from raylaunch.worker.state.rank_buffers import RankBuffers  # noqa: E402
 from raylaunch.worker.state.snapshots.restored import Restored  # noqa: E402
 from raylaunch.worker.state.snapshots.snapshot import Snapshot  # noqa: E402
-from raylaunch.worker.survivors import undo_log  # noqa: E402
 from raylaunch.worker.survivors.light_commits import LightCommits  # noqa: E402
 from tests.node.state.test_state_memory import memory_of  # noqa: E402
 
@@ -93,19 +90,14 @@ class Rank:
         return None
 
     def completed(self, size: int = 0, newest: int = 0) -> CommitBuffer:
-        """Give the rank a file, and have it complete a light commit, the last one; return what the file has then."""
-        return self.all_completed(1, size, newest)[0]
-
-    def all_completed(self, files: int = 2, size: int = 0, newest: int = 0) -> list[CommitBuffer]:
-        """Do the same with so many files."""
-        fds = [os.memfd_create("completed") for _ in range(files)]
-        for fd in fds:
-            os.ftruncate(fd, size or 2**20)
-        buffers = [CommitBuffer(os.dup(fd)) for fd in fds]
-        self.light.use(fds, newest)
+        """Give the rank a file, and have it complete its last light commit; return what the file has then."""
+        fd = os.memfd_create("completed")
+        os.ftruncate(fd, size or 2**20)
+        buffer = CommitBuffer(os.dup(fd))
+        self.light.use(fd, newest)
         self.light.complete()
-        assert not any(map(is_open, fds))
-        return buffers
+        assert not is_open(fd)
+        return buffer
 
     def close(self) -> None:
         self.light.close()
@@ -118,18 +110,6 @@ def is_open(fd: int) -> bool:
         os.fstat(fd)
         return True
     return False
-
-
-@pytest.fixture(autouse=True)
-def undo(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Decide whether there is an undo log, since time decides otherwise; at first there is one."""
-
-    def decide(is_there: bool) -> None:
-        monkeypatch.setattr(undo_log, "SHARE", math.inf)
-        monkeypatch.setattr(undo_log, "MOST_BYTES", 2**30 if is_there else 0)
-
-    decide(True)
-    return decide
 
 
 @pytest.fixture
@@ -191,7 +171,7 @@ def test_light_commits_take_turns_and_their_buffers_grow(rank):
 
 
 def test_a_light_commit_that_is_interrupted_does_not_count(rank, monkeypatch):
-    """The one before does, which a survivor can complete."""
+    """The one before does, which a survivor can complete: nothing has changed since."""
     for steps in (2, 3):
         rank.commit(steps)
 
@@ -236,129 +216,24 @@ def overwrite(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("change", [Rank.step, ends_in_the_middle, change_in_place, change_moments, tear, overwrite])
-def test_nothing_is_completed_if_something_has_changed_since(rank, undo, capfd, change: Callable[[Rank], None]):
+def test_nothing_is_completed_if_something_has_changed_since(rank, capfd, change: Callable[[Rank], None]):
     """The optimizer has begun a step, a tensor was changed in place, or the light commit is not there any more.
 
-    None of that is an error. There is no undo log.
+    None of that is an error.
     """
-    undo(False)
     rank.commit(2)
     change(rank)
     assert rank.completed().header.held() is None
     assert capfd.readouterr().err == ""
 
 
-def frozen(items: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy(items)
-
-
-def assert_has(buffer: CommitBuffer, steps: int, items: dict[str, Any]) -> None:
-    """Assert that the buffer has the commit after so many steps, with these items."""
-    assert buffer.header.held().commit == Commit(1, steps)
-    found = Restored(buffer, (), [buffer])
-    assert all(same(found.item(name), item) for name, item in items.items())
-
-
-def twice(rank: Rank) -> None:
-    """As if there were a light commit with every other step."""
-    rank.step()
-    rank.step()
-
-
-@pytest.mark.parametrize("change", [Rank.step, ends_in_the_middle, twice])
-def test_when_the_optimizer_has_begun_its_step_the_last_commit_is_completed_from_the_undo_log(rank, change):
-    """Another rank may have died before its own step."""
-    for steps in (2, 3):
-        rank.commit(steps)
-        items = frozen(rank.items())
-        change(rank)
-        assert_has(rank.completed(), steps, items)
-
-
-def test_the_last_two_commits_are_completed(rank):
-    """Another rank may have died before its last one. Where it is known which one that was, it is that one."""
-    items = {}
+def test_a_commit_that_others_have_not_made_is_not_completed(rank):
+    """The tensors are those of this commit, and not of the one before, which all ranks have."""
     for steps in (2, 3):
         rank.step()
         rank.commit(steps)
-        items[steps] = frozen(rank.items())
-    for _ in range(2):
-        newest, before = rank.all_completed()
-        assert_has(newest, 3, items[3])
-        assert_has(before, 2, items[2])
-        assert_has(rank.completed(), 3, items[3])
-        assert_has(rank.completed(newest=3), 3, items[3])
-        assert_has(rank.completed(newest=2), 2, items[2])
-        only, nothing = rank.all_completed(newest=2)
-        assert_has(only, 2, items[2])
-        assert nothing.header.held() is None
-        assert rank.completed(newest=1).header.held() is None
-
-
-@pytest.mark.parametrize("change", [change_in_place, change_moments])
-def test_only_the_changes_of_optimizers_are_undone(rank, change: Callable[[Rank], None]):
-    """Nothing else is noticed before it happens."""
-    rank.commit(2)
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
-    change(rank)
-    assert rank.completed().header.held() is None
-
-
-@pytest.mark.parametrize("steps", [2, 3, 4, 5])
-def test_what_was_changed_before_the_optimizer_began_its_step_is_not_undone(rank, steps):
-    """As by a script that clips weights: the undo log has them as they are then. Samples are of other tensors."""
-    rank.commit(steps)
-    change_in_place(rank)
-    rank.step()
-    assert rank.completed().header.held() is None
-
-
-def test_with_several_optimizers_the_changes_of_each_are_undone(rank):
-    """Also if some of them have not begun their step."""
-    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in rank.model]
-    for steps in range(2, 5):
-        rank.commit(steps)
-        items = frozen(rank.items())
-        for one in optimizers:
-            one.step()
-            assert_has(rank.completed(), steps, items)
-
-
-def test_if_one_optimizer_changes_too_much_nothing_is_undone(rank, undo):
-    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in rank.model]
-    rank.commit(2)
-    optimizers[0].step()
-    undo(False)
-    optimizers[1].step()
-    assert rank.completed().header.held() is None
-
-
-def test_a_commit_that_an_exception_leaves_while_the_undo_log_is_written_is_completed(rank, monkeypatch):
-    """The log is that of this commit, and the one before cannot be completed any more."""
-    for steps in (2, 3):
-        rank.step()
-        rank.commit(steps)
-    items = frozen(rank.items())
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(undo_log.UndoLog, "record", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        rank.optimizer.step()
-    newest, nothing = rank.all_completed()
-    assert_has(newest, 3, items)
-    assert nothing.header.held() is None
-
-
-def test_a_survivor_need_not_restore_what_no_optimizer_has_changed(rank):
-    rank.model[0].requires_grad_(False)
-    rank.optimizer = torch.optim.SGD(rank.model[1].parameters(), lr=0.1)
-    rank.step()
-    found = rank.commit(2)
-    rank.optimizer.step()
-    assert [one.data_ptr() for one in rank.light.live(Commit(1, 2)).values()] == [rank.model[0].weight.data_ptr()]
-    assert len(found.shared) == 2
+    assert rank.completed(newest=2).header.held() is None
+    assert rank.completed(newest=3).header.held().commit == Commit(1, 3)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 5])
@@ -425,7 +300,7 @@ def test_what_goes_wrong_is_said_and_nothing_is_raised(rank, capfd):
     assert capfd.readouterr().err.startswith("raylaunch: the last steps must be done again: ")
     rank.commit(3)
     fd = os.open(os.devnull, os.O_RDONLY)  # which cannot be mapped
-    rank.light.use([fd], 0)
+    rank.light.use(fd, 0)
     rank.light.complete()
     assert capfd.readouterr().err.startswith("raylaunch: the last steps must be done again: ")
     assert not is_open(fd)
@@ -433,12 +308,12 @@ def test_what_goes_wrong_is_said_and_nothing_is_raised(rank, capfd):
 
 def test_files_that_are_not_needed_are_closed(rank):
     first, second, third = (os.memfd_create("test") for _ in range(3))
-    rank.light.use([first], 0)
-    rank.light.use([second], 0)
+    rank.light.use(first, 0)
+    rank.light.use(second, 0)
     assert (is_open(first), is_open(second)) == (False, True)
     rank.light.complete()
     assert not is_open(second)
-    rank.light.use([third], 0)
+    rank.light.use(third, 0)
     rank.light.close()
     assert not is_open(third)
     rank.light.complete()
@@ -448,7 +323,7 @@ def test_a_file_that_comes_after_the_end_is_closed(rank):
     """The thread that gets it ends after the function."""
     rank.light.close()
     fd = os.memfd_create("test")
-    rank.light.use([fd], 0)
+    rank.light.use(fd, 0)
     was_open = is_open(fd)
     rank.light.close()
     assert not was_open
@@ -594,8 +469,9 @@ class World:
 
     def survive(self, rank: int, dead: tuple[int, ...] = ()) -> None:
         """Have a rank complete its last light commits, since others have died. `dead`: those of its node."""
-        files, newest = self.memory.files_to_complete(rank, dead)
-        self.light.ranks[rank].use([os.dup(file.fd) for file in files], newest)
+        file, newest = self.memory.file_to_complete(rank, dead)
+        if file is not None:
+            self.light.ranks[rank].use(os.dup(file.fd), newest)
         self.light.ranks[rank].complete()
 
     def contents(self) -> list[Any]:
@@ -673,24 +549,12 @@ def test_without_a_survivor_the_last_whole_commit_is_restored(world):
 
 @pytest.mark.parametrize("dead", [(), (1,)], ids=["elsewhere", "here"])
 @pytest.mark.parametrize("has_committed", [False, True])
-def test_if_one_rank_has_not_made_the_last_commit_the_one_before_is_restored(world, has_committed, dead):
-    """It died in that step. The survivor has begun it, and has an undo log."""
+def test_if_one_rank_has_not_made_the_last_commit_the_last_whole_one_is_restored(world, has_committed, dead):
+    """It died between its optimizer's step and its commit: the survivor has begun that step, too."""
     world.begin(seed=1)
     train(world, range(5))
-    before = copy.deepcopy(world.contents())
     world.step(5, ranks=(0,), is_committed=has_committed)
     world.survive(0, dead)
-    assert world.begin(seed=2) == [5, 5]
-    assert same(world.contents(), before)
-
-
-def test_without_an_undo_log_the_last_whole_commit_is_restored_then(world, undo):
-    """The survivor has what is equal on all ranks, but not what the other rank had."""
-    undo(False)
-    world.begin(seed=1)
-    train(world, range(5))
-    world.step(5, ranks=(0,))
-    world.survive(0)
     assert world.begin(seed=2) == [1, 1]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -56,9 +56,9 @@ class Light(LightCommits):
     inode = 0
     newest = 0
 
-    def use(self, fds: Sequence[int], newest: int) -> None:
-        self.inode, self.newest = os.fstat(fds[0]).st_ino, newest
-        super().use(fds, newest)
+    def use(self, fd: int, newest: int) -> None:
+        self.inode, self.newest = os.fstat(fd).st_ino, newest
+        super().use(fd, newest)
 
     def complete(self) -> None:
         self.on_complete(self.inode)

@@ -27,7 +27,7 @@ from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import commit_buffer
-from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFERS, LIGHT_BUFFERS, CommitBuffer
+from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS, CommitBuffer
 from tests.node.harness import until
 
 SIZE = 3 * 2**20
@@ -245,9 +245,9 @@ def test_a_node_fetches_light_parts_and_the_whole_one_of_a_survivor_elsewhere(si
     serving(first, second)
     for rank in (2, 3):
         second.seal(light(rank, 9), LIGHT_BUFFERS[0])
-    second.seal(completed(2, 9), COMPLETED_BUFFERS[0])
+    second.seal(completed(2, 9), COMPLETED_BUFFER)
     first.seal(light(2, 9), FIRST_COPY)
-    first.seal(completed(0, 9), COMPLETED_BUFFERS[0])
+    first.seal(completed(0, 9), COMPLETED_BUFFER)
     order = AnnounceCommit(
         attempt=1, commit=Commit(1, 9), world_size=4, fetches=tuple((rank, second.address) for rank in (0, 2, 3))
     )
@@ -403,7 +403,7 @@ def killed() -> Iterator[Side]:
         side.commit(steps, index=index, kept=False)
     for rank in side.ranks:
         side.seal(light(rank, 9), LIGHT_BUFFERS[0], kept=False)
-    side.seal(completed(0, 9), COMPLETED_BUFFERS[0], kept=False)
+    side.seal(completed(0, 9), COMPLETED_BUFFER, kept=False)
     side.be_killed()
     yield side
     heir = FdStoreClient(side.secret)
