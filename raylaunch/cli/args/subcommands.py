@@ -57,6 +57,7 @@ class Subcommand:
 
 _HELP = Flag(name="help", short="h", help="show this help and exit")
 _JSON = Flag(name="json", help="print a JSON object")
+_YES = Flag(name="yes", short="y", help="do not ask")
 _JSON_AT_THE_END = Flag(name="json", help="print what `raylaunch status --json` prints, when it is done")
 _GRACE = Flag(
     name="grace", metavar="SECONDS", default="600", help="the workers may take so long to save; 0: they do not"
@@ -155,7 +156,7 @@ TABLE = (
         flags=(
             _GRACE,
             Flag(name="now", help="do not wait for the workers: SIGKILL"),
-            Flag(name="yes", short="y", help="do not ask"),
+            _YES,
             _JSON_AT_THE_END,
             _HELP,
         ),
@@ -164,21 +165,21 @@ TABLE = (
         name="restart",
         summary="let a run save, and start its workers anew",
         help="let all workers save at one step, then start them anew; it spends none of `max_restarts`",
-        flags=(_GRACE, Flag(name="now", help="do not save: SIGKILL"), _JSON_AT_THE_END, _HELP),
+        flags=(_GRACE, Flag(name="now", help="do not save: SIGKILL"), _YES, _JSON_AT_THE_END, _HELP),
     ),
     Subcommand(
         name="resize",
         summary="let a run save, and go on with fewer or more nodes",
         operand="MIN:MAX",
         help="change the bounds of the number of nodes for the rest of the run",
-        flags=(_JSON_AT_THE_END, _HELP),
+        flags=(_YES, _JSON_AT_THE_END, _HELP),
     ),
     Subcommand(
         name="drain",
         summary="take a node from a run for good",
         operand="NODE",
         help="take a node away for good: its host is not used again; NODE is its name or address in `raylaunch status`",
-        flags=(_JSON_AT_THE_END, _HELP),
+        flags=(_YES, _JSON_AT_THE_END, _HELP),
     ),
     Subcommand(
         name="stacks",

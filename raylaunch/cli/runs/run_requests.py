@@ -31,8 +31,10 @@ from raylaunch.cluster.control.control_messages import (
     ControlRequest,
     DrainNode,
     GetStacks,
+    GetState,
     ResizeRun,
     RestartRun,
+    RunState,
     StacksCollected,
     StopRun,
 )
@@ -70,7 +72,7 @@ def stop(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int
     seconds = flag_values.seconds(arguments.grace, "--grace")
     live = _live_reader(run)
     target = None if live is not None else _signal(run)
-    if not arguments.yes and sys.stdin is not None and sys.stdin.isatty() and not _is_confirmed(shown):
+    if _asks(arguments) and not _is_confirmed(_question(shown, live)):
         say("nothing was stopped")
         return ExitCode.INTERRUPTED
     try:
@@ -146,11 +148,35 @@ def _asked(live: LiveReader, request: StopRun) -> Accepted | None:
     return None
 
 
-def _is_confirmed(shown: RunSummary) -> bool:
+def _asks(arguments: Namespace) -> bool:
+    """Return whether a person is asked before anything is done."""
+    return not arguments.yes and sys.stdin is not None and sys.stdin.isatty()
+
+
+def _cost(live: LiveReader) -> str:
+    """Return what a change costs workers that cannot save, for a person; `""`: nothing, or the driver cannot tell."""
+    with contextlib.suppress(ControlError, RefusedError):
+        (found,) = live.ask(GetState(before_change=True))
+        if isinstance(found, RunState) and found.status.phase is Phase.RUNNING and not found.can_save:
+            step = found.status.progress.high if found.status.progress is not None else None
+            where = f", which are at step {step}" if step is not None else ""
+            return f"{_CANNOT_SAVE}{where}: steps since their last checkpoint are lost"
+    return ""
+
+
+def _question(shown: RunSummary, live: LiveReader | None) -> str:
+    cost = ""
+    if live is not None:
+        cost = _cost(live)
+        live.close()  # the person may take long to answer
     size = f" ({count(shown.workers, 'worker')} on {count(shown.nodes, 'node')})" if shown.workers else ""
     whose = f" of {shown.user}" if shown.user not in ("", user_name()) else ""
     where = f", {shown.folder}" if shown.folder else ""
-    question = f"stop {shown.name} {shown.id}{whose}{size}{where}? [y/N] "
+    return f"{f'{cost}; ' if cost else ''}stop {shown.name} {shown.id}{whose}{size}{where}?"
+
+
+def _is_confirmed(question: str) -> bool:
+    question = f"{question} [y/N] "
     print(printable(question), end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -278,6 +304,10 @@ class _Change:
 
     def make(self, request: RestartRun | ResizeRun | DrainNode, arguments: Namespace) -> int:
         """Change the run, and return 0 when that is done. Ctrl-C ends only the waiting."""
+        is_asked = _asks(arguments) and not getattr(arguments, "now", False)
+        if is_asked and (cost := self._cost(request)) and not _is_confirmed(f"{cost}; go on?"):
+            say("nothing was changed")
+            return ExitCode.INTERRUPTED
         (accepted,) = self.ask(request)
         assert isinstance(accepted, Accepted)
         if not _goes_on(request, accepted):
@@ -296,6 +326,15 @@ class _Change:
         finally:
             self._live.close()
         return ExitCode.OK
+
+    def _cost(self, request: RestartRun | ResizeRun | DrainNode) -> str:
+        """Return what the change costs, for a person; `""`: nothing. More nodes change nothing until they are there."""
+        if isinstance(request, ResizeRun):
+            self._live.refresh()
+            status = self._live.status()
+            if status is None or request.max_nodes >= len(status.roster):
+                return ""
+        return _cost(self._live)
 
     def _ask_again(self, request: ControlRequest, accepted: Accepted, asked: int) -> int:
         """Ask the next driver if the last one died before anybody had kept the request. `asked`: of which takeover."""

@@ -22,6 +22,8 @@ class GetState:
     wait: float = 0.0
     """Seconds after which the driver answers, or earlier when the workers end. If they have ended already: when nothing
     of the run is left."""
+    before_change: bool = False
+    """Whether it also asks if the workers can save, since the run is to be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,8 @@ class RunState:
     """Whether all is over: nothing of the run is left, and `exit_code` and `why` are known."""
     exit_code: int | None = None
     why: str = ""
+    can_save: bool = True
+    """As in `Accepted`, where that was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -116,7 +117,7 @@ class RunControl:
             case GetState():
                 awaited = self._ended if self._over.is_set() else self._over
                 awaited.wait(min(request.wait, MOST_WAIT_SECONDS))
-                yield self._state()
+                yield replace(self._state(), can_save=not request.before_change or self._can_save())
             case StopRun() | RestartRun() | ResizeRun() | DrainNode():
                 yield _answer(self.change(request), _accepted)
             case GetStacks():
@@ -125,6 +126,12 @@ class RunControl:
                 yield self._logs.spans(request)
             case ReadLogs():
                 yield from self._logs.blocks(request)
+
+    def _can_save(self) -> bool:
+        """Return whether the workers can save, as far as is known: True where the driver does not tell."""
+        with contextlib.suppress(RequestRefusedError, FutureTimeoutError):
+            return self._over.is_set() or self._desk.check().result(timeout=_ANSWER_SECONDS).can_save
+        return True
 
     def _state(self) -> RunState:
         result = self._result  # first: the status is newer

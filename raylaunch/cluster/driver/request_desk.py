@@ -74,7 +74,7 @@ Requested = PersonRequest | StacksRequest
 
 
 class RequestDesk:
-    """Requests and their answers. `event`, `drain` and `stacks` may be called in any thread: they only enqueue.
+    """Requests and their answers. Any thread may call `event`, `drain`, `check` and `stacks`: they only enqueue.
 
     What they return is completed in the driver's thread, with a `RequestRefusedError` if the request is refused.
     """
@@ -109,6 +109,12 @@ class RequestDesk:
         `hosts`: all on which there may be nodes; None: that is not known, or there may be more of them later.
         """
         request = PersonRequest(lambda at: self._drains(name, by, at, hosts), Future())
+        self._put(request)
+        return request.answer
+
+    def check(self) -> Future[RequestAccepted]:
+        """Tell where the run is and whether its workers can save, and change nothing."""
+        request = PersonRequest(lambda _: [], Future())
         self._put(request)
         return request.answer
 

@@ -251,6 +251,40 @@ def test_what_died_with_a_driver_is_requested_of_the_next_one(served, capfd, mon
     assert len(lost) == 1
 
 
+@pytest.mark.parametrize("words", [["restart"], ["resize", "1:2"], ["drain", "node-2"], ["stop"]])
+def test_a_person_is_told_what_a_change_costs_before_it_is_made(served, capfd, monkeypatch, words):
+    """Where the workers cannot save. Nothing is done if the answer is no."""
+    one = served()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
+    monkeypatch.setattr(one.control, "change", lambda _: pytest.fail("it was changed"))
+    assert main.main(words) == ExitCode.INTERRUPTED
+    asked = capfd.readouterr().err
+    assert asked.startswith("the workers have not called `should_checkpoint`, and are not asked to save")
+    assert "steps since their last checkpoint are lost; " in asked
+    assert asked.endswith(f"[y/N] raylaunch: nothing was {'stopped' if words == ['stop'] else 'changed'}\n")
+
+
+@pytest.mark.parametrize("words", [["restart", "-y"], ["restart", "--now"], ["resize", "1:3"]])
+def test_a_person_is_not_asked(served, capfd, monkeypatch, words):
+    """With `--yes` and `--now`, and where nothing changes at once."""
+    served()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", lambda: pytest.fail("a question"))
+    assert main.main(words) == ExitCode.OK
+    assert "[y/N]" not in capfd.readouterr().err
+
+
+def test_a_person_is_not_asked_where_workers_can_save(served, capfd, monkeypatch):
+    """No step is lost."""
+    monkeypatch.setattr(ProgressMonitor, "can_save", True)
+    served()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", lambda: pytest.fail("a question"))
+    assert main.main(["restart"]) == ExitCode.OK
+    assert "the workers save at one step" in capfd.readouterr().err
+
+
 def test_a_run_is_restarted_resized_drained_and_stopped(served, capfd, monkeypatch):
     """Each command says what follows, and ends when it is done. `--json` prints the run as it is then."""
     monkeypatch.setattr(ProgressMonitor, "can_save", True)
