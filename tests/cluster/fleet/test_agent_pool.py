@@ -76,7 +76,9 @@ def test_every_field_says_how_long_it_lasts(spec):
 
 
 def test_the_fields_in_the_key():
-    names = "kept env cwd preload preload_auto start_method nproc niceness rules submitter_env ray_address"
+    names = (
+        "kept env cwd preload preload_auto start_method nproc cpus_per_worker niceness rules submitter_env ray_address"
+    )
     assert set(agent_pool.key_of(TOLD)) == set(names.split())
 
 
