@@ -66,6 +66,11 @@ class _NotingFile(io.FileIO):
         return io.FileIO.write(self, data)
 
 
+# A script that prints what its streams are finds what plain Python gives it.
+_NotingFile.__name__ = _NotingFile.__qualname__ = io.FileIO.__name__
+_NotingFile.__module__ = io.FileIO.__module__
+
+
 def _note(notes: memoryview | None) -> None:
     if notes is None:
         return
