@@ -164,7 +164,9 @@ def run(spec: WorkerSpec, files: WorkerFiles) -> int:
     except entry.CannotBeginError as error:
         return _refuse(report_file, error)
     except BaseException as error:  # noqa: BLE001
-        _report_error(report_file, without_own_frames(error), with_object=spec.kind == "pickle")
+        error = without_own_frames(error)
+        with contextlib.suppress(Exception):  # the script may have broken what that needs; stderr has the error, too
+            _report_error(report_file, error, with_object=spec.kind == "pickle")
         _print_traceback(error)
         return 1
     return 0

@@ -10,8 +10,8 @@ import signal
 import stat
 from collections.abc import Callable
 
+from raylaunch.worker.descriptors import Identity, identity, is_still
 from raylaunch.worker.path_owners import refuse_strangers
-from raylaunch.worker.runtime.server_file import Identity, identity, is_still
 
 _PR_SET_PDEATHSIG = 1
 """From `linux/prctl.h`."""

@@ -120,6 +120,13 @@ class CommitHeader:
         """Whether the commit is to be copied to another host."""
         return bool(self._numbers[_KEPT])
 
+    def set_outcome(self, state: WriteState, outcome: str) -> None:
+        """Say what became of writing the buffer to disk."""
+        text = _encoded(outcome)
+        with self._numbers.cast("B") as memory:
+            memory[_OUTCOME : _OUTCOME + len(text)] = text
+        self._numbers[_WRITE] = state
+
     def unseal(self) -> None:
         """Invalidate what the buffer has."""
         self._numbers[_SEALED] = 0
@@ -198,13 +205,14 @@ class CommitHeader:
 
 
 def set_outcome(fd: int, state: WriteState, outcome: str) -> None:
-    """Say in the header of a file what became of writing it. Raises OSError.
-
-    The path in it may have bytes that are not UTF-8, which Python shows as surrogates.
-    """
-    text = outcome.encode(errors="backslashreplace")[: HEADER_BYTES - _OUTCOME - 1] + b"\0"
-    os.pwrite(fd, text, _OUTCOME)
+    """Say in the header of a file what became of writing it, as `CommitHeader.set_outcome` does. Raises OSError."""
+    os.pwrite(fd, _encoded(outcome), _OUTCOME)
     os.pwrite(fd, int(state).to_bytes(8, sys.byteorder), 8 * _WRITE)
+
+
+def _encoded(outcome: str) -> bytes:
+    """Return the text for a header. A path may have bytes that are not UTF-8, which Python shows as surrogates."""
+    return outcome.encode(errors="backslashreplace")[: HEADER_BYTES - _OUTCOME - 1] + b"\0"
 
 
 class CommitBuffer:

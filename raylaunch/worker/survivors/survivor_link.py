@@ -15,7 +15,7 @@ import socket
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from raylaunch.worker.runtime import server_file
+from raylaunch.worker import descriptors
 
 ADDRESS_VARIABLE = "RAYLAUNCH_SURVIVORS"
 """In a worker's environment: the abstract name of the supervisor's socket (unix(7)), without its first byte."""
@@ -93,11 +93,11 @@ class OwnSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._identity = server_file.identity(sock.fileno())
+        self._identity = descriptors.identity(sock.fileno())
 
     def get(self) -> socket.socket:
         """Return the socket. Raises OSError where it is not there any more."""
-        if not server_file.is_still(self._sock.fileno(), self._identity):
+        if not descriptors.is_still(self._sock.fileno(), self._identity):
             self._sock.detach()
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._sock

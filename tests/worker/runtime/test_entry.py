@@ -230,6 +230,9 @@ ENDS = {
     "raises_with_notes": "e = ValueError('x'); e.add_note('a note'); raise e",
     "raises_generator_exit": "raise GeneratorExit('odd')",
     "raises_without_text": "class E(Exception):\n    def __str__(self): raise ValueError\nraise E()",
+    "raises_without_report": (
+        "import pickle\ndef fails(*args): raise RuntimeError\npickle.dump = pickle.dumps = fails\nraise ValueError(1)"
+    ),
     "recursion": "def f(): f()\nf()",
     "syntax": "x = 1\nif x\n    print(x)",
     "indentation": "if 1:\n    x = 1\n  y = 2",

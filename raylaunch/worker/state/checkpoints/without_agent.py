@@ -12,9 +12,9 @@ import os
 import sys
 import threading
 
+from raylaunch.worker.descriptors import Identity, identity, is_still
 from raylaunch.worker.heartbeats import shared_page
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
-from raylaunch.worker.state import commit_buffer
 from raylaunch.worker.state.buffer_client import Request
 from raylaunch.worker.state.checkpoints import checkpoint_writer
 from raylaunch.worker.state.checkpoints.durable_folder import LOW_PRIORITY, DurableFolder
@@ -37,7 +37,10 @@ class OwnFiles:
 
     def __init__(self, folder: DurableFolder) -> None:
         self._folder = folder
-        self._files: dict[int, int] = {}
+        #: The descriptor of each buffer's file, and what it is of: the script may close it, and reuse the number.
+        self._files: dict[int, tuple[int, Identity]] = {}
+        #: The same buffers, mapped into this process.
+        self._buffers: dict[int, CommitBuffer] = {}
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         atexit.register(self.write_last)
@@ -47,28 +50,38 @@ class OwnFiles:
         index = request.index
         if request.bytes:
             try:
-                if index not in self._files:
-                    self._files[index] = os.memfd_create("raylaunch-state", os.MFD_CLOEXEC)
-                os.ftruncate(self._files[index], max(request.bytes, os.fstat(self._files[index]).st_size))
+                self._enlarge(index, request.bytes)
             except OSError as error:
                 raise MemoryError(f"the buffers of `State`: {error}") from error
         if request.write:
             self._thread = threading.Thread(target=self._write, name="raylaunch-checkpoint")
             self._thread.start()
-        fd = self._files.get(index)
+        fd = self._fd(index)
         return (os.dup(fd) if fd is not None else None), ""
 
+    def _fd(self, index: int) -> int | None:
+        """Return the descriptor of a buffer's file; None: there is none any more."""
+        fd, known = self._files.get(index, (-1, (0, 0)))
+        return fd if is_still(fd, known) else None
+
+    def _enlarge(self, index: int, size: int) -> None:
+        fd = self._fd(index)
+        if fd is None:
+            fd = os.memfd_create("raylaunch-state", os.MFD_CLOEXEC)
+            self._files[index] = fd, identity(fd)
+        os.ftruncate(fd, max(size, os.fstat(fd).st_size))
+        self._buffers[index] = CommitBuffer(os.dup(fd))
+
     def _write(self) -> None:
-        fd = self._files[DURABLE_BUFFER]
+        buffer = self._buffers[DURABLE_BUFFER]
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        buffer = CommitBuffer(os.dup(fd))
         failed = checkpoint_writer.report(
             lambda: checkpoint_writer.write_checkpoint(self._folder, [buffer], _SECONDS),
             self._folder,
             buffer.header.held(),
         )
-        commit_buffer.set_outcome(fd, WriteState.FAILED if failed else WriteState.WRITTEN, failed)
+        buffer.header.set_outcome(WriteState.FAILED if failed else WriteState.WRITTEN, failed)
 
     def write_last(self) -> None:
         """Write the newest commit that all ranks have; a message where that fails. Only in the process itself."""
@@ -76,7 +89,7 @@ class OwnFiles:
             return
         if self._thread is not None:
             self._thread.join()
-        buffers = [CommitBuffer(os.dup(fd)) for fd in self._files.values()]
+        buffers = list(self._buffers.values())
         failed = checkpoint_writer.report(
             lambda: checkpoint_writer.write_newest(self._folder, buffers, _END_SECONDS), self._folder, None
         )
