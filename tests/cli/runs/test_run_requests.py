@@ -97,6 +97,7 @@ def test_the_second_signal_of_now_is_sent_when_the_first_was_noticed(registry, t
     [
         ({"driver": NOBODY}, "it runs on host-1"),
         ({"signals": ()}, "ends at no signal"),
+        ({"signals": ()}, "ends that process and the workers with it; `kill -9` only where it catches SIGTERM"),
         ({"driver": dead()}, "has ended already"),
     ],
 )
