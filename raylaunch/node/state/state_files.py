@@ -250,8 +250,13 @@ class StateFiles:
                 self._protects_folder = True
                 self._tell_keeper(lambda: self._keeper.protect(self.folder.root))
 
-    def release_folder(self) -> None:
-        """Let the folder be removed by whoever ends last on this node: the run ends."""
+    def release_folder(self, *, if_unprotected: bool = False) -> None:
+        """Let the folder be removed by whoever ends last on this node: the run ends.
+
+        `if_unprotected`: unless a state keeper has it for the next agent.
+        """
+        if if_unprotected and self._protects_folder:
+            return
         self.folder.release()
         with self._lock, contextlib.suppress(OSError):
             self._is_over = True

@@ -30,6 +30,10 @@ def spec(tmp_path) -> AgentSpec:
     assert left == []
 
 
+def is_there(path: str) -> bool:
+    return os.path.exists(path)
+
+
 def test_a_node_whose_driver_stands_still(spec):
     """Its processes end. A driver that calls again later learns that, so that it starts another node.
 
@@ -45,12 +49,15 @@ def test_a_node_whose_driver_stands_still(spec):
         while status is None or status.up is None:  # until the fork server is ready
             status = (await agent.next_report()).status or status
         assert marked(spec.template.env[MARK])
+        folder = agent._supervisor.state.files.folder.root  # noqa: SLF001
+        assert is_there(folder)
         await expired.wait()
         called = asyncio.create_task(agent.next_report())
         await asyncio.sleep(0)
         assert not called.done(), "nothing proves yet that the workers have ended"
         await agent.end_node()
         assert marked(spec.template.env[MARK]) == []
+        assert not is_there(folder), "if this process is killed now, nobody would remove that"
         assert agent.session.look().is_over
         for _ in range(2):
             agent.handle(OpenStore(attempt=1))

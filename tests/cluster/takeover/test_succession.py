@@ -132,9 +132,9 @@ class Detached:
         text = (self.folder / "events.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines(keepends=True)[1:] if line.endswith("\n")]
 
-    def until_taken_over(self) -> None:
-        """Wait until the driver that follows has said so."""
-        known = len(self.takeovers)
+    def until_taken_over(self, known: int | None = None) -> None:
+        """Wait until the driver that follows has said so. `known`: the takeovers before it; None: those that there are."""
+        known = len(self.takeovers) if known is None else known
         wait_until(lambda: len(self.takeovers) > known, 100, "another driver")
 
     def command(self, *arguments):
@@ -165,14 +165,17 @@ class Detached:
         wait_until((self.folder / "result.json").exists, 100, "the result")
         return json.loads((self.folder / "result.json").read_text())
 
-    def kill_for_long(self) -> int:
-        """Kill the driver, and stop the next one before it has taken over. Return its process."""
+    def kill_for_long(self) -> tuple[int, int]:
+        """Kill the driver, and stop the next one before it has said that it has taken over.
+
+        Return its process, and how many takeovers there were: it may say so as soon as it goes on.
+        """
         while True:
             known = len(self.takeovers)
             self.kill()
             os.kill(stopped := self.driver, signal.SIGSTOP)
             if len(self.takeovers) == known:
-                return stopped
+                return stopped, known
             os.kill(stopped, signal.SIGCONT)  # it was faster
 
     def ends(self) -> None:
@@ -295,14 +298,14 @@ def test_a_host_is_drained_while_there_is_no_driver(tmp_path, dies_again):
         run = Detached(Launcher(tmp_path, cluster), nnodes="1:2", placement="spread", last_call=0.1)
         wait_until(lambda: any(run.lines(attempt, 1) for attempt in (1, 2)), 100, "steps of both nodes")
         both = 1 if run.lines(1, 1) else 2  # one was there first
-        stopped = run.kill_for_long()
+        stopped, known = run.kill_for_long()
         draining = run.begin("drain", "node-2", run.id)
         said = draining.stderr.readline()
         assert said == f"raylaunch: train {run.id} has no driver right now: waiting for the next one\n"
         if dies_again:
             run.hold("saving")
         os.kill(stopped, signal.SIGCONT)
-        run.until_taken_over()
+        run.until_taken_over(known)
         if dies_again:
             run.kill_in("saving")
         _, said = draining.communicate(100)
