@@ -316,8 +316,8 @@ class Agent:
         What `State` holds stays, as where an agent was killed: the state keeper gives it to the next agent.
         """
         self._stop_polling()
-        self._supervisor.state.files.release_folder(if_unprotected=True)  # this process may be killed before it closes
         await in_thread(self._supervisor.client.end_server)
+        self._supervisor.state.files.remove_unprotected_folder()  # this process may be killed before it closes
         self.session.node_ended()
         self._ended.set()
         self._wake.set()

@@ -250,13 +250,13 @@ class StateFiles:
                 self._protects_folder = True
                 self._tell_keeper(lambda: self._keeper.protect(self.folder.root))
 
-    def release_folder(self, *, if_unprotected: bool = False) -> None:
-        """Let the folder be removed by whoever ends last on this node: the run ends.
+    def remove_unprotected_folder(self) -> None:
+        """Remove the folder, unless the state keeper has it for the next agent: what else would do so has ended."""
+        if not self._protects_folder:
+            self.folder.remove()
 
-        `if_unprotected`: unless a state keeper has it for the next agent.
-        """
-        if if_unprotected and self._protects_folder:
-            return
+    def release_folder(self) -> None:
+        """Let the folder be removed by whoever ends last on this node: the run ends."""
         self.folder.release()
         with self._lock, contextlib.suppress(OSError):
             self._is_over = True
