@@ -317,7 +317,9 @@ class Agent:
         """
         self._stop_polling()
         await in_thread(self._supervisor.client.end_server)
-        self._supervisor.state.files.remove_unprotected_folder()  # this process may be killed before it closes
+        files = self._supervisor.state.files
+        if not files.protects_folder:  # this process may be killed before it closes, and nobody else is left
+            files.folder.remove()
         self.session.node_ended()
         self._ended.set()
         self._wake.set()

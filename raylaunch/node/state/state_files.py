@@ -37,8 +37,8 @@ class StateFiles:
     def __init__(self, secret: str, most_bytes: int | None, epoll: select.epoll, folder: FastDir) -> None:
         """`secret`, `most_bytes` and `folder`: as in `StateMemory`. `epoll` has the connection to the state keeper."""
         self.folder = folder
-        #: Whether the state keeper protects the folder.
-        self._protects_folder = False
+        #: Whether the state keeper has the folder for the next agent.
+        self.protects_folder = False
         self._is_over = False
         self._most_bytes = most_bytes
         self._epoll = epoll
@@ -246,22 +246,17 @@ class StateFiles:
     def protect_folder(self) -> None:
         """Keep the folder if this agent dies. If there is no state keeper, the next commit reports that."""
         with self._lock:
-            if not (self._protects_folder or self._is_over):
-                self._protects_folder = True
+            if not (self.protects_folder or self._is_over):
+                self.protects_folder = True
                 self._tell_keeper(lambda: self._keeper.protect(self.folder.root))
-
-    def remove_unprotected_folder(self) -> None:
-        """Remove the folder, unless the state keeper has it for the next agent: what else would do so has ended."""
-        if not self._protects_folder:
-            self.folder.remove()
 
     def release_folder(self) -> None:
         """Let the folder be removed by whoever ends last on this node: the run ends."""
         self.folder.release()
         with self._lock, contextlib.suppress(OSError):
             self._is_over = True
-            if self._protects_folder:
-                self._protects_folder = False
+            if self.protects_folder:
+                self.protects_folder = False
                 self._keeper.release(self.folder.root)
 
     def answer_when_killed(self, fd: int, secret: str) -> None:
@@ -282,7 +277,7 @@ class StateFiles:
             self._lose_keeper()
             for key in self._files:
                 self._keep(key)
-            if self._protects_folder:
+            if self.protects_folder:
                 self._tell_keeper(lambda: self._keeper.protect(self.folder.root))
 
     def _keep(self, key: Key) -> None:
