@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 60 * 2**20
 WHEELS = (
-    *("omegaconf", "PyYAML", "cloudpickle", "Jinja2", "MarkupSafe"),
+    *("omegaconf", "PyYAML", "msgspec", "cloudpickle", "Jinja2", "MarkupSafe"),
     *("pytest", "pytest-timeout", "iniconfig", "pluggy", "packaging", "Pygments", "hypothesis", "sortedcontainers"),
     *("click", "filelock", "jsonschema", "jsonschema-specifications", "referencing", "rpds-py", "attrs", "msgpack"),
     *("protobuf", "requests", "urllib3", "idna", "charset-normalizer", "certifi", "typing_extensions"),

@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "wheels"
 """In a bundle; a checkout has none."""
-NEEDED = ("torch", "numpy", "ray", "omegaconf", "yaml", "cloudpickle", "jinja2", "pytest", "pytest_timeout")
+NEEDED = ("torch", "numpy", "ray", "omegaconf", "yaml", "msgspec", "cloudpickle", "jinja2", "pytest", "pytest_timeout")
 _SECONDS = 120.0
 _FACTS = """
 import importlib.util, json, platform, sys
