@@ -186,9 +186,10 @@ def context() -> Context:
 def __getattr__(name: str) -> Any:
     """Import `State` and `elastic` when they are first used: most scripts do without, and they need more modules."""
     if name == "State":
-        from raylaunch.worker.state.elastic_state import State  # noqa: PLC0415
+        from raylaunch.worker.state import elastic_state  # noqa: PLC0415
 
-        return State
+        elastic_state.let_torch_abort_nothing()
+        return elastic_state.State
     if name == "elastic":
         from raylaunch.worker.survivors import elastic_function  # noqa: PLC0415
 

@@ -108,6 +108,26 @@ def test_context_outside_of_one(monkeypatch):
     assert (found.run_id, found.run_dir) == ("", "")
 
 
+# What naming `State` and `elastic` sets.
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "found"),
+    [
+        ("heartbeat", "1", "1"),
+        ("State", "1", "3"),
+        ("State", "0", "0"),
+        ("State, elastic", "1", "0"),
+        ("elastic, State", "1", "0"),
+    ],
+)
+def test_torch_aborts_no_communicator_by_itself_before_a_script_with_state_ends(alone_worker, names, given, found):
+    """torch's default; 1 is torchrun's. With `elastic` torch does not even end the process."""
+    env = alone_worker.shared.env() | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": given, "RAYLAUNCH_SURVIVORS": "x"}
+    text = f"import os; from raylaunch.worker import {names}; print(os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'])"
+    assert alone_worker.python(text, env=env).printed() == [found]
+
+
 # Checkpoints.
 
 

@@ -24,6 +24,7 @@ from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot
 if TYPE_CHECKING:
     from raylaunch.worker.state.checkpoints.resharded import Resharded
 
+_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _VALUES, _RANDOM = "values", "random states"
 """Names of a commit's items, besides the objects."""
 _MUCH, _TOLD_SECONDS = 4, 60.0
@@ -240,6 +241,9 @@ class State:
             return
         began = perf_counter()
         seconds = unsealed.copies.finish()
+        if unsealed.copies.is_running:
+            for check in rank_commits.before_seal:
+                check()
         held = self._rank.identify(unsealed.completed, unsealed.found)
         self._committed = unsealed.completed
         self._rank.buffers.seal(held, unsealed.found, self._rank.token, unsealed.interval)
@@ -283,6 +287,16 @@ class State:
                 yield from found.parameters()
             for group in getattr(found, "param_groups", ()):
                 yield from group["params"]
+
+
+def let_torch_abort_nothing() -> None:
+    """Let torch end this process after an error of NCCL, and abort nothing before: see `rank_commits.before_seal`.
+
+    It has effect for groups that are made later. torchrun and raylaunch set 1 (TearDown), torch's own default is 3
+    (SkipCleanUp); see ProcessGroupNCCL.hpp.
+    """
+    if os.environ.get(_ERROR_HANDLING) == "1":
+        os.environ[_ERROR_HANDLING] = "3"
 
 
 def _often(interval: int) -> str:

@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 on_common_commit: list[Callable[[], None]] = []
 """Called in each attempt when this rank knows that all ranks have a commit in common."""
 
+before_seal: list[Callable[[], None]] = []
+"""Called before a commit of CUDA tensors is sealed. Raises an exception where they may be garbage.
+
+They may be from when NCCL's communicators are aborted: kernels that wait for a rank that is gone end without an error
+then, and what is queued behind them goes on with what they leave.
+"""
+
 
 class _CommitsLight(Protocol):
     def commit(self, buffers: RankBuffers, held: HeldCommit, found: Snapshot, interval: int) -> bool: ...

@@ -84,6 +84,7 @@ def _run(function: Callable[[], Result], backend: str | None, writer: HeartbeatW
     _active.append(survivor)
     rank_commits.on_common_commit.append(survivor.announce)
     rank_commits.light_commits.append(light)
+    rank_commits.before_seal.append(survivor.leave_if_ordered)
     try:
         while True:
             done, value = _attempt(function, survivor)
@@ -93,6 +94,7 @@ def _run(function: Callable[[], Result], backend: str | None, writer: HeartbeatW
     finally:
         rank_commits.on_common_commit.remove(survivor.announce)
         rank_commits.light_commits.remove(light)
+        rank_commits.before_seal.remove(survivor.leave_if_ordered)
         light.close()
         _active.remove(survivor)
         survivor.close()
@@ -107,6 +109,7 @@ def _attempt(function: Callable[[], Result], survivor: Survivor) -> tuple[bool, 
         try:
             survivor.is_inside = True
             value = function()
+            survivor.leave_if_ordered()  # what it returns may be garbage
         finally:
             survivor.is_inside = False
     except WorldChanged:

@@ -25,7 +25,7 @@ from typing import Any
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker import torch_internals
-from raylaunch.worker.state import rank_buffers
+from raylaunch.worker.state import rank_buffers, rank_commits
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitBuffer
 from raylaunch.worker.state.rank_buffers import RankBuffers
 from raylaunch.worker.state.shared_tensors import PartMemory, bytes_of
@@ -99,7 +99,9 @@ class LightCommits:
         buffer.header.unseal()
         buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
         _copy(found.tensors, buffer)
-        held = replace(held, light=True, digest=_digest(found, held))
+        held = replace(held, light=True, digest=_digest(found, held))  # waits for a device
+        for check in () if found.shared[0][1].is_cpu else rank_commits.before_seal:
+            check()
         _seal(buffer, held, found, interval)
         self._last = _KeptCommit(buffer, held, found, _versions(found), weakref.ref(buffers))
         return True

@@ -125,6 +125,11 @@ class Survivor:
 
     # The main thread.
 
+    def leave_if_ordered(self) -> None:
+        """Raise WorldChanged if another attempt begins: then collectives may have ended that had no result."""
+        if self._is_ordered():
+            raise WorldChanged
+
     def explains(self, error: BaseException) -> bool:
         """Return whether another attempt begins. If a lost peer may have caused the error, wait for word of it."""
         if self._is_ordered():

@@ -1,0 +1,134 @@
+"""Survivors of scripts with NCCL, with `tests/fake_nccl.py` in its place: what they go on with, and who stays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import fake_nccl
+from tests.cluster.test_without_cluster import alone, start
+
+__all__ = ["alone"]
+
+pytestmark = pytest.mark.timeout(200)
+
+TRAINS = """
+import os, signal, time
+import torch
+import torch.distributed as dist
+import fake_nccl
+from raylaunch.worker import State, elastic
+
+STEPS, SIZE = 9, 4096
+#: In the first attempt: the step, and who does not take part in its collective, since it is dead, or hangs.
+AT, DEAD, HUNG = ({at}), ({dead}), ({hung})
+fake_nccl.install()
+attempt = int(os.environ["RAYLAUNCH_ATTEMPT"])
+
+
+class Weights:
+    def __init__(self):
+        self.tensor = fake_nccl.on_device(torch.zeros(SIZE))
+
+    def state_dict(self):
+        return {{"tensor": self.tensor}}
+
+    def load_state_dict(self, state):
+        torch.cuda.synchronize()
+        self.tensor.copy_(state["tensor"])
+
+
+weights = Weights()
+
+
+@elastic(backend="fakenccl")
+def train():
+    attempt, rank = int(os.environ["RAYLAUNCH_ATTEMPT"]), dist.get_rank()
+    state = State(weights=weights, every=1)
+    done = state.restore()
+    fake_nccl.note("seen", f"{{attempt}} {{done}} {{weights.tensor[0].item():g}}")
+    {prepare}
+    for step in range(done, STEPS):
+        grad = fake_nccl.on_device(torch.full((SIZE,), rank + 1.0))
+        if attempt == 1 and step == AT:
+            if rank in DEAD:
+                time.sleep(0.5)  # the others come to the collective
+                os.kill(os.getpid(), signal.SIGKILL)
+            if rank in HUNG:
+                time.sleep(1000)
+        dist.all_reduce(grad)
+        fake_nccl.launch(lambda grad=grad: weights.tensor.add_(grad))
+        state.commit(step)
+    torch.cuda.synchronize()
+    return weights.tensor[0].item()
+
+
+fake_nccl.note("result", f"{{train():g}}")
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What became of a run of two workers."""
+
+    code: int
+    err: str
+    notes: dict[str, list[list[str]]]
+    """By name: of each process its lines."""
+
+    @property
+    def stayed(self) -> int:
+        """How many workers were in both attempts."""
+        return sum(len(lines) == 2 for lines in self.notes["seen"])
+
+    @property
+    def results(self) -> list[str]:
+        return [line for lines in self.notes.get("result", []) for line in lines]
+
+
+def train(
+    alone: tuple[dict[str, str], Path],
+    *,
+    at: int = 5,
+    dead: tuple[int, ...] = (),
+    hung: tuple[int, ...] = (),
+    prepare: str = "",
+    faults: dict[str, Any] | None = None,
+    **job: Any,
+) -> Trained:
+    env, folder = alone
+    (folder / "fake_nccl.py").write_text(Path(fake_nccl.__file__).read_text(encoding="utf-8"))
+    env |= {"FAKE_NCCL": str(folder / "fake"), "FAKE_NCCL_FAULTS": json.dumps(faults or {})}
+    (folder / "fake").mkdir()
+    script = TRAINS.format(at=at, dead=dead, hung=hung, prepare=prepare)
+    job = {"nproc_per_node": 1, "max_restarts": 1, "preload": ["torch", "torch.distributed"]} | job
+    process = start(env, folder, script, **job)
+    _, err = process.communicate(timeout=150)
+    notes: dict[str, list[list[str]]] = {}
+    for path in sorted((folder / "fake").glob("*-*")):
+        if path.is_file():
+            notes.setdefault(path.name.partition("-")[0], []).append(path.read_text().splitlines())
+    return Trained(code=process.returncode, err=err, notes=notes)
+
+
+SUM = str(9 * (1 + 2))
+"""What two ranks have trained in nine steps."""
+
+
+def test_a_survivor_goes_on_when_a_rank_has_died(alone):
+    trained = train(alone, dead=(1,))
+    assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
+    assert trained.stayed == 1, trained.err
+
+
+@pytest.mark.parametrize(("number", "restored"), [(6, "2 5 15"), (9, "2 8 24")], ids=["commit", "result"])
+def test_no_garbage_is_committed_or_returned_when_all_ranks_hang_in_one_collective(alone, number, restored):
+    """All stay. The abort lets the commit that waits for the collective be copied, on all ranks, or training end."""
+    trained = train(alone, faults={"stuck": [1, number]}, hang_timeout=3)
+    assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
+    assert trained.stayed == 2, trained.err
+    assert [lines[1] for lines in trained.notes["seen"]] == [restored] * 2

@@ -1,0 +1,309 @@
+"""CUDA and NCCL on a machine without a GPU: streams that a thread runs, and a process group whose kernels stand there.
+
+As with NCCL, a collective returns at once. Its kernel stands in the stream until the kernels of all ranks do; of a rank
+that is gone nothing is ever heard. Whoever waits for the device waits in C, where Python's signal handlers do not run.
+An abort lets the kernel that stands there end as if it had succeeded, with garbage in its tensor, and what is behind it
+in the stream goes on with that. Ranks meet in files, in the folder FAKE_NCCL.
+
+`on_device` says which CPU tensors are taken for CUDA's; only copies of them are queued, so other operations on them are
+launched by `launch`. FAKE_NCCL_FAULTS, in JSON, says what goes wrong besides:
+
+    stuck               [attempt, number]: no rank's kernel of this collective ever ends
+    abort_seconds       how long an abort takes; -1: it never ends
+    abort               "raises"; "poisons" the device, so that it only gives errors; "together": it only ends when all
+                        groups are being aborted
+    destructor_seconds  how long the destructor of an aborted group waits
+    spins               whether a wait for the device takes CPU, as a wait for CUDA usually does
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.overrides import TorchFunctionMode
+
+GARBAGE = 1e30
+FAULTS = json.loads(os.environ.get("FAKE_NCCL_FAULTS", "{}"))
+LIBC = ctypes.CDLL(None)
+PR_SET_NAME = 15
+
+
+class Gate:
+    """Closed until it is opened. Who waits for it is in C, and has released the interpreter's lock."""
+
+    def __init__(self) -> None:
+        kind = "spin" if FAULTS.get("spins") else "mutex"
+        self._lock, self._unlock = (getattr(LIBC, f"pthread_{kind}_{what}") for what in ("lock", "unlock"))
+        self._memory = ctypes.create_string_buffer(64)
+        getattr(LIBC, f"pthread_{kind}_init")(self._memory, None)
+        self._lock(self._memory)
+
+    def open(self) -> None:
+        self._unlock(self._memory)
+
+    def wait(self) -> None:
+        self._lock(self._memory)
+        self._unlock(self._memory)
+
+
+class Stream:
+    """Kernels that run one after the other. A kernel is called until it returns something else than False."""
+
+    def __init__(self, device: object = None) -> None:
+        self.kernels: deque[Callable[[], object]] = deque()
+        device_.streams.append(self)
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        self.kernels.append(kernel)
+
+    def wait_event(self, event: Event) -> None:
+        self.launch(lambda: event.is_done)
+
+    def wait_stream(self, other: Stream) -> None:
+        event = Event()
+        event.record(other)
+        self.wait_event(event)
+
+    def step(self) -> bool:
+        """Run the first kernel, if there is one. Return whether it has ended."""
+        if not self.kernels or self.kernels[0]() is False:
+            return False
+        self.kernels.popleft()
+        return True
+
+
+class Event:
+    """As `torch.cuda.Event`, recorded once at most."""
+
+    def __init__(self, *, enable_timing: bool = False) -> None:
+        self.is_done = True
+        self.at = 0.0
+        self._gate = Gate()
+
+    def record(self, stream: Stream) -> None:
+        self.is_done = False
+        stream.launch(self._end)
+
+    def _end(self) -> None:
+        self.is_done, self.at = True, time.monotonic()
+        self._gate.open()
+
+    def synchronize(self) -> None:
+        device_.wait_for(self, self._gate)
+        if device_.is_poisoned:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1000 * (end.at - self.at)
+
+
+class Device:
+    """All streams, and who runs their kernels: a thread from `start` on, and else whoever waits."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self.is_poisoned = False
+        self.has_thread = False
+        #: Chooses the stream that goes on while somebody waits, if there is no thread.
+        self.choose: Callable[[list[Stream]], Stream] = lambda ready: ready[0]
+
+    def start(self) -> None:
+        self.has_thread = True
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            if not sum(stream.step() for stream in self.streams):
+                time.sleep(0.0005)
+
+    def wait_for(self, event: Event, gate: Gate) -> None:
+        if self.has_thread:
+            gate.wait()
+        while not event.is_done:
+            self.choose([stream for stream in self.streams if stream.kernels]).step()
+
+
+device_ = Device()
+_current = [Stream()]
+_tensors: list[torch.Tensor] = []
+_addresses: set[int] = set()
+
+
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, which is taken for one on the device from now on. It is never freed."""
+    _tensors.append(tensor)
+    _addresses.add(tensor.untyped_storage().data_ptr())
+    return tensor
+
+
+def is_on_device(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() in _addresses
+
+
+def launch(kernel: Callable[[], object]) -> None:
+    """Launch a kernel in the current stream."""
+    _current[-1].launch(kernel)
+
+
+def synchronize(device: object = None) -> None:
+    """Wait for all that was launched in the current stream."""
+    event = Event()
+    event.record(_current[-1])
+    event.synchronize()
+
+
+class _QueuedCopies(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.copy_ and kwargs and kwargs.get("non_blocking"):
+            target, source = args
+            launch(functools.partial(torch.Tensor.copy_, target.detach(), source.detach()))
+            return target
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _stream(stream: Stream) -> Iterator[None]:
+    _current.append(stream)
+    try:
+        with _QueuedCopies():
+            yield
+    finally:
+        _current.remove(stream)
+
+
+CUDA = {
+    "Stream": Stream,
+    "Event": Event,
+    "stream": _stream,
+    "synchronize": synchronize,
+    "current_stream": lambda _=None: _current[-1],
+    "cudart": lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0),
+    "device": lambda _: contextlib.nullcontext(),
+    "is_initialized": lambda: True,
+}
+"""What takes the place of functions of `torch.cuda`."""
+TENSOR = {"is_cuda": property(is_on_device), "is_cpu": property(lambda tensor: not is_on_device(tensor))}
+"""What takes the place of attributes of tensors."""
+
+
+_aborting: dict[int, bool] = {}
+"""Whether each group of this process is being aborted, by its identity."""
+
+
+class FakeNCCL(dist.ProcessGroup):
+    """The backend `fakenccl`."""
+
+    def __init__(self, options: Any, _: object) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._attempt = int(os.environ.get("RAYLAUNCH_ATTEMPT", "1"))
+        self._folder = Path(os.environ["FAKE_NCCL"], f"{self._attempt}-{options.group_id}")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._number = 0
+        self._is_aborting = self._is_aborted = False
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # NCCL has such sockets, and must not lose them first
+            self._socket = socket.create_connection(listener.getsockname())
+            self._other_end, _ = listener.accept()
+        threading.Thread(target=self._watch, daemon=True).start()
+        _aborting[id(self)] = False
+
+    def _watch(self) -> None:
+        """Be the watchdog, by whose name a process with NCCL is known."""
+        LIBC.prctl(PR_SET_NAME, b"pt_nccl_watchdg")
+        while not self._is_aborted:
+            if not self._is_aborting and self._is_disconnected():
+                note("sockets", "were shut down before the abort")
+                return
+            time.sleep(0.01)
+
+    def _is_disconnected(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return self._other_end.recv(1, socket.MSG_DONTWAIT) == b""
+        return False
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "fakenccl"
+
+    def _launch(self, tensor: torch.Tensor, result: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+        """Launch a kernel that sets a tensor to what follows from the tensors of all ranks."""
+        self._number += 1
+        launch(functools.partial(self._kernel, self._number, tensor, result))
+        done = torch.futures.Future()  # type: ignore[var-annotated]
+        done.set_result([tensor])
+        return _create_work_from_future(done)
+
+    def _kernel(self, number: int, tensor: torch.Tensor, result: Callable[[list[torch.Tensor]], torch.Tensor]) -> bool:
+        own, *others = (self._folder / f"{number}-{(self.rank() + each) % self.size()}" for each in range(self.size()))
+        if not own.exists():
+            torch.save(tensor, own.with_suffix(".tmp"))
+            own.with_suffix(".tmp").rename(own)
+        is_stuck = [self._attempt, number] == FAULTS.get("stuck")
+        if not is_stuck and all(other.exists() for other in others):
+            paths = sorted([own, *others], key=lambda path: int(path.name.partition("-")[2]))
+            tensor.copy_(result([torch.load(path) for path in paths]))
+            return True
+        if self._is_aborted:
+            tensor.fill_(GARBAGE)
+        return self._is_aborted
+
+    def allreduce(self, tensors: list[torch.Tensor], options: object = None) -> Any:
+        return self._launch(tensors[0], lambda found: torch.stack(found).sum(0))
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        return self._launch(tensors[0], lambda found: found[options.rootRank])
+
+    def barrier(self, options: object = None) -> Any:
+        work = self.allreduce([torch.zeros(1)])
+        synchronize()
+        return work
+
+    def abort(self) -> None:
+        if self._is_aborted:
+            return
+        self._is_aborting = _aborting[id(self)] = True
+        kind, seconds = FAULTS.get("abort", ""), FAULTS.get("abort_seconds", 0.05)
+        if kind == "raises":
+            raise RuntimeError("NCCL error: unhandled system error")
+        time.sleep(seconds if seconds >= 0 else 1e6)
+        while kind == "together" and not all(_aborting.values()):
+            time.sleep(0.01)
+        device_.is_poisoned |= kind == "poisons"
+        self._is_aborted = True
+
+    def shutdown(self) -> None:
+        self._is_aborting = self._is_aborted = True
+
+    def __del__(self) -> None:
+        if self._is_aborted and not FAULTS.get("is_over"):
+            time.sleep(FAULTS.get("destructor_seconds", 0))
+
+
+def note(name: str, text: str) -> None:
+    """Let the test know something."""
+    path = Path(os.environ["FAKE_NCCL"], f"{name}-{os.getpid()}")
+    with path.open("a") as file:
+        file.write(f"{text}\n")
+
+
+def install() -> None:
+    """Let this process have the device, run by a thread, and the backend."""
+    for name, value in CUDA.items():
+        setattr(torch.cuda, name, value)
+    for name, value in TENSOR.items():
+        setattr(torch.Tensor, name, value)
+    device_.start()
+    dist.Backend.register_backend("fakenccl", FakeNCCL, extended_api=True, devices=["cpu"])
