@@ -8,9 +8,14 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 from raylaunch.core.text import count
 from raylaunch.node.linux import processes, procfs
+from raylaunch.worker.runtime.process_setup import environment_default, is_of_nvml
+
+asks_nvml = partial(environment_default, "PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+"""Makes `torch.cuda.is_available()` in a block ask NVML. Modules call it when they are imported; CUDA forbids forks."""
 
 _FORK_SAFE_THREADS = ("jemalloc_bg_thd",)
 """Names of threads whose library handles forks itself: jemalloc, which pyarrow, and so pandas, contains."""
@@ -25,7 +30,7 @@ def why_fork_is_unsafe() -> str:
         return f"{threads} threads are running"
     if _cuda_is_initialized():
         return "CUDA is initialized"
-    devices = [path for path in _open_files().values() if path.startswith(_DEVICES)]
+    devices = [path for path in _open_files().values() if path.startswith(_DEVICES) and not is_of_nvml(path)]
     return f"{devices[0]} is open" if devices else ""
 
 
@@ -98,7 +103,8 @@ class ProcessSnapshot:
     def side_effect(self) -> str:
         """Return what has happened since this snapshot, as a predicate (`starts 3 threads`), or `""`."""
         now = ProcessSnapshot.take()
-        opened = [_file_text(path) for fd, path in now.files.items() if self.files.get(fd) != path]
+        new = [path for fd, path in now.files.items() if self.files.get(fd) != path]
+        opened = [_file_text(path) for path in new if not is_of_nvml(path)]
         threads = _count_other_threads()
         found = (
             (processes.children(), "starts a process"),

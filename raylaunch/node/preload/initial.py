@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.node.linux import dns, processes
-from raylaunch.node.preload.fork_safety import why_fork_is_unsafe
+from raylaunch.node.preload.fork_safety import asks_nvml, why_fork_is_unsafe
 from raylaunch.node.protocol import messages
 from raylaunch.node.protocol.forkserver_messages import Initialize
 from raylaunch.worker import torch_internals
@@ -42,7 +42,7 @@ def import_preloads(begin: Initialize) -> messages.Ready:
     `Ready.start_method` is `spawn`, whatever the job wants.
     """
     atexit.register(torch_internals.release_default_arguments)  # before all others, so that workers run it last
-    with processes.without_full_collections():
+    with processes.without_full_collections(), asks_nvml():
         wants_more = begin.preload_auto and "torch" in begin.preload
         is_needed = wants_more and (not begin.script or may_need_compiler(begin.script))
         more = (torch_internals.COMPILER,) if is_needed else ()

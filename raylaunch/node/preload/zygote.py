@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from raylaunch.node.linux import command_line, processes
 from raylaunch.node.linux.processes import fork
-from raylaunch.node.preload.fork_safety import ProcessSnapshot
+from raylaunch.node.preload.fork_safety import ProcessSnapshot, asks_nvml
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.import_manifest import ImportedModule, ImportManifest
 from raylaunch.worker import cpython_internals
@@ -207,7 +207,7 @@ def _import_all(manifest: ImportManifest, on_import: Callable[[str], None], *, i
     """
     snapshot, began = ProcessSnapshot.take(), time.process_time()
     watcher = _SideEffectWatcher(manifest, pause_ratio=0.0 if in_a_hurry else _PAUSE_RATIO)
-    with watcher.installed():
+    with asks_nvml(), watcher.installed():
         for module in manifest.parts:
             if module.name in sys.modules:
                 continue

@@ -8,7 +8,7 @@ import errno
 import os
 import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from raylaunch.worker.descriptors import Identity, identity, is_still
 from raylaunch.worker.path_owners import refuse_strangers
@@ -44,11 +44,30 @@ def die_with_parent(parent: int) -> None:
 
 
 def close_other_fds(*fds: int) -> None:
-    """Close every file descriptor above stderr except `fds`."""
+    """Close every file descriptor above stderr except `fds`, and those of NVML, which may be in use."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in fds:  # noqa: PLR2004
             with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now
-                os.close(int(name))
+                if not is_of_nvml(os.readlink(f"/proc/self/fd/{name}")):
+                    os.close(int(name))
+
+
+def is_of_nvml(path: str) -> bool:
+    """Return whether a file is one that NVML opens, which a forked process may use too. CUDA opens /dev/nvidia-uvm."""
+    return path.startswith("/dev/nvidia") and not path.startswith("/dev/nvidia-uvm")
+
+
+@contextlib.contextmanager
+def environment_default(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for this block, unless it is set."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 _output: dict[int, Identity] = {}

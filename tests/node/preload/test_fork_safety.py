@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from raylaunch.node.preload import fork_safety
 from raylaunch.node.protocol.messages import Ready
 from tests.node.harness import MessagePipe, Node, basic_env
 
@@ -97,6 +98,33 @@ def test_the_fork_server_leaves_cuda_alone(torch_node: Node) -> None:
     """)
     )
     assert outcome.stdout() == "True\nFalse False\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("/dev/nvidiactl", ""), ("/dev/nvidia-uvm", "/dev/nvidia-uvm is open"), ("/dev/kfd", "/dev/kfd is open")],
+)
+def test_which_open_files_make_a_fork_unsafe(monkeypatch: pytest.MonkeyPatch, path: str, why: str) -> None:
+    """NVML, by which torch counts GPUs, does not; nor does a zygote refuse a package that asks it."""
+    monkeypatch.setattr(fork_safety, "_count_other_threads", lambda: 0)
+    before = fork_safety.ProcessSnapshot.take()
+    files = {**before.files, "99": path}
+    monkeypatch.setattr(fork_safety, "_open_files", lambda: files)
+    assert fork_safety.why_fork_is_unsafe() == why
+    monkeypatch.setattr(fork_safety.processes, "children", list)
+    assert before.side_effect() == (f"opens {path}" if why else "")
+
+
+def test_imports_ask_nvml_whether_there_are_gpus(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
+    """Many packages call `torch.cuda.is_available()` when they are imported, which else initializes CUDA."""
+    text = "import os\nfound = os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')"
+    node, ready = start(tmp_path, mark, pipe, {"asks": text})
+    try:
+        assert ready.start_method == "forkserver"
+        script = node.script("import asks, os\nprint(asks.found, os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK'))")
+        assert node.run(script).stdout() == "1 None\n"
+    finally:
+        node.supervisor.close()
 
 
 def test_without_a_preload_nothing_is_imported(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.worker.runtime.process_setup import make_private_dir, refuse_strangers, without_waiting
+from raylaunch.worker.runtime import process_setup
+from raylaunch.worker.runtime.process_setup import (
+    close_other_fds,
+    is_of_nvml,
+    make_private_dir,
+    refuse_strangers,
+    without_waiting,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +108,26 @@ def test_a_named_pipe_in_the_place_of_a_file(tmp_path, flags):
     fd = without_waiting(path, flags)
     assert os.get_blocking(fd)
     os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("/dev/nvidiactl", True), ("/dev/nvidia0", True), ("/dev/nvidia-uvm", False), ("/dev/kfd", False), ("/", False)],
+)
+def test_which_files_are_nvml_s(path, expected):
+    assert is_of_nvml(path) is expected
+
+
+def test_files_of_nvml_stay_open(tmp_path, monkeypatch):
+    """NVML may have been begun in the process that this one was forked from: it would use files that are closed."""
+    (tmp_path / "nvidiactl").touch()
+    opened = [os.open(path, os.O_RDONLY) for path in (tmp_path / "nvidiactl", os.devnull, os.devnull)]
+    monkeypatch.setattr(process_setup, "is_of_nvml", lambda path: path == str(tmp_path / "nvidiactl"))
+    pid = os.fork()
+    if not pid:
+        close_other_fds(opened[2])
+        left = {int(name) for name in os.listdir("/proc/self/fd") if int(name) in opened}
+        os._exit(0 if left == {opened[0], opened[2]} else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    for fd in opened:
+        os.close(fd)
