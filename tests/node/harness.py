@@ -128,7 +128,7 @@ class Node:
             target="",
             args=(),
             env={},
-            backend=None,
+            backend="gloo",
             preload=("torch",),
             start_method=start_method,
         )

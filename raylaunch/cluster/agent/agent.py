@@ -23,6 +23,7 @@ from raylaunch.core.job.node_rules import NodeAttributes, matching
 from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NO_NODE, HostId, NodeId, NodeTime
+from raylaunch.core.placement import devices
 from raylaunch.core.placement.environment import base_env, interface_env
 from raylaunch.node.linux import interfaces, limits, processes
 from raylaunch.node.logs import log_files
@@ -129,7 +130,7 @@ class Agent:
         client: ForkServerClient | None = None,
         end: Callable[[], None] = end_this_process,
     ) -> None:
-        """Start the supervisor. Raises FileNotFoundError where the working folder does not exist on the node.
+        """Start the supervisor. Raises FileNotFoundError without the working folder, ValueError with too few GPUs.
 
         `client`: what the agent of an earlier run left, whose specification was equal in all `PER_PROCESS` fields.
         `end` is called in a thread when the lease has expired.
@@ -183,6 +184,8 @@ class Agent:
         if not os.path.isdir(cwd):
             msg = f"the folder {cwd} does not exist on the node {address}"
             raise FileNotFoundError(msg)
+        if spec.template.virtual_local_rank:  # known before the first attempt
+            devices.own(devices.indices(spec.nproc - 1, spec.nproc, spec.template.gpus_per_worker), env)
         try:
             found = Supervisor(
                 spec.template, node=spec.node, address=address, env=env, interface_env=more, cwd=cwd, client=client

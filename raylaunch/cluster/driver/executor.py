@@ -179,7 +179,6 @@ class Executor:
             restart_count=self._machine.restarts,
             role=self._machine.job.role,
             signals_to_handle=tuple(self._machine.job.signals_to_handle),
-            virtual_local_rank=self._machine.job.virtual_local_rank,
         )
         parts, peers = assign(launch.attempt, members), self.copies.peers()
         for part in parts:

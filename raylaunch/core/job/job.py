@@ -139,8 +139,8 @@ class Job:
     `auto`: torch and what DDP needs of it and, for restarts, the installed modules that the script was seen to
     import."""
     backend: str | None = None
-    """The backend of the process group that a function gets. `none`: it gets no process group. Default: nccl if the
-    workers have GPUs, else gloo."""
+    """The backend of the process group that a function gets. `none`: it gets no process group. Default: nccl if each
+    worker has a GPU of its own (`gpus_per_worker` is 1 or more), else gloo."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables of the workers."""
     role: str = "default"
@@ -151,7 +151,7 @@ class Job:
     master_port: int = 0
     """MASTER_PORT of the workers, the same for all attempts; 0: a free port, another one for each attempt."""
     virtual_local_rank: bool = False
-    """Whether LOCAL_RANK is 0 for every worker and CUDA_VISIBLE_DEVICES names its own device only."""
+    """Whether LOCAL_RANK is 0 for every worker and CUDA_VISIBLE_DEVICES names its own GPUs only."""
     numa_binding: str | None = None
     """Bind each worker to CPUs near its GPU: `node`, `socket`, `exclusive` or `core-complex`."""
     show: str = "0"

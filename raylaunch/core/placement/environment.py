@@ -16,12 +16,13 @@ from functools import lru_cache
 from raylaunch.core.environ import snapshot
 from raylaunch.core.job.node_rules import NodeAttributes, expand
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
+from raylaunch.core.placement import devices
 
 _HOST_VARIABLES = frozenset(
     (
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TMPDIR", "TERM", "LANG"),
         *("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "DISPLAY"),
-        *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "MAIL", "_"),
+        *("CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "MAIL", "_", *devices.VARIABLES),
     )
 )
 _HOST_PREFIXES = ("SSH_", "XDG_", "KUBERNETES_", "SLURM_", "DBUS_", "RAY_", "LC_")
@@ -228,7 +229,6 @@ class Rendezvous:
     """Restarts spent on failures of workers of any node. Nodes that come and go do not count."""
     role: str = "default"
     signals_to_handle: tuple[str, ...] = ()
-    virtual_local_rank: bool = False
 
 
 def worker_env(
@@ -260,21 +260,7 @@ def worker_env(
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(meeting.signals_to_handle),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
-    if meeting.virtual_local_rank:
-        env |= _own_device(local_rank, given)
     return env | omp_env(max(part.nproc, part.host_workers), 1.0, given)
-
-
-def _own_device(local_rank: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Implement `--virtual-local-rank`: each worker sees only its own device, as number 0.
-
-    On ROCm, HIP_VISIBLE_DEVICES comes before CUDA_VISIBLE_DEVICES, as for torchrun from torch 2.15 on.
-    """
-    hip = given.get("HIP_VISIBLE_DEVICES", "")
-    visible = [device for device in (hip or given.get("CUDA_VISIBLE_DEVICES", "")).split(",") if device]
-    own = visible[local_rank] if local_rank < len(visible) else str(local_rank)
-    found = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": own}
-    return found | ({"HIP_VISIBLE_DEVICES": own} if hip else {})
 
 
 def omp_env(workers: int, cpus_per_worker: float, given: Mapping[str, str]) -> dict[str, str]:

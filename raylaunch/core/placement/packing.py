@@ -65,6 +65,7 @@ class Packing:
     spare: tuple[tuple[NodeFacts, Bundle], ...]
     missing: Mapping[HostId, Bundle | str]
     """By node id: the bundle that the node would have to take, or why there is none for it."""
+    gpus_per_worker: float
     assumed: tuple[str, ...]
 
     @property
@@ -118,6 +119,7 @@ def by_node(job: Job, nodes: Sequence[NodeFacts], *, spread: bool) -> Packing:
         seated=tuple(seated[: job.max_nodes]),
         spare=tuple(seated[job.max_nodes :]),
         missing={node.node_id: bundles[node.node_id] if counts[node.node_id] else _NO_WORKERS for node in nodes},
+        gpus_per_worker=gpus,
         assumed=tuple(assumed),
     )
 
@@ -150,6 +152,7 @@ def by_total(job: Job, nodes: Sequence[NodeFacts], total: int, *, spread: bool, 
         seated=tuple(sorted(seated, key=lambda seat: by_address(seat[0]))),
         spare=tuple(with_spare[len(seated) :]) if len(seated) == len(shares) else (),
         missing={node.node_id: (left or bundles)[-1] for node in nodes},
+        gpus_per_worker=gpus,
         assumed=tuple(assumed),
     )
 

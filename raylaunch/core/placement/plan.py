@@ -63,6 +63,7 @@ class Plan:
     assumed: tuple[str, ...]
     """The settings that the job left open, and the values assumed for them."""
     warnings: tuple[str, ...]
+    gpus_per_worker: float = 0.0
     possible: bool = True
     """Whether these nodes could start the job if all their resources were free."""
     obstacles: tuple[str, ...] = ()
@@ -150,6 +151,7 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
         skipped=tuple(_skipped(nodes, packing, spread=spread)),
         assumed=assumed,
         warnings=tuple(_warnings(job, nodes)),
+        gpus_per_worker=packing.gpus_per_worker,
         possible=possible,
         obstacles=() if packing.feasible else tuple(filter(None, obstacles)),
         remedies=() if packing.feasible else tuple(_remedies(job, nodes, packing, spread=spread, local=local)),

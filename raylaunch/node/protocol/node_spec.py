@@ -8,6 +8,7 @@ from typing import Any
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.newtypes import NodeId
+from raylaunch.core.placement import devices
 from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.core.text import printable
@@ -16,7 +17,7 @@ from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.protocol.terminal_messages import LONG_TIMEOUT, TerminalSpec
 from raylaunch.worker import RUN_DIR_VARIABLE
 from raylaunch.worker.heartbeats import shared_page, slot_owner
-from raylaunch.worker.runtime import entry, files_wait, numa
+from raylaunch.worker.runtime import entry, files_wait
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.survivors import survivor_link
@@ -49,6 +50,8 @@ class WorkerTemplate:
     env: dict[str, str] = field(repr=False, metadata=PER_PROCESS)
     """The job's own variables."""
     cpus_per_worker: float = field(default=1.0, metadata=PER_PROCESS)
+    gpus_per_worker: float = field(default=0.0, metadata=PER_RUN)
+    virtual_local_rank: bool = field(default=False, metadata=PER_RUN)
     master_addr: str = field(default="", metadata=PER_RUN)
     master_port: int = field(default=0, metadata=PER_RUN)
     """0: each attempt's store takes a free port."""
@@ -110,12 +113,15 @@ class NodeSpec:
         return tuple(replace(spec, env=spec.env | shared) for spec in found)
 
     def worker(self, assignment: Assignment, local_rank: int, rendezvous: Rendezvous) -> WorkerSpec:
-        """Return the specification of one worker of an attempt."""
+        """Return the specification of one worker of an attempt. Raises ValueError where there are too few GPUs."""
         template, terminal = self.template, self.template.terminal
         rank = assignment.ranks[local_rank]
         folder = self.rank_dir(assignment.attempt, rank)
         error_file = str(folder / ERROR) if template.kept else ""
         ranks = worker_env(assignment, local_rank, rendezvous, error_file=error_file, given=self.env)
+        gpus = devices.indices(local_rank, assignment.nproc, template.gpus_per_worker)
+        if template.virtual_local_rank:
+            ranks |= {"LOCAL_RANK": "0", **devices.own(gpus, self.env)}
         interface = self.interface_env if assignment.nhosts > 1 else {}
         env = self.env | interface | ranks | self._own_env(assignment.attempt, local_rank)
         if not template.kept:
@@ -134,7 +140,8 @@ class NodeSpec:
             stderr=str(folder / STDERR),
             backend=template.backend,
             numa_binding=template.numa_binding,
-            node_devices={name: self.env[name] for name in numa.DEVICE_VARIABLES if name in self.env},
+            gpus=gpus,
+            node_devices={name: self.env[name] for name in devices.VARIABLES if name in self.env},
             title=self._title(rank, assignment.world_size),
             terminal=self.terminal if terminal is not None and terminal.rank == rank else "",
             takes_input=terminal is not None and terminal.is_debugged,

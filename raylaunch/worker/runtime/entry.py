@@ -16,11 +16,12 @@ import pickle
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from string import Template
 from typing import Any, BinaryIO
 
 from raylaunch.worker import cpython_internals
+from raylaunch.worker.runtime.process_setup import environment_default
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 NO_PROCESS_GROUP = "none"
@@ -164,7 +165,7 @@ def _imported(spec: WorkerSpec) -> tuple[Callable[..., object], Sequence[Any], d
 
 
 def _init_process_group(spec: WorkerSpec) -> None:
-    """Call `init_process_group` with the job's backend, else nccl where there are GPUs, else gloo.
+    """Call `init_process_group` with the backend of the specification, else the device's own: nccl for CUDA.
 
     It ends with a barrier. Otherwise a rank whose function runs no collective could leave the group while others still
     connect to it, and gloo would fail there (`TORCH_DIST_INIT_BARRIER`, torch/distributed/distributed_c10d.py).
@@ -172,29 +173,19 @@ def _init_process_group(spec: WorkerSpec) -> None:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
-    backend = spec.backend
-    if backend is None:
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(spec.local_rank % torch.cuda.device_count())
+    device = None
+    if spec.gpus or spec.backend != "gloo":  # else its context would take memory of a GPU
+        with contextlib.suppress(RuntimeError):  # from torch 2.6 where there is none
+            device = torch.accelerator.current_accelerator()
+    backend = spec.backend or ("nccl" if device is None else dist.get_default_backend_for_device(device))
     if not dist.is_backend_available(backend.split(":")[-1]):
         msg = f"this torch has no `{backend}` backend"
         raise CannotBeginError(msg)
-    with _environment_default("TORCH_DIST_INIT_BARRIER", "1"):
+    if device is not None:
+        sees_own = os.environ["LOCAL_RANK"] == "0"  # with `virtual_local_rank`, or since it is the first
+        torch.get_device_module(device).set_device(0 if sees_own else spec.gpus.start)
+    with environment_default("TORCH_DIST_INIT_BARRIER", "1"):
         dist.init_process_group(backend)
-
-
-@contextlib.contextmanager
-def _environment_default(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for this block, unless it is set."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
 
 
 def _destroy_process_group() -> None:

@@ -6,10 +6,10 @@ import os
 import traceback
 from collections.abc import Mapping
 
+from raylaunch.core.placement.devices import VARIABLES
 from raylaunch.worker import torch_internals
 from raylaunch.worker.runtime.spec import WorkerSpec
 
-DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _MAX_ANSWER_BYTES = 4000
 """Less than a pipe takes, so that the child never waits for its reader."""
 
@@ -22,7 +22,7 @@ def bind(spec: WorkerSpec) -> None:
     """Bind this process, and all processes that it will start, if the job asks for it. Raises CannotBindError."""
     if spec.numa_binding is None:
         return
-    cpus, why_not = _query_in_child(spec.numa_binding, spec.local_rank, spec.node_devices)
+    cpus, why_not = _query_in_child(spec.numa_binding, spec.gpus.start, spec.node_devices)
     if not cpus:
         msg = f"cannot bind local rank {spec.local_rank} to the CPUs near its GPU: {why_not or 'there are none'}"
         raise CannotBindError(msg)
@@ -39,7 +39,7 @@ def _query_in_child(mode: str, gpu: int, devices: Mapping[str, str]) -> tuple[se
     child = os.fork()
     if child == 0:
         try:
-            for name in DEVICE_VARIABLES:
+            for name in VARIABLES:
                 os.environ.pop(name, None)
             os.environ.update(devices)
             answer = " ".join(map(str, sorted(torch_internals.cpus_near_gpu(mode, gpu))))

@@ -28,9 +28,11 @@ class WorkerSpec:
     stderr: str
     """Path of the log file that the worker's stderr is appended to."""
     backend: str | None = None
-    """For functions: the backend of the process group; `none` for no group; None for torch's choice by device."""
+    """For functions: the backend of the process group; `none` for no group; None for the device's own, as nccl."""
     numa_binding: str | None = None
     """Which CPUs near its GPU the worker is bound to, as a value of torchrun's `--numa-binding`."""
+    gpus: range = range(0)
+    """The indices of its GPUs on the node. Without any it is empty, and begins at `local_rank`."""
     node_devices: dict[str, str] = field(default_factory=dict)
     """The variables that name the GPUs of the node. With `virtual_local_rank`, `env` names the worker's own only."""
     terminal: str = ""

@@ -32,6 +32,8 @@ def test_submitter_variables_are_inherited():
         "HOME",
         "PYTHONPATH",
         "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK",
         "SSH_TTY",
         "SLURM_JOB_ID",
         "KUBERNETES_PORT",

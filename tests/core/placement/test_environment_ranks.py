@@ -166,27 +166,6 @@ def test_role_of_the_job():
 
 
 @pytest.mark.parametrize(
-    ("visible", "device"), [("", "1"), ("4,7", "7"), ("GPU-a,GPU-b,GPU-c", "GPU-b"), ("4", "1"), (None, "1")]
-)
-def test_virtual_local_rank_is_zero(visible, device):
-    """Each worker sees only its own device: the one at its local rank in the list of visible devices."""
-    part = assign(1, [member("a", 2)])[0]
-    given = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    found = worker_env(part, 1, replace(MEETING, virtual_local_rank=True), error_file="", given=given)
-    assert (found["LOCAL_RANK"], found["CUDA_VISIBLE_DEVICES"], found["LOCAL_WORLD_SIZE"]) == ("0", device, "2")
-    assert "HIP_VISIBLE_DEVICES" not in found
-
-
-def test_virtual_local_rank_with_rocm():
-    """HIP_VISIBLE_DEVICES comes before CUDA_VISIBLE_DEVICES, and both name the worker's device."""
-    given = {"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "0,1"}
-    found = worker_env(
-        assign(1, [member("a", 2)])[0], 1, replace(MEETING, virtual_local_rank=True), error_file="", given=given
-    )
-    assert (found["HIP_VISIBLE_DEVICES"], found["CUDA_VISIBLE_DEVICES"]) == ("7", "7")
-
-
-@pytest.mark.parametrize(
     ("workers", "cpus", "given_env", "found"),
     [
         (1, 1.0, {}, {}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raylaunch.core.placement.environment import Assignment, Rendezvous
@@ -65,17 +67,16 @@ def test_the_gpus_of_the_node_are_told_beside_the_worker_s_own():
     template = WorkerTemplate(
         run_dir="/runs", kind="command", target="true", args=(), env={}, backend=None, preload=(), start_method="fork"
     )
-    env = {"CUDA_VISIBLE_DEVICES": "4,5"}
+    template = replace(template, virtual_local_rank=True, gpus_per_worker=2)
+    env = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     spec = NodeSpec(
         template=template, node="node-1", address="", env=env, cwd="/", run_dir="/runs", page="/page", fast_dir="/files"
     )
     part = Assignment(attempt=1, node="node-1", node_rank=0, nnodes=1, base_rank=0, nproc=2, world_size=2)
-    meeting = Rendezvous(
-        master_addr="", master_port=1, run_id="run", max_restarts=0, restart_count=0, virtual_local_rank=True
-    )
+    meeting = Rendezvous(master_addr="", master_port=1, run_id="run", max_restarts=0, restart_count=0)
     worker = spec.worker(part, 1, meeting)
-    assert (worker.env["CUDA_VISIBLE_DEVICES"], worker.local_rank) == ("5", 1)
-    assert worker.node_devices == env
+    assert (worker.env["CUDA_VISIBLE_DEVICES"], worker.env["LOCAL_RANK"]) == ("6,7", "0")
+    assert (worker.local_rank, worker.gpus, worker.node_devices) == (1, range(2, 4), env)
 
 
 @pytest.mark.parametrize(("awaits", "expected"), [(True, "3"), (False, None)])

@@ -43,6 +43,6 @@ def test_the_gpu_is_that_of_the_local_rank_on_the_node(monkeypatch, bound, own, 
     if own is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
     more = {"cwd": "/", "stdout": "", "stderr": "", "numa_binding": "node", "node_devices": devices}
-    numa.bind(WorkerSpec(rank=2, local_rank=2, kind="script", target="a.py", env={}, **more))
+    numa.bind(WorkerSpec(rank=2, local_rank=2, gpus=range(2, 3), kind="script", target="a.py", env={}, **more))
     assert bound == [{cpu}]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == own
