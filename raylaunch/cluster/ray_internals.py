@@ -22,7 +22,10 @@ import ray
 from ray import exceptions
 from ray.util.placement_group import placement_group
 
+from raylaunch.core.environ import snapshot
 from raylaunch.core.newtypes import HostId
+from raylaunch.core.placement import devices
+from raylaunch.core.placement.environment import natural_key
 from raylaunch.errors import ClusterError
 
 UNEXPECTED = (AttributeError, ImportError, LookupError, TypeError)
@@ -293,18 +296,24 @@ def command_line_in_job_list(text: str) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of this process without the variables by which Ray hides what the actor did not request.
+    """Return the environment of this actor. It names the GPUs that were reserved for it, else what its node has.
 
     Ray sets CUDA_VISIBLE_DEVICES and the like to "" where an actor has no accelerators; from 2.60 on it does so only
-    with RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1. Its managers know the variables. Without them, they stay, and a script
-    for which no GPUs were requested sees none.
+    with RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1. With RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=1 and the like it sets
+    none, and actors of one host would use the same GPUs. What the raylet itself was given, and so the node has, is
+    `original_visible_accelerator_ids` of its worker object. Without all that, the environment is as Ray has made it,
+    but for "" in variables that name devices: a script for which no GPUs were requested sees all of the machine.
     """
+    found = {name: value for name, value in snapshot(os.environ).items() if value or name not in devices.VARIABLES}
     try:
-        managers = import_module("ray._private.accelerators").get_all_accelerator_managers()
-        names = {manager.get_visible_accelerator_ids_env_var() for manager in managers}
-    except UNEXPECTED:
-        names = set()
-    return {name: value for name, value in os.environ.items() if value or name not in names}
+        variable = _manager().get_visible_accelerator_ids_env_var()
+        of_node = import_module("ray._private.worker").global_worker.original_visible_accelerator_ids["GPU"]
+        reserved = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    except (*UNEXPECTED, RuntimeError):  # RuntimeError: AMD's manager, where ROCR_VISIBLE_DEVICES is set
+        return found
+    if of_node is not None:
+        return found | {variable: ",".join([gpu for gpu in of_node if gpu in reserved] or of_node)}
+    return found | ({variable: ",".join(sorted(reserved, key=natural_key))} if reserved else {})
 
 
 @contextlib.contextmanager
@@ -325,12 +334,17 @@ def accelerators() -> tuple[str, int, list[str] | None]:
     since Ray 2.44. Without them, this machine has no such GPUs.
     """
     try:
-        manager = import_module("ray._private.accelerators").get_accelerator_manager_for_resource("GPU")
+        manager = _manager()
         variable = manager.get_visible_accelerator_ids_env_var() or ""
         count = manager.get_current_node_num_accelerators()
         return variable, count, manager.get_current_process_visible_accelerator_ids()
-    except UNEXPECTED:
+    except (*UNEXPECTED, RuntimeError):  # RuntimeError: AMD's manager, where ROCR_VISIBLE_DEVICES is set
         return "", 0, None
+
+
+def _manager() -> Any:
+    """Return what knows the machine's GPUs: NVIDIA's, unless there are others."""
+    return import_module("ray._private.accelerators").get_accelerator_manager_for_resource("GPU")
 
 
 def _ask_label_selectors() -> None:

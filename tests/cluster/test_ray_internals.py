@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import ray
-from ray._private import state, utils, worker
+from ray._private import accelerators, state, utils, worker
 from ray.exceptions import RpcError
 
 from raylaunch.cluster import ray_internals
+from raylaunch.core.placement import devices
 from raylaunch.errors import ClusterError, ExitCode
 
 NODE = "1f" * 28
@@ -169,17 +170,74 @@ def test_a_ray_without_tokens(monkeypatch):
     ray_internals.use_token_if_there_is_one()
 
 
+@pytest.fixture
+def actor(connected, monkeypatch):
+    """An actor on a node with four GPUs; `reserved` are its own, and `of_node` what its raylet was restricted to."""
+    found = SimpleNamespace(reserved=[], of_node=None)
+    connected.get_accelerator_ids = lambda: {"GPU": found.reserved}
+    for name in (*devices.VARIABLES, "OTHER"):
+        monkeypatch.delenv(name, raising=False)
+
+    def restrict(of_node):
+        monkeypatch.setattr(worker.global_worker, "original_visible_accelerator_ids", {"GPU": of_node}, raising=False)
+
+    restrict(None)
+    found.restrict = restrict
+    return found
+
+
+def named() -> dict[str, str]:
+    """The variables that name devices."""
+    return {name: value for name, value in ray_internals.environment().items() if name in devices.VARIABLES}
+
+
 @pytest.mark.parametrize("missing", [False, True])
-def test_accelerators_that_an_older_ray_hides(monkeypatch, missing):
+def test_accelerators_that_an_older_ray_hides(actor, monkeypatch, missing):
     """Where they were not requested, it sets the variables to ""; what names devices stays."""
     if missing:
         monkeypatch.setattr(ray_internals, "import_module", lambda _: SimpleNamespace())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("HABANA_VISIBLE_MODULES", "1")
     monkeypatch.setenv("OTHER", "")
-    found = ray_internals.environment()
-    assert (found["HABANA_VISIBLE_MODULES"], found["OTHER"]) == ("1", "")
-    assert ("CUDA_VISIBLE_DEVICES" in found) is missing
+    assert named() == {"HABANA_VISIBLE_MODULES": "1"}
+    assert ray_internals.environment()["OTHER"] == ""
+
+
+@pytest.mark.parametrize("told", ["", "2,3", None])
+def test_a_raylet_that_has_some_gpus_of_its_machine(actor, monkeypatch, told):
+    """An actor for which none are reserved sees the raylet's, and not all of the machine."""
+    if told is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    actor.restrict(["2", "3"])
+    assert named() == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    actor.restrict([])
+    assert named() == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize("told", [None, "4,5,10"])
+def test_a_ray_that_tells_its_actors_no_gpus(actor, monkeypatch, told):
+    """With RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=1; agents of one host would use the same ones."""
+    if told is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+        actor.restrict(told.split(","))
+    actor.reserved = ["10", "4"]
+    assert named() == {"CUDA_VISIBLE_DEVICES": "4,10"}
+
+
+def test_a_variable_of_rocm_on_another_machine(actor, monkeypatch):
+    """Ray's code for AMD's GPUs raises RuntimeError there, and ROCm's own installers have people set it."""
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    actor.reserved = ["1"]
+    assert named() == {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "0"}
+    monkeypatch.setattr(ray_internals, "_manager", lambda: accelerators.AMDGPUAcceleratorManager)
+    assert named() == {"ROCR_VISIBLE_DEVICES": "0"}
+    assert ray_internals.accelerators() == ("", 0, None)
+
+
+def test_each_variable_that_ray_sets_is_known():
+    """None of a submitter is passed to other machines."""
+    found = {one.get_visible_accelerator_ids_env_var() for one in accelerators.get_all_accelerator_managers()}
+    assert found - {None} <= {*devices.VARIABLES}
 
 
 def test_the_tip_about_accelerators_is_not_printed():
