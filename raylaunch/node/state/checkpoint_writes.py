@@ -28,6 +28,13 @@ _SECONDS = 60.0
 _END_SECONDS = 2.0
 """How long a process that is to end may take."""
 _CHUNK = 65536
+_ENV = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""The process leaves GPUs alone: DCP asks whether there are any, for which torch else initializes CUDA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,7 @@ class CheckpointWrites:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | _ENV,
                 cwd="/",
                 start_new_session=True,
             )

@@ -215,6 +215,26 @@ def test_a_last_checkpoint_that_is_given_up_leaves_no_process_and_nothing_incomp
     os.close(fd)
 
 
+def test_the_process_that_writes_sees_no_gpu(monkeypatch, tmp_path):
+    """Else torch would initialize CUDA there, also after the run, when its GPUs are somebody else's."""
+    (tmp_path / "program.py").write_text(
+        f"import json, os\njson.dump(dict(os.environ), open({str(tmp_path / 'env')!r}, 'w'))"
+    )
+    monkeypatch.setattr(checkpoint_process, "__file__", str(tmp_path / "program.py"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    fd = os.memfd_create("test")
+    with select.epoll() as epoll:
+        writes = CheckpointWrites(epoll)
+        writes.note_folder(Request(attempt=1, rank=0, index=2, folder="/somewhere", keep=1, write=0))
+        while not writes.write_last({fd: Commit(1, 8)}).is_over:
+            assert epoll.poll(60)
+            writes.poll({})
+    env = json.loads((tmp_path / "env").read_text())
+    assert (env["CUDA_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"]) == ("", "")
+    assert env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+    os.close(fd)
+
+
 def test_where_no_folder_is_named_nothing_is_written_at_the_end():
     with select.epoll() as epoll:
         assert CheckpointWrites(epoll).write_last({0: Commit(1, 8)}) == LastWrite(is_over=True)

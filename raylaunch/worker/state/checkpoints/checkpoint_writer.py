@@ -117,7 +117,7 @@ class CheckpointWriter:
         overwritten meanwhile, and what pickle and DCP raise.
         """
         ranks = range(self._held.world_size)
-        writer = FileSystemWriter(self.path)
+        writer = FileSystemWriter(self.path, per_thread_copy_ahead=0)  # else it waits for a stream of the GPU, if any
         writer.set_up_storage_writer(is_coordinator=True)
         plans, metadata = self._planners[0].create_global_plan(
             [self._await("plan", rank, self._seconds) for rank in ranks]

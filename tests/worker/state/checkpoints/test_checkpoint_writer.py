@@ -271,3 +271,9 @@ def test_at_the_end_light_commits_are_not_written(folder):
     common = committed(2, (2,), FSDP)
     newer = [light_part(rank, torch.ones(10_000)) for rank in (0, 1)]
     assert write_newest(folder, [*common, *newer], SECONDS) == f"{folder.path}/step-8"
+
+
+def test_no_gpu_is_touched(folder, monkeypatch):
+    """DCP would copy through a stream of the current GPU, if there is one, though all tensors are on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert os.path.isdir(write_checkpoint(folder, committed(1, (1,), FSDP), SECONDS))
