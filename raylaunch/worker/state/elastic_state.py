@@ -15,7 +15,7 @@ from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter, comple
 from raylaunch.worker.state import rank_commits
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.commit_schedule import COST_SHARE, CommitSchedule, Every
-from raylaunch.worker.state.cuda_copies import CudaCopies
+from raylaunch.worker.state.device_copies import DeviceCopies
 from raylaunch.worker.state.rank_commits import RankCommits
 from raylaunch.worker.state.snapshots import random_states
 from raylaunch.worker.state.snapshots.restored import Restored
@@ -35,13 +35,13 @@ machine it often changes.
 
 @dataclass(slots=True)
 class _Unsealed:
-    """A commit whose CUDA tensors are still being copied."""
+    """A commit whose tensors on devices are still being copied."""
 
     number: int
     completed: int
     """After how many steps."""
     found: Snapshot
-    copies: CudaCopies
+    copies: DeviceCopies
     interval: int
     """After how many steps the next one follows."""
     seconds: float
@@ -62,8 +62,8 @@ class State:
     back in the next attempt. Every rank must have a state of the same objects, and commit after the same steps. Outside
     a launch, and in processes that a worker has started, both do nothing.
 
-    Values are set and read as in a dict, `state["epoch"] = 3`. The random states of Python, NumPy, torch and CUDA are
-    part of the state, unless `random_state` is False.
+    Values are set and read as in a dict, `state["epoch"] = 3`. The random states of Python, NumPy, torch and the GPU
+    are part of the state, unless `random_state` is False.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class State:
         """Commit the state after a step, if it is its turn: see `every`. `step`: the number of the step just done.
 
         Call this on every rank after each step. Steps count through all epochs and attempts, from 0 on. When this
-        returns, the commit is whole, except for CUDA tensors, which are copied until the next call at the latest.
+        returns, the commit is whole, except for tensors on GPUs, which are copied until the next call at the latest.
 
         When nodes join, are drained, or a person requests a restart, all ranks commit after the same step, and the call
         does not return: it waits for the SIGTERM that ends the worker. If the script calls `should_checkpoint`, too,

@@ -20,7 +20,7 @@ from raylaunch.worker.state.commit_buffer import (
     CommitBuffer,
     WriteState,
 )
-from raylaunch.worker.state.cuda_copies import CudaCopies
+from raylaunch.worker.state.device_copies import DeviceCopies
 from raylaunch.worker.state.shared_tensors import PartMemory
 from raylaunch.worker.state.snapshots.snapshot import Snapshot
 
@@ -144,8 +144,8 @@ class RankBuffers:
         buffer = self._buffers[DURABLE_BUFFER] if self._folder is not None else None
         return buffer.header.outcome if buffer is not None and self._write_state is WriteState.FAILED else ""
 
-    def write(self, found: Snapshot, *, to_disk: bool) -> CudaCopies:
-        """Write a snapshot into the next buffer; CUDA tensors are still being copied when this returns.
+    def write(self, found: Snapshot, *, to_disk: bool) -> DeviceCopies:
+        """Write a snapshot into the next buffer; tensors on devices are still being copied when this returns.
 
         Raises MemoryError, before anything is overwritten, where the node does not have so much memory.
         """
@@ -159,12 +159,12 @@ class RankBuffers:
                 for target, source in chain(
                     memory.pairs(found.tensors), memory.share_pairs(start, self._share(found), found.shared)
                 ):
-                    if source.is_cuda:
-                        on_device.append((target, source))
-                    else:
+                    if source.is_cpu:
                         target.copy_(source)
-                return CudaCopies(buffer, on_device)
-        return CudaCopies(buffer, ())
+                    else:
+                        on_device.append((target, source))
+                return DeviceCopies(buffer, on_device)
+        return DeviceCopies(buffer, ())
 
     def _share(self, found: Snapshot) -> range:
         """Return which bytes of the shared tensors this rank copies."""

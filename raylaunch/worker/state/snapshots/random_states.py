@@ -1,4 +1,4 @@
-"""The states of a process's random number generators, in Python, NumPy, torch and CUDA."""
+"""The states of a process's random number generators, in Python, NumPy, torch and the current device of torch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ _NUMBER = "I"
 _TWISTER, _TWISTER_BYTES = "MT19937", 2500
 """NumPy's Mersenne Twister, and the size of its memory: 624 numbers, and which of them is the next."""
 
+_DEVICE_KINDS = ("cuda", "xpu", "hpu", "npu", "mlu", "musa", "openreg")
+"""Devices of torch, and of extensions of it, whose modules have the functions of `torch.cuda`."""
+
 _State = tuple[Any, ...]
 
 _known: dict[str, tuple[Any, _State]] = {}
@@ -29,8 +32,9 @@ def collect() -> dict[str, Any]:
         found["numpy"] = _numpy_state(numpy)
     if (torch := sys.modules.get("torch")) is not None:
         found["torch"] = _bytes(torch.get_rng_state())
-        if _uses_cuda(torch):
-            found["cuda"] = _bytes(torch.cuda.get_rng_state())
+        for kind, module in _device_modules(torch):
+            if module.is_initialized():
+                found[kind] = _bytes(module.get_rng_state())
     return found
 
 
@@ -73,8 +77,9 @@ def restore(states: dict[str, Any]) -> None:
         numpy.set_state((name, array(_NUMBER, more[0]), *more[1:]) if more else name)
     if torch is not None and "torch" in states:
         torch.set_rng_state(_tensor(torch, states["torch"]))
-        if "cuda" in states and torch.cuda.is_available():
-            torch.cuda.set_rng_state(_tensor(torch, states["cuda"]))
+        for kind, module in _device_modules(torch):
+            if kind in states and module.is_available():
+                module.set_rng_state(_tensor(torch, states[kind]))
 
 
 def seed_from(states: dict[str, Any], rank: int) -> None:
@@ -88,8 +93,9 @@ def seed_from(states: dict[str, Any], rank: int) -> None:
         numpy.seed(_seed(states["numpy"], rank) % 2**32)
     if torch is not None and "torch" in states:
         torch.default_generator.manual_seed(_seed(states["torch"], rank))
-        if "cuda" in states and torch.cuda.is_available():
-            torch.cuda.manual_seed(_seed(states["cuda"], rank))
+        for kind, module in _device_modules(torch):
+            if kind in states and module.is_available():
+                module.manual_seed(_seed(states[kind], rank))
 
 
 def _seed(state: Any, rank: int) -> int:
@@ -105,5 +111,6 @@ def _tensor(torch: Any, state: bytes) -> Any:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def _uses_cuda(torch: Any) -> bool:
-    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
+def _device_modules(torch: Any) -> list[tuple[str, Any]]:
+    """Return the modules of devices by name. To ask for the accelerator that there is could initialize it."""
+    return [(kind, getattr(torch, kind)) for kind in _DEVICE_KINDS if hasattr(torch, kind)]

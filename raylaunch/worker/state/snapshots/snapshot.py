@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from raylaunch.worker.state import shared_tensors
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, round_up
+from raylaunch.worker.state.device_copies import has_streams
 from raylaunch.worker.state.shared_tensors import IsShared
 
 OBJECT = "object:"
@@ -166,7 +167,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if type(found) is self._torch.Tensor and is_raw(self._torch, found):
             place = self._add(found), found.dtype, tuple(found.shape), _memory_format(self._torch, found)
-            return tensor_at, (*place, str(found.device))
+            return tensor_at, (*place, _device(self._torch, found))
         if self._dtensor is not None and isinstance(found, self._dtensor):
             local = found.to_local().detach()
             placements, shape = tuple(found.placements), tuple(found.shape)
@@ -196,8 +197,15 @@ def _place(found: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) -> t
 
 def is_raw(torch: Any, tensor: Any) -> bool:
     """Return whether a tensor is what its elements are, so that they can be copied as bytes."""
-    is_plain = tensor.layout is torch.strided and (tensor.is_cpu or tensor.is_cuda) and not tensor.is_quantized
-    return is_plain and not tensor.is_conj() and not tensor.is_neg()
+    is_plain = tensor.layout is torch.strided and not tensor.is_quantized
+    return is_plain and not tensor.is_conj() and not tensor.is_neg() and (tensor.is_cpu or has_streams(tensor.device))
+
+
+def _device(torch: Any, tensor: Any) -> str:
+    """Return a tensor's device. The rank's current one has no index: it may have another where it is restored."""
+    device = tensor.device
+    is_current = device.index is not None and device.index == torch.get_device_module(device).current_device()
+    return device.type if is_current else str(device)
 
 
 def _memory_format(torch: Any, tensor: Any) -> str:

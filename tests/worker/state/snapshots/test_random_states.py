@@ -88,3 +88,49 @@ def test_a_new_rank_is_seeded_by_the_states_of_another_one():
     random_states.restore(states)
     assert found[0] == found[2]
     assert not set(found[0]) & {*found[1], *drawn()}
+
+
+class Device:
+    """The module of a device, as `torch.npu` is of Ascend's."""
+
+    def __init__(self, *, initialized=True):
+        self.state, self.initialized = torch.arange(16, dtype=torch.uint8), initialized
+
+    def is_available(self):
+        return True
+
+    def is_initialized(self):
+        return self.initialized
+
+    def get_rng_state(self):
+        return self.state
+
+    def set_rng_state(self, state):
+        self.state = state
+
+    def manual_seed(self, seed):
+        self.state = torch.tensor([seed % 251], dtype=torch.uint8)
+
+
+def test_devices_other_than_cuda(monkeypatch):
+    """The generator of the current device, if the script uses it."""
+    device = Device()
+    monkeypatch.setattr(torch, "npu", device, raising=False)
+    monkeypatch.setattr(torch, "hpu", Device(initialized=False), raising=False)
+    states = random_states.collect()
+    assert (states["npu"], states.keys() & {"hpu", "cuda"}) == (bytes(range(16)), set())
+    device.state = None
+    random_states.restore(states)
+    assert device.state.tolist() == [*range(16)]
+    seeded = []
+    for rank in (4, 5, 4):
+        random_states.seed_from(states, rank)
+        seeded.append(device.state.item())
+    random_states.restore(states)
+    assert seeded[0] == seeded[2] != seeded[1]
+
+
+def test_cuda_is_not_initialized_by_a_commit(monkeypatch):
+    """To ask whether there is any does that: a worker on the CPU would get a context, or find out that it has none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("it was asked"))
+    random_states.collect()

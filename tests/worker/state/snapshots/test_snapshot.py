@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from raylaunch.worker.state.snapshots import snapshot
 from raylaunch.worker.state.snapshots.snapshot import OBJECT, Snapshot
 
 
@@ -30,3 +32,17 @@ class Fails:
 def test_what_cannot_be_pickled_is_named(name, item, said):
     with pytest.raises(pickle.PicklingError, match=f"^`State` cannot pickle {said}"):
         Snapshot({name: item})
+
+
+@pytest.mark.parametrize(
+    ("device", "current", "expected"), [("cuda:5", 5, "cuda"), ("cuda:5", 0, "cuda:5"), ("cpu", 0, "cpu")]
+)
+def test_the_current_device_has_no_index(monkeypatch, device, current, expected):
+    """The rank may have another local rank where it is restored, and then that device is another rank's."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    assert snapshot._device(torch, SimpleNamespace(device=torch.device(device))) == expected  # noqa: SLF001
+
+
+def test_what_torch_cannot_copy_on_a_stream_is_pickled_as_torch_does():
+    assert Snapshot({"values": torch.zeros(2)}).tensors
+    assert not Snapshot({"values": torch.zeros(2, device="meta")}).tensors

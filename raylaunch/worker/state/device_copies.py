@@ -1,4 +1,4 @@
-"""Copies of CUDA tensors into a buffer, on a stream of their own."""
+"""Copies of tensors on devices, such as CUDA's, into a buffer, on a stream of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from raylaunch.worker.state.commit_buffer import CommitBuffer
 
 
-class CudaCopies:
+class DeviceCopies:
     """Copies of one commit. The script's stream waits for them on the device, so that nothing is overwritten early.
 
     The script itself goes on at once, if the buffer is pinned. Where it cannot be, the copies are made before it does.
@@ -25,13 +25,13 @@ class CudaCopies:
             by_device[source.device].append((target, source))
         if not by_device:
             return
-        torch = sys.modules["torch"]
         pin(buffer, next(iter(by_device)))
         for device, copies in by_device.items():
-            current, side = torch.cuda.current_stream(device), _side_stream(device)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            module = sys.modules["torch"].get_device_module(device)
+            current, side = module.current_stream(device), _side_stream(device)
+            begin, end = (module.Event(enable_timing=True) for _ in range(2))
             side.wait_stream(current)
-            with torch.cuda.stream(side):
+            with module.stream(side):
                 begin.record(side)
                 for target, source in copies:
                     target.copy_(source, non_blocking=True)
@@ -58,23 +58,32 @@ _pinned: set[tuple[int, int]] = set()
 """Address and size of each buffer that was pinned, or cannot be."""
 
 
+def has_streams(device: Any) -> bool:
+    """Return whether torch can copy tensors of a device on a stream of their own: CUDA's, ROCm's, XPU's and others."""
+    return hasattr(getattr(sys.modules["torch"], device.type, None), "current_stream")
+
+
 def _side_stream(device: Any) -> Any:
     if device not in _streams:
-        _streams[device] = sys.modules["torch"].cuda.Stream(device)
+        _streams[device] = sys.modules["torch"].get_device_module(device).Stream(device)
     return _streams[device]
 
 
 def pin(buffer: CommitBuffer, device: Any) -> None:
     """Pin the memory of a buffer (cudaHostRegister), once. Where that fails, copies into it are slower.
 
-    CUDA remembers the error, and torch would raise it at the script's next kernel, which has nothing to do with it. So
-    a kernel on the device has it raised here (C10_CUDA_KERNEL_LAUNCH_CHECK, c10/cuda/CUDAException.h).
+    The device is made the current one for it: CUDA would make a context on another, perhaps another rank's. CUDA
+    remembers the error, and torch would raise it at the script's next kernel, which has nothing to do with it. So a
+    kernel on the device has it raised here (C10_CUDA_KERNEL_LAUNCH_CHECK, c10/cuda/CUDAException.h).
     """
     torch = sys.modules["torch"]
     key = torch.frombuffer(buffer.memory, dtype=torch.uint8).data_ptr(), buffer.size
     if key in _pinned:
         return
     _pinned.add(key)
-    if int(torch.cuda.cudart().cudaHostRegister(*key, 0)) != 0:
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=device)
+    if device.type != "cuda":
+        return
+    with torch.cuda.device(device):
+        if int(torch.cuda.cudart().cudaHostRegister(*key, 0)) != 0:
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=device)
