@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +31,6 @@ from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.fleet_api import ReportReceived
-from raylaunch.core.field_types import checker
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.errors import ClusterError
@@ -110,35 +110,50 @@ def little_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+def dump_order(order: Order) -> bytes:
+    """Return a goal that has only this order, as bytes."""
+    return serialization.dump_goal(NodeGoal(generation=1, orders=((1, order),)))
+
+
 KINDS = {
     "spec": (st.just(SPEC), serialization.dump_spec, serialization.load_spec, AgentSpec),
     "goal": (goals, serialization.dump_goal, serialization.load_goal, NodeGoal),
+    "order": (orders, dump_order, serialization.load_goal, NodeGoal),
     "report": (reports, serialization.dump_report, serialization.load_report, AgentReport),
 }
+
+
+def is_right(value: Any, hint: Any) -> bool:
+    """Return whether a field of this type may have the value. A list will do for a tuple."""
+    try:
+        msgspec.convert(msgspec.to_builtins(value, builtin_types=(bytes,)), hint)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @profiles.examples(100)
 @given(data=st.data())
-def test_a_damaged_message_is_refused_or_has_the_right_types(kind, data):
+def test_a_damaged_message_is_refused_or_is_still_one(kind, data):
     drawn, dump, load, hint = KINDS[kind]
     message = dump(data.draw(drawn))
-    assert checker(hint)(load(message))
+    assert isinstance(load(message), hint)
     for damage in data.draw(st.lists(damages, min_size=1, max_size=3)):
         message = damaged(message, damage)
     with little_memory(), contextlib.suppress(UnreadableError, VersionMismatchError):
-        assert checker(hint)(load(message))
+        assert isinstance(load(message), hint)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["spec", "order", "report"])
 @profiles.examples(60)
 @given(data=st.data())
 def test_a_message_with_a_field_of_another_type_is_refused(kind, data):
     drawn, dump, load, _ = KINDS[kind]
     message = data.draw(drawn.filter(fields))
     name = data.draw(st.sampled_from([field.name for field in fields(message)]))
-    wrong = data.draw(anything.filter(lambda value: not checker(get_type_hints(type(message))[name])(value)))
-    with pytest.raises(UnreadableError):
+    wrong = data.draw(anything.filter(lambda value: not is_right(value, get_type_hints(type(message))[name])))
+    with pytest.raises((UnreadableError, TypeError)):  # TypeError: of who writes a function
         load(dump(replace(message, **{name: wrong})))
 
 

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from raylaunch.cli.daemon import daemon_messages
 from raylaunch.cli.daemon.daemon_messages import ClientStream, DaemonState, RunEnded, RunRequest, SignalForwarded
-from raylaunch.core.field_types import checker
 from raylaunch.node.protocol import wire
 
-_is_message = checker(str | ClientStream | RunRequest | SignalForwarded)
+_MESSAGES = (str, ClientStream, RunRequest, SignalForwarded)
+"""What commands send."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """If a command dies, its run gets the first of these that stops it."""
 _GRACE_SECONDS = 0.1
@@ -125,12 +127,10 @@ class Listener:
                 client.streams[message.number], fd = fd, before
             if fd is not None:
                 os.close(fd)
-            if _is_message(message):
-                self._handle(client, message)
-            else:
-                self._disconnect(client)
+            kind = next(kind for kind in _MESSAGES if isinstance(message, kind))
+            self._handle(client, msgspec.convert(msgspec.to_builtins(message), kind))
         except Exception:  # noqa: BLE001
-            self._disconnect(client)  # it is gone, or of another version
+            self._disconnect(client)  # it is gone, or of another version: unpickling checks nothing
 
     def _handle(self, client: ClientConnection, message: Any) -> None:
         match message:

@@ -1,7 +1,7 @@
 """How messages between driver and agents become bytes: the first one with the versions of raylaunch, Python and Ray.
 
-They are pickles, which must only be read from somebody who may run code here anyway. They travel in the calls of Ray,
-which runs code for whoever may make calls; docs/security.md says who that is.
+They are pickles of plain values, which must only be read from somebody who may run code here anyway. They travel in the
+calls of Ray, which runs code for whoever may make calls; docs/security.md says who that is.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ import hashlib
 import pickle
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
 
 from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
-from raylaunch.core.field_types import checker
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
+from raylaunch.node.protocol.messages import Order
 from raylaunch.node.protocol.node_goal import NodeGoal
 
+_Message = TypeVar("_Message")
+_ORDERS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Order)}
 _FIRST_LINE = re.compile(rb"(raylaunch [ -~]{1,300})\n")
 
 
@@ -44,7 +49,6 @@ def version() -> str:
 def protocol() -> str:
     """Return a hash of the names and types of all fields that driver and agents send to each other.
 
-    The pickle of a dataclass with slots has only the values: if a field is added, it would be read as another one.
     The version does not tell that, since code may change between two releases.
     """
     found: dict[str, list[tuple[str, Any]]] = {}
@@ -64,7 +68,7 @@ def _add_fields(hint: Any, found: dict[str, list[tuple[str, Any]]]) -> None:
 
 def dump_spec(spec: AgentSpec) -> bytes:
     """Return the first message to an agent: the driver's versions in a line of text, then the pickle."""
-    return _first_line() + pickle.dumps(spec)
+    return _first_line() + pickle.dumps(_plain(spec))
 
 
 def load_spec(message: bytes) -> AgentSpec:
@@ -73,8 +77,7 @@ def load_spec(message: bytes) -> AgentSpec:
     if found is None or found[0] != _first_line():
         msg = f"has {_versions()}, and the driver has {found[1].decode() if found else 'another version'}"
         raise VersionMismatchError(msg)
-    spec: AgentSpec = _load(message[found.end() :], AgentSpec, "the driver's first message")
-    return spec
+    return _load(message[found.end() :], "the driver's first message", partial(msgspec.convert, type=AgentSpec))
 
 
 def _first_line() -> bytes:
@@ -90,58 +93,64 @@ def _versions() -> str:
 
 def dump_goal(goal: NodeGoal) -> bytes:
     """Return a goal as bytes."""
-    return pickle.dumps(goal)
+    orders = [(number, type(order).__name__, _plain(order)) for number, order in goal.orders]
+    return pickle.dumps((goal.generation, orders))
 
 
 def load_goal(message: bytes) -> NodeGoal:
     """Read a goal of the driver. Raises UnreadableError."""
-    goal: NodeGoal = _load(message, NodeGoal, "a goal")
-    return goal
+    return _load(message, "a goal", _goal)
+
+
+def _goal(found: Any) -> NodeGoal:
+    generation, rows = msgspec.convert(found, tuple[int, list[tuple[int, str, dict[str, Any]]]])
+    orders = ((number, msgspec.convert(body, _ORDERS[name])) for number, name, body in rows)
+    return NodeGoal(generation=generation, orders=tuple(orders))
 
 
 def dump_report(report: AgentReport) -> bytes:
     """Return a report as bytes. Ray's own serialization costs a driver of 1,000 nodes far more."""
-    return pickle.dumps(report)
+    return pickle.dumps(_plain(report))
 
 
 def load_report(message: bytes) -> AgentReport:
     """Read a report of an agent. Raises UnreadableError."""
-    report: AgentReport = _load(message, AgentReport, "its report")
-    return report
+    return _load(message, "its report", partial(msgspec.convert, type=AgentReport))
 
 
 def dump_log_request(asked: LogQuery | LogRead) -> bytes:
     """Return what is asked of log files as bytes."""
-    return pickle.dumps(asked)
+    return pickle.dumps((isinstance(asked, LogRead), _plain(asked)))
 
 
 def load_log_request(message: bytes) -> LogQuery | LogRead:
     """Read what is asked of log files. Raises UnreadableError."""
-    asked: LogQuery | LogRead = _load(message, LogQuery | LogRead, "a request for logs")
-    return asked
+    return _load(message, "a request for logs", _log_request)
+
+
+def _log_request(found: Any) -> LogQuery | LogRead:
+    is_read, body = found
+    return msgspec.convert(body, LogRead) if is_read else msgspec.convert(body, LogQuery)
 
 
 def dump_log_answer(answer: LogAnswer) -> bytes:
     """Return what log files have as bytes."""
-    return pickle.dumps(answer)
+    return pickle.dumps(_plain(answer))
 
 
 def load_log_answer(message: bytes) -> LogAnswer:
     """Read what log files have. Raises UnreadableError."""
-    answer: LogAnswer = _load(message, LogAnswer, "its logs")
-    return answer
+    return _load(message, "its logs", partial(msgspec.convert, type=LogAnswer))
 
 
-def _load(message: bytes, kind: Any, whose: str) -> Any:
+def _plain(message: Any) -> Any:
+    """Return a message as dicts and lists. As such it is pickled in a third of the time."""
+    return msgspec.to_builtins(message, builtin_types=(bytes,))
+
+
+def _load(message: bytes, whose: str, read: Callable[[Any], _Message]) -> _Message:
     try:
-        found = pickle.loads(message)  # noqa: S301
+        return read(pickle.loads(message))  # noqa: S301
     except Exception as error:  # noqa: BLE001
         msg = f"{whose} cannot be read: {type(error).__name__}: {error}"
         raise UnreadableError(msg) from None
-    if not isinstance(found, kind):
-        msg = f"{whose} cannot be read: it is of type {type(found).__name__}"
-        raise UnreadableError(msg)
-    if not checker(kind)(found):
-        msg = f"{whose} cannot be read: fields of its {type(found).__name__} have other types"
-        raise UnreadableError(msg)
-    return found

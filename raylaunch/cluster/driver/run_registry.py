@@ -12,11 +12,12 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+
+import msgspec
 
 from raylaunch.cluster.local.file_writer import FileWriter, open_private
 from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
@@ -238,19 +239,9 @@ def dump(run: RegisteredRun) -> str:
 def load(text: bytes) -> RegisteredRun | None:
     """Return the entry that a JSON text has; None: it is none, or of another version."""
     try:
-        row = json.loads(text)
-        parts: dict[str, Any] = {"driver": DriverProcess(**_known(DriverProcess, row["driver"]))}
-        parts["signals"] = tuple(row["signals"])
-        if row.get("control") is not None:
-            parts["control"] = SecretAddress(**_known(SecretAddress, row["control"]))
-        return RegisteredRun(**_known(RegisteredRun, row) | parts)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return msgspec.convert(json.loads(text), RegisteredRun)
+    except (ValueError, RecursionError):
         return None
-
-
-def _known(kind: type[RegisteredRun | DriverProcess | SecretAddress], row: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in row.items() if name in names}
 
 
 def _where() -> tuple[str, str]:

@@ -16,7 +16,7 @@ import pytest
 from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.succession.agent_session import AgentSession, DetachedSettings
-from raylaunch.core.job.job import Job
+from raylaunch.core.job.job import Job, StartMethod
 from raylaunch.core.job.outputs import view
 from raylaunch.node.protocol.messages import OpenStore, Order, StopWorkers
 from raylaunch.node.protocol.node_goal import NodeGoal
@@ -24,7 +24,14 @@ from raylaunch.node.protocol.node_spec import WorkerTemplate
 
 SPEC = AgentSpec(
     template=WorkerTemplate(
-        run_dir="", kind="script", target="t.py", args=(), env={}, backend=None, preload=(), start_method="fork"
+        run_dir="",
+        kind="script",
+        target="t.py",
+        args=(),
+        env={},
+        backend=None,
+        preload=(),
+        start_method=StartMethod.SPAWN,
     ),
     address=None,
     nproc=1,
