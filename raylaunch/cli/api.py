@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from raylaunch.cli import payload, run_once
 from raylaunch.cli.args.diagnostics import SourceSpan
-from raylaunch.cli.config import job_file, python_settings
+from raylaunch.cli.config import job_file, load
 from raylaunch.cli.html_report.run_report import write_at_the_end
 from raylaunch.cli.output.console import Console, run_observer
 from raylaunch.cli.output.report import report
@@ -210,7 +210,7 @@ def _job(settings: Mapping[str, Any], entrypoint: Mapping[str, Any]) -> Job:
         kinds = ", ".join(f"`{kind}`" for kind in ENTRYPOINT_KINDS)
         msg = f"`entrypoint` is given by the arguments {kinds} and `args`"
         raise TypeError(msg)
-    return python_settings.job_of({**settings, "entrypoint": entrypoint})
+    return load.job_of({**settings, "entrypoint": entrypoint})
 
 
 def check_call(caller: str, function: object, args: object, kwargs: object = None) -> None:

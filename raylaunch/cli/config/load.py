@@ -1,10 +1,15 @@
-"""Make a `Job` from a command line, a job file and the environment, or one error that marks every mistake."""
+"""Make a `Job` from a command line, a job file and the environment, or from settings in Python.
+
+There is one error, which marks every mistake.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from numbers import Integral, Real
 from operator import eq
 from typing import Any
 
@@ -17,6 +22,7 @@ from raylaunch.cli.args.parser import CommandLine, GivenValue
 from raylaunch.cli.config import schema, type_errors
 from raylaunch.cli.config.flag_settings import FlagSetting, line_settings
 from raylaunch.cli.config.job_file import (
+    Yaml12Dumper,
     Yaml12Loader,
     command_findings,
     escaped,
@@ -25,7 +31,7 @@ from raylaunch.cli.config.job_file import (
     script_findings,
 )
 from raylaunch.core.job import secrets
-from raylaunch.core.job.job import Job, NodeRule
+from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.job.validation import problems
 from raylaunch.errors import ConfigError
@@ -62,6 +68,20 @@ def load(line: CommandLine, environ: Mapping[str, str], say: Callable[[str], Non
         reader.findings += command_findings(job, reader.span(("entrypoint", "command")))
     if reader.findings:
         raise ConfigError(Redactor.of(job, environ).hide(render(reader.findings)))
+    return job
+
+
+def job_of(settings: Mapping[str, Any]) -> Job:
+    """Return the job of settings given in Python, where a section is a dataclass or a dict. Raises ConfigError."""
+    reader = _JobReader(SourceSpan(source="Python"))
+    reader.add_node(_node((), settings), lambda _: reader.whole)
+    job = reader.job(None)
+    if reader.findings:
+        said = []
+        for finding in reader.findings:
+            key = ".".join(finding.paths[0])
+            said.append(finding.message if f"`{key}`" in finding.message else f"`{key}`: {finding.message}")
+        raise ConfigError("; ".join(said), hint=reader.findings[0].hint)
     return job
 
 
@@ -116,6 +136,28 @@ def _literal(value: str | list[str]) -> yaml.Node:
     return yaml.ScalarNode(_STR if tag == _NULL else tag, escaped(value))
 
 
+def _node(path: schema.Path, value: Any) -> yaml.Node:
+    """Return the node of a value from Python. Text is literal: `${x}` in it is not a reference. Raises ConfigError."""
+    match value:
+        case Entrypoint() | NodeRule() | RayOptions():
+            return _node(path, asdict(value))
+        case Mapping():
+            names = {str(name): item for name, item in value.items()}
+            items = [(yaml.ScalarNode(_STR, name), _node((*path, name), item)) for name, item in names.items()]
+            return yaml.MappingNode(_MAP, items)
+        case list() | tuple():
+            return yaml.SequenceNode(_SEQ, [_node((*path, str(index)), item) for index, item in enumerate(value)])
+        case None:
+            return yaml.ScalarNode(_NULL, "")
+        case bool() | Integral() | Real():
+            plain = value if isinstance(value, bool) else int(value) if isinstance(value, Integral) else float(value)
+            return Yaml12Dumper("").represent_data(plain)  # type: ignore[no-any-return, no-untyped-call]
+        case str() | os.PathLike():
+            return yaml.ScalarNode(_STR, escaped(str(value)))
+    shown = secrets.HIDDEN if secrets.is_secret(path[-1]) else secrets.cut(str(value))
+    raise ConfigError(f"`{'.'.join(path)}`: a plain value is expected, but `{shown}` is of type {type(value).__name__}")
+
+
 def _set(config: Any, given: _Input, hint: Any) -> None:
     """Set one value in the config; OmegaConf checks its type."""
     value: Any
@@ -164,7 +206,7 @@ class _JobReader:
         locate = file_locator(self.whole.source, text)
         node = self._parse(text, locate, ())
         if isinstance(node, yaml.MappingNode):
-            self._add_node(node, locate)
+            self.add_node(node, locate)
         elif node and node.tag != _NULL:
             message, _ = type_errors.wrong_type(Job, node)
             self.findings.append(Finding(message=message, span=locate(node), hint=_EXAMPLE, paths=((),)))
@@ -201,7 +243,7 @@ class _JobReader:
     def _add_at(self, path: schema.Path, node: yaml.Node, span: SourceSpan) -> None:
         for name in reversed(path):
             node = yaml.MappingNode(_MAP, [(yaml.ScalarNode(_STR, name), node)])
-        self._add_node(node, lambda _: span)
+        self.add_node(node, lambda _: span)
 
     def _parse(self, text: str, locate: Locator, path: schema.Path) -> yaml.Node | None:
         """Return the node of a YAML text; None, with a finding, if its syntax is wrong."""
@@ -217,7 +259,7 @@ class _JobReader:
             self.findings.append(Finding(message=message, span=span, hint=hint, paths=(path,)))
             return None
 
-    def _add_node(self, node: yaml.Node, locate: Locator) -> None:
+    def add_node(self, node: yaml.Node, locate: Locator) -> None:
         """Add a node and everything in it: sections are merged, other values are replaced."""
         for given in _walk(node, locate, (), self.whole):
             old = self.given.get(given.path)

@@ -18,7 +18,6 @@ from raylaunch.cli.args import parser
 from raylaunch.cli.config import job_file
 from raylaunch.cli.config import load as config
 from raylaunch.cli.config.job_file import dump
-from raylaunch.cli.config.python_settings import job_of
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError, ExitCode
@@ -398,10 +397,10 @@ def test_settings_from_python() -> None:
     """Sections are dicts or dataclasses, text is literal, and errors name the setting."""
     function = {"entrypoint": {"function": "a:b"}}
     rule = NodeRule(nproc_per_node=7, env={"A": "${node_address}"})
-    found = job_of(function | {"nodes": {"10.0.0.7": rule, "b": {"env": {"B": "1"}}}, "name": "${x}"})
+    found = config.job_of(function | {"nodes": {"10.0.0.7": rule, "b": {"env": {"B": "1"}}}, "name": "${x}"})
     assert found.nodes == {"10.0.0.7": rule, "b": NodeRule(env={"B": "1"})}
     assert found.name == "${x}"
-    assert job_of(function | {"ray": RayOptions(address="local")}).ray.address == "local"
+    assert config.job_of(function | {"ray": RayOptions(address="local")}).ray.address == "local"
     for wrong, said in (
         ({"nodes": {"10.0.0.7": {"nproc": 7}}}, "`nproc` is not a setting of a node"),
         ({"nodes": {"10.0.0.7": {"nproc_per_node": "x"}}}, "`nodes.10.0.0.7.nproc_per_node`: a whole number"),
@@ -410,11 +409,13 @@ def test_settings_from_python() -> None:
         ({"env": {"A_TOKEN": ["hunter2"]}}, "`env.A_TOKEN`: text is expected, but a list is given"),
         ({"env": {"A_TOKEN": None}}, "`env.A_TOKEN`: text is expected, but no value is given"),
         ({"nnodes": {"a": 1}}, "`nnodes`: a whole number or text is expected, but a section is given"),
-        ({"entrypoint": {"function": "a:b", "kwargs": {"a_key": print}}}, "a plain value is expected, but `***` is"),
+        ({"entrypoint": {"function": "a:b", "kwargs": {"a_key": print}}}, "a plain value is expected, but `***` is of"),
+        ({"env": {"A": b"x"}}, "`env.A`: a plain value is expected, but `b'x'` is of type bytes"),
+        ({"nnodes": "2:1", "max_restart": 3}, "`max_restart` is not a setting; `nnodes`: the minimum (2)"),
         ({"nnodes": "2:1"}, "`nnodes`: the minimum (2)"),
     ):
         with pytest.raises(ConfigError) as caught:
-            job_of(function | wrong)
+            config.job_of(function | wrong)
         assert said in str(caught.value)
 
 

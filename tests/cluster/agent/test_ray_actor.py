@@ -185,7 +185,7 @@ def test_an_order_that_cannot_be_read(monkeypatch, actor):
     asyncio.run(actor.obey(0, b"!garbage"))
     asyncio.run(actor.obey(0, pickle.dumps("stop")))
     assert [type(error) for error in errors] == [serialization.UnreadableError] * 2
-    assert str(errors[1]) == "a goal cannot be read: it is of type str"
+    assert str(errors[1]) == "a goal cannot be read: ValidationError: Expected `array`, got `str`"
 
 
 def test_all_runs_of_a_process_use_one_actor_class():
