@@ -266,8 +266,6 @@ def _mesh_2d(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
 
 def _fsdp2_step(ctx: CheckContext) -> None:
     """Check that the parameters after one step equal the unsharded model's."""
-    import torch  # noqa: PLC0415
-
     if ctx.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise CheckSkippedError("FSDP2 of this torch needs GPUs")  # such as torch 2.6
     model = _model(ctx)

@@ -13,12 +13,11 @@ _MAX_LINES = 6
 """Different accounts of one check that a row shows."""
 _MAX_NUMBER = 999.5
 """A time that would be longer than three digits is given in the next unit."""
-_MUST_AGREE = ("torch", "nccl")
-"""Versions that must be the same on all nodes; others only should be."""
 _VERSION_HINTS = {
     "torch": "install the same torch on all nodes",
     "nccl": "ranks with different NCCL versions may hang or crash when they first meet: install the same torch",
 }
+"""The versions that must be the same on all nodes; others only should be."""
 
 
 class CheckStatus(StrEnum):
@@ -126,12 +125,9 @@ def _lines_by_outcome(outcomes: Mapping[int, CheckOutcome]) -> Iterator[str]:
         yield f"{ranks_text(others)}: other accounts of it"
 
 
-def absent_row(part: str, name: str, absent: Mapping[int, str]) -> CheckRow:
-    """Return the row of a check from which ranks did not return; `absent` has the last known position of each."""
-    last: dict[str, list[int]] = {}
-    for rank, where in sorted(absent.items()):
-        last.setdefault(where, []).append(rank)
-    lines = tuple(f"did not arrive: {ranks_text(ranks)}, last heard of in `{where}`" for where, ranks in last.items())
+def absent_row(part: str, name: str, absent: Iterable[int]) -> CheckRow:
+    """Return the row of a check from which these ranks did not return."""
+    lines = (f"did not arrive: {ranks_text(absent)}",)
     return CheckRow(part=part, name=name, status=CheckStatus.WRONG, lines=lines, hint=_hint(part, name, late=True))
 
 
@@ -223,37 +219,25 @@ def version_rows(environments: Mapping[int, RankEnvironment]) -> Iterator[CheckR
     )
     for name, by_rank in found.items():
         if not _agree(by_rank):
-            status = CheckStatus.WRONG if name in _MUST_AGREE else CheckStatus.WARNING
-            yield CheckRow(
-                part="versions",
-                name=name,
-                status=status,
-                lines=tuple(_lines_by_value(by_rank, environments)),
-                hint=_VERSION_HINTS.get(name, ""),
-            )
+            hint = _VERSION_HINTS.get(name, "")
+            status = CheckStatus.WRONG if hint else CheckStatus.WARNING
+            lines = tuple(_lines_by_value(by_rank, environments))
+            yield CheckRow(part="versions", name=name, status=status, lines=lines, hint=hint)
 
 
 def env_rows(environments: Mapping[int, RankEnvironment]) -> Iterator[CheckRow]:
     """Yield a row for each variable of the backends. One that differs is a warning, unless it names devices."""
     for name in sorted({name for one in environments.values() for name in one.env}):
         by_rank = {rank: _value(one.env, name) for rank, one in environments.items()}
-        if _agree(by_rank):
-            yield CheckRow(
-                part="environment", name=name, status=CheckStatus.INFO, lines=(next(iter(by_rank.values())),)
-            )
-        else:
-            status = CheckStatus.INFO if _names_devices(name) else CheckStatus.WARNING
-            lines = tuple(_lines_by_value(by_rank, environments))
-            yield CheckRow(part="environment", name=name, status=status, lines=lines)
+        is_fine = _agree(by_rank) or name.endswith(("_IFNAME", "_HCA", "_NET_DEVICES"))
+        lines = (by_rank[0],) if _agree(by_rank) else tuple(_lines_by_value(by_rank, environments))
+        status = CheckStatus.INFO if is_fine else CheckStatus.WARNING
+        yield CheckRow(part="environment", name=name, status=status, lines=lines)
 
 
 def _value(env: Mapping[str, str], name: str) -> str:
     value = env.get(name, "not set")
     return HIDDEN if name in env and is_secret(name) else value
-
-
-def _names_devices(name: str) -> bool:
-    return name.endswith(("_IFNAME", "_HCA", "_NET_DEVICES"))
 
 
 def _agree(by_rank: Mapping[int, str]) -> bool:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn
 
 from raylaunch.worker import torch_internals
 from raylaunch.worker.selfcheck import findings, versions
-from raylaunch.worker.selfcheck.coordinator import AbsentError, Coordinator, SilentError
 from raylaunch.worker.selfcheck.findings import CheckOutcome, CheckRow, CheckStatus
 
 _FIRST_TIMEOUT = 120.0
 """Seconds that ranks may start apart from each other: each of them imports torch first."""
+_MARGIN = 10.0
+"""Seconds that a rank may be later than the others before it counts as absent."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,45 +30,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return _error("RANK or WORLD_SIZE is not set: no launcher started this", "run it by `raylaunch check`", code=2)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    _import_torch()
+    dist = _import_torch()
     if rank == 0:
         print(f"waiting for all {size} ranks ..." if size > 1 else "one rank", file=sys.stderr, flush=True)
     try:
-        store = _launch_store(rank, size, timedelta(seconds=max(options.timeout, _FIRST_TIMEOUT)))
+        # The store that `init_process_group()` would use.
+        store, _, _ = next(
+            dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=max(options.timeout, _FIRST_TIMEOUT)))
+        )
     except Exception as error:  # noqa: BLE001
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         return _error(f"rank {rank} cannot use the store at {where}: {error}", "look for a firewall between the nodes")
-    check = SelfCheck(coordinator=Coordinator(store, rank, size), timeout=options.timeout)
+    check = SelfCheck(store=dist.PrefixStore("selfcheck", store), rank=rank, size=size, timeout=options.timeout)
     try:
         check.run(options.backends)
-        code = check.agree_on_exit_code(report(check, options.json))
-    except AbsentError as absent:
-        check.record_absent(absent)
-        report(check, options.json)
-        check.coordinator.wait_until_absent_are_reported()
+        code = check.leave(report(check, options.json))
+    except dist.DistError as error:
+        _error(f"rank {rank}: rank 0 was not heard of: {error}", "look at rank 0's output and at its node")
         _exit_now(1)
-    except SilentError as silent:
-        _error(f"rank {rank}: {silent}", "look at rank 0's output and at its node")
-        _exit_now(1)
-    if check.broken:
+    if check.broken or check.absent:
         _exit_now(code)
     return code
 
 
-def _import_torch() -> None:
+def _import_torch() -> Any:
     """Import what the checks need, so that no check's time includes it, and hide torch's FutureWarnings."""
     torch_internals.import_compiler()
+    import torch.distributed as dist  # noqa: PLC0415
+
     import raylaunch.worker.selfcheck.checks  # noqa: F401, PLC0415
 
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
+    return dist
 
 
-def _launch_store(rank: int, size: int, timeout: timedelta) -> Any:
-    """Return the store that `init_process_group()` would use, with a prefix of the self-check."""
-    import torch.distributed as dist  # noqa: PLC0415
-
-    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
-    return dist.PrefixStore("selfcheck", store)
+class AbsentError(Exception):
+    """Some ranks did not arrive, so nothing more can be checked. Raised on all ranks that did arrive."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,20 +76,31 @@ class SelfCheck:
     check, and the rank itself prints its stack.
     """
 
-    coordinator: Coordinator
+    store: Any
+    """The launch's store, by which the ranks agree: never by the process group under test."""
+    rank: int
+    size: int
     timeout: float
     """Seconds that an operation may wait for other ranks."""
     rows: list[CheckRow] = field(default_factory=list)
     broken: str = ""
     """The check that failed so that no process group can be used any more, on any rank."""
+    absent: list[int] = field(default_factory=list)
+    """The ranks that did not arrive."""
+    _decisions: int = 0
     _position: tuple[str, str] = ("nodes", "all ranks")
 
     def run(self, backends: Sequence[str] | None) -> None:
-        """Run all checks with these backends, or with all that work here. Raises AbsentError and SilentError."""
-        self.coordinator.set_position("comparing the nodes")
+        """Run all checks with these backends, or with all that work here. Raises torch's DistError without rank 0."""
+        try:
+            self._run(backends)
+        except AbsentError:
+            self._record(findings.absent_row(*self._position, self.absent))
+
+    def _run(self, backends: Sequence[str] | None) -> None:
         own = asdict(versions.rank_environment()), versions.backend_problems(), versions.gpu_id()
         _make_nccl_raise()
-        usable = self.coordinator.decide(own, lambda values: self._compare(values, backends), timeout=_FIRST_TIMEOUT)
+        usable = self.decide(own, lambda values: self._compare(values, backends), timeout=_FIRST_TIMEOUT)
         for backend in usable:
             if self.broken:
                 why = f"{self.broken} failed; check this alone with `--backends {backend}`"
@@ -98,15 +108,43 @@ class SelfCheck:
             else:
                 self._check_backend(backend)
 
-    def agree_on_exit_code(self, code: int) -> int:
-        """Return rank 0's exit code on all ranks; on rank 0 last."""
-        code = int(self.coordinator.decide(code, lambda values: values[0], timeout=self.timeout))
-        self.coordinator.leave()
-        return code
+    def decide(self, value: Any, judge: Callable[[dict[int, Any]], Any], *, timeout: float) -> Any:
+        """Bring this rank's value, as JSON; return what `judge` made of all values by rank, on rank 0.
 
-    def record_absent(self, absent: AbsentError) -> None:
-        """Record the row of the ranks that did not arrive, at the check that was running."""
-        self._record(findings.absent_row(*self._position, absent.where))
+        `timeout`: for how many seconds the ranks may have worked on their own before. Raises AbsentError where a rank
+        does not arrive, and torch's DistError where rank 0 does not decide.
+        """
+        self._decisions += 1
+        keys = [f"{self._decisions}/{rank}" for rank in range(self.size)]
+        decided = f"{self._decisions}/decision"
+        self.store.set(keys[self.rank], json.dumps(value))
+        if self.rank == 0:
+            with contextlib.suppress(_dist_error()):
+                self.store.wait(keys, timedelta(seconds=timeout + _MARGIN))
+            absent = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+            decision = None if absent else judge(dict(enumerate(map(json.loads, self.store.multi_get(keys)))))
+            self.store.set(decided, json.dumps([absent, decision]))
+        self.store.wait([decided], timedelta(seconds=timeout + 2 * _MARGIN))
+        self.absent, decision = json.loads(self.store.get(decided))
+        if self.absent:
+            raise AbsentError
+        return decision
+
+    def leave(self, code: int) -> int:
+        """Return rank 0's exit code on all ranks: it has reported, and leaves last, since it may serve the store.
+
+        When a rank exits, a launcher may kill the others.
+        """
+        others = [rank for rank in range(1, self.size) if rank not in self.absent]
+        if self.rank:
+            self.store.wait(["code"], timedelta(seconds=self.timeout + _MARGIN))
+            code = int(self.store.get("code"))
+            self.store.set(f"gone/{self.rank}", "")
+        elif others:
+            self.store.set("code", str(code))
+            with contextlib.suppress(_dist_error()):
+                self.store.wait([f"gone/{rank}" for rank in others], timedelta(seconds=_MARGIN))
+        return code
 
     def _compare(self, values: dict[int, Any], requested: Sequence[str] | None) -> list[str]:
         """Record the rows of the nodes; return the backends that all ranks can use."""
@@ -134,20 +172,19 @@ class SelfCheck:
 
         ctx = checks.CheckContext(
             backend=backend,
-            rank=self.coordinator.rank,
-            size=self.coordinator.size,
+            rank=self.rank,
+            size=self.size,
             device=checks.device_of(backend),
             timeout=timedelta(seconds=self.timeout),
-            store=self.coordinator.store,
+            store=self.store,
         )
         for name, check in checks.CHECKS:
             self._position = (backend, name)
-            self.coordinator.set_position(f"{backend} {name}")
             self._print(f"{backend}: {name} ...")
             faulthandler.dump_traceback_later(2 * self.timeout)  # a rank that does not come back prints where it is
             outcome = checks.run(check, ctx)
             faulthandler.cancel_dump_traceback_later()
-            if self.coordinator.decide(asdict(outcome), self._judge, timeout=self.timeout):
+            if self.decide(asdict(outcome), self._judge, timeout=self.timeout):
                 self.broken = f"{name} of {backend}"
                 why = f"no process group can be used after {name} has failed"
                 self._record(CheckRow(part=backend, name="all others", status=CheckStatus.SKIPPED, lines=(why,)))
@@ -167,7 +204,7 @@ class SelfCheck:
             self._print(line)
 
     def _print(self, line: str) -> None:
-        if self.coordinator.rank == 0:
+        if self.rank == 0:
             print(line, file=sys.stderr, flush=True)  # progress; stdout has only the table
 
 
@@ -188,7 +225,7 @@ def _make_nccl_raise() -> None:
 
 def report(check: SelfCheck, path: str | None) -> int:
     """Print the table, write the rows as JSON to `path`, and return the exit code. Only rank 0 prints and writes."""
-    if check.coordinator.rank == 0:
+    if check.rank == 0:
         print(f"\n{findings.table(check.rows)}", end="", flush=True)
         try:
             if path:
@@ -197,6 +234,13 @@ def report(check: SelfCheck, path: str | None) -> int:
         except OSError as error:
             return _error(f"cannot write `{path}`: {error.strerror}", "give `--json` a path that rank 0 can write")
     return findings.exit_code(check.rows)
+
+
+def _dist_error() -> type[Exception]:
+    """Return the base of the errors of torch's stores."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    return dist.DistError
 
 
 def _error(message: str, hint: str, *, code: int = 1) -> int:

@@ -5,13 +5,11 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from datetime import timedelta
 
 import pytest
 
 from raylaunch.worker.selfcheck import program
-from raylaunch.worker.selfcheck.coordinator import AbsentError, Coordinator, SilentError
 from raylaunch.worker.selfcheck.findings import CheckStatus, gpu_sharing_text
 from tests.worker.alone import environment
 
@@ -171,7 +169,7 @@ def test_a_rank_that_does_not_come_back_is_named_and_ends_the_check(failing):
     folder = failing[0] / "one_stuck"
     said = (folder / "said-0.txt").read_text()
     assert failing[1][0] == 1
-    assert "did not arrive: rank 1, last heard of in `gloo reduce`" in said
+    assert "did not arrive: rank 1" in said
     assert said.splitlines()[-1] == "wrong: gloo: reduce"
     assert "in sleeping" in (folder / "said-1.txt").read_text()
 
@@ -262,12 +260,13 @@ def test_gloo_itself_words_a_missing_operation_so():
     assert outcome(caught.value).status is CheckStatus.UNSUPPORTED
 
 
-def _coordinators(size, margin=10.0):
+def _checks(size):
+    """Return the check of each rank, without a launcher."""
     import torch.distributed as dist
 
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=100))
-    return [Coordinator(store, rank, size, margin) for rank in range(size)]
+    return [program.SelfCheck(store=store, rank=rank, size=size, timeout=3.0) for rank in range(size)]
 
 
 @pytest.fixture
@@ -277,7 +276,8 @@ def alone(monkeypatch):
         monkeypatch.setenv(name, "")  # the check sets them; that is undone
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    return program.SelfCheck(coordinator=_coordinators(1)[0], timeout=3.0)
+    (check,) = _checks(1)
+    return check
 
 
 def test_a_backend_is_not_checked_after_another_has_failed(alone, monkeypatch):
@@ -311,10 +311,10 @@ def test_ranks_that_share_a_gpu_are_found():
 def test_all_ranks_get_the_decision_of_rank_0():
     got = {}
 
-    def take_part(coordinator):
-        got[coordinator.rank] = coordinator.decide(coordinator.rank, lambda values: sum(values.values()), timeout=100)
+    def take_part(check):
+        got[check.rank] = check.decide(check.rank, lambda values: sum(values.values()), timeout=100)
 
-    threads = [threading.Thread(target=take_part, args=(coordinator,)) for coordinator in _coordinators(3)]
+    threads = [threading.Thread(target=take_part, args=(check,)) for check in _checks(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -322,42 +322,48 @@ def test_all_ranks_get_the_decision_of_rank_0():
     assert got == {0: 3, 1: 3, 2: 3}
 
 
-def test_rank_0_names_who_stays_away_and_tells_the_others():
-    first, second, third, _ = _coordinators(4, margin=0.1)
-    third.set_position("gloo gather")
-    second.store.set("1/value/1", "null")
-    with pytest.raises(AbsentError) as caught:
-        first.decide(None, dict, timeout=0)
-    assert caught.value.where == {2: "gloo gather", 3: "nothing: it did not begin"}
-    with pytest.raises(AbsentError) as told:
+def test_rank_0_names_who_stays_away_and_tells_the_others(monkeypatch):
+    monkeypatch.setattr(program, "_MARGIN", 0.1)
+    first, second, _, _ = _checks(4)
+    second.store.set("1/1", "null")
+    for check in (first, second):
+        with pytest.raises(program.AbsentError):
+            check.decide(None, dict, timeout=0)
+        assert check.absent == [2, 3]
+
+
+def test_a_silent_rank_0_is_noticed(monkeypatch):
+    import torch.distributed as dist
+
+    monkeypatch.setattr(program, "_MARGIN", 0.05)
+    _, second = _checks(2)
+    with pytest.raises(dist.DistError):
         second.decide(None, dict, timeout=0)
-    assert told.value.where == caught.value.where
 
 
-def test_the_others_stay_until_rank_0_has_named_the_absent():
-    first, second = _coordinators(2)
-    gone = threading.Event()
-    thread = threading.Thread(target=lambda: (second.wait_until_absent_are_reported(), gone.set()))
-    thread.start()
-    assert not gone.wait(0.1)
-    first.wait_until_absent_are_reported()
-    thread.join()
-
-
-def test_a_silent_rank_0_is_noticed():
-    _, second = _coordinators(2, margin=0.1)
-    second.set_position("gloo gather")
-    with pytest.raises(SilentError, match="this rank is in `gloo gather`"):
-        second.decide(None, dict, timeout=0)
+def test_the_others_wait_until_rank_0_has_reported_and_rank_0_goes_last():
+    first, second, absent = _checks(3)
+    first.absent = second.absent = [absent.rank]
+    gone = []
+    threads = [
+        threading.Thread(target=lambda check=check: gone.append((check.rank, check.leave(3 - check.rank))))
+        for check in (second, first)
+    ]
+    threads[0].start()
+    threads[0].join(0.1)
+    assert not gone
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert sorted(gone) == [(0, 3), (1, 3)]
 
 
 def test_rank_0_goes_last():
-    first, second = _coordinators(2)
-    gone = []
-    thread = threading.Thread(target=lambda: (first.leave(), gone.append(time.monotonic())))
+    first, second = _checks(2)
+    gone = threading.Event()
+    thread = threading.Thread(target=lambda: (first.leave(0), gone.set()))
     thread.start()
-    thread.join(0.1)
-    assert not gone
-    second.leave()
+    assert not gone.wait(0.1)
+    second.leave(0)
     thread.join()
-    assert gone
+    assert gone.is_set()
