@@ -102,7 +102,7 @@ class Agent:
         await self.begun.wait()
         if not self.unsaid:
             await asyncio.sleep(1000)
-        return pickle.dumps(AgentReport(sent_at=float(os.getpid()), status=self.unsaid.pop()))
+        return serialization.dump_report(AgentReport(sent_at=float(os.getpid()), status=self.unsaid.pop()))
 
     async def close(self) -> list[str]:
         return []
@@ -190,7 +190,7 @@ class Kept(Agent):
         if epoch in self.told:
             await asyncio.sleep(1000)
         self.told.add(epoch)
-        return pickle.dumps(AgentReport(sent_at=float(os.getpid()), status=self.unsaid[0]))
+        return serialization.dump_report(AgentReport(sent_at=float(os.getpid()), status=self.unsaid[0]))
 
     async def obey(self, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
         self.session.check(epoch)
@@ -218,7 +218,7 @@ class Obedient(Kept):
 
     async def obey(self, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
         await super().obey(epoch, goal, serial, state)
-        self.carried_out += [order.attempt for order in self.session.new_orders(epoch, pickle.loads(goal))]
+        self.carried_out += [order.attempt for order in self.session.new_orders(epoch, serialization.load_goal(goal))]
 
     async def read_result(self, _rank: int, _offset: int) -> bytes:
         return pickle.dumps(self.carried_out)
