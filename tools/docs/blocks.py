@@ -16,7 +16,7 @@ from typing import Any, get_args
 import raylaunch
 import raylaunch.worker
 from raylaunch.cli.args import subcommands, usage
-from raylaunch.cli.args.key_flags import attribute_docstrings, default_text
+from raylaunch.cli.args.flags import attribute_docstrings, default_text
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine.events_and_actions import Action, Event
 from raylaunch.core.machine.state import TRANSITIONS, Phase

@@ -6,7 +6,9 @@ and at once after an internal error or a run that left a thread behind, which co
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -14,13 +16,82 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from raylaunch.cli import run_once
 from raylaunch.cli.daemon import fingerprint, socket_dir
 from raylaunch.cli.daemon.daemon_messages import DaemonState, IdleAgent, RunRequest
 from raylaunch.cli.daemon.listener import ClientConnection, Listener
-from raylaunch.cli.daemon.takeover import Takeover, close_streams
 from raylaunch.errors import ExitCode
+
+_IDLE_UMASK = 0o077
+
+
+class Impersonation:
+    """The folder, environment, streams, umask and signals of a command, which this process has during its run."""
+
+    def __init__(self, run: RunRequest, streams: dict[int, int]) -> None:
+        """`streams`: open files by the descriptor (0, 1, 2) that they become; `enter` or `leave` closes them."""
+        self._run = run
+        self._streams = streams
+        self._environ = dict(os.environ)
+        names = {*run.job.signals_to_handle, *run.job.signals_to_forward} & signal.Signals.__members__.keys()
+        self._signals = {name: signal.Signals[name] for name in names}
+
+    def enter(self) -> None:
+        """Take over. Raises OSError if the folder cannot be entered."""
+        os.chdir(self._run.cwd)
+        os.umask(self._run.umask)
+        _set_environ(self._run.environ)
+        for number, fd in self._streams.items():
+            os.dup2(fd, number)
+            os.close(fd)
+        self._streams = {}
+        for name, number in self._signals.items():
+            signal.signal(number, self._disposition(name, number))
+
+    def _disposition(self, name: str, number: signal.Signals) -> Any:
+        """Return the handler until the run sets its own: Python's default, but a forwarded signal must not kill."""
+        if name in self._run.ignored:
+            return signal.SIG_IGN
+        if name in self._run.job.signals_to_forward:
+            return lambda *_: None
+        return signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+
+    def leave(self) -> None:
+        """Flush the output and restore what was there before `enter`."""
+        for number in self._signals.values():
+            signal.signal(number, signal.SIG_DFL)
+        for file in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # the reader is gone
+                file.flush()
+        for fd in self._streams.values():
+            os.close(fd)
+        close_streams()
+        for file in (sys.stdout, sys.stderr):
+            file.flush()  # discards what could not be written, or the next run would print it
+        _set_environ(self._environ)
+        os.umask(_IDLE_UMASK)
+        os.chdir("/")
+
+
+def close_streams() -> None:
+    """Replace stdin, stdout and stderr by /dev/null."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    os.close(null)
+
+
+def _set_environ(environ: dict[str, str]) -> None:
+    """Set only the variables that differ, since threads of Ray may read the others; keep those that Ray has set."""
+    for name in os.environ.keys() - environ.keys():
+        if not name.startswith("RAY_"):
+            del os.environ[name]
+    for name, value in environ.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
 
 _FIRST_SECONDS = 60.0
 """Time for the command that started the daemon to send its run."""
@@ -87,10 +158,10 @@ class _Daemon:
         run = client.run
         assert run is not None, "`wait` returns connections with a run"
         self._title, self._since = run.title, time.monotonic()
-        takeover = Takeover(run, client.streams)
+        impersonation = Impersonation(run, client.streams)
         code = int(ExitCode.INTERNAL)
         try:
-            takeover.enter()
+            impersonation.enter()
             if self._cluster.is_kept():  # else this process exits, and the command, whose run has not started, retries
                 code = self._run(run)
         except OSError as error:
@@ -101,7 +172,7 @@ class _Daemon:
             stays = code != ExitCode.INTERNAL and not _has_leftover_threads()
             self._title, self._since = "", time.monotonic()
             self._until = self._since + run.job.keep_warm
-            self._listener.finish(code, takeover.leave, stays=stays)
+            self._listener.finish(code, impersonation.leave, stays=stays)
 
     def _run(self, run: RunRequest) -> int:
         return (

@@ -14,7 +14,7 @@ from raylaunch.cluster.agent.lease import Lease
 from raylaunch.cluster.agent.link import Link, LinkServer
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, PooledAgent
-from raylaunch.cluster.session.shared_connection import SharedConnection
+from raylaunch.cluster.session.ray_session import SharedConnection
 from raylaunch.core.job import outputs
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.placement.packing import NodeFacts
