@@ -22,7 +22,6 @@ from raylaunch.cli.args.parser import CommandLine, GivenValue
 from raylaunch.cli.config import schema, type_errors
 from raylaunch.cli.config.flag_settings import FlagSetting, line_settings
 from raylaunch.cli.config.job_file import (
-    Yaml12Dumper,
     Yaml12Loader,
     command_findings,
     escaped,
@@ -151,11 +150,13 @@ def _node(path: schema.Path, value: Any) -> yaml.Node:
             return yaml.ScalarNode(_NULL, "")
         case bool() | Integral() | Real():
             plain = value if isinstance(value, bool) else int(value) if isinstance(value, Integral) else float(value)
-            return Yaml12Dumper("").represent_data(plain)  # type: ignore[no-any-return, no-untyped-call]
+            return yaml.representer.SafeRepresenter().represent_data(plain)
         case str() | os.PathLike():
             return yaml.ScalarNode(_STR, escaped(str(value)))
-    shown = secrets.HIDDEN if secrets.is_secret(path[-1]) else secrets.cut(str(value))
-    raise ConfigError(f"`{'.'.join(path)}`: a plain value is expected, but `{shown}` is of type {type(value).__name__}")
+        case _:
+            key, kind = ".".join(path), type(value).__name__
+            shown = secrets.HIDDEN if secrets.is_secret(path[-1]) else secrets.cut(str(value))
+            raise ConfigError(f"`{key}`: a plain value is expected, but `{shown}` is of type {kind}")
 
 
 def _set(config: Any, given: _Input, hint: Any) -> None:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -77,7 +77,7 @@ def load_spec(message: bytes) -> AgentSpec:
     if found is None or found[0] != _first_line():
         msg = f"has {_versions()}, and the driver has {found[1].decode() if found else 'another version'}"
         raise VersionMismatchError(msg)
-    return _load(message[found.end() :], "the driver's first message", partial(msgspec.convert, type=AgentSpec))
+    return _load(message[found.end() :], "the driver's first message", lambda spec: msgspec.convert(spec, AgentSpec))
 
 
 def _first_line() -> bytes:
@@ -115,7 +115,7 @@ def dump_report(report: AgentReport) -> bytes:
 
 def load_report(message: bytes) -> AgentReport:
     """Read a report of an agent. Raises UnreadableError."""
-    return _load(message, "its report", partial(msgspec.convert, type=AgentReport))
+    return _load(message, "its report", lambda report: msgspec.convert(report, AgentReport))
 
 
 def dump_log_request(asked: LogQuery | LogRead) -> bytes:
@@ -140,7 +140,7 @@ def dump_log_answer(answer: LogAnswer) -> bytes:
 
 def load_log_answer(message: bytes) -> LogAnswer:
     """Read what log files have. Raises UnreadableError."""
-    return _load(message, "its logs", partial(msgspec.convert, type=LogAnswer))
+    return _load(message, "its logs", lambda answer: msgspec.convert(answer, LogAnswer))
 
 
 def _plain(message: Any) -> Any:

@@ -240,7 +240,8 @@ def _dist_error() -> type[Exception]:
     """Return the base of the errors of torch's stores."""
     import torch.distributed as dist  # noqa: PLC0415
 
-    return dist.DistError
+    base: type[Exception] = dist.DistError
+    return base
 
 
 def _error(message: str, hint: str, *, code: int = 1) -> int:
