@@ -91,18 +91,6 @@ def test_every_bench_is_explained() -> None:
     assert names(section(blocks.DOCS / "benchmarks.md", "How to run them")) == set(bench.BENCHES)
 
 
-def test_walks_are_as_long_as_their_headings_say() -> None:
-    """Each row of a walk has its number, and no module occurs twice in a walk."""
-    walks = re.split(
-        r"^### ", section(blocks.DOCS / "architecture.md", "Three walks through the code"), flags=re.MULTILINE
-    )
-    for walk in walks[1:]:
-        rows = [blocks.cells(line) for line in walk.splitlines() if re.match(r"\| \d+ \|", line)]
-        said = int(re.search(r": (\d+) modules$", walk.splitlines()[0]).group(1))
-        assert [int(row[0]) for row in rows] == [*range(1, said + 1)]
-        assert len({row[1] for row in rows}) == said
-
-
 def test_text_below_an_attribute_is_its_meaning() -> None:
     assert blocks.attribute_docstrings(Example) == {"two": "Second, on two lines."}
 

@@ -21,6 +21,7 @@ from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine.events_and_actions import Action, Event
 from raylaunch.core.machine.state import TRANSITIONS, Phase
 from raylaunch.core.record import run_layout
+from tools import walks
 from tools.compat import results
 
 ROOT = Path(__file__).parents[2]
@@ -168,6 +169,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "events": lambda: _classes(Event),
     "actions": lambda: _classes(Action),
     "phases": _phases,
+    "walks": walks.page,
     "compat": _compat,
     "versions": _versions,
 }

@@ -1,0 +1,228 @@
+"""The steps of each walk that `tools.walks` counts: what an event, an order or the job reaches, in this order.
+
+A line that begins with `#` begins a part of a process which a message, a signal, a thread or a new process reaches, so its
+first step needs no call. All further steps of the part are reached by calls. What is said of a step is said of its
+module, which is named where the walk reaches it first.
+"""
+
+from __future__ import annotations
+
+_START_OF_AGENT = """
+# The agent of each node
+cluster.agent.ray_actor:AgentActor.begin | the agent's process
+cluster.agent.serialization:load_spec
+cluster.agent.agent:Agent | the agent; what is new on its node becomes a status
+core.placement.environment:base_env | the environment that the workers of the node share; later the ranks, and RANK of each worker
+node.supervisor.supervisor:Supervisor.start | starts the fork server; later carries out orders
+node.supervisor.forkserver_client:ForkServerClient.start | starts the subreaper, and owns the connection to the fork server
+node.protocol.forkserver_messages:Initialize | between supervisor and fork server
+node.protocol.wire:send | as bytes
+# Subreaper and fork server
+node.forkserver.subreaper:main | forks the fork server
+node.forkserver.server:main | imports ahead, then serves
+node.preload.initial:import_preloads | imports torch
+node.protocol.messages:Ready | what happens on a node, and orders to it
+# The agent's event loop
+cluster.agent.agent:Agent._agent_ready
+node.protocol.node_status:AgentReady | what is true of the node
+# The agent, for the driver's pending call
+cluster.agent.ray_actor:AgentActor.next_report
+node.protocol.node_status:StatusFeed.news
+cluster.agent.serialization:dump_report
+"""
+_LAUNCH = """
+# The driver's loop, for the actions
+cluster.driver.executor:Executor.perform | actions become orders
+core.placement.environment:assign | the ranks, and the environment that tells them
+node.protocol.messages:LaunchWorkers | what happens on a node, and orders to it
+cluster.fleet.ray_fleet:RayFleet.send | sends them with a call of the agent
+node.protocol.node_goal:NodeGoals.add | all orders to a node that still matter
+cluster.agent.serialization:dump_goal
+# The agent of each node
+cluster.agent.ray_actor:AgentActor.obey
+cluster.agent.serialization:load_goal
+cluster.agent.agent:Agent.handle
+node.supervisor.supervisor:Supervisor.handle
+node.protocol.node_spec:NodeSpec.workers | what all workers of a node have in common, and each one's specification
+worker.runtime.spec:WorkerSpec | what a worker is started with
+core.placement.environment:worker_env
+node.protocol.forkserver_messages:StartWorkers
+# The fork server
+node.forkserver.server:ForkServer.serve
+node.forkserver.worker_group:WorkerGroup.fork | the workers of an attempt
+node.linux.processes:fork | forks them
+worker.runtime.boot:set_up_and_run | in each new process: environment, signals, output files
+worker.runtime.process_setup:die_with_parent | ends it with the fork server
+worker.runtime.entry:run | runs the script
+"""
+
+WALKS = {
+    "A job file becomes RANK in a worker's environment": (
+        "`raylaunch conf/job.yaml` on a Ray cluster, until the script's process has RANK.",
+        """
+# The command
+cli.main:main | parses the command line, loads the job, starts the run
+cli.args.parser:parse | splits the command line into flags, job file and `key=value`
+cli.args.flag:Flag | one flag
+cli.config.load:load | merges environment, job file and command line into one `Job`
+cli.config.flag_settings:line_settings | flags as settings
+cli.config.job_file:read_job_file | reads and parses the job file; checks that the script exists
+cli.config.schema:to_job | the types of all settings
+core.job.validation:problems | checks values that have the right type
+core.job.job:Job | what a person asks for
+cli.run_once:run | turns errors into messages and exit codes; runs the job with the console as its observer
+cluster.run:run_job | decides between a cluster and this machine, connects, plans, starts the driver
+# The command, where it needs Ray
+cluster.session.ray_session:find | connects to Ray; lists its nodes with their resources
+cluster.session.discovery:choose | finds the cluster that this machine belongs to
+cluster.ray_api.gcs_probe:probe_as_auto | asks its head whether it is up
+# The run begins
+cluster.run:run_job
+cluster.planning:plan_in | what the plan is made of, and what agents are told at their start
+cluster.session.session_base:Session.nodes | the place of the run
+core.placement.plan:make_plan | makes the plan
+core.placement.packing:pack | decides how many workers run on which node
+core.job.node_rules:nproc | what differs on single nodes
+cluster.planning:agent_spec
+cluster.session.worker_template:worker_template | what workers of all nodes have in common
+node.protocol.node_spec:WorkerTemplate | the same, as agents are told; later each worker's specification
+cluster.driver.driver:Driver.run | the event loop
+# The fleet's thread
+cluster.fleet.ray_fleet:RayFleet.start | makes requests of Ray
+cluster.fleet.fleet_base:FleetBase._decide | asks the allocator, and performs its requests
+cluster.fleet.allocator:Allocator.take_requests | which slots to reserve, and where to start agents
+# The allocator
+cluster.fleet.allocator:Allocator.start
+cluster.fleet.slot_table:ReserveGang | which slots exist; `ReserveGang`, `StartAgent`
+# The fleet's thread, for a request
+cluster.fleet.ray_fleet:RayFleet._do
+cluster.ray_api.placement_groups:PlacementGroups.reserve_gang | the reservation
+cluster.agent.serialization:dump_spec | messages between driver and agents as bytes
+"""
+        + _START_OF_AGENT
+        + """
+# The driver's loop
+cluster.fleet.ray_fleet:RayFleet._listen
+cluster.agent.serialization:load_report
+# The driver's loop, for the report
+cluster.driver.driver:Driver._came_up
+core.machine.events_and_actions:NodeJoined | events and actions
+# The state machine
+core.machine.machine:Machine.handle | decides
+core.machine.nodes:node_joined | what follows when a node has joined
+core.machine.launching:gather | there are enough nodes
+core.machine.membership:Membership.choose | which of them take part
+core.machine.events_and_actions:Launch
+"""
+        + _LAUNCH,
+    ),
+    "`kill -9` of a worker, until workers run again": (
+        "All workers run, and one of them is killed.",
+        """
+# The fork server
+node.forkserver.server:ForkServer.serve | SIGCHLD wakes it
+node.forkserver.worker_group:WorkerGroup.reap | `waitpid` says which worker died, and how
+node.protocol.forkserver_messages:WorkerExited | between supervisor and fork server
+node.protocol.wire:send | as bytes
+# The agent
+cluster.agent.agent:Agent._poll_supervisor | its event loop wakes up
+node.supervisor.supervisor:Supervisor.poll | reads the message
+node.supervisor.forkserver_client:ForkServerClient.receive | from this connection
+node.supervisor.process_failure:failure | collects the worker's exception, the end of its stderr, and further evidence
+node.linux.oom:OomKills | whether the kernel killed it because memory ran out
+node.protocol.messages:ProcessesExited | what happens on a node, and orders to it
+# The agent, for the driver's pending call
+cluster.agent.ray_actor:AgentActor.next_report | answers it
+cluster.agent.outbox:Outbox.take | output of the worker first, then its end
+node.protocol.node_status:StatusFeed.news | what is true of the node
+cluster.agent.serialization:dump_report | messages between driver and agents as bytes
+# The fleet
+cluster.fleet.ray_fleet:RayFleet._listen | receives the answer, and calls again
+cluster.agent.serialization:load_report
+# The driver's loop
+cluster.driver.driver:Driver.run | takes it from its inbox
+core.machine.observe:observe | what is new in the node's status, as events
+core.machine.events_and_actions:WorkersExited | events and actions
+core.machine.machine:Machine.handle | decides
+core.machine.workers:workers_changed | what follows from what workers do
+core.failures.failure:root_cause | which failure is the root cause, and whether a restart can help
+# The state machine
+core.machine.workers:workers_changed
+core.machine.restart_policy:RestartBudget | whether a restart is left
+core.machine.stopping:restart_world | from RUNNING to STARTING
+core.machine.launching:launch_world | the next attempt
+core.machine.membership:Membership.choose | which nodes take part in it
+core.machine.events_and_actions:Launch
+"""
+        + _LAUNCH,
+    ),
+    "A node joins, until the bigger world runs": (
+        "A job with `nnodes: MIN:MAX` runs on fewer than MAX nodes. A placement group for another node is pending in Ray.",
+        """
+# The fleet's thread
+cluster.ray_api.placement_groups:PlacementGroups.when_granted | Ray grants the reservation
+# The fleet
+cluster.fleet.ray_fleet:RayFleet._granted | is told
+# The allocator
+cluster.fleet.allocator:Allocator.granted | the slot has a host now
+cluster.fleet.slot_table:SlotTable.get | remembers it
+# The fleet's thread, for a request
+cluster.fleet.ray_fleet:RayFleet._do
+cluster.agent.serialization:dump_spec | messages between driver and agents as bytes
+"""
+        + _START_OF_AGENT
+        + """
+# The driver's loop
+cluster.fleet.ray_fleet:RayFleet._listen
+cluster.agent.serialization:load_report
+# The driver's loop, for the report
+cluster.driver.driver:Driver._came_up | the event loop
+core.machine.events_and_actions:NodeJoined | events and actions
+# The state machine
+core.machine.machine:Machine.handle | decides
+core.machine.nodes:node_joined | a bigger world is possible; waits for `last_call`
+core.machine.nodes:plan_resize
+core.machine.membership:Membership.successors | which nodes would take part
+# The state machine, when the time has come
+core.machine.machine:Machine.handle
+core.machine.deadlines:tick | what is due
+core.machine.saving:save_world | from RUNNING to SAVING
+core.machine.events_and_actions:RequestCheckpoint
+# The driver's loop, for the actions
+cluster.driver.executor:Executor.perform | for the checkpoint it proposes a step, and fixes it when no rank is past it
+node.protocol.messages:ProposeCheckpoint | what happens on a node, and orders to it
+cluster.fleet.ray_fleet:RayFleet.send
+node.protocol.node_goal:NodeGoals.add | all orders to a node that still matter
+cluster.agent.serialization:dump_goal
+# The agent of each node
+cluster.agent.ray_actor:AgentActor.obey
+cluster.agent.serialization:load_goal
+cluster.agent.agent:Agent.handle
+node.supervisor.supervisor:Supervisor.handle
+node.supervisor.polling:PagePoller.handle_checkpoint | writes the step to the shared page, and reads the answers
+worker.heartbeats.shared_page:SharedPage | the shared page
+# The script of each worker
+worker:should_checkpoint | the API of scripts
+worker.heartbeats.slot_owner:current_writer | whether this process is the worker
+worker.heartbeats.heartbeat_writer:HeartbeatWriter | whether this step is the one; then waits to be ended
+# The agent
+cluster.agent.agent:Agent._poll_supervisor
+node.protocol.messages:CheckpointAnswer
+# The agent, for the driver's pending call
+cluster.agent.ray_actor:AgentActor.next_report
+cluster.agent.serialization:dump_report
+# The driver's loop, for the report
+cluster.driver.driver:Driver.run
+core.machine.observe:observe | what is new in the node's status, as events
+core.machine.events_and_actions:WorkersCheckpointed
+core.machine.machine:Machine.handle
+core.machine.workers:workers_changed | what follows from what workers do
+core.machine.saving:stop_if_all_saved
+core.machine.stopping:replace_world | from SAVING to STOPPING, to STARTING
+core.machine.launching:launch_world | the next attempt
+core.machine.events_and_actions:Launch
+"""
+        + _LAUNCH,
+    ),
+}
+"""By their title: where each begins, and its steps."""
