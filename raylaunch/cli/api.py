@@ -15,8 +15,7 @@ from raylaunch.cli.config import job_file, load
 from raylaunch.cli.html_report.run_report import write_at_the_end
 from raylaunch.cli.output.console import Console, run_observer
 from raylaunch.cli.output.report import report
-from raylaunch.cluster.control.run_port import RunPort
-from raylaunch.cluster.driver.observer import RunObserver
+from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.run import RunOutcome, run_job
 from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
 from raylaunch.core.job.redaction import shown
@@ -96,13 +95,8 @@ class CheckedLaunch:
     payload: bytes = b""
     """(function, args, kwargs), pickled with cloudpickle; empty if the workers run a program."""
 
-    def run(
-        self, port: RunPort | None = None, observe: Callable[[RunObserver], RunObserver] | None = None
-    ) -> RunOutcome:
-        """Run it and print what happens. Raises as `run_job` does.
-
-        `port`: by which this process asks the run. `observe`: puts an observer before the console.
-        """
+    def run(self, on_control: Callable[[RunControl], None] = lambda _: None) -> RunOutcome:
+        """Run it and print what happens. Raises as `run_job` does, which calls `on_control`."""
         console = Console()
         observer = run_observer(self.job, console)
 
@@ -111,8 +105,7 @@ class CheckedLaunch:
 
         try:
             text = job_file.dump(shown(self.job, os.environ))
-            observer = observe(observer) if observe is not None else observer
-            return run_job(self.job, text, observer, payload=self.payload, port=port, conclude=conclude)
+            return run_job(self.job, text, observer, payload=self.payload, on_control=on_control, conclude=conclude)
         finally:
             console.close()
 

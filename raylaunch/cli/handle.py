@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections import deque
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from raylaunch.cli.api import CheckedLaunch
 from raylaunch.cli.runs import follow_logs
@@ -17,17 +19,13 @@ from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, summary
-from raylaunch.cluster.control.control_messages import StopRun
-from raylaunch.cluster.control.run_port import RunPort
-from raylaunch.cluster.driver.observer import RunObserver
+from raylaunch.cluster.control.control_client import ControlError
+from raylaunch.cluster.control.control_messages import ControlRequest, StopRun
+from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver.run_registry import DriverProcess
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.placement.plan import Plan
 from raylaunch.errors import ExitCode, InterruptedByUserError, RunStoppedError, end_state
-
-if TYPE_CHECKING:
-    pass
 
 Returned = TypeVar("Returned")
 Value_co = TypeVar("Value_co", covariant=True)
@@ -45,11 +43,12 @@ class Handle(Generic[Value_co]):
     def __init__(self, checked: CheckedLaunch) -> None:
         """Begin the run in a daemon thread."""
         self._checked = checked
-        self._port = RunPort()
+        self._control: RunControl | None = None
+        #: Requests that the run has not got.
+        self._stops: deque[StopRun] = deque()
         self._lock = threading.Lock()
         began = datetime.now(timezone.utc).isoformat()
         self._run = _known_run(checked.job, "", began)
-        self._has_plan = False
         self._future: Future[Value_co] = Future()
         self._future.set_running_or_notify_cancel()  # nobody can cancel it, as an awaiting task would
         threading.Thread(target=self._drive, daemon=True, name=f"raylaunch-{checked.job.title}").start()
@@ -59,26 +58,35 @@ class Handle(Generic[Value_co]):
 
     def _drive(self) -> None:
         try:
-            outcome = self._checked.run(self._port, lambda observer: _FolderObserver(observer, self._on_folder))
-            value: Any = self._checked.value(outcome)
-        except (
-            InterruptedByUserError
-        ) as error:  # a KeyboardInterrupt would end an event loop, and nobody pressed Ctrl-C
+            value: Any = self._checked.value(self._checked.run(self._begun))
+        except InterruptedByUserError as error:  # it would end an event loop, and nobody pressed Ctrl-C
             self._future.set_exception(RunStoppedError(error.message, exit_code=error.exit_code))
         except BaseException as error:  # noqa: BLE001
             self._future.set_exception(error)
         else:
             self._future.set_result(value)
 
-    def _on_folder(self, job: Job, run_dir: str) -> None:
+    def _begun(self, control: RunControl) -> None:
         with self._lock:
-            self._run = _known_run(job, run_dir, self._run.began)
-            self._has_plan = True
+            self._run = _known_run(self._checked.job, control.run_dir, self._run.began)
+            self._control = control
+        self._send_stops()
+
+    def _send_stops(self) -> None:
+        with contextlib.suppress(IndexError):
+            while self._control is not None and not self._control.is_over:
+                self._control.change(self._stops.popleft())
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether there is a run to ask now: it has begun, and its workers have not ended."""
+        return self._control is not None and not self._control.is_over
 
     def _now(self) -> KnownRun:
         """Return the run with what can be asked of it now."""
-        if self._port.is_open and not isinstance(self._run.reader, LiveReader):
-            self._run = replace(self._run, reader=LiveReader(lambda: self._port, self._run.folder))
+        if self._is_open and self._control is not None and not isinstance(self._run.reader, LiveReader):
+            client = _OwnDriver(self._control)
+            self._run = replace(self._run, reader=LiveReader(lambda: client, self._run.folder))
         return self._run
 
     @property
@@ -123,7 +131,8 @@ class Handle(Generic[Value_co]):
         if not grace >= 0:
             msg = f"`grace` is a number of seconds, 0 or more, not {grace!r}"
             raise ValueError(msg)
-        self._port.change(StopRun(by=_STOPPER, save_seconds=grace, at_once=now))
+        self._stops.append(StopRun(by=_STOPPER, save_seconds=grace, at_once=now))
+        self._send_stops()
 
     def status(self) -> RunSummary:
         """Return what `raylaunch status` shows of the run, as of now."""
@@ -137,7 +146,7 @@ class Handle(Generic[Value_co]):
             return replace(shown, state=end_state(code), exit_code=code, why=str(error), problem="")
         if self._future.done():
             return replace(shown, state=end_state(ExitCode.OK), exit_code=ExitCode.OK, problem="")
-        if not self._has_plan:
+        if self._control is None:
             return replace(shown, state=Phase.GATHERING, waits_for="the cluster's answer", problem="")
         return shown
 
@@ -153,8 +162,8 @@ class Handle(Generic[Value_co]):
         :param tail: number of last lines of each file; None: all.
         """
         with self._lock:
-            was_open, found = self._port.is_open, follow_logs.text(self._now(), ranks, attempt, tail)
-            if was_open and not self._port.is_open:  # its agents may have ended meanwhile
+            was_open, found = self._is_open, follow_logs.text(self._now(), ranks, attempt, tail)
+            if was_open and not self._is_open:  # its agents may have ended meanwhile
                 found = follow_logs.text(self._now(), ranks, attempt, tail)
         return found
 
@@ -174,19 +183,20 @@ def _known_run(job: Job, run_dir: str, began: str) -> KnownRun:
     )
 
 
-class _FolderObserver:
-    """Passes everything on to another observer; also tells which folder a run has."""
+class _OwnDriver:
+    """Asks the driver in this process."""
 
-    def __init__(self, observer: RunObserver, on_folder: Callable[[Job, str], None]) -> None:
-        self._observer = observer
-        self._on_folder = on_folder
-        self.on_entry = observer.on_entry
-        self.on_output = observer.on_output
-        self.on_progress = observer.on_progress
-        self.on_message = observer.on_message
-        self.on_takeover = observer.on_takeover
+    def __init__(self, control: RunControl) -> None:
+        self._control = control
 
-    def on_plan(self, job: Job, plan: Plan, run_dir: str) -> None:
-        """Pass on that the run begins."""
-        self._on_folder(job, run_dir)
-        self._observer.on_plan(job, plan, run_dir)
+    def ask(self, request: ControlRequest) -> Any:
+        """Return the answer. Raises ControlError when the workers have ended, and RefusedError."""
+        if self._control.is_over:
+            raise ControlError("the run has ended")
+        try:
+            return self._control.answer(request)
+        except (OSError, RuntimeError) as error:  # its agents are gone
+            raise ControlError(str(error)) from None
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""

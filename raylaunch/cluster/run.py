@@ -21,7 +21,6 @@ from raylaunch.cluster import planning
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.control import cluster_registry, run_control
 from raylaunch.cluster.control.run_control import RunControl
-from raylaunch.cluster.control.run_port import RunPort
 from raylaunch.cluster.driver import last_checkpoint, results, signals
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
@@ -98,7 +97,7 @@ def run_job(
     observer: RunObserver,
     *,
     payload: bytes = b"",
-    port: RunPort | None = None,
+    on_control: Callable[[RunControl], None] = lambda _: None,
     keyboard: Keyboard | None = None,
     succession: Succession | None = None,
     conclude: Callable[[RunResult], None] = lambda _: None,
@@ -106,7 +105,7 @@ def run_job(
     """Run a job and return its outcome, whatever happened to its workers. Several threads may each run a job.
 
     `job_text`: the job as it is written to the run folder. `payload`: (function, args, kwargs), pickled with
-    cloudpickle, to run instead of the job's entry point. `port`: by which this process asks the run.
+    cloudpickle, to run instead of the job's entry point. `on_control`: gets what answers this process about the run.
     `keyboard`: the terminal that one rank gets. `succession`: which driver of a detached run on a cluster it is.
     `conclude` is called when the journal is complete, before `result.json` is written: who waits for that has all.
 
@@ -125,10 +124,10 @@ def run_job(
             run = _prepare(job, job_text, seen, session, submitter_env, payload, keyboard, succession)
         handler.go_to(run.driver.signalled)
         hosts = partial(_hosts, session, run.job)
-        control = RunControl(run.driver.requests, run.folder, job.log_layout, run.fleet, hosts)
+        control = RunControl(run.driver, run.folder, job.log_layout, run.fleet, hosts)
+        on_control(control)
         with (
             run_control.served(control, session, run.warn),
-            contextlib.nullcontext() if port is None else port.opened(control),
             contextlib.nullcontext() if keyboard is None else keyboard.connected(run.driver.typed),
             cluster_registry.entered(
                 replace(_entry(run, session, secrets, handler, control), token=succession.token if succession else ""),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,15 @@ import pytest
 
 import raylaunch
 from raylaunch.cli import api
-from raylaunch.cluster.control.control_messages import GetState, ListLogs, LogsListed, ReadLogs, RunState, StopRun
+from raylaunch.cluster.control.control_messages import (
+    GetState,
+    ListLogs,
+    LogsListed,
+    LogsRead,
+    ReadLogs,
+    RunState,
+    StopRun,
+)
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.run import RunOutcome
 from raylaunch.core.history.run_status import StatusBuilder
@@ -44,14 +51,14 @@ class FakeRun:
         self.nodes = self.folder = ""
         self.is_over = False
 
-    def __call__(self, job, text, observer, *, payload, port, conclude):
+    def __call__(self, job, text, observer, *, payload, on_control, conclude):
         del text, conclude
         if self.folder:
             observer.on_plan(job, make_plan(job, (local_machine.facts(job),), local=True), self.folder)
-        with port.opened(self) if port is not None else contextlib.nullcontext():
-            self.is_up.set()
-            assert self.may_end.wait(SECONDS)
-            self.is_over = True
+        on_control(self)
+        self.is_up.set()
+        assert self.may_end.wait(SECONDS)
+        self.is_over = True
         if self.error is not None:
             raise self.error
         if self.changes:
@@ -65,15 +72,20 @@ class FakeRun:
         self.changes.append(request)
         self.may_end.set()
 
-    def answers(self, request):
+    @property
+    def run_dir(self):
+        return str(self.folder)
+
+    def answer(self, request):
         match request:
             case GetState():
                 status = replace(StatusBuilder(Job()).status(), attempt=1, phase=Phase.RUNNING, world_size=2)
-                yield RunState(status=status, log_layout="raylaunch", keeps_logs=True)
+                return RunState(status=status, log_layout="raylaunch", keeps_logs=True)
             case ListLogs():
-                yield LogsListed(spans=tuple(log_files.spans(self.nodes, "raylaunch", request.query)))
+                return LogsListed(spans=tuple(log_files.spans(self.nodes, "raylaunch", request.query)))
             case ReadLogs():
-                yield from log_files.blocks(self.nodes, "raylaunch", request.attempt, request.spans)
+                found = log_files.blocks(self.nodes, "raylaunch", request.attempt, request.spans)
+                return LogsRead(blocks=tuple(found), rest=())
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from raylaunch.cli.runs import follow_logs, known_runs
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, summary
-from raylaunch.cluster.control.control_client import ControlClient, ControlError, RefusedError
-from raylaunch.cluster.control.control_messages import StopRun
+from raylaunch.cluster.control.control_client import ControlClient, ControlError
+from raylaunch.cluster.control.control_messages import RefusedError, StopRun
 from raylaunch.cluster.run import RunOutcome
 from raylaunch.core.job.job import Job
 from raylaunch.core.job.redaction import shown
@@ -93,7 +93,7 @@ class DetachedHandle(Handle[RunResult]):
             raise ClusterError(f"the driver of {self._run.title} cannot be asked: it does not listen")
         try:
             client = ControlClient(self._run.control)
-            [*client.ask(StopRun(by=procfs.user_name(), save_seconds=grace, at_once=now))]
+            client.ask(StopRun(by=procfs.user_name(), save_seconds=grace, at_once=now))
             client.close()
         except (ControlError, RefusedError) as error:
             if not self.done():

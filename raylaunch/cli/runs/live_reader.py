@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from raylaunch.cli.runs.run_reader import RunReader
-from raylaunch.cluster.control.control_client import ControlClient, ControlError, DriverClient, RefusedError
+from raylaunch.cluster.control.control_client import ControlClient, ControlError
 from raylaunch.cluster.control.control_messages import (
     Accepted,
-    ControlAnswer,
     ControlRequest,
+    GetState,
     ListLogs,
     LogsListed,
+    LogsRead,
     ReadLogs,
+    RefusedError,
     RunChange,
     RunState,
 )
@@ -35,6 +37,16 @@ _TAKEOVER_SECONDS = SUCCESSION_SECONDS
 _FIND_SECONDS = 0.3
 GOING_ON = (Phase.GATHERING, Phase.STARTING, Phase.RUNNING)
 """The phases of a run of which nobody has requested a change, or in which that has been made."""
+
+
+class DriverClient(Protocol):
+    """Asks the driver of a run."""
+
+    def ask(self, request: ControlRequest) -> Any:
+        """Return the answer. Raises ControlError and RefusedError."""
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
 
 
 class LiveReader(RunReader):
@@ -85,7 +97,7 @@ class LiveReader(RunReader):
             time.sleep(seconds)
         else:
             try:
-                self._state = self.client.state(seconds)
+                self._state = self.client.ask(GetState(wait=seconds))
             except (ControlError, RefusedError) as error:
                 self._lost = str(error)
                 self._retry_at = time.monotonic() + RETRY_SECONDS
@@ -109,9 +121,9 @@ class LiveReader(RunReader):
             self._client = self._connect()
         return self._client
 
-    def ask(self, request: ControlRequest) -> list[ControlAnswer]:
+    def ask(self, request: ControlRequest) -> Any:
         """Return what the driver answers. Raises ControlError and RefusedError."""
-        return [*self.client.ask(request)]
+        return self.client.ask(request)
 
     def status(self) -> RunStatus | None:
         """Return the status as it was told last; None if nothing was."""
@@ -129,8 +141,8 @@ class LiveReader(RunReader):
         self.has_missed_logs = False
         if self.is_asked:
             with contextlib.suppress(ControlError, RefusedError):
-                (answer,) = self.client.ask(ListLogs(query=query, node=node))
-                if isinstance(answer, LogsListed) and (answer.spans or not answer.missing or self._of_folder() is None):
+                answer: LogsListed = self.client.ask(ListLogs(query=query, node=node))
+                if answer.spans or not answer.missing or self._of_folder() is None:
                     return answer  # else the agents have just ended
         files = self._of_folder()
         self.has_missed_logs = files is None
@@ -141,10 +153,11 @@ class LiveReader(RunReader):
         is_read = False
         if self.is_asked:
             try:
-                for answer in self.client.ask(ReadLogs(attempt=attempt, spans=tuple(spans), times=times)):
-                    if isinstance(answer, LogBlock):
-                        is_read = True
-                        yield answer
+                left = tuple(spans)
+                while left:
+                    answer: LogsRead = self.client.ask(ReadLogs(attempt=attempt, spans=left, times=times))
+                    is_read, left = is_read or bool(answer.blocks), answer.rest
+                    yield from answer.blocks
             except (ControlError, RefusedError) as error:
                 self.has_missed_logs = isinstance(error, ControlError)
         files = self._of_folder() if not is_read else None
@@ -217,7 +230,7 @@ class DetachedReader(LiveReader):
         """
         return (self.has_missed_logs or not self.is_asked) and not self.is_gone and not self.result()
 
-    def ask(self, request: ControlRequest) -> list[ControlAnswer]:
+    def ask(self, request: ControlRequest) -> Any:
         """As in `LiveReader`. If the driver dies before it has answered, the next one is asked.
 
         Unless it does already what the last one was asked for: then the answer is what follows from that.
@@ -234,7 +247,7 @@ class DetachedReader(LiveReader):
             has_begun = before is not None and (status.attempt > before.attempt or status.phase not in GOING_ON)
             if before is None or not has_begun or not isinstance(request, RunChange):
                 return super().ask(request)
-            return [Accepted(attempt=before.attempt, phase=status.phase, status=status.why)]
+            return Accepted(attempt=before.attempt, phase=status.phase, status=status.why)
 
     def await_driver(self, say: Callable[[], None] = lambda: None) -> None:
         """Wait until a driver answers, or the run is over; or, for a minute or two, in vain.

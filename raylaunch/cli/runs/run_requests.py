@@ -17,6 +17,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import Any
 
 from raylaunch.cli.args import flag_values
 from raylaunch.cli.run_once import say
@@ -24,14 +25,14 @@ from raylaunch.cli.runs import known_runs, run_tables
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.live_reader import GOING_ON, LiveReader
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, details, summary
-from raylaunch.cluster.control.control_client import ControlError, RefusedError
+from raylaunch.cluster.control.control_client import ControlError
 from raylaunch.cluster.control.control_messages import (
     Accepted,
-    ControlAnswer,
     ControlRequest,
     DrainNode,
     GetStacks,
     GetState,
+    RefusedError,
     ResizeRun,
     RestartRun,
     RunState,
@@ -144,7 +145,8 @@ def _request(run: KnownRun, live: LiveReader, seconds: float, *, at_once: bool) 
 def _asked(live: LiveReader, request: StopRun) -> Accepted | None:
     """Ask the driver to end the run. Return its answer; None if it has just ended, too."""
     with contextlib.suppress(ControlError, RefusedError):
-        return next((answer for answer in [*live.client.ask(request)] if isinstance(answer, Accepted)), None)
+        accepted: Accepted = live.client.ask(request)
+        return accepted
     return None
 
 
@@ -156,8 +158,8 @@ def _asks(arguments: Namespace) -> bool:
 def _cost(live: LiveReader) -> str:
     """Return what a change costs workers that cannot save, for a person; `""`: nothing, or the driver cannot tell."""
     with contextlib.suppress(ControlError, RefusedError):
-        (found,) = live.ask(GetState(before_change=True))
-        if isinstance(found, RunState) and found.status.phase is Phase.RUNNING and not found.can_save:
+        found: RunState = live.ask(GetState(before_change=True))
+        if found.status.phase is Phase.RUNNING and not found.can_save:
             step = found.status.progress.high if found.status.progress is not None else None
             where = f", which are at step {step}" if step is not None else ""
             return f"{_CANNOT_SAVE}{where}: steps since their last checkpoint are lost"
@@ -261,8 +263,7 @@ def stacks(run: KnownRun, arguments: Namespace) -> int:
     if sum(map(len, named)) > _MOST_RANKS:
         raise ConfigError(f"`--rank` names more than {_MOST_RANKS} ranks", hint="without it, ranks are shown in groups")
     ranks = tuple(rank for each in named for rank in each)
-    (found,) = _Change(run).ask(GetStacks(ranks=ranks))
-    assert isinstance(found, StacksCollected)
+    found: StacksCollected = _Change(run).ask(GetStacks(ranks=ranks))
     missing = sorted(set(ranks) - {stack.rank for stack in found.stacks})
     if arguments.json:
         groups = [
@@ -293,8 +294,8 @@ class _Change:
             raise ClusterError(msg, hint="only `raylaunch stop` works, by a signal on its machine")
         self._live = live
 
-    def ask(self, request: ControlRequest) -> list[ControlAnswer]:
-        """Return the answers. Raises NotDoneError and ClusterError."""
+    def ask(self, request: ControlRequest) -> Any:
+        """Return the answer. Raises NotDoneError and ClusterError."""
         try:
             return self._live.ask(request)
         except RefusedError as error:
@@ -308,8 +309,7 @@ class _Change:
         if is_asked and (cost := self._cost(request)) and not _is_confirmed(f"{cost}; go on?"):
             say("nothing was changed")
             return ExitCode.INTERRUPTED
-        (accepted,) = self.ask(request)
-        assert isinstance(accepted, Accepted)
+        accepted: Accepted = self.ask(request)
         if not _goes_on(request, accepted):
             say(f"{self._run.title}: {_what_follows(accepted)}")
         asked = self._live.takeovers

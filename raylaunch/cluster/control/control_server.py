@@ -1,4 +1,9 @@
-"""Serves those who know the secret of a run: each connection has a thread, which asks and answers one thing at a time.
+"""Serves those who know the secret of a run over HTTP: each connection has a thread, which answers one request at a
+time.
+
+Anybody in the network can connect. Connections that have not shown the secret are `MOST_STRANGERS` at most, each for
+`HELLO_SECONDS` without a word. A further one closes the oldest, so they never keep out a client that knows the secret:
+it shows that at once, and connects again if it was closed.
 
 What a client does not read stays in its own thread, which waits for it and for nobody else: the driver never waits for
 a client while the run lasts. A client that takes nothing for `SLOW_SECONDS` is dropped.
@@ -7,62 +12,216 @@ a client while the run lasts. A client that takes nothing for `SLOW_SECONDS` is 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import json
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any, get_args
+from urllib.parse import parse_qsl, urlsplit
 
-from raylaunch.cluster.control import control_frames
-from raylaunch.cluster.control.control_frames import BUSY, MOST_CLIENTS
+import msgspec
+
 from raylaunch.cluster.control.control_messages import (
-    ControlAnswer,
     ControlRequest,
+    GetStacks,
     GetState,
     ListLogs,
     ReadLogs,
-    Refused,
+    RefusedError,
 )
 from raylaunch.cluster.driver.observer import described
-from raylaunch.node.protocol import acceptor
-from raylaunch.node.protocol.acceptor import Acceptor
+from raylaunch.node.protocol.acceptor import SecretAddress
 
-Handler = Callable[[ControlRequest], Iterator[ControlAnswer]]
+Handler = Callable[[ControlRequest], object]
 """Answers a request. It is called in the threads of clients, by several at a time."""
+MOST_STRANGERS = 64
+"""Connections that have not shown the secret. Each further one closes the oldest."""
+HELLO_SECONDS = 5.0
+"""How long a stranger may be silent."""
+MOST_CLIENTS = 64
+"""Clients that are served at a time; further ones are told that the driver is busy."""
+MOST_BYTES = 64 * 1024 * 1024
+"""The longest request: one for logs names parts of the files of all ranks."""
 SLOW_SECONDS = 30.0
 """How long a client may take to read what it is sent, or to ask the next thing."""
 _POLL_SECONDS = 0.02
+_EXHAUSTED_SECONDS = 0.1
+"""How long no connection is accepted after the machine had no file descriptor left."""
+_KINDS = {kind.PATH: kind for kind in get_args(ControlRequest)}
 
 
-class _Client:
-    """One connection, and what it asked last."""
+class _Client(BaseHTTPRequestHandler):
+    """One connection, in a thread of its own."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self.line = line
-        self.reads_logs = False
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = HELLO_SECONDS
+    server: ControlServer
+    #: Whether it has asked for logs, and has done nothing but look at the run since.
+    reads_logs = False
+
+    def do_GET(self) -> None:
+        """Answer a request that changes nothing."""
+        self._serve((GetState, GetStacks))
+
+    def do_POST(self) -> None:
+        """Answer a request."""
+        self._serve(tuple(_KINDS.values()))
+
+    def _serve(self, kinds: tuple[type[Any], ...]) -> None:
+        words = self.headers.get("Authorization", "").encode()
+        if not hmac.compare_digest(words, f"Bearer {self.server.secret}".encode()):
+            self._refuse(HTTPStatus.UNAUTHORIZED, "`Authorization: Bearer` and the secret of this run are missing")
+        elif not self.server.admit(self):
+            why = f"it serves {MOST_CLIENTS} commands already, and no more at a time; try again"
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, why)
+        elif self.path == "/":
+            self._respond(HTTPStatus.OK, {"requests": [*_KINDS]})
+        else:
+            self.connection.settimeout(SLOW_SECONDS)
+            self._ask(kinds)
+
+    def _ask(self, kinds: tuple[type[Any], ...]) -> None:
+        path, query = urlsplit(self.path)[2:4]
+        kind: Any = _KINDS.get(path)
+        if kind not in kinds:
+            self._refuse(HTTPStatus.NOT_FOUND, f"there is no request {self.command} {path}")
+            return
+        try:
+            length = int(self.headers.get("Content-Length", 0))
+            if not 0 <= length <= MOST_BYTES:
+                self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has {MOST_BYTES} bytes at most")
+                return
+            text = self.rfile.read(length)
+            fields = msgspec.json.decode(text) if text else dict(parse_qsl(query))
+            request = msgspec.convert(fields, kind, strict=bool(text))
+        except (ValueError, RecursionError) as error:  # also the errors of msgspec
+            self._refuse(HTTPStatus.BAD_REQUEST, f"this is no request `{path}`: {error}")
+            return
+        is_look = isinstance(request, GetState)
+        self.reads_logs = isinstance(request, ListLogs | ReadLogs) or (self.reads_logs and is_look)
+        try:
+            self._respond(HTTPStatus.OK, self.server.answer(request))
+        except RefusedError as refused:
+            self._refuse(HTTPStatus.CONFLICT, str(refused), refused.hint)
+        except OSError:
+            raise  # the client is gone, or too slow
+        except Exception as error:  # noqa: BLE001
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, described(error))
+
+    def _refuse(self, status: HTTPStatus, why: str, hint: str = "") -> None:
+        self._respond(status, {"why": why, "hint": hint})
+
+    def _respond(self, status: HTTPStatus, content: object) -> None:
+        body = _encoded(content) + b"\n"
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        if status not in (HTTPStatus.OK, HTTPStatus.CONFLICT, HTTPStatus.INTERNAL_SERVER_ERROR):
+            self.send_header("Connection", "close")  # the rest of the request may not have been read
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        """Return what strangers are told of the server."""
+        return "raylaunch"
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
 
 
-class ControlServer(Acceptor):
+class ControlServer(ThreadingTCPServer):
     """The driver's end of all control connections."""
 
-    def __init__(self, address: str, answers: Handler) -> None:
-        """Listen at this address of the driver's machine only. Raises OSError."""
-        super().__init__(acceptor.listen(address), thread="raylaunch-control")
-        self._answers = answers
-        self._clients: set[_Client] = set()
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+    timeout = None
+
+    def __init__(self, address: str, answer: Handler) -> None:
+        """Listen at a free port of this address of the driver's machine only. Raises OSError."""
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, 0), _Client)
+        self.answer = answer
+        self.secret = secrets.token_hex(32)
+        #: From the oldest to the newest.
+        self._strangers: dict[socket.socket, None] = {}
+        self._clients: dict[socket.socket, _Client] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def secret_address(self) -> SecretAddress:
+        """Where it listens, and the secret."""
+        host, port = self.server_address[:2]
+        return SecretAddress(host=str(host), port=port, secret=self.secret)
 
     def start(self) -> None:
         """Start the thread that accepts connections."""
-        self._listen_in_thread()
+        threading.Thread(target=self._listen, daemon=True, name="raylaunch-control").start()
+
+    def _listen(self) -> None:
+        while not self._is_closed:
+            self.handle_request()
+        self.server_close()
 
     def close(self) -> None:
-        """Stop listening, and close the connections of all clients."""
-        super().close()
+        """Stop listening, and close all connections."""
+        self._is_closed = True
         with self._lock:
-            clients = list(self._clients)
-        for client in clients:
-            with contextlib.suppress(OSError):
-                client.line.shutdown(socket.SHUT_RDWR)
+            lines = [self.socket, *self._strangers, *self._clients]
+        for line in lines:
+            _shut_down(line)  # which wakes the threads that wait for it
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. If no descriptor is left, the oldest stranger gives way. Raises OSError."""
+        try:
+            return super().get_request()
+        except OSError:
+            self._drop_stranger()
+            time.sleep(_EXHAUSTED_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the thread of a connection."""
+        with self._lock:
+            is_full = len(self._strangers) >= MOST_STRANGERS
+            self._strangers[request] = None
+        if is_full:
+            self._drop_stranger()
+        super().process_request(request, client_address)
+
+    def _drop_stranger(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._strangers), None)
+            if oldest is not None:
+                del self._strangers[oldest]
+                _shut_down(oldest)
+
+    def admit(self, client: _Client) -> bool:
+        """Take a client that knows the secret. False: there are too many."""
+        with self._lock:
+            self._strangers.pop(client.connection, None)
+            if client.connection not in self._clients and len(self._clients) >= MOST_CLIENTS:
+                return False
+            self._clients[client.connection] = client
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection at its end."""
+        with self._lock:
+            self._strangers.pop(request, None)
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, *_: Any) -> None:
+        """Leave it at that: a client is gone, or too slow, or there is no thread for it."""
 
     def await_clients(self, seconds: float, *, reading_logs: bool = False) -> None:
         """Wait until clients that look on have seen the end of the run and left, for `seconds` at most.
@@ -72,51 +231,19 @@ class ControlServer(Acceptor):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._lock:
-                awaited = [client for client in self._clients if client.reads_logs or not reading_logs]
+                awaited = [client for client in self._clients.values() if client.reads_logs or not reading_logs]
             if not awaited:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _admit(self, line: socket.socket, name: str) -> bool:
-        client = _Client(line)
-        with self._lock:
-            if len(self._clients) >= MOST_CLIENTS:
-                with contextlib.suppress(OSError):
-                    line.send(BUSY)
-                return False
-            self._clients.add(client)
-        thread = threading.Thread(target=self._serve, args=(client,), daemon=True, name=f"raylaunch-{name[:20]}")
-        try:
-            thread.start()
-        except RuntimeError:  # "can't start new thread"
-            self._gone(client)
-            return False
-        return True
 
-    def _gone(self, client: _Client) -> None:
-        with self._lock:
-            self._clients.discard(client)
+def _encoded(content: object) -> bytes:
+    try:
+        return msgspec.json.encode(content)
+    except UnicodeEncodeError:  # there is a path that is no UTF-8
+        return json.dumps(msgspec.to_builtins(content), ensure_ascii=False).encode(errors="replace")
 
-    def _serve(self, client: _Client) -> None:
-        client.line.settimeout(SLOW_SECONDS)
-        try:
-            with client.line, client.line.makefile("rb") as file:
-                client.line.sendall(b"+")
-                while (request := control_frames.load_request(file)) is not None:
-                    client.reads_logs = isinstance(request, ListLogs | ReadLogs) or (
-                        client.reads_logs and isinstance(request, GetState)
-                    )
-                    for answer in self._guarded(request):
-                        client.line.sendall(control_frames.dump(answer))
-                    client.line.sendall(control_frames.dump_end())
-        except (OSError, EOFError, ValueError):  # it is gone, or too slow, or says what is no request
-            pass
-        finally:
-            self._gone(client)
 
-    def _guarded(self, request: ControlRequest) -> Iterator[ControlAnswer]:
-        """Answer. What goes wrong is told to the client, and to nobody else."""
-        try:
-            yield from self._answers(request)
-        except Exception as error:  # noqa: BLE001
-            yield Refused(why=described(error))
+def _shut_down(line: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)

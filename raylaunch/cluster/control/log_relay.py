@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
-from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, ReadLogs
+from raylaunch.cluster.control.control_messages import ListLogs, LogsListed, LogsRead, ReadLogs
 from raylaunch.core.history.run_status import NodeSummary, RunStatus
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.logs import log_files
-from raylaunch.node.logs.log_files import LogAnswer, LogBlock, LogQuery, LogRead, LogSpan
+from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead, LogSpan
 
 ANSWER_SECONDS = 10.0
 """How long a node may take to answer; then it is left out."""
-_MOST_AHEAD = 8
-"""Most reads that go on at the same time for one client, on one node or on several."""
+_MOST_READS = 16
+"""Most reads for one answer, which go on at the same time, on one node or on several."""
 _MOST_ATTEMPTS = 16
 """Most earlier attempts for which the relay remembers which node has the files of which rank."""
 
@@ -29,15 +28,6 @@ class LogOwner(Protocol):
 
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         """Ask a node's agent for log files."""
-
-
-@dataclass(slots=True)
-class _Part:
-    """What one node is to read, and the answer that is awaited."""
-
-    node: NodeId
-    asked: LogRead
-    answer: Future[LogAnswer]
 
 
 class LogRelay:
@@ -83,54 +73,32 @@ class LogRelay:
         for oldest in sorted(self._readers)[:-_MOST_ATTEMPTS]:
             self._readers.pop(oldest, None)
 
-    def blocks(self, request: ReadLogs) -> Iterator[LogBlock]:
-        """Yield what is in these spans, in their order. What a node does not answer in time is left out."""
+    def blocks(self, request: ReadLogs) -> LogsRead:
+        """Return what is at the beginning of these spans, in their order. What a node does not answer is left out."""
         readers = self._readers.get(request.attempt, {})
-        known = [span for span in request.spans if span.rank in readers]
-        groups = itertools.groupby(known, key=lambda span: readers[span.rank])
-        parts = (
-            (node, LogRead(attempt=request.attempt, spans=part, times=request.times))
-            for node, spans in groups
-            for part in _divided(spans)
-        )
-        ahead: deque[_Part] = deque(self._part(node, asked) for node, asked in itertools.islice(parts, _MOST_AHEAD))
-        while ahead:
-            yield from self._blocks_of(ahead.popleft())
-            ahead.extend(self._part(node, asked) for node, asked in itertools.islice(parts, 1))
-
-    def _part(self, node: NodeId, asked: LogRead) -> _Part:
-        return _Part(node, asked, self._source.logs(node, asked))
-
-    def _blocks_of(self, part: _Part) -> Iterator[LogBlock]:
-        while True:
-            try:
-                found = part.answer.result(ANSWER_SECONDS)
-            except Exception:  # noqa: BLE001
-                return  # the node is lost, or its file system does not answer
-            left = log_files.unread(part.asked, found)
-            if left:
-                part = self._part(part.node, replace(part.asked, spans=left))
-            yield from found.blocks
-            if not left:
-                return
+        rest = [span for span in request.spans if span.rank in readers]
+        answers: list[Future[LogAnswer]] = []
+        while rest and len(answers) < _MOST_READS:
+            node, group = next(itertools.groupby(rest, key=lambda span: readers[span.rank]))
+            of_node = list(group)
+            part, later = _divided(of_node, log_files.BLOCK_BYTES)
+            rest = [*later, *rest[len(of_node) :]]
+            asked = LogRead(attempt=request.attempt, spans=tuple(part), times=request.times)
+            answers.append(self._source.logs(node, asked))
+        futures.wait(answers, ANSWER_SECONDS)
+        given = [answer.result() for answer in answers if answer.done() and answer.exception() is None]
+        return LogsRead(blocks=tuple(block for answer in given for block in answer.blocks), rest=tuple(rest))
 
 
-def _divided(spans: Iterable[LogSpan]) -> Iterator[tuple[LogSpan, ...]]:
-    """Divide spans into parts, each of which one answer has room for."""
-    part: list[LogSpan] = []
-    room = log_files.BLOCK_BYTES
-    for span in spans:
-        start = span.start
-        while start < span.end:
-            end = min(span.end, start + room)
-            part.append(replace(span, start=start, end=end))
-            room -= end - start
-            start = end
-            if not room:
-                yield tuple(part)
-                part, room = [], log_files.BLOCK_BYTES
-    if part:
-        yield tuple(part)
+def _divided(spans: Sequence[LogSpan], size: int) -> tuple[list[LogSpan], list[LogSpan]]:
+    """Divide spans into the first `size` bytes and the rest."""
+    for index, span in enumerate(spans):
+        if size < span.end - span.start:
+            middle = span.start + size
+            first = [replace(span, end=middle)] if size else []
+            return [*spans[:index], *first], [replace(span, start=middle), *spans[index + 1 :]]
+        size -= span.end - span.start
+    return list(spans), []
 
 
 def _by_rank(key: tuple[int, str]) -> tuple[int, bool]:

@@ -1,27 +1,25 @@
-"""Answers what others ask of a run: the place where each request of `control_messages` is carried out."""
+"""Answers what is asked of a run, over HTTP or by code in the driver's process: each request of `control_messages`."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from raylaunch.cluster.control.control_messages import (
     Accepted,
-    ControlAnswer,
     ControlRequest,
     DrainNode,
     GetStacks,
     GetState,
     ListLogs,
     ReadLogs,
-    Refused,
+    RefusedError,
     ResizeRun,
     RestartRun,
     RunChange,
@@ -30,57 +28,82 @@ from raylaunch.cluster.control.control_messages import (
     StopRun,
 )
 from raylaunch.cluster.control.control_server import ControlServer
-from raylaunch.cluster.control.log_relay import LogOwner, LogRelay
-from raylaunch.cluster.driver.request_desk import CollectedStacks, RequestAccepted, RequestDesk, RequestRefusedError
+from raylaunch.cluster.control.log_relay import LogRelay
+from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.run_folder import RunFolder
+from raylaunch.cluster.fleet_api import Fleet
+from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.probes.hang_probe import ANSWER_SECONDS, StackProbe
 from raylaunch.cluster.session.session_base import Session
-from raylaunch.core.machine.events_and_actions import ResizeRequested, RestartRequested, StopRequested
-from raylaunch.core.newtypes import SIGTERM, HostId, assert_never
+from raylaunch.core.failures.stacks import grouped
+from raylaunch.core.machine.events_and_actions import (
+    Event,
+    NodeDraining,
+    RequestEvent,
+    ResizeRequested,
+    RestartRequested,
+    StopRequested,
+)
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.newtypes import SIGTERM, HostId, NodeId, RunTime, assert_never
+from raylaunch.core.placement.environment import natural_key
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.text import printable
 from raylaunch.node.protocol.acceptor import SecretAddress
+from raylaunch.node.protocol.messages import StacksDumped
 
 MOST_WAIT_SECONDS = 15.0
 """The longest time after which the state is answered."""
-
-
+NO_DEADLINE = 1e9
+"""Seconds from a person's drain until the node is taken away: whoever drains it waits until the run has left it."""
 _READ_SECONDS = 3.0
 """How long the end of a run waits for clients that read its logs, which are gone with the agents."""
 _LEAVE_SECONDS = 2.0
 """How long it waits for clients that look on, to tell them how it ended."""
 _ANSWER_SECONDS = 10.0
 """How long the driver may take to answer: it may stand still, as in a file system that does not answer."""
+_MOST_NAMED = 8
 _MOST_NAME = 100
 _MOST_SECONDS = 7 * 86_400.0
-Found = TypeVar("Found")
+
+Value = TypeVar("Value")
 
 
 class RunControl:
-    """Answers requests, in the threads of those who ask."""
+    """Answers requests, in the threads of those who ask. What only the driver's loop may do is called there."""
 
     def __init__(
         self,
-        desk: RequestDesk,
+        driver: Driver,
         folder: RunFolder,
         log_layout: str,
-        source: LogOwner,
+        fleet: Fleet,
         hosts: Callable[[], frozenset[HostId] | None] = lambda: None,
     ) -> None:
         """`hosts`: returns all on which there may be nodes; None: there may be more later. Any thread may call it."""
-        self._desk = desk
+        self._driver = driver
         self._folder = folder
         self._log_layout = log_layout
+        self._fleet = fleet
         self._hosts = hosts
-        self._logs = LogRelay(source, folder.status)
+        self._logs = LogRelay(fleet, folder.status)
         #: Set when the workers have ended; and when nothing of the run is left.
         self._over, self._ended = threading.Event(), threading.Event()
         self._result: RunResult | None = None
         self._server: ControlServer | None = None
+        #: Samples of stacks that somebody waits for, each with what is set when it is complete.
+        self._probes: dict[StackProbe, threading.Event] = {}
+        driver.on_stacks = self._dumped
 
     @property
     def address(self) -> SecretAddress | None:
         """Where it is served; None: nowhere."""
-        return self._server.address if self._server is not None else None
+        return self._server.secret_address if self._server is not None else None
+
+    @property
+    def run_dir(self) -> str:
+        """The path of the run folder; `""`: nothing is kept."""
+        return self._folder.where
 
     @property
     def is_over(self) -> bool:
@@ -89,7 +112,7 @@ class RunControl:
 
     def serve(self, address: str) -> None:
         """Serve at this address of this machine, until `close`. Raises OSError."""
-        self._server = ControlServer(address, self.answers)
+        self._server = ControlServer(address, self.answer)
         self._server.start()
 
     def over(self) -> None:
@@ -107,30 +130,40 @@ class RunControl:
             self._server.await_clients(_LEAVE_SECONDS)
 
     def close(self) -> None:
-        """Close the control port and the connections of all clients. Nothing happens if it was never opened."""
+        """Close the control port and the connections of all clients."""
+        self._over.set()
         if self._server is not None:
             self._server.close()
 
-    def answers(self, request: ControlRequest) -> Iterator[ControlAnswer]:
-        """Carry a request out, and yield the answers."""
+    def answer(self, request: ControlRequest) -> Any:
+        """Carry a request out, and return its answer. Raises RefusedError."""
         match request:
             case GetState():
                 awaited = self._ended if self._over.is_set() else self._over
                 awaited.wait(min(request.wait, MOST_WAIT_SECONDS))
-                yield replace(self._state(), can_save=not request.before_change or self._can_save())
+                return replace(self._state(), can_save=not request.before_change or self._can_save())
             case StopRun() | RestartRun() | ResizeRun() | DrainNode():
-                yield _answer(self.change(request), _accepted)
+                return self._awaited(self.change(request))
             case GetStacks():
-                yield _answer(self._desk.stacks(), partial(_collected, ranks=request.ranks))
+                return self._stacks(request.ranks)
             case ListLogs():
-                yield self._logs.spans(request)
+                return self._logs.spans(request)
             case ReadLogs():
-                yield from self._logs.blocks(request)
+                return self._logs.blocks(request)
+
+    def _awaited(self, answer: Future[Value]) -> Value:
+        try:
+            return answer.result(timeout=_ANSWER_SECONDS)
+        except CancelledError:
+            raise RefusedError(f"the run has ended: {self._driver.machine.status}") from None
+        except FutureTimeoutError:
+            hint = "it may still do it: `raylaunch status` shows that"
+            raise RefusedError(f"the driver has not answered within {_ANSWER_SECONDS:g} s", hint) from None
 
     def _can_save(self) -> bool:
         """Return whether the workers can save, as far as is known: True where the driver does not tell."""
-        with contextlib.suppress(RequestRefusedError, FutureTimeoutError):
-            return self._over.is_set() or self._desk.check().result(timeout=_ANSWER_SECONDS).can_save
+        with contextlib.suppress(RefusedError):
+            return self._over.is_set() or self._awaited(self.change(None)).can_save
         return True
 
     def _state(self) -> RunState:
@@ -144,48 +177,132 @@ class RunControl:
             why=result.why if result is not None else "",
         )
 
-    def change(self, request: RunChange) -> Future[RequestAccepted]:
-        """Order the driver to change the run. The returned future tells when it has begun to."""
+    def change(self, request: RunChange | None) -> Future[Accepted]:
+        """Order the driver to change the run. The returned future tells when it has begun to, or why it does not.
+
+        None: only tell where the run is, and whether its workers can save.
+        """
+        hosts = self._hosts() if isinstance(request, DrainNode) else None
+        return self._in_loop(lambda now: self._changed(request, now, hosts))
+
+    def _in_loop(self, work: Callable[[RunTime], Generator[Event, None, Value]]) -> Future[Value]:
+        """Have this done in the driver's loop, which handles the events that it yields. Return what it returns."""
+        answer: Future[Value] = Future()
+        if self._over.is_set():  # the loop has ended
+            answer.cancel()
+            return answer
+
+        def answered(now: RunTime) -> Iterator[Event]:
+            try:
+                answer.set_result((yield from work(now)))
+            except RefusedError as refused:
+                answer.set_exception(refused)
+
+        self._driver.call(answered, answer)
+        return answer
+
+    # In the driver's loop.
+
+    def _changed(
+        self, request: RunChange | None, now: RunTime, hosts: frozenset[HostId] | None
+    ) -> Generator[Event, None, Accepted]:
+        machine = self._driver.machine
+        events = self._events(request, now, hosts) if request is not None else ()
+        for event in events:
+            if why := machine.refusal(event):
+                raise RefusedError(why)
+        attempt, can_save = machine.attempt, self._driver.monitor.can_save
+        yield from events
+        status = machine.status
+        if len(drained := [event.node for event in events if isinstance(event, NodeDraining)]) > 1:
+            status = f"{status}; on that host are {', '.join(drained)}, which are all drained"
+        return Accepted(attempt=attempt, phase=machine.phase, status=status, can_save=can_save)
+
+    def _events(
+        self, request: RunChange, at: RunTime, hosts: frozenset[HostId] | None
+    ) -> Sequence[RequestEvent | NodeDraining]:
         by = printable(request.by)[:_MOST_NAME] or "a person"
         match request:
             case DrainNode(node=node):
-                return self._desk.drain(printable(node), by, self._hosts())
+                return self._drains(printable(node), by, at, hosts)
             case ResizeRun(min_nodes=low, max_nodes=high):
-                return self._desk.event(lambda at: ResizeRequested(at=at, by=by, min_nodes=low, max_nodes=high))
+                return [ResizeRequested(at=at, by=by, min_nodes=low, max_nodes=high)]
             case RestartRun():
-                seconds = _seconds(request.save_seconds)
-                return self._desk.event(lambda at: RestartRequested(at=at, by=by, save_seconds=seconds))
+                return [RestartRequested(at=at, by=by, save_seconds=_seconds(request.save_seconds))]
             case StopRun(at_once=now):
                 seconds = 0.0 if now else _seconds(request.save_seconds)
-                return self._desk.event(
-                    lambda at: StopRequested(at=at, signal=SIGTERM, by=by, save_seconds=seconds, now=now)
-                )
+                return [StopRequested(at=at, signal=SIGTERM, by=by, save_seconds=seconds, now=now)]
             case _:
                 return assert_never(request)
+
+    def _drains(self, name: str, by: str, at: RunTime, hosts: frozenset[HostId] | None) -> list[NodeDraining]:
+        machine = self._driver.machine
+        nodes = machine.nodes
+        named = [node for node, member in nodes.items() if name in (node, member.address)]
+        if not named:
+            there = sorted(nodes, key=natural_key)
+            more = f" and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else ""
+            names = ", ".join(f"{node} ({nodes[node].address})" for node in there[:_MOST_NAMED]) or "none"
+            raise RefusedError(f"the run has no node {name[:_MOST_NAME]}: there are {names}{more}")
+        host = nodes[named[0]].host
+        if host == local_machine.HOST_ID:
+            raise RefusedError("the run is on this machine alone, and cannot leave it")
+        if all(nodes[node].draining for node in named):
+            raise RefusedError(f"{named[0]} is being drained already")
+        affected = machine.members.on_host(host) if host else named
+        left = {member.host for member in nodes.values() if member.draining} | {host}
+        staying = [node for node, member in nodes.items() if member.host not in left]
+        if hosts is not None and hosts <= left and len(staying) < machine.job.min_nodes:
+            raise RefusedError(self._why_not_left(named, affected))
+        deadline, why = RunTime(at + NO_DEADLINE), f"{by} requested it"
+        return [NodeDraining(at=at, node=node, deadline=deadline, why=why, by=by) for node in affected]
+
+    def _why_not_left(self, named: Sequence[NodeId], affected: Sequence[NodeId]) -> str:
+        """Return why the run cannot leave the host of some nodes, where the cluster has no other one."""
+        machine = self._driver.machine
+        why = f"the cluster has no other host that could take the place of {named[0]}"
+        others = [node for node in affected if node not in named]
+        if not others:
+            return why
+        verb = "is" if len(others) == 1 else "are"
+        why = f"{why}, and {', '.join(others)} {verb} on the same host"
+        fewer = len(machine.members) - 1
+        return f"{why}: `raylaunch resize {fewer}` gives up a node" if machine.job.nprocs is None else why
+
+    def _sample(self, now: RunTime) -> Generator[Event, None, tuple[StackProbe, threading.Event]]:
+        """Ask the nodes what their workers are doing."""
+        parts, machine = self._driver.monitor.parts, self._driver.machine
+        if machine.phase in (Phase.GATHERING, Phase.DONE) or not parts or parts[0].attempt != machine.attempt:
+            raise RefusedError(f"no workers run: {machine.status}")
+        there = [part for part in parts if part.node in machine.world.unfinished]
+        probe, complete = StackProbe(there or parts, self._fleet.send), threading.Event()
+        self._probes[probe] = complete
+        probe.sample(now)
+        yield from ()
+        return probe, complete
+
+    def _dumped(self, word: StacksDumped) -> None:
+        for probe, complete in [*self._probes.items()]:
+            probe.answered(word)
+            if not probe.next_check:
+                complete.set()
+
+    # Anywhere.
+
+    def _stacks(self, ranks: Sequence[int]) -> StacksCollected:
+        """Return what all workers are doing. A node that does not answer in time is left out."""
+        probe, complete = self._awaited(self._in_loop(self._sample))
+        complete.wait(ANSWER_SECONDS)
+        self._probes.pop(probe, None)
+        groups = grouped(probe.stacks, probe.unheard_ranks)
+        groups.sort(key=lambda group: (-len(group.ranks), group.ranks))
+        stacks = sorted((stack for stack in probe.stacks if stack.rank in ranks), key=lambda stack: stack.rank)
+        return StacksCollected(attempt=probe.attempt, groups=tuple(groups), stacks=tuple(stacks))
 
 
 def _seconds(seconds: float) -> float:
     """Return a time that timers can be set for, whatever a client says."""
     return min(max(0.0, seconds), _MOST_SECONDS) if math.isfinite(seconds) else _MOST_SECONDS
-
-
-def _answer(answer: Future[Found], told: Callable[[Found], ControlAnswer]) -> ControlAnswer:
-    try:
-        return told(answer.result(timeout=_ANSWER_SECONDS))
-    except RequestRefusedError as refused:
-        return Refused(why=str(refused))
-    except FutureTimeoutError:
-        hint = "it may still do it: `raylaunch status` shows that"
-        return Refused(why=f"the driver has not answered within {_ANSWER_SECONDS:g} s", hint=hint)
-
-
-def _accepted(found: RequestAccepted) -> Accepted:
-    return Accepted(attempt=found.attempt, phase=found.phase, status=found.status, can_save=found.can_save)
-
-
-def _collected(found: CollectedStacks, ranks: Sequence[int]) -> StacksCollected:
-    wanted = tuple(stack for stack in found.stacks if stack.rank in ranks)
-    return StacksCollected(attempt=found.attempt, groups=found.groups, stacks=wanted)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
 
 from raylaunch.cluster import fleet_api as fleets
 from raylaunch.cluster.agent.link import LinkDown
@@ -14,7 +17,6 @@ from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.node_warnings import NodeWarnings
 from raylaunch.cluster.driver.observer import Observer, RunRecord
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor, tracker_of
-from raylaunch.cluster.driver.request_desk import PersonRequest, RequestDesk, Requested, StacksRequest
 from raylaunch.cluster.fleet_api import AgentLost, Fleet, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.probes.peer_check import PeerCheck
 from raylaunch.core.job.job import Job
@@ -42,17 +44,28 @@ from raylaunch.core.newtypes import HostId, NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
-from raylaunch.node.protocol.messages import StoreOpened
+from raylaunch.node.protocol.messages import StacksDumped, StoreOpened
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 
-Item = fleets.Item | LinkDown | Requested
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopCall:
+    """Work that another thread wants done in the thread of `Driver.run`."""
+
+    work: Callable[[RunTime], Iterable[Event]]
+    """Gets the time of the run, and yields events for the machine."""
+    answer: Future[Any]
+    """Awaited by the other thread, and cancelled if the run ends before."""
+
+
+Item = fleets.Item | LinkDown | LoopCall
 
 
 class Driver:
     """One run. Whatever changes the machine comes through the inbox, or with time.
 
-    `run` is called in one thread; `signalled`, `requests` and the fleet's reports may come from any.
+    `run` is called in one thread; `signalled`, `call` and the fleet's reports may come from any.
     """
 
     def __init__(
@@ -73,10 +86,11 @@ class Driver:
         self._began = began
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.nodes = NodeRegistry(job.node_timeout, links)
-        self._monitor = ProgressMonitor(tracker_of(job), fleet, self._write_stacks, observer.on_message)
+        self.monitor = ProgressMonitor(tracker_of(job), fleet, self._write_stacks, observer.on_message)
         self._peers = PeerCheck(self.machine, fleet.send)
-        self._executor = Executor(self.machine, run_id, fleet, self._monitor, self.nodes.give_up)
-        self.requests = RequestDesk(self.machine, self._monitor, fleet.send, self._inbox.put)
+        self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes.give_up)
+        #: Gets the stacks of the workers of each node, in the thread of `run`.
+        self.on_stacks: Callable[[StacksDumped], None] = lambda _: None
         self._draining: dict[HostId, HostDraining] = {}
         #: What each node has told last.
         self._statuses: dict[NodeId, NodeStatus] = {}
@@ -86,7 +100,11 @@ class Driver:
     def signalled(self, signal: SignalName) -> None:
         """Take a signal. Any thread and any signal handler may call this: the signal is only enqueued."""
         asked = ForwardRequested if signal in self.machine.job.signals_to_forward else StopRequested
-        self.requests.event(lambda at: asked(at=at, signal=signal))
+        self.call(lambda at: [asked(at=at, signal=signal)], Future())
+
+    def call(self, work: Callable[[RunTime], Iterable[Event]], answer: Future[Any]) -> None:
+        """Enqueue work for the thread of `run`; see `LoopCall`. Any thread and any signal handler may call this."""
+        self._inbox.put(LoopCall(work, answer))
 
     def typed(self, keys: TerminalInput) -> None:
         """Pass on what a person has typed. Any thread may call this. The node of the rank with the terminal uses it."""
@@ -109,7 +127,9 @@ class Driver:
                     self._step(event)
                 self._stepped()
         finally:
-            self._refuse_requests()
+            for item in [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]:
+                if isinstance(item, LoopCall):
+                    item.answer.cancel()
         assert self._executor.finish is not None, "a machine that is done has said Finish"
         return self._executor.finish
 
@@ -121,11 +141,6 @@ class Driver:
 
     def _stepped(self) -> None:
         """Hook: called after each batch of items."""
-
-    def _refuse_requests(self) -> None:
-        """Refuse what was requested too late."""
-        waiting = [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
-        self.requests.close([item for item in waiting if isinstance(item, Requested)])
 
     def _tell(self, item: fleets.Item) -> None:
         """Enqueue an item of the fleet, in its thread, so that a node counts as heard of while the driver is busy."""
@@ -146,8 +161,8 @@ class Driver:
         All of them, since this process may have stood still: no deadline is enforced before what arrived in time is
         handled.
         """
-        checks = (self._peers.next_check, self.requests.next_check, self._run_time(self.nodes.next_check))
-        training = (self._monitor.next_check,) if self._is_training() else ()
+        checks = (self._peers.next_check, self._run_time(self.nodes.next_check))
+        training = (self.monitor.next_check,) if self._is_training() else ()
         nearest = min(self._executor.wake_at, self._wake_at, *checks, *training)
         with contextlib.suppress(queue.Empty):
             yield self._inbox.get(timeout=None if nearest == float("inf") else max(0.0, nearest - self._now()))
@@ -160,7 +175,7 @@ class Driver:
         """Let the machine handle an event. Act first, then record: no restart waits for the disk."""
         if self._peers.holds(event, self._now()):
             return
-        before = self._monitor.progress(event.at) if self.machine.needs_progress(event) else ()
+        before = self.monitor.progress(event.at) if self.machine.needs_progress(event) else ()
         self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
 
     def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
@@ -191,7 +206,6 @@ class Driver:
     def _due_events(self) -> Iterator[Event]:
         if self.machine.phase is Phase.DONE:
             return
-        self.requests.answer_due(self._now())
         for gone in self.nodes.silent(time.monotonic()):
             yield from self._node_lost(gone)
         now = self._now()
@@ -199,7 +213,7 @@ class Driver:
             self._executor.wake_at = float("inf")
             yield Tick(at=now)
         if self._is_training():
-            yield from self._monitor.due_events(now)
+            yield from self.monitor.due_events(now)
         yield from self._peers.due_events(now)
 
     def _is_training(self) -> bool:
@@ -210,8 +224,8 @@ class Driver:
 
     def _events(self, item: Item) -> Iterator[Event]:
         match item:
-            case PersonRequest() | StacksRequest():
-                yield from self.requests.events(item, self._now())
+            case LoopCall():
+                yield from item.work(self._now())
             case HostDraining():
                 yield from self._host_draining(item)
             case FleetFailed():
@@ -258,13 +272,13 @@ class Driver:
         if item.report.output:
             self._observer.on_output(item.report.output)
         if item.report.heartbeat is not None:
-            self._monitor.heartbeat(item.report.heartbeat, self._now())
-            if (sample := self._monitor.sample(self._now())) is not None:
+            self.monitor.heartbeat(item.report.heartbeat, self._now())
+            if (sample := self.monitor.sample(self._now())) is not None:
                 self._observer.on_progress(sample)
         for stacks in item.report.stacks:
-            self._monitor.stacks(stacks)
+            self.monitor.stacks(stacks)
             self._peers.stacks(stacks)
-            self.requests.dumped(stacks)
+            self.on_stacks(stacks)
         if item.report.status is not None:
             yield from self._status_changed(item, item.report.status)
 
@@ -281,7 +295,7 @@ class Driver:
                 yield from self._store_opened(node, store.opened)
         for event in observe(node, old.workers, new.workers, now=self._now(), sent_at=item.report.sent_at):
             if isinstance(event, WorkersStarted):
-                self._monitor.started(event)
+                self.monitor.started(event)
             yield event
         self._answered(node, old, new)
 

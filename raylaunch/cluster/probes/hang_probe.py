@@ -15,7 +15,7 @@ from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.messages import DumpStacks, Order, StacksDumped
 
-_ANSWER_SECONDS = 1.5
+ANSWER_SECONDS = 1.5
 """How long nodes have to answer. A node that does not is left out of the report."""
 
 
@@ -50,7 +50,7 @@ class StackProbe:
     @property
     def next_check(self) -> float:
         """When the sample is complete: now, if all nodes have answered, or when they have had the time to."""
-        return self._began + _ANSWER_SECONDS if self._missing else 0.0
+        return self._began + ANSWER_SECONDS if self._missing else 0.0
 
 
 class HangProbe(StackProbe):

@@ -20,7 +20,6 @@ from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.driver.driver import Driver, Item
 from raylaunch.cluster.driver.node_registry import AgentLinks
 from raylaunch.cluster.driver.observer import Observer
-from raylaunch.cluster.driver.request_desk import RequestDesk
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
 from raylaunch.cluster.fleet_api import (
@@ -61,7 +60,7 @@ class DetachedDriver(Driver):
     """Sends its orders with `DetachedFleet.flush`, after each batch of what it has heard."""
 
     _PARTS = (
-        *("machine", "_executor", "_monitor", "_peers"),
+        *("machine", "_executor", "monitor", "_peers"),
         *("_draining", "_statuses", "_warnings"),
     )
 
@@ -114,7 +113,6 @@ class DetachedDriver(Driver):
             vars(self).update(StateUnpickler(io.BytesIO(taken.parts), self._context).load())
             later = taken.clock_shift()
             self._draining = {host: replace(it, deadline=it.deadline + later) for host, it in self._draining.items()}
-            self.requests = RequestDesk(self.machine, self._monitor, fleet.send, self._inbox.put)
 
     def run(self) -> Finish:
         """Run as `Driver` does. At the end, this process ends if another driver may go on with the run."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -56,8 +56,7 @@ class LogRead:
 
     attempt: int
     spans: tuple[LogSpan, ...]
-    most: int = BLOCK_BYTES
-    """Most bytes in the answer. Another `LogRead` asks for the rest."""
+    """Of `BLOCK_BYTES` in all."""
     times: bool = False
     """Whether it also asks when they were written."""
 
@@ -86,23 +85,8 @@ def answer(folder: str, layout: str, asked: LogQuery | LogRead) -> LogAnswer:
     """Return what a run folder has."""
     if isinstance(asked, LogQuery):
         return LogAnswer(spans=tuple(spans(folder, layout, asked)))
-    found = blocks(folder, layout, asked.attempt, asked.spans, asked.most, times=asked.times)
+    found = blocks(folder, layout, asked.attempt, asked.spans, times=asked.times)
     return LogAnswer(blocks=tuple(found))
-
-
-def unread(asked: LogRead, found: LogAnswer) -> tuple[LogSpan, ...]:
-    """Return the spans that are left to ask for, after an answer that has as many bytes as it may have."""
-    if not found.blocks or sum(len(block.data) for block in found.blocks) < asked.most:
-        return ()
-    last = found.blocks[-1]
-    end = last.start + len(last.data)
-    index = next(i for i, span in enumerate(asked.spans) if _has(span, last))
-    rest = replace(asked.spans[index], start=end)
-    return (*([rest] if rest.start < rest.end else []), *asked.spans[index + 1 :])
-
-
-def _has(span: LogSpan, block: LogBlock) -> bool:
-    return (span.rank, span.stream) == (block.rank, block.stream) and span.start <= block.start < span.end
 
 
 def spans(folder: str, layout: str, query: LogQuery) -> list[LogSpan]:
@@ -121,19 +105,18 @@ def spans(folder: str, layout: str, query: LogQuery) -> list[LogSpan]:
 
 
 def blocks(
-    folder: str, layout: str, attempt: int, wanted: Sequence[LogSpan], most: int | None = None, *, times: bool = False
+    folder: str, layout: str, attempt: int, wanted: Sequence[LogSpan], *, times: bool = False
 ) -> Iterator[LogBlock]:
-    """Yield what the files have in these spans, in order, `most` bytes at most. A file that is gone has nothing."""
-    left = sum(max(0, span.end - span.start) for span in wanted) if most is None else most
+    """Yield what the files have in these spans, in order. A file that is gone has nothing."""
     for span in wanted:
         directory = Path(LAYOUTS[layout].rank_dir(folder, attempt, span.rank))
         with contextlib.suppress(OSError), open(directory / LOGS[span.stream], "rb", opener=without_waiting) as file:
             position = file.seek(span.start)
-            while left > 0 and (data := file.read(min(BLOCK_BYTES, left, max(0, span.end - position)))):
+            while data := file.read(min(BLOCK_BYTES, max(0, span.end - position))):
                 end = position + len(data)
                 found = _times(directory, span.stream, file, position, end) if times else ()
                 yield LogBlock(rank=span.rank, stream=span.stream, start=position, data=data, times=found)
-                position, left = end, left - len(data)
+                position = end
 
 
 def _times(directory: Path, stream: str, log: BinaryIO, start: int, end: int) -> tuple[tuple[int, float], ...]:

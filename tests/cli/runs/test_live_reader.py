@@ -17,11 +17,11 @@ from raylaunch.cluster.control import cluster_registry, control_server
 from raylaunch.cluster.control.control_client import ControlClient, ControlError
 from raylaunch.cluster.control.control_messages import (
     Accepted,
-    ControlAnswer,
     ControlRequest,
     GetState,
     ListLogs,
     LogsListed,
+    LogsRead,
     ReadLogs,
     RunState,
     StopRun,
@@ -56,38 +56,42 @@ class Driver:
         self.stops: list[StopRun] = []
         self.log = b"one\ntwo\nthr"
 
-    def answers(self, request: ControlRequest) -> Iterator[ControlAnswer]:
+    def answer(self, request: ControlRequest) -> object:
         match request:
             case GetState():
                 ended = self.code is not None
                 state = RunState(status=status(self.count), log_layout="raylaunch", keeps_logs=True)
-                yield replace(state, ended=ended, exit_code=self.code, why="stopped" if ended else "")
+                state = replace(state, ended=ended, exit_code=self.code, why="stopped" if ended else "")
                 if request.wait and self.count == len(ENTRIES):
                     self.code = self.result_code
                 elif request.wait:  # somebody follows: go on
                     self.log += b"ee\n"
                     self.count = len(ENTRIES)
+                return state
             case StopRun():
                 self.stops.append(request)
                 self.code = 143
-                yield Accepted()
+                return Accepted()
             case ListLogs():
-                yield LogsListed(
+                return LogsListed(
                     spans=(LogSpan(rank=2, stream="stdout", start=0, end=len(self.log)),), missing=("node-9",)
                 )
             case ReadLogs():
-                for span in request.spans:
-                    yield LogBlock(rank=2, stream="stdout", start=span.start, data=self.log[span.start : span.end])
+                (span,) = request.spans
+                block = LogBlock(rank=2, stream="stdout", start=span.start, data=self.log[span.start : span.end])
+                return LogsRead(blocks=(block,), rest=())
 
 
 @pytest.fixture
 def driver(registry) -> Iterator[Driver]:
     """It drives the run `far` on the machine `host-1`, whose folder is not here."""
     found = Driver()
-    server = ControlServer("127.0.0.1", found.answers)
+    server = ControlServer("127.0.0.1", found.answer)
     server.start()
-    registry.add("/on/host-1/far", name="a", driver=NOBODY, control=server.address, user="ann", cluster="10.0.0.1:6379")
-    found.close, found.address = server.close, server.address
+    registry.add(
+        "/on/host-1/far", name="a", driver=NOBODY, control=server.secret_address, user="ann", cluster="10.0.0.1:6379"
+    )
+    found.close, found.address = server.close, server.secret_address
     yield found
     server.close()
 
@@ -187,12 +191,12 @@ def test_what_was_told_of_the_end_stands(registry, driver, tmp_path, monkeypatch
     registry.add(folder, name="a", driver=NOBODY, control=own.control, cluster=own.cluster)
 
     class Client(ControlClient):
-        def state(self, wait: float = 0.0) -> RunState:
+        def ask(self, request: ControlRequest) -> Any:
             if driver.count == 0:
                 msg = "10.0.0.9 port 7 cannot be reached: timed out"
                 raise ControlError(msg)
-            found = super().state(wait)
-            driver.count = 0 if found.status.phase is Phase.DONE else driver.count
+            found = super().ask(request)
+            driver.count = 0 if isinstance(found, RunState) and found.status.phase is Phase.DONE else driver.count
             return found
 
     monkeypatch.setattr(live_reader, "ControlClient", Client)
@@ -206,11 +210,11 @@ def test_a_driver_that_cannot_be_reached_for_a_while(driver, monkeypatch, capfd)
     can_be_reached = iter((True, False, False))
 
     class Client(ControlClient):
-        def state(self, wait: float = 0.0) -> RunState:
-            if not next(can_be_reached, True):
+        def ask(self, request: ControlRequest) -> Any:
+            if isinstance(request, GetState) and not next(can_be_reached, True):
                 msg = "10.0.0.9 port 7 cannot be reached: timed out"
                 raise ControlError(msg)
-            return super().state(wait)
+            return super().ask(request)
 
     monkeypatch.setattr(live_reader, "ControlClient", Client)
     monkeypatch.setattr(live_reader, "RETRY_SECONDS", 0.01)
@@ -275,26 +279,26 @@ def test_a_driver_that_dies_before_it_has_answered(registry, driver, monkeypatch
     known = reader.status()
     requests: list[ControlRequest] = []
 
-    def ask(client: ControlClient, request: ControlRequest) -> Iterator[ControlAnswer]:
+    def ask(client: ControlClient, request: ControlRequest) -> Any:
         if not isinstance(request, GetState):
             requests.append(request)
         if len(requests) == 1 and reader.takeovers == 0:
-            server = ControlServer("127.0.0.1", driver.answers)  # the next driver
+            server = ControlServer("127.0.0.1", driver.answer)  # the next driver
             server.start()
             servers.append(server)
             nonlocal entry
-            entry = replace(entry, control=server.address)
+            entry = replace(entry, control=server.secret_address)
             driver.close()
             if has_begun:
                 driver.count = next(n for n in range(len(ENTRIES)) if status(n).attempt > known.attempt)
             msg = "the driver has closed the connection"
             raise ControlError(msg, is_gone=True)
-        yield from original(client, request)
+        return original(client, request)
 
     servers: list[ControlServer] = []
     original = ControlClient.ask
     monkeypatch.setattr(ControlClient, "ask", ask)
-    (answer,) = reader.ask(StopRun())
+    answer = reader.ask(StopRun())
     assert isinstance(answer, Accepted)
     assert (len(requests), len(driver.stops), reader.takeovers) == (asked, asked - 1, 1)
     assert answer.attempt == (known.attempt if has_begun else 0)

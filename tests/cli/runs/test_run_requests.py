@@ -19,10 +19,10 @@ import pytest
 
 from raylaunch.cli import main
 from raylaunch.cli.runs.live_reader import LiveReader
+from raylaunch.cluster.control.control_messages import Accepted
 from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
-from raylaunch.cluster.driver.request_desk import RequestAccepted
 from raylaunch.cluster.driver.run_registry import DriverProcess
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.history.run_status import StatusBuilder
@@ -192,7 +192,7 @@ class Served:
         )
         self.recorder = RunRecorder()
         self.driver = Driver(job, "run", fleet, self.recorder, self.recorder, time.monotonic())
-        self.control = RunControl(self.driver.requests, Folder(job, self.recorder), "flat", fleet)
+        self.control = RunControl(self.driver, Folder(job, self.recorder), "flat", fleet)
         self.control.serve("127.0.0.1")
         self.ready = threading.Event()
         fleet.on_launched = dict.fromkeys(range(1, 9), self.ready.set)
@@ -241,7 +241,7 @@ def test_what_died_with_a_driver_is_requested_of_the_next_one(served, capfd, mon
             return change(request)
         lost.append(request)
         answer = Future()
-        answer.set_result(RequestAccepted(attempt=1, phase=Phase.SAVING, status="a restart"))
+        answer.set_result(Accepted(attempt=1, phase=Phase.SAVING, status="a restart"))
         return answer
 
     monkeypatch.setattr(one.control, "change", lose_the_first)
@@ -258,7 +258,8 @@ def test_a_person_is_told_what_a_change_costs_before_it_is_made(served, capfd, m
     one = served()
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
-    monkeypatch.setattr(one.control, "change", lambda _: pytest.fail("it was changed"))
+    change = one.control.change
+    monkeypatch.setattr(one.control, "change", lambda asked: change(asked and pytest.fail("it was changed")))
     assert main.main(words) == ExitCode.INTERRUPTED
     asked = capfd.readouterr().err
     assert asked.startswith("the workers have not called `should_checkpoint`, and are not asked to save")

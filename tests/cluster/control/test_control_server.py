@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from raylaunch.cluster.control import control_client, control_server
-from raylaunch.cluster.control.control_client import ControlClient, ControlError, RefusedError
+from raylaunch.cluster.control.control_client import ControlClient, ControlError
 from raylaunch.cluster.control.control_messages import (
     Accepted,
-    ControlAnswer,
     ControlRequest,
+    DrainNode,
+    GetStacks,
     ListLogs,
+    LogsRead,
     ReadLogs,
+    RefusedError,
+    StacksCollected,
     StopRun,
 )
 from raylaunch.cluster.control.control_server import ControlServer
+from raylaunch.core.failures.stacks import Stack
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
 from raylaunch.node.protocol.acceptor import SecretAddress
 
@@ -34,17 +42,21 @@ class Driver:
 
     def __init__(self) -> None:
         self.asked: list[ControlRequest] = []
-        self.blocks = 1
+        self.repeats = 1
 
-    def answers(self, request: ControlRequest) -> Iterator[ControlAnswer]:
+    def answer(self, request: ControlRequest) -> object:
         self.asked.append(request)
         match request:
             case StopRun():
-                yield Accepted()
+                return Accepted()
             case ReadLogs():
-                for number in range(self.blocks):
-                    yield LogBlock(rank=3, stream="stdout", start=number, data=ARBITRARY)
-                yield LogBlock(rank=3, stream="stdout", start=9, data=b"")
+                block = LogBlock(rank=3, stream="stdout", start=0, data=ARBITRARY * self.repeats)
+                return LogsRead(blocks=(block,), rest=(SPAN,))
+            case GetStacks(ranks=ranks):
+                stacks = (Stack(rank=7, state="S", text="/data/\udcff.py"),) if 7 in ranks else ()
+                return StacksCollected(attempt=1, groups=(), stacks=stacks)
+            case DrainNode():
+                raise RefusedError("there is no other host", "add one")
             case _:
                 raise KeyError("no such thing")
 
@@ -56,7 +68,7 @@ def driver() -> Driver:
 
 @pytest.fixture
 def server(driver: Driver) -> Iterator[ControlServer]:
-    found = ControlServer("127.0.0.1", driver.answers)
+    found = ControlServer("127.0.0.1", driver.answer)
     found.start()
     yield found
     found.close()
@@ -64,7 +76,7 @@ def server(driver: Driver) -> Iterator[ControlServer]:
 
 @pytest.fixture
 def client(server: ControlServer) -> Iterator[ControlClient]:
-    found = ControlClient(server.address)
+    found = ControlClient(server.secret_address)
     yield found
     found.close()
 
@@ -76,107 +88,166 @@ def connect(address: SecretAddress, words: bytes) -> socket.socket:
     return connection
 
 
-def is_closed(connection: socket.socket) -> bool:
-    """Return whether the server closes the connection, and sends nothing before."""
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
+def request(server: ControlServer, path: str, body: bytes = b"", **headers: str) -> bytes:
+    """Return a request of somebody who knows the secret, unless `headers` have another one."""
+    lines = {"Authorization": f"Bearer {server.secret}", "Content-Length": str(len(body)), **headers}
+    text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"POST {path} HTTP/1.1\r\n{text}\r\n".encode() + body
+
+
+def answered(connection: socket.socket) -> bytes:
+    """Return all that the server sends until it closes the connection."""
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(65536):
+            found += data
+    return found
 
 
 def test_what_is_asked_is_answered(driver, client):
     """One thing after the other, by one connection. The bytes of workers arrive as they are."""
-    assert list(client.ask(StopRun(at_once=True))) == [Accepted()]
-    first, last = client.ask(ReadLogs(attempt=2, spans=(SPAN,)))
-    assert (first.data, last.data, first.rank) == (ARBITRARY, b"", 3)
+    assert client.ask(StopRun(at_once=True)) == Accepted()
+    found = client.ask(ReadLogs(attempt=2, spans=(SPAN,)))
+    assert (found.blocks[0].data, found.rest) == (ARBITRARY, (SPAN,))
     assert driver.asked == [StopRun(at_once=True), ReadLogs(attempt=2, spans=(SPAN,))]
 
 
 def test_an_error_is_told_to_the_client(client):
-    """And the connection goes on."""
+    """And what is refused. The connection goes on, or another one is made."""
+    with pytest.raises(RefusedError, match="there is no other host") as refused:
+        client.ask(DrainNode(node="node-1"))
+    assert refused.value.hint == "add one"
     with pytest.raises(RefusedError, match="KeyError: 'no such thing'"):
         list(client.ask(ListLogs(query=LogQuery(attempt=1, streams=("stdout",)))))
-    assert list(client.ask(StopRun())) == [Accepted()]
+    assert client.ask(StopRun()) == Accepted()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        b"\n",
-        b"x\n",
-        b"0" * 64 + b" client\n",
-        b"0" * 64 + b"\n",
-        b"\xff\x00\n",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"x" * 1_000_000,
-    ],
-)
-def test_strangers_are_refused(driver, server, client, words):
-    """Nothing that they send is taken for a request, and others are served as before."""
-    with connect(server.address, words) as stranger:
-        assert is_closed(stranger)
-    assert list(client.ask(StopRun())) == [Accepted()]
+def test_a_path_that_is_no_text(client):
+    """JSON has only text: it is shown as well as possible."""
+    found = client.ask(GetStacks(ranks=(7,)))
+    assert found.stacks[0].text == "/data/?.py"
+
+
+@pytest.mark.parametrize("words", [b"x\r\n", b"\xff\x00\r\n", b"GET /\r\n", b"\x16\x03\x01\x02\n", b"x" * 1_000_000])
+def test_garbage_is_refused(driver, server, client, words):
+    """Nothing that strangers send is taken for a request, and others are served as before."""
+    with connect(server.secret_address, words) as stranger:
+        with contextlib.suppress(OSError):  # it is refused already
+            stranger.shutdown(socket.SHUT_WR)
+        found = answered(stranger)
+    assert b"HTTP/1.1 200" not in found
+    assert b"HTTP/1.0 200" not in found
+    assert client.ask(StopRun()) == Accepted()
     assert driver.asked == [StopRun()]
 
 
-def test_a_thousand_connections_keep_nobody_out(driver, server):
-    """Each says half of what it should say, and stays. Those who are admitted have a thread each."""
-    before = {*threading.enumerate()}
+@pytest.mark.parametrize("words", ["", "Bearer", "Bearer ", "Bearer " + "0" * 64, "Basic x", "Bearer \xe9"])
+def test_a_wrong_secret(driver, server, words):
+    """It is told what is missing, and nothing of the run."""
+    for text in (
+        request(server, "/v1/stop", Authorization=words),
+        request(server, "/v1/none", Authorization=words),
+        request(server, "/", Authorization=words),
+    ):
+        with connect(server.secret_address, text) as stranger:
+            found = answered(stranger)
+        assert found.startswith(b"HTTP/1.1 401 ")
+        assert found.endswith(b'{"why":"`Authorization: Bearer` and the secret of this run are missing","hint":""}\n')
+    assert driver.asked == []
+    with pytest.raises(ControlError, match="does not answer as the driver of this run"):
+        ControlClient(replace(server.secret_address, secret="0" * 64))
+
+
+def test_a_thousand_connections_keep_nobody_out(driver, server, until):
+    """Each says half of what it should say, and stays."""
+    before = threading.active_count()
     with contextlib.ExitStack() as stack:
         for _ in range(1000):
-            stack.enter_context(connect(server.address, server.address.secret[:20].encode()))
-        client = ControlClient(server.address)
-        assert list(client.ask(StopRun())) == [Accepted()]
+            stack.enter_context(connect(server.secret_address, b"GET / HTTP/1.1\r\nAuthoriz"))
+        client = ControlClient(server.secret_address)
+        assert client.ask(StopRun()) == Accepted()
         client.close()
-    started = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert len([name for name in started if name.startswith("raylaunch-")]) <= 1
+        until(lambda: threading.active_count() <= before + control_server.MOST_STRANGERS, 100, "threads to end")
+
+
+def test_a_silent_stranger_is_closed(server, monkeypatch):
+    """After some seconds."""
+    monkeypatch.setattr("raylaunch.cluster.control.control_server._Client.timeout", 0.05)
+    with connect(server.secret_address, b"GET / HT") as stranger:
+        assert answered(stranger) == b""
 
 
 @pytest.mark.parametrize(
-    "request_",
+    ("path", "body", "code"),
     [
-        *(b"{\n", b"[]\n", b"5\n", b'{"is": "No"}\n', b'{"is": "StopRun", "at_once": 5}\n', b"[" * 100_000 + b"\n"),
-        *(b'{"is": "ListLogs"}\n', b'{"is": "ReadLogs", "attempt": 1, "spans": [5]}\n', b'{"is": "Accepted"}\n'),
-        b'{"is": "StopRun", "data": 9999999}\n',
+        ("/v1/none", b"", 404),
+        ("/v1", b"", 404),
+        ("/v1/stop", b"{", 400),
+        ("/v1/stop", b"[]", 400),
+        ("/v1/stop", b'{"at_once": 5}', 400),
+        ("/v1/stop", b"\xff", 400),
+        ("/v1/stop", b"[" * 100_000, 400),
+        ("/v1/logs", b"", 400),
+        ("/v1/logs/read", b'{"attempt": 1, "spans": [5]}', 400),
     ],
 )
-def test_what_is_no_request_ends_the_connection(driver, server, request_):
-    """Even of somebody who knows the secret."""
-    with connect(server.address, f"{server.address.secret} x\n".encode()) as other:
-        assert other.recv(1) == b"+"
-        other.sendall(request_)
-        other.shutdown(socket.SHUT_WR)
-        assert is_closed(other)
+def test_what_is_no_request(driver, server, path, body, code):
+    """Somebody who knows the secret is told what is wrong with it."""
+    with connect(server.secret_address, request(server, path, body)) as other:
+        found = answered(other)
+    assert found.startswith(f"HTTP/1.1 {code} ".encode())
+    assert json.loads(found.partition(b"\r\n\r\n")[2])["why"]
     assert driver.asked == []
 
 
-def test_a_request_without_an_end_is_bounded(server, monkeypatch):
+@pytest.mark.parametrize("length", ["1001", "-1", "1e3", "x"])
+def test_a_request_is_bounded(driver, server, monkeypatch, length):
     """It does not fill the memory."""
-    monkeypatch.setattr("raylaunch.cluster.control.control_frames.MOST_BYTES", 1000)
-    with connect(server.address, f"{server.address.secret} x\n".encode()) as other:
-        assert other.recv(1) == b"+"
-        with contextlib.suppress(ConnectionError):
-            other.sendall(b"x" * 1_000_000)
-        assert is_closed(other)
+    monkeypatch.setattr(control_server, "MOST_BYTES", 1000)
+    text = request(server, "/v1/stop", **{"Content-Length": length})
+    with connect(server.secret_address, text) as other:
+        assert answered(other).startswith(b"HTTP/1.1 4")
+    assert driver.asked == []
+
+
+def test_nothing_is_changed_by_get(driver, server):
+    """As HTTP has it. What only looks may be asked by it, with fields in the address."""
+    text = request(server, "/v1/stacks?ranks=0", Connection="close").replace(b"POST", b"GET", 1)
+    with connect(server.secret_address, text.replace(b"stacks?ranks=0", b"stop")) as other:
+        assert answered(other).startswith(b"HTTP/1.1 404 ")
+    assert driver.asked == []
+    with connect(server.secret_address, text.replace(b"?ranks=0", b"?no=1")) as other:
+        assert b'{"attempt":1,"groups":[],"stacks":[]}\n' in answered(other)
+    assert driver.asked == [GetStacks()]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_curl(driver, server):
+    """A person needs no other program."""
+    where = server.secret_address
+    asked = ["curl", "-sf", "-H", f"Authorization: Bearer {where.secret}", "-d", '{"by": "ada", "at_once": true}']
+    done = subprocess.run([*asked, f"http://{where.host}:{where.port}/v1/stop"], capture_output=True, check=True)
+    assert json.loads(done.stdout)["phase"] == "running"
+    assert driver.asked == [StopRun(by="ada", at_once=True)]
 
 
 def test_a_slow_client_is_dropped_and_keeps_nobody_waiting(driver, server, client, monkeypatch, until):
     """It reads nothing of what it is sent."""
-    monkeypatch.setattr(control_server, "SLOW_SECONDS", 0.05)
-    driver.blocks = 100_000
-    with connect(server.address, f"{server.address.secret} x\n".encode()) as slow:
-        assert slow.recv(1) == b"+"
-        slow.sendall(json.dumps({"is": "ReadLogs", "attempt": 1, "spans": []}).encode() + b"\n")
-        assert list(client.ask(StopRun())) == [Accepted()]
-        until(lambda: "raylaunch-x" not in {thread.name for thread in threading.enumerate()}, 100, "it to be dropped")
+    monkeypatch.setattr(control_server, "SLOW_SECONDS", 2.0)
+    driver.repeats = 100_000
+    assert client.ask(StopRun()) == Accepted()
+    before = threading.active_count()
+    with connect(server.secret_address, request(server, "/v1/logs/read", b'{"attempt": 1, "spans": []}')):
+        until(lambda: len(driver.asked) == 2, 100, "the request")
+        assert client.ask(StopRun()) == Accepted()
+        until(lambda: threading.active_count() <= before, 100, "it to be dropped")
 
 
 def test_fields_of_another_version(driver, server):
     """Those that are not known are left out, and missing ones have their defaults."""
-    with connect(server.address, f"{server.address.secret} x\n".encode()) as other:
-        assert other.recv(1) == b"+"
-        other.sendall(b'{"is": "StopRun", "grace": 600}\n')
-        assert other.recv(100).startswith(b'{"is": "Accepted"')
+    text = request(server, "/v1/stop", b'{"grace": 600}', Connection="close")
+    with connect(server.secret_address, text) as other:
+        assert answered(other).startswith(b"HTTP/1.1 200 ")
     assert driver.asked == [StopRun()]
 
 
@@ -184,26 +255,46 @@ def test_too_many_clients(server, client, monkeypatch):
     """Further ones are told that the driver is busy, which is not gone, until one leaves."""
     monkeypatch.setattr(control_server, "MOST_CLIENTS", 1)
     monkeypatch.setattr(control_client, "RETRY_SECONDS", (0.0,))
-    assert list(client.ask(StopRun())) == [Accepted()]
+    assert client.ask(StopRun()) == Accepted()
     with pytest.raises(ControlError, match="no more at a time; try again") as caught:
-        ControlClient(server.address)
+        ControlClient(server.secret_address)
     assert not caught.value.is_gone
 
 
 def test_a_driver_that_is_gone(server, client):
     """Who is connected is told, and who connects too."""
     server.close()
-    for ask in (lambda: list(client.ask(StopRun())), lambda: ControlClient(server.address)):
+    for ask in (lambda: client.ask(StopRun()), lambda: ControlClient(server.secret_address)):
         with pytest.raises(ControlError) as caught:
             ask()
         assert caught.value.is_gone
 
 
+def test_an_answer_that_breaks_off(driver, server):
+    """The driver is killed while it answers: what has come so far is not all."""
+    server.close()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = SecretAddress(host="127.0.0.1", port=other.getsockname()[1], secret="")
+
+        def serve() -> None:
+            line, _ = other.accept()
+            with line:
+                line.recv(1000)
+                line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                line.recv(1000)
+                line.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n{"attempt": 1')
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(ControlError) as caught:
+            ControlClient(address).ask(StopRun())
+    assert caught.value.is_gone
+
+
 def test_the_end_waits_for_those_who_read_logs(server, client, until):
     """And not for those who only look on, nor for long."""
-    list(client.ask(StopRun()))
+    client.ask(StopRun())
     server.await_clients(1000.0, reading_logs=True)
-    list(client.ask(ReadLogs(attempt=1, spans=())))
+    client.ask(ReadLogs(attempt=1, spans=()))
     began = time.monotonic()
     server.await_clients(0.05, reading_logs=True)
     assert time.monotonic() - began >= 0.05

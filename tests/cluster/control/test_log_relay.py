@@ -66,14 +66,18 @@ def nodes(request, tmp_path) -> Nodes:
 
 
 def read(relay: LogRelay, listed: LogsListed, attempt: int) -> str:
-    return b"".join(block.data for block in relay.blocks(ReadLogs(attempt=attempt, spans=listed.spans))).decode()
+    spans, found = listed.spans, b""
+    while spans:
+        answer = relay.blocks(ReadLogs(attempt=attempt, spans=spans))
+        spans, found = answer.rest, found + b"".join(block.data for block in answer.blocks)
+    return found.decode()
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
 @pytest.mark.parametrize("most", [1, 7, log_files.BLOCK_BYTES])
 def test_the_files_of_all_nodes(nodes, monkeypatch, attempt, most):
     """By rank, each once, in whatever parts they come."""
-    monkeypatch.setattr(log_relay, "LogRead", lambda **asked: LogRead(**asked, most=most))
+    monkeypatch.setattr(log_files, "BLOCK_BYTES", most)
     relay = LogRelay(nodes, nodes.status)
     listed = relay.spans(ListLogs(query=LogQuery(attempt=attempt, streams=("stdout", "stderr"))))
     assert ([span.rank for span in listed.spans], listed.missing) == ([0, 1, 2, 3], ())
@@ -83,13 +87,14 @@ def test_the_files_of_all_nodes(nodes, monkeypatch, attempt, most):
 def test_much_is_read_in_parts_that_do_not_wait_for_each_other(nodes, monkeypatch):
     """Several reads of one node go on at a time, and what they read comes in order."""
     monkeypatch.setattr(log_files, "BLOCK_BYTES", 5)
+    monkeypatch.setattr(log_relay, "_MOST_READS", 8)
     relay = LogRelay(nodes, nodes.status)
     listed = relay.spans(ListLogs(query=LogQuery(attempt=2, streams=("stdout",))))
     del nodes.asked[:]
-    blocks = relay.blocks(ReadLogs(attempt=2, spans=listed.spans))
-    first = next(blocks)
+    answer = relay.blocks(ReadLogs(attempt=2, spans=listed.spans))
     assert [sum(span.end - span.start for span in asked.spans) for _, asked in nodes.asked] == [5, 5, 5, 5, 4, 5, 5, 5]
-    assert (first.data + b"".join(block.data for block in blocks)).decode() == "".join(f"2.{n};" * 3 for n in range(4))
+    text = b"".join(block.data for block in answer.blocks).decode()
+    assert text + read(relay, replace(listed, spans=answer.rest), 2) == "".join(f"2.{n};" * 3 for n in range(4))
 
 
 def test_only_those_who_have_a_rank_are_asked(nodes):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.cluster.driver.request_desk import PersonRequest
+from raylaunch.cluster.driver.driver import LoopCall
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet_api import AgentsAdopted, HostDraining
 from raylaunch.cluster.takeover import detached_driver
@@ -169,12 +169,12 @@ class SimulatedDriver(DetachedDriver):
 
     def due_at(self) -> float:
         """When it would look at the time again by itself."""
-        return min(self._executor.wake_at, self._peers.next_check, self._monitor.next_check)
+        return min(self._executor.wake_at, self._peers.next_check, self.monitor.next_check)
 
     def hear(self, at: float, heard: Any) -> None:
         """Deal with one thing at that time. A function makes an event of a person; None: only time has passed."""
         self.clock = max(self.clock, at)
-        item = PersonRequest(heard, Future()) if callable(heard) else heard
+        item = LoopCall(heard, Future()) if callable(heard) else heard
         for event in [] if item is None else self._events(item):
             self._step(event)
         for event in self._due_events():
