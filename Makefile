@@ -7,7 +7,8 @@
 # make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk";
 # DETACH=1: a run with -d, whose driver, its host, and the GCS of Ray's head are killed too);
 # make compat: try other versions of Python, Ray and torch, each in an environment that is removed afterwards (KEEP=1: it
-# is not), with up to 8 GB for a torch with CUDA (ONLY="py3.12 ray2.52 torch2.15": these; ONLY=cheap: two, for CI; ONLY=today: what pip would install today;
+# is not), with up to 8 GB for a torch with CUDA (ONLY="py3.12 ray2.52 torch2.15": these; ONLY=cheap: two, for CI; ONLY=today: what pip would install today; ONLY=cuda: a torch with CUDA,
+# by which one sees without a GPU which processes touch CUDA;
 # IF_AVAILABLE=1: to lack a Python or the package index is no failure);
 # make gpu: everything that needs a GPU, in nine minutes, without a network (ONLY="hangs state": these; OUT=folder);
 # make gpu-bundle: pack what `make gpu` needs on another machine into gpu-bundle (GPU_PYTHON=3.12: that machine's).

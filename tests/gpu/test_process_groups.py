@@ -105,6 +105,23 @@ def test_function_gets_nccl(tmp_path):
     assert json.loads(done.stdout) == [[BACKEND, gpu_runs.count()]] * gpu_runs.count()
 
 
+def test_functions_that_share_gpus_get_gloo(tmp_path):
+    """With more workers than GPUs a function gets gloo, and no worker has a CUDA context."""
+    program = (
+        "import raylaunch, json\n"
+        "def which():\n"
+        "    import torch, torch.distributed as dist\n"
+        "    return dist.get_backend(), torch.cuda.is_initialized()\n"
+        f"print(json.dumps(raylaunch.launch(which, nproc_per_node={gpu_runs.count() + 1}, ray={{'address': 'none'}})))\n"
+    )
+    env = gpu_runs.environment()
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [["gloo", False]] * (gpu_runs.count() + 1)
+
+
 def test_two_ranks_on_one_gpu_with_nccl(launch):
     """A script whose ranks share a GPU fails with nccl's error, and the report has a hint."""
     if gpu_runs.simulated():

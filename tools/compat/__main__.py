@@ -2,7 +2,7 @@
 
 --only "py3.12 ray2.52 torch2.15" tries those of the usual combinations that have these versions, or makes one of them;
 commas part several, and `cheap` stands for two that CI tries. Versions may be `newest`. `today` is what pip would
-install today, with which more tests are run. `--smoke` tries nothing new: it runs two tests with this Python, to see
+install today, with which more tests are run; `cuda` a torch with CUDA, of which one sees which processes touch it. `--smoke` tries nothing new: it runs two tests with this Python, to see
 that this program works.
 """
 
@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 
 from tools.bench.tables import aligned
 from tools.compat import checks, combinations, results
-from tools.compat.checks import COLUMNS, SMOKE, SUITE, Column
+from tools.compat.checks import SMOKE, SUITES, Column
 from tools.compat.combinations import Combination
 from tools.compat.environments import FOLDER, HERE, Environment, InstallError, UnavailableError, environment
 
@@ -61,11 +61,11 @@ def _tried(combination: Combination, *, keep: bool) -> results.Row | Unavailable
     try:
         with environment(combination, keep=keep) as found:
             print(f"installed after {time.monotonic() - began:.0f} s ...", end=" ", flush=True)
-            row = _row(str(combination), found, SUITE if combination.is_today else COLUMNS)
+            row = _row(str(combination), found, SUITES[combination.suite])
     except (UnavailableError, InstallError) as error:
         print(f"{'left out' if isinstance(error, UnavailableError) else 'not installed'}: {error}", flush=True)
         return error
-    if not combination.is_today:
+    if not combination.suite:
         results.add(row)
     return row
 

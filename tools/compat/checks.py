@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.compat.combinations import CUDA, TODAY
 from tools.compat.environments import Environment
 
 ON_RAY = "tools/compat/on_ray.py"
@@ -33,13 +34,15 @@ COLUMNS = {
     "spawn": Column(ON_RAY, "test_spawn"),
     "check": Column(ON_RAY, "test_check"),
 }
-SUITE = {
+TODAY_COLUMNS = {
     "core": Column("tests/core"),
     "cli": Column("tests/cli"),
     "worker": Column("tests/worker"),
     "launch": Column(f"{ON_RAY}::test_launch"),
 }
 """With what pip installs today: the tests of the code that uses other packages most, without properties."""
+SUITES = {"": COLUMNS, TODAY: TODAY_COLUMNS, CUDA: {"cuda": Column("tests/cluster/test_cuda_stubs.py")}}
+"""What is tried, by `Combination.suite`."""
 SMOKE = {
     "contract": Column("tests/contract/test_environment.py::test_values_of_a_single_node"),
     "launch": Column(f"{ON_RAY}::test_launch[forkserver]"),

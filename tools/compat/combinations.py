@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NEWEST = "newest"
-TODAY = "today"
+TODAY, CUDA = "today", "cuda"
 PACKAGES = ("ray", "torch", "omegaconf")
 _WORD = re.compile(r"(py|ray|torch|omegaconf)(\d+(?:\.\d+)*|newest)")
 
@@ -22,11 +22,11 @@ class Combination:
     ray: str = NEWEST
     torch: str = "2.13"
     omegaconf: str = NEWEST
-    is_today: bool = False
-    """Whether the project's own tests are run, besides what is tried with each combination."""
+    suite: str = ""
+    """Other tests than those that are tried with each combination: a key of `checks.SUITES`."""
 
     def __str__(self) -> str:
-        return TODAY if self.is_today else f"py{self.py} ray{self.ray} torch{self.torch} omegaconf{self.omegaconf}"
+        return self.suite or f"py{self.py} ray{self.ray} torch{self.torch} omegaconf{self.omegaconf}"
 
     def requirements(self) -> list[str]:
         """What pip installs; `ray[default]` has the dashboard's agent, as on a real cluster."""
@@ -44,8 +44,11 @@ CHEAP = (
 )
 """For CI: another Ray; and another Python, with the newest torch. Each takes a few minutes."""
 
-WHAT_PIP_INSTALLS = Combination(py="{}.{}".format(*sys.version_info), is_today=True)
+WHAT_PIP_INSTALLS = Combination(py="{}.{}".format(*sys.version_info), suite=TODAY)
 """For CI: no package is pinned, as for somebody who installs raylaunch today, but torch, whose newest may have CUDA."""
+
+WITH_CUDA = Combination(torch=NEWEST, suite=CUDA)
+"""A torch with CUDA, by which one sees without a GPU which processes touch CUDA."""
 
 DEFAULT = (
     Combination(py="3.10", ray="2.44", torch="2.6", omegaconf="2.3"),
@@ -59,7 +62,7 @@ DEFAULT = (
 
 
 def chosen(only: str) -> list[Combination]:
-    """Return what `--only` asks for: `cheap`, `today`, or words such as `py3.12 ray2.52`, several times between commas.
+    """Return what `--only` asks for: `cheap`, `today`, `cuda`, or words such as `py3.12 ray2.52`, between commas.
 
     Words pick those of the default combinations that have these versions; if none has, they make one. Raises
     ValueError.
@@ -68,7 +71,7 @@ def chosen(only: str) -> list[Combination]:
         return [*DEFAULT]
     found: dict[Combination, None] = {}
     for words in only.split(","):
-        named = {"cheap": CHEAP, TODAY: (WHAT_PIP_INSTALLS,)}.get(words.strip())
+        named = {"cheap": CHEAP, TODAY: (WHAT_PIP_INSTALLS,), CUDA: (WITH_CUDA,)}.get(words.strip())
         found |= dict.fromkeys(named or _asked(words))
     return [*found]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.compat.combinations import PACKAGES, Combination
+from tools.compat.combinations import PACKAGES, TODAY, Combination
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compat"
@@ -147,7 +147,7 @@ def install(found: Environment, python: Path, combination: Combination) -> None:
     if found.run((*pip, *_ONE_TRY, SMALL_PACKAGE), _INDEX_SECONDS, log) != 0:
         msg = f"pip cannot install {SMALL_PACKAGE}: its package index cannot be reached"
         raise UnavailableError(msg)
-    tools, project = ((), ".[dev]") if combination.is_today else (TOOLS, ".")
+    tools, project = ((), ".[dev]") if combination.suite == TODAY else (TOOLS, ".")
     if found.run((*pip, *combination.requirements(), *tools, "--editable", project), INSTALL_SECONDS, log) != 0:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
         msg = "; ".join(lines[-2:]) or "pip failed, or took too long"

@@ -29,7 +29,8 @@ def facts(job: Job) -> NodeFacts:
 
 def cpus(job: Job) -> int:
     """Return the logical CPUs of this machine: as many as it has, or as the job wants if that is more."""
-    each = [int(job.nproc_per_node) if str(job.nproc_per_node).isdecimal() else 1]
+    given = str(job.nproc_per_node)
+    each = [int(given) if given.isdecimal() else 1 if given == "cpu" else len(gpus.visible().ids)]
     each += [rule.nproc_per_node for rule in job.nodes.values() if rule.nproc_per_node is not None]
     workers = (job.max_nodes + job.spares) * max(each) if job.nprocs is None else job.nprocs
     return max(os.cpu_count() or 1, math.ceil(workers * job.cpus_per_worker))

@@ -1,0 +1,190 @@
+"""Who touches CUDA, and how many GPUs are found, on a machine whose driver libraries are stubs.
+
+A torch without CUDA never touches it, so `make compat ONLY=cuda` runs this with another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cuda_stubs import Stubs
+from tests.private_cluster import Cluster, private_cluster
+
+pytestmark = [
+    pytest.mark.skipif(Stubs.why_not() != "", reason=Stubs.why_not()),
+    pytest.mark.ray,
+    pytest.mark.own_cluster,
+    pytest.mark.timeout(300),
+]
+GPUS = 3
+SECONDS = 250
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory) -> Iterator[Stubs]:
+    """For all processes that tests start from now on."""
+    found = Stubs.build(tmp_path_factory.mktemp("stubs"), gpus=GPUS)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in found.env().items():
+            patch.setenv(name, value)
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster(stubs) -> Iterator[Cluster]:
+    """A cluster that finds its GPUs by itself."""
+    with private_cluster(cpus=4, gpus=None) as found:
+        yield found
+
+
+def raylaunch(folder: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "raylaunch", *words]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.run(
+        command, cwd=folder, env=env or plain, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+
+
+LOOK = """
+import json, os, sys
+print(json.dumps([os.environ["LOCAL_RANK"], os.environ.get("CUDA_VISIBLE_DEVICES")]))
+if "torch" in sys.argv:
+    import torch
+    print(torch.cuda.device_count(), torch.cuda.is_available())
+"""
+
+
+def looked(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
+    assert done.returncode == 0, done.stderr
+    return sorted(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+
+
+@pytest.mark.parametrize("visible", [None, "1,0"])
+def test_gpus_are_counted_without_a_cluster(stubs, tmp_path, monkeypatch, visible):
+    """`gpu` is one worker for each that NVML names, as far as the environment leaves them."""
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (tmp_path / "look.py").write_text(LOOK)
+    words = ("--standalone", "--nproc-per-node", "gpu", "--virtual-local-rank", "--show", "raw", "look.py")
+    names = visible.split(",") if visible is not None else [str(index) for index in range(GPUS)]
+    assert looked(raylaunch(tmp_path, *words)) == sorted(["0", name] for name in names)
+
+
+def test_gpus_are_counted_by_ray(cluster, tmp_path):
+    (tmp_path / "look.py").write_text(LOOK)
+    words = ("--nproc-per-node", "gpu", "--virtual-local-rank", "--show", "raw", "look.py")
+    assert looked(raylaunch(tmp_path, *words, env=cluster.env())) == [["0", str(index)] for index in range(GPUS)]
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA")
+def test_torch_counts_the_gpus_of_a_rank(stubs, tmp_path):
+    """By NVML, without CUDA; then it asks CUDA, which the ranks may do."""
+    (tmp_path / "look.py").write_text(LOOK)
+    words = ("--standalone", "--nproc-per-node", "gpu", "--virtual-local-rank", "--show", "raw", "look.py", "torch")
+    done = raylaunch(tmp_path, *words)
+    assert [line for line in done.stdout.splitlines() if not line.startswith("[")] == ["1 False"] * GPUS, done.stderr
+
+
+TRAIN = """
+    import ctypes, os, sys
+    import asks
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from raylaunch.worker import State, elastic
+
+    @elastic(backend="gloo")
+    def train():
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+        optimizer = torch.optim.AdamW(model.parameters())
+        state = State(model=model, optimizer=optimizer, every=1)
+        done = state.restore()
+        for step in range(done, 12):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            state.commit(step)
+            if step == 5 and done == 0 and os.environ["RANK"] == "1":
+                os.kill(os.getpid(), 9)
+        state.finish()
+
+    train()
+    if "cuda" in sys.argv and os.environ["RANK"] == "0":
+        torch.cuda.is_available()
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
+"""
+
+
+@pytest.fixture
+def train(tmp_path) -> Path:
+    """A script, and a package that asks at import whether there are GPUs, as many do."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
+    site = tmp_path / "site" / "asks"
+    site.mkdir(parents=True)
+    (site / "__init__.py").write_text("import torch\nFOUND = torch.cuda.is_available()\n")
+    return tmp_path
+
+
+def job(folder: Path, **settings: object) -> str:
+    settings = {
+        "name": "stubs",
+        "nnodes": 2,
+        "placement": "pack",
+        "nproc_per_node": 2,
+        "gpus_per_worker": 0,
+        "max_restarts": 1,
+        "durable": str(folder / "checkpoints"),
+        "durable_every": 0,
+        "env": {"PYTHONPATH": str(folder / "site")},
+        "preload": ["torch", "asks"],
+        "report": False,
+        **settings,
+    }
+    (folder / "job.json").write_text(json.dumps(settings))
+    return "job.json"
+
+
+@pytest.mark.parametrize("on_cluster", [False, True], ids=["alone", "on Ray"])
+def test_only_ranks_touch_cuda(request, stubs, train, on_cluster):
+    """No agent, fork server, zygote, store, or process that writes checkpoints; over a restart with survivors."""
+    stubs.log.unlink(missing_ok=True)
+    cluster = request.getfixturevalue("cluster") if on_cluster else None
+    entry = {"script": "train.py", "args": ["cuda"]}
+    ray = {"address": cluster.address if cluster is not None else "none"}
+    written = job(train, entrypoint=entry, ray=ray)
+    done = raylaunch(train, written, env=cluster.env() if cluster is not None else None)
+    assert done.returncode == 0, done.stderr
+    assert "fresh interpreters" not in done.stderr, done.stderr
+    assert os.listdir(train / "checkpoints"), "nothing was written"
+    users = stubs.users()
+    assert any("rank 0 of 4" in title for title in users), users
+    assert [title for title in users if "raylaunch: train.py rank" not in title] == []
+
+
+def test_functions_without_gpus_leave_them_alone(stubs, tmp_path):
+    """Though their machine has some: a context would take memory of each."""
+    stubs.log.unlink(missing_ok=True)
+    program = """
+        import raylaunch
+        def which():
+            import torch, torch.distributed as dist
+            dist.all_reduce(torch.ones(1))
+            return dist.get_backend()
+        if __name__ == "__main__":
+            print(raylaunch.launch(which, nproc_per_node=4, show="none", ray={"address": "none"}))
+    """
+    (tmp_path / "main.py").write_text(textwrap.dedent(program))
+    command = [sys.executable, "main.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.stdout == f"{['gloo'] * 4}\n", done.stderr
+    assert stubs.users() == []

@@ -1,0 +1,34 @@
+/* A libnvidia-ml.so.1 of a machine with GPUS GPUs, as far as torch, Ray and raylaunch ask it. */
+#include <stdio.h>
+#include <string.h>
+
+enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3 };
+
+static char devices[GPUS ? GPUS : 1];
+
+static int is_device(const void *device) { return (char *)device >= devices && (char *)device < devices + GPUS; }
+
+int nvmlInit_v2(void) { return NVML_SUCCESS; }
+int nvmlInit(void) { return NVML_SUCCESS; }
+int nvmlInitWithFlags(unsigned flags) { return (void)flags, NVML_SUCCESS; }
+int nvmlShutdown(void) { return NVML_SUCCESS; }
+
+int nvmlDeviceGetCount_v2(unsigned *count) { return *count = GPUS, NVML_SUCCESS; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    if (index >= GPUS) return NVML_ERROR_INVALID_ARGUMENT;
+    return *device = devices + index, NVML_SUCCESS;
+}
+
+int nvmlDeviceGetName(void *device, char *name, unsigned length) {
+    if (!is_device(device)) return NVML_ERROR_INVALID_ARGUMENT;
+    return snprintf(name, length, "NVIDIA Stub 1000"), NVML_SUCCESS;
+}
+
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    if (!is_device(device)) return NVML_ERROR_INVALID_ARGUMENT;
+    snprintf(uuid, length, "GPU-00000000-0000-0000-0000-%012d", (int)((char *)device - devices));
+    return NVML_SUCCESS;
+}
+
+const char *nvmlErrorString(int error) { return error ? "the stub does not know that" : "no error"; }
