@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -72,3 +73,73 @@ def test_pinned_once(cuda, buffer):
     device_copies.pin(buffer, device(0))
     device_copies.pin(buffer, device(0))
     assert cuda.calls == [("current", 0), ("register", 4096, buffer.size, 0), ("current", 0)]
+
+
+class Stream:
+    """A stream of a device, which writes down what is queued."""
+
+    def __init__(self, name, told):
+        self.name, self.told = name, told
+
+    def wait_stream(self, other):
+        self.told.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event):
+        self.told.append(f"{self.name} waits for the event on {event.stream.name}")
+
+
+def test_a_device_that_is_not_cuda(monkeypatch, buffer):
+    """As on CUDA: a stream of its own, which waits for the script's, and for which the script's waits on the device."""
+    told = []
+    current = Stream("current", told)
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            self.stream = stream
+            told.append(f"event on {stream.name}")
+
+        def synchronize(self):
+            told.append("the process waits")
+
+        def elapsed_time(self, other):
+            return 2000.0
+
+    @contextlib.contextmanager
+    def stream(other):
+        told.append(f"begin {other.name}")
+        yield
+        told.append(f"end {other.name}")
+
+    def copy(source, *, non_blocking):
+        told.append(f"copy {source.name} {non_blocking}")
+
+    npu = SimpleNamespace(
+        current_stream=lambda _: current, Stream=lambda _: Stream("side", told), Event=Event, stream=stream
+    )
+    torch = SimpleNamespace(
+        npu=npu,
+        get_device_module=lambda device: npu,
+        uint8=None,
+        frombuffer=lambda *_, dtype: SimpleNamespace(data_ptr=lambda: 0),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(device_copies, "_pinned", set())
+    monkeypatch.setattr(device_copies, "_streams", {})
+    source = SimpleNamespace(name="weight", device=Kind("npu"))
+    assert device_copies.has_streams(source.device)
+    assert not device_copies.has_streams(Kind("meta"))
+    copies = device_copies.DeviceCopies(buffer, [(SimpleNamespace(copy_=copy), source)])
+    assert told == [
+        *("side waits for current", "begin side", "event on side", "copy weight True", "event on side", "end side"),
+        "current waits for the event on side",
+    ]
+    assert (copies.is_running, copies.finish(), told[-1]) == (True, 2.0, "the process waits")
+
+
+class Kind(NamedTuple):
+    """A device, which can be a key."""
+
+    type: str
