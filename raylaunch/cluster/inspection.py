@@ -36,6 +36,8 @@ class Inspection(Generic[Answer]):
     """Whether the cluster is asked with a token."""
     draining: tuple[str, ...] = ()
     """Nodes that are being drained."""
+    gpus: Mapping[str, float] = field(default_factory=dict)
+    """How many GPUs Ray counts on each node."""
     plan: Plan | None = None
     plan_problem: str = ""
     """Why there is no plan."""
@@ -69,6 +71,7 @@ def inspect(job: Job, look: Callable[[str], Look[Answer]], seconds: float, *, wi
             clocks=node_tasks.clocks({node: name for node, name in nodes.items() if name in answers}, seconds),
             has_token=node_tasks.has_token(),
             draining=node_tasks.draining(),
+            gpus={node.address: node.gpus for node in session.nodes(job)},
             plan=plan,
             plan_problem=problem,
         )

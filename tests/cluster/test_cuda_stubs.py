@@ -188,3 +188,14 @@ def test_functions_without_gpus_leave_them_alone(stubs, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.stdout == f"{['gloo'] * 4}\n", done.stderr
     assert stubs.users() == []
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_the_doctor_asks_nvml(stubs, tmp_path, faulty):
+    """Of faults that NVML knows, and of none if there are none."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env |= {"RAYLAUNCH_FAULTY_GPUS": "1"} if faulty else {}
+    done = raylaunch(tmp_path, "doctor", "--json", env=env)
+    found = [each["text"] for each in json.loads(done.stdout)["findings"] if each["check"] == "GPUs"]
+    told = "GPU 0 has memory to replace, which needs a reset; GPU 1 had 2 memory errors that ECC could not correct; GPU 2 does not answer"
+    assert found == ([f"faulty: 127.0.0.1 ({told})"] if faulty else []), done.stderr

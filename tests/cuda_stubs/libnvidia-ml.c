@@ -1,8 +1,9 @@
 /* A libnvidia-ml.so.1 of a machine with GPUS GPUs, as far as torch, Ray and raylaunch ask it. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3 };
+enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3, NVML_ERROR_GPU_IS_LOST = 15 };
 
 static char devices[GPUS ? GPUS : 1];
 
@@ -15,8 +16,14 @@ int nvmlShutdown(void) { return NVML_SUCCESS; }
 
 int nvmlDeviceGetCount_v2(unsigned *count) { return *count = GPUS, NVML_SUCCESS; }
 
+/* The last GPUs are faulty in different ways where the environment says so: RAYLAUNCH_FAULTY_GPUS=1. */
+static int is_faulty(const void *device, int fault) {
+    return getenv("RAYLAUNCH_FAULTY_GPUS") && (char *)device == devices + GPUS - fault;
+}
+
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     if (index >= GPUS) return NVML_ERROR_INVALID_ARGUMENT;
+    if (is_faulty(devices + index, 1)) return NVML_ERROR_GPU_IS_LOST;
     return *device = devices + index, NVML_SUCCESS;
 }
 
@@ -30,5 +37,18 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
     snprintf(uuid, length, "GPU-00000000-0000-0000-0000-%012d", (int)((char *)device - devices));
     return NVML_SUCCESS;
 }
+
+int nvmlDeviceGetTotalEccErrors(void *device, int uncorrected, int aggregate, unsigned long long *errors) {
+    *errors = uncorrected == 1 && aggregate == 0 && is_faulty(device, 2) ? 2 : 0;
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *not, unsigned *pending, unsigned *failed) {
+    *corrected = *not = *failed = 0;
+    *pending = is_faulty(device, 3);
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetComputeMode(void *device, int *mode) { return (void)device, *mode = 0, NVML_SUCCESS; }
 
 const char *nvmlErrorString(int error) { return error ? "the stub does not know that" : "no error"; }

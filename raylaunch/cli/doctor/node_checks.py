@@ -161,8 +161,8 @@ def network(facts: Surroundings) -> Iterator[Diagnosis]:
         yield ok("network", "all nodes reach this machine; `raylaunch check` tries all pairs of ranks")
 
 
-def busy_gpus(facts: Surroundings) -> Iterator[Diagnosis]:
-    """Whether other programs hold GPUs, perhaps some that nobody needs any more."""
+def gpus(facts: Surroundings) -> Iterator[Diagnosis]:
+    """Whether the nodes' GPUs are free and healthy, and as many as Ray has counted: one may have been lost since."""
     busy = {
         address: count(report.gpu_processes, "program")
         for address, report in facts.seen.answers.items()
@@ -171,6 +171,20 @@ def busy_gpus(facts: Surroundings) -> Iterator[Diagnosis]:
     if busy:
         fix = "`nvidia-smi` there names them; end those that are left over from earlier runs"
         yield warning("GPUs", f"in use: {_with(busy)}", fix)
+    lost = {
+        address: f"{report.gpus} of {facts.seen.gpus[address]:g}"
+        for address, report in facts.seen.answers.items()
+        if report.gpus and report.gpus < facts.seen.gpus.get(address, 0)
+    }
+    if lost:
+        fix = "see `nvidia-smi` and `dmesg | grep Xid` there; `ray stop` and `ray start` count them anew"
+        yield error("GPUs", f"fewer than Ray counts: {_with(lost)}", fix)
+    faults = {
+        address: "; ".join(report.gpu_faults) for address, report in facts.seen.answers.items() if report.gpu_faults
+    }
+    if faults:
+        fix = "drain these nodes, and reset the GPUs (`nvidia-smi --gpu-reset`) or restart the machines"
+        yield error("GPUs", f"faulty: {_with(faults)}", fix)
 
 
 CHECKS: tuple[Callable[[Surroundings], Iterator[Diagnosis]], ...] = (
@@ -184,7 +198,7 @@ CHECKS: tuple[Callable[[Surroundings], Iterator[Diagnosis]], ...] = (
     limits,
     clocks,
     names,
-    busy_gpus,
+    gpus,
 )
 
 

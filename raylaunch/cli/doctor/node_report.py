@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from raylaunch.cli.output import version_report
+from raylaunch.cluster.local import gpus
 
 _Answer = TypeVar("_Answer")
 
@@ -73,6 +74,10 @@ class NodeReport:
     """Why this command cannot be reached from here."""
     gpu_processes: int = 0
     """How many processes use its GPUs; 0 also if that is not known."""
+    gpus: int = 0
+    """How many NVIDIA GPUs its driver has."""
+    gpu_faults: tuple[str, ...] = ()
+    """What its driver knows to be wrong with them."""
 
 
 def report(questions: Questions) -> NodeReport:
@@ -95,6 +100,8 @@ def report(questions: Questions) -> NodeReport:
         log_dir_problem=_bounded(lambda: log_dir_problem(questions.log_dir), "its file system does not answer"),
         door_problem=_door_problem(questions.door),
         gpu_processes=_gpu_processes(),
+        gpus=_bounded(gpus.nvidia_gpus, 0),
+        gpu_faults=_bounded(gpus.nvidia_faults, ("the driver does not answer",)),
     )
 
 

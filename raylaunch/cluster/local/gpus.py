@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
+
+from raylaunch.core.text import count
 
 _NVML = "libnvidia-ml.so.1"
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _INDEX = re.compile(r"-?\d+")
 _DEVICE = re.compile(r"nvidia\d+")
+_UNCORRECTED, _VOLATILE, _PROHIBITED = 1, 0, 2
+"""Of nvml.h: NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC and NVML_COMPUTEMODE_PROHIBITED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +42,13 @@ def share(gpus: Gpus, mine: tuple[str, ...]) -> Mapping[str, str]:
     return {gpus.variable: ",".join(mine)} if 0 < len(mine) < len(gpus.ids) else {}
 
 
-def _allowed(count: int, named: str | None) -> tuple[str, ...]:
+def _allowed(number: int, named: str | None) -> tuple[str, ...]:
     """Return the ids that CUDA takes: it ignores what follows an index that no GPU has, such as -1."""
     if named is None:
-        return tuple(map(str, range(count)))
+        return tuple(map(str, range(number)))
     names = [] if named in ("", "NoDevFiles") else [name.strip() for name in named.split(",")]
-    wrong = (at for at, name in enumerate(names) if _INDEX.fullmatch(name) and not 0 <= int(name) < count)
-    return tuple(names[: min(count, next(wrong, count))])
+    wrong = (at for at, name in enumerate(names) if _INDEX.fullmatch(name) and not 0 <= int(name) < number)
+    return tuple(names[: min(number, next(wrong, number))])
 
 
 def nvidia_gpus() -> int:
@@ -50,17 +56,59 @@ def nvidia_gpus() -> int:
 
     Without NVML, count the files of the devices, of which a container has only its own.
     """
+    with _nvml() as nvml:
+        if nvml is None:
+            return sum(_DEVICE.fullmatch(name) is not None for name in os.listdir("/dev"))
+        return _asked(nvml, "nvmlDeviceGetCount_v2", ctypes.c_uint()) or 0
+
+
+def nvidia_faults() -> tuple[str, ...]:
+    """Return what NVML knows to be wrong with this machine's GPUs, for a person: errors since the driver was loaded."""
+    found = []
+    with _nvml() as nvml:
+        for index in range((nvml and _asked(nvml, "nvmlDeviceGetCount_v2", ctypes.c_uint())) or 0):
+            device = ctypes.c_void_p()
+            if nvml is None or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
+                found.append(f"GPU {index} does not answer")
+                continue
+            if errors := _asked(
+                nvml, "nvmlDeviceGetTotalEccErrors", device, _UNCORRECTED, _VOLATILE, ctypes.c_ulonglong()
+            ):
+                found.append(f"GPU {index} had {count(errors, 'memory error')} that ECC could not correct")
+            rows = [ctypes.c_uint() for _ in range(4)]
+            if _ask(nvml, "nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, rows)) and (
+                rows[2].value or rows[3].value
+            ):
+                found.append(f"GPU {index} has memory to replace, which needs a reset")
+            if _asked(nvml, "nvmlDeviceGetComputeMode", device, ctypes.c_int()) == _PROHIBITED:
+                found.append(f"GPU {index} is closed to CUDA (compute mode `prohibited`)")
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[ctypes.CDLL | None]:
+    """Begin NVML; None: this machine has none."""
     try:
         nvml = ctypes.CDLL(_NVML)
     except OSError:
-        return sum(_DEVICE.fullmatch(name) is not None for name in os.listdir("/dev"))
-    count = ctypes.c_uint()
-    if nvml.nvmlInit_v2() != 0:
-        return 0
+        yield None
+        return
+    is_up = nvml.nvmlInit_v2() == 0
     try:
-        return count.value if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
+        yield nvml
     finally:
-        nvml.nvmlShutdown()
+        if is_up:
+            nvml.nvmlShutdown()
+
+
+def _ask(nvml: ctypes.CDLL, name: str, *args: Any) -> bool:
+    """Call a function of NVML, which an older one may lack. Return whether it succeeds."""
+    return hasattr(nvml, name) and getattr(nvml, name)(*args) == 0
+
+
+def _asked(nvml: ctypes.CDLL, name: str, *args: Any) -> int | None:
+    """Return the number that a function of NVML puts into its last argument; None: it is not known."""
+    return int(args[-1].value) if _ask(nvml, name, *args[:-1], ctypes.byref(args[-1])) else None
 
 
 def has_other_accelerators() -> bool:
@@ -71,6 +119,6 @@ def has_other_accelerators() -> bool:
 def _by_ray() -> Gpus:
     from raylaunch.cluster import ray_internals  # noqa: PLC0415
 
-    variable, count, named = ray_internals.accelerators()
-    ids = map(str, range(count)) if named is None else named[:count]
+    variable, number, named = ray_internals.accelerators()
+    ids = map(str, range(number)) if named is None else named[:number]
     return Gpus(variable or _CUDA, tuple(ids))

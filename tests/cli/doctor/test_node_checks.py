@@ -79,9 +79,28 @@ CASES = {
         [("warning", "clocks", "not as here: 10.0.0.2 (-3.0 s)")],
     ),
     "names": (nodes(name_seconds=2.5), [("warning", "DNS", "10.0.0.2 (2.5 s)")]),
-    "busy_gpus": (nodes(gpu_processes=2), [("warning", "GPUs", "in use: 10.0.0.2 (2 programs)")]),
+    "lost_gpus": (
+        seen(
+            cluster="c:1",
+            gpus={"10.0.0.1": 8, "10.0.0.2": 2},
+            answers={"10.0.0.1": changed(gpus=7), "10.0.0.2": changed(gpus=8)},
+        ),
+        [("error", "GPUs", "fewer than Ray counts: 10.0.0.1 (7 of 8)")],
+    ),
+    "gpu_faults": (
+        nodes(gpu_faults=("GPU 1 does not answer", "GPU 3 has memory to replace, which needs a reset")),
+        [("error", "GPUs", "10.0.0.2 (GPU 1 does not answer; GPU 3 has memory to replace, which needs a reset)")],
+    ),
+    "gpus": (nodes(gpu_processes=2), [("warning", "GPUs", "in use: 10.0.0.2 (2 programs)")]),
 }
-SAME_CHECK = {"alone": "reachable", "silent": "reachable", "torch": "versions", "driver": "versions"}
+SAME_CHECK = {
+    "alone": "reachable",
+    "silent": "reachable",
+    "torch": "versions",
+    "driver": "versions",
+    "lost_gpus": "gpus",
+    "gpu_faults": "gpus",
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,5 +130,5 @@ def test_nothing_is_wrong():
 def test_many_nodes_are_not_all_named():
     """A line stays a line."""
     facts = seen(answers={f"10.0.0.{last}": changed(gpu_processes=1) for last in range(9)})
-    (found,) = node_checks.busy_gpus(facts)
+    (found,) = node_checks.gpus(facts)
     assert found.text.endswith("10.0.0.4 (1 program) and 4 more")
