@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -36,6 +37,19 @@ def test_only_workers_hold_the_gpu(launch, record_property):
     (run.folder / "leave").touch()
     run.wait()
     assert holders(run.mark) == []
+
+
+def test_checkpoints_are_written_without_the_gpu(launch, tmp_path):
+    """The process that writes checkpoints of `State` does not have the GPU's device open."""
+    folder = tmp_path / "checkpoints"
+    run = launch("keeps_state.py", "1e8", "6", max_restarts=1, durable=str(folder), durable_every=0)
+    seen = set()
+    while run.process.poll() is None:
+        seen |= {gpu_runs.command_line(pid) for pid in holders(run.mark)} - {""}
+        time.sleep(0.02)
+    assert run.process.returncode == 0, run.err[-4000:]
+    assert list(folder.iterdir())
+    assert [line for line in seen if "raylaunch: keeps_state.py rank" not in line] == []
 
 
 def test_a_module_that_asks_for_cuda(launch, record_property):

@@ -179,7 +179,8 @@ def _init_process_group(spec: WorkerSpec) -> None:
             device = torch.accelerator.current_accelerator()
     backend = spec.backend or ("nccl" if device is None else dist.get_default_backend_for_device(device))
     if not dist.is_backend_available(backend.split(":")[-1]):
-        msg = f"this torch has no `{backend}` backend"
+        why = "" if spec.backend else ", which workers with GPUs get unless `backend` names another"
+        msg = f"this torch has no `{backend}` backend{why}"
         raise CannotBeginError(msg)
     if device is not None:
         sees_own = os.environ["LOCAL_RANK"] == "0"  # with `virtual_local_rank`, or since it is the first

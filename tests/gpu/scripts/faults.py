@@ -9,6 +9,7 @@ it is free again.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 
@@ -16,6 +17,7 @@ import rank
 import torch
 import torch.distributed as dist
 
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of a process with CUDA has gigabytes
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 PLAN = [word.split("@") for word in sys.argv[1:]]
 fault, place = PLAN[rank.ATTEMPT - 1] if len(PLAN) >= rank.ATTEMPT else ("", "")

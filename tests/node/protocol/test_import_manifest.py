@@ -106,6 +106,15 @@ def test_no_zygote_stays_for_imports_that_take_no_time() -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_modules_ask_nvml_whether_there_are_gpus(tmp_path: Path) -> None:
+    """As in the fork server; afterwards it is up to the script."""
+    text = "import os\nopen({!r}, 'w').write(os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK', ''))"
+    (tmp_path / "asks.py").write_text(text.format(str(tmp_path / "asked")))
+    zygote_reports(manifest("asks"))
+    assert (tmp_path / "asked").read_text() == "1"
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_module_that_would_differ_from_the_scripts_is_refused() -> None:
     """A module at another path; one that fails, but leaves submodules of it in sys.modules."""
     elsewhere = replace(manifest("quick"), places={"quick": ("/elsewhere/quick.py",)})
