@@ -5,6 +5,7 @@ If torchrun has a flag for a setting, the key is that flag with underscores.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +71,9 @@ class Entrypoint:
         return str(getattr(self, self.kind)) if self.kind else ""
 
     def __str__(self) -> str:
-        return " ".join([self.target, *map(str, self.args)])
+        """The program and its arguments, quoted as a shell needs them; a function is no word of a shell."""
+        target = self.target if self.function or not self.kind else shlex.quote(self.target)
+        return " ".join([target, *(shlex.quote(str(word)) for word in self.args)])
 
 
 ENTRYPOINT_KINDS = ("script", "module", "function", "command")

@@ -55,8 +55,14 @@ def test_malformed_shown_ranks(show):
     ("entrypoint", "kind", "text"),
     [
         (Entrypoint(script="train.py", args=["--lr", 0.1]), "script", "train.py --lr 0.1"),
+        (
+            Entrypoint(script="my train.py", args=["--lr 3e-4", "${local_rank}"]),
+            "script",
+            "'my train.py' '--lr 3e-4' '${local_rank}'",
+        ),
         (Entrypoint(module="pkg.train"), "module", "pkg.train"),
         (Entrypoint(function="pkg:main"), "function", "pkg:main"),
+        (Entrypoint(function="pkg:main.<locals>.<lambda>"), "function", "pkg:main.<locals>.<lambda>"),
         (Entrypoint(command="bash"), "command", "bash"),
         (Entrypoint(), "", ""),
     ],
