@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 from dataclasses import replace
@@ -17,6 +16,7 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan, make_plan
 from raylaunch.errors import ClusterError, ConfigError
+from raylaunch.node.linux.working_folder import current
 from raylaunch.node.protocol.node_spec import WorkerTemplate
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
@@ -73,7 +73,7 @@ def refuse_hopeless(plan: Plan, session: Session) -> None:
 def working_folder() -> str:
     """Return the folder in which workers run. Raises ConfigError if it was removed."""
     try:
-        return os.getcwd()
+        return current()
     except OSError as error:
         msg = f"the working folder cannot be used: {error.strerror}"
         raise ConfigError(msg, hint="it may have been removed or moved: `cd` to a folder that exists") from None
@@ -85,9 +85,10 @@ def refuse_durable(job: Job, session: Session) -> None:
     if folder is None or session.brings_files:
         return
     try:
-        folder.check()
-        if session.local and not os.access(folder.nearest, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, f"{folder.nearest} cannot be written")
+        if session.local:
+            folder.check_writable()
+        else:
+            folder.check()
     except OSError as error:
         msg = f"checkpoints cannot be written to {folder.path}: {error.strerror}"
         raise ConfigError(msg, hint="`durable` names a folder that all nodes see, or may make") from None

@@ -45,3 +45,10 @@ def test_a_durable_folder_in_which_this_user_cannot_write():
                 found = str(error)
             os._exit(0 if f"{folder} cannot be written" in found else 1)
         assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("path", ["/proc/new", "/proc"])
+def test_a_durable_folder_that_nobody_can_write(path):
+    """Not even root, whom permissions do not stop."""
+    with pytest.raises(ConfigError, match=f"checkpoints cannot be written to {path}: /proc cannot be written: "):
+        refuse(path)

@@ -25,7 +25,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NO_NODE, HostId, NodeId, NodeTime
 from raylaunch.core.placement import devices
 from raylaunch.core.placement.environment import base_env, interface_env
-from raylaunch.node.linux import interfaces, limits, processes
+from raylaunch.node.linux import interfaces, limits, processes, working_folder
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.logs.tail import LogOutput
@@ -49,6 +49,7 @@ from raylaunch.node.protocol.terminal_messages import TerminalInput
 from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
+from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +181,16 @@ class Agent:
         self._link = Link(spec.link_address, spec.node, end_this_process, gone) if spec.link_address else None
 
     def _started_supervisor(self, spec: AgentSpec, env: dict[str, str], client: ForkServerClient | None) -> Supervisor:
-        address, cwd, more = self._address, spec.cwd or os.getcwd(), self._interface_env
+        address, cwd, more = self._address, spec.cwd or working_folder.current(), self._interface_env
         if not os.path.isdir(cwd):
             msg = f"the folder {cwd} does not exist on the node {address}"
             raise FileNotFoundError(msg)
+        if (folder := DurableFolder.of(None, spec.template.env)) is not None:
+            try:
+                folder.check_writable()
+            except OSError as error:
+                msg = f"checkpoints cannot be written to {folder.path} on the node {address}: {error.strerror}"
+                raise OSError(error.errno, msg) from None
         if spec.template.virtual_local_rank:  # known before the first attempt
             devices.own(devices.indices(spec.nproc - 1, spec.nproc, spec.template.gpus_per_worker), env)
         try:

@@ -36,6 +36,7 @@ from raylaunch.core.record.result import ResultBuilder, RunResult, facts
 from raylaunch.core.record.run_layout import LAYOUTS, RunLayout
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError
+from raylaunch.node.linux import working_folder
 from raylaunch.worker.path_owners import refuse_strangers
 from raylaunch.worker.runtime.process_setup import encodable
 
@@ -100,7 +101,7 @@ class RunFolder:
         if job.log_dir == run_layout.NOWHERE:
             return cls(None, layout, secrets, warn, epoch)
         name = layout.run_dir(title=job.title, run_id=run_id, random=token_hex(4))
-        log_dir = Path(encodable(str(Path(job.log_dir).absolute())))
+        log_dir = Path(encodable(str(Path(working_folder.current(), job.log_dir))))
         first = Path(encodable(str(log_dir / name)))
         made: list[Path | OSError | ValueError] = []
         thread = threading.Thread(

@@ -66,3 +66,11 @@ def test_a_node_whose_driver_stands_still(spec):
         await agent.close()
 
     asyncio.run(run())
+
+
+def test_a_node_that_cannot_write_checkpoints(spec):
+    """It is not started."""
+    template = replace(spec.template, env={**spec.template.env, "RAYLAUNCH_DURABLE": "/proc/new"})
+    home = Home(host=HostId("a"), address="10.0.0.7", environ=os.environ)
+    with pytest.raises(OSError, match=r"to /proc/new on the node 10\.0\.0\.7: /proc cannot be written: No such file"):
+        Agent(replace(spec, template=template, address="10.0.0.7"), home, end=lambda: None)

@@ -363,3 +363,14 @@ def test_a_name_that_no_folder_can_have(tmp_path, name):
     """It is an error in the job, and not in raylaunch."""
     with pytest.raises(ConfigError, match="cannot make the run folder"):
         RunFolder.create(job_with_secrets(tmp_path, name=name), "1", print)
+
+
+def test_a_working_folder_that_ray_has_replaced(tmp_path, monkeypatch):
+    """The run folder is made in the folder that has the place of the old one."""
+    (tmp_path / "files").mkdir()
+    monkeypatch.chdir(tmp_path / "files")
+    (tmp_path / "files").rmdir()
+    (tmp_path / "files").mkdir()
+    folder = RunFolder.create(Job(log_dir="runs"), "1", print)
+    assert folder.path.parent.parent == tmp_path / "files" / "runs"
+    assert folder.path.is_dir()

@@ -73,13 +73,22 @@ class DurableFolder:
 
         The folder need not exist yet.
         """
-        part = self.nearest
+        part = self._nearest
         if not os.path.isdir(part):
             raise NotADirectoryError(errno.ENOTDIR, f"{part} is no folder")
         self.refuse_strangers(part)
 
+    def check_writable(self) -> None:
+        """Raise OSError if `check` does, or no folder can be made there. One is made, and removed again."""
+        self.check()
+        part = self._nearest
+        try:
+            os.rmdir(tempfile.mkdtemp(prefix=".raylaunch-", dir=part))
+        except OSError as error:
+            raise OSError(error.errno, f"{part} cannot be written: {error.strerror}") from None
+
     @property
-    def nearest(self) -> str:
+    def _nearest(self) -> str:
         """The folder or, where it does not exist yet, what exists of its path."""
         part = self.path
         while not os.path.lexists(part):
