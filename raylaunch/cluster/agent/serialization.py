@@ -46,22 +46,28 @@ def version() -> str:
 
 
 @cache
-def protocol() -> str:
-    """Return a hash of the names and types of all fields that driver and agents send to each other.
+def protocol(*others: type) -> str:
+    """Return a hash of the fields of all that driver and agents send to each other: their names, types and places.
 
-    The version does not tell that, since code may change between two releases.
+    The version tells none of it, since code may change between two releases. `others`: messages that other processes
+    exchange, as pickles, which have the place of a class.
     """
     found: dict[str, list[tuple[str, Any]]] = {}
-    _add_fields(AgentSpec | AgentReport | NodeGoal | LogQuery | LogRead | LogAnswer, found)
+    for hint in (AgentSpec | AgentReport | NodeGoal | LogQuery | LogRead | LogAnswer, *others):
+        _add_fields(hint, found)
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:8]
 
 
 def _add_fields(hint: Any, found: dict[str, list[tuple[str, Any]]]) -> None:
-    """Add the fields of all dataclasses in a type, and in the types of their fields. `found`: by class name."""
+    """Add the fields of all dataclasses in a type, and in the types of their fields. `found`: by place of the class."""
     for part in get_args(hint):
         _add_fields(part, found)
-    if is_dataclass(hint) and isinstance(hint, type) and hint.__qualname__ not in found:
-        found[hint.__qualname__] = [(one.name, one.type) for one in fields(hint)]
+    if (
+        is_dataclass(hint)
+        and isinstance(hint, type)
+        and (place := f"{hint.__module__}.{hint.__qualname__}") not in found
+    ):
+        found[place] = [(one.name, one.type) for one in fields(hint)]
         for part in get_type_hints(hint).values():
             _add_fields(part, found)
 
@@ -75,20 +81,23 @@ def load_spec(message: bytes) -> AgentSpec:
     """Read the first message. Raises VersionMismatchError before anything is unpickled, and UnreadableError."""
     found = _FIRST_LINE.match(message)
     if found is None or found[0] != _first_line():
-        msg = f"has {_versions()}, and the driver has {found[1].decode() if found else 'another version'}"
+        msg = f"has {versions()}, and the driver has {found[1].decode() if found else 'another version'}"
         raise VersionMismatchError(msg)
     return _load(message[found.end() :], "the driver's first message", lambda spec: msgspec.convert(spec, AgentSpec))
 
 
 def _first_line() -> bytes:
-    return f"{_versions()}\n".encode()
+    return f"{versions()}\n".encode()
 
 
-def _versions() -> str:
-    """Return what must be equal in driver and agents. Ray is imported in both, if there is one."""
+def versions(*others: type) -> str:
+    """Return what must be equal in driver and agents. Ray is imported in both, if there is one.
+
+    `others`: as in `protocol`.
+    """
     python = ".".join(map(str, sys.version_info[:2]))
     ray = getattr(sys.modules.get("ray"), "__version__", "none")
-    return f"raylaunch {version()} (protocol {protocol()}, Python {python}, Ray {ray})"
+    return f"raylaunch {version()} (protocol {protocol(*others)}, Python {python}, Ray {ray})"
 
 
 def dump_goal(goal: NodeGoal) -> bytes:

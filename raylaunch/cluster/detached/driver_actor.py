@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.control import cluster_registry
 from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews, Tell
@@ -48,6 +49,7 @@ _RETRY_SECONDS = 0.2
 
 _KEEP_SECONDS = 10.0
 """How long the command waits, at most, until an interim keeper has what was requested."""
+_SAME_VERSIONS = "install the same raylaunch and Ray on all nodes, and for the command"
 _BEGIN_SECONDS = 60.0
 """How long a driver waits for the command to tell what to run."""
 
@@ -95,6 +97,10 @@ class DriverActor:
         if self._request is None:
             self._request = message
             self._requested.set()
+
+    async def versions(self) -> str:
+        """Return what must be equal in this process and the command that starts the run."""
+        return _versions()
 
     async def is_there(self) -> bool:
         """Return True: this process is there."""
@@ -214,6 +220,10 @@ def _note_absence(token: str, why: str, *, is_new: bool) -> None:
             os.close(log)
 
 
+def _versions() -> str:
+    return serialization.versions(DetachedRun, DriverNews)
+
+
 def _load(message: bytes) -> tuple[DetachedRun, Drive]:
     found: tuple[DetachedRun, Drive] = pickle.loads(message)  # noqa: S301
     return found
@@ -238,24 +248,36 @@ def _take_place_of(run: DetachedRun, *, needs_folder: bool) -> None:
 def start(run: DetachedRun, drive: Drive, address: str) -> Iterator[DriverNews]:
     """Start the driver on this machine's node of the cluster, and yield its news; it goes on when nobody asks for more.
 
-    Raises ClusterError.
+    If that fails before the run has an id, nothing of it is left. Raises ClusterError.
     """
     with ray_session.connected(run.job, address):
         yield DriverNews(begins=True)
+        token, has_id = secrets.token_hex(8), False
         try:
-            yield from _news(_started(run.job), pickle.dumps((run, drive)))
-        except RayError as error:
-            raise ClusterError(f"the driver of the run is lost: {actor_errors.summary(error)}") from error
+            actor = _started(run.job, token)
+            _compare_versions(actor)
+            for news in _news(actor, pickle.dumps((run, drive))):
+                has_id = has_id or bool(news.run_id)
+                yield news
+        except Exception as error:
+            if not has_id:
+                named_resources.remove(token)
+            if isinstance(error, ClusterError):
+                raise
+            is_lost = isinstance(error, RayError)
+            why = actor_errors.summary(error) if is_lost else f"{type(error).__name__}: {error}"
+            msg = f"the driver of the run {'is lost' if is_lost else 'cannot be understood'}: {why}"
+            raise ClusterError(msg, hint="" if is_lost else _SAME_VERSIONS) from error
 
 
-def _started(job: Job) -> Any:
+def _started(job: Job, token: str) -> Any:
     # An agent that was cut off learns that its driver is gone only when its lease has expired.
     patience = job.driver_timeout + job.node_timeout
     here = ray.get_runtime_context().get_node_id()
     return (
         ray.remote(max_restarts=-1, max_task_retries=0, enable_task_events=False)(DriverActor)
         .options(
-            name=named_resources.driver_name(secrets.token_hex(8)),
+            name=named_resources.driver_name(token),
             namespace=NAMESPACE,
             lifetime="detached",
             num_cpus=0,
@@ -263,6 +285,17 @@ def _started(job: Job) -> Any:
         )
         .remote(patience)
     )
+
+
+def _compare_versions(actor: Any) -> None:
+    """Raise ClusterError if the driver cannot read what this process sends, or the other way round."""
+    try:
+        theirs = ray.get(actor.versions.remote())
+    except RayTaskError:
+        theirs = "a raylaunch that does not say its version"
+    if theirs != _versions():
+        msg = f"the driver of the run cannot be started: Ray has {theirs} there, and this command has {_versions()}"
+        raise ClusterError(msg, hint=_SAME_VERSIONS)
 
 
 def _news(actor: Any, request: bytes) -> Iterator[DriverNews]:

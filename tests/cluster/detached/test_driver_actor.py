@@ -32,6 +32,45 @@ for news in driver_actor.start(run, background_run.drive, os.environ["RAY_ADDRES
     sys.stderr.write(news.text)
 sys.exit(news.exit_code)
 """
+BROKEN = """
+import os, sys, time
+import ray
+from raylaunch.cli.detached import background_run
+from raylaunch.cluster.agent import serialization
+from raylaunch.cluster.detached import driver_actor
+from raylaunch.cluster.detached.detached_run import DetachedRun
+from raylaunch.cluster.session import ray_session
+from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.errors import ClusterError
+
+job = Job(entrypoint=Entrypoint(script=sys.argv[1]), placement="pack")
+driver_name = driver_actor.named_resources.driver_name
+tokens = []
+driver_actor.named_resources.driver_name = lambda token: driver_name(tokens.append(token) or token)
+if sys.argv[2] == "another build":
+    protocol = serialization.protocol
+    serialization.protocol = lambda *others: protocol(*others)[::-1]
+else:  # as where a class of the driver's is elsewhere here
+    def news(actor, request, news=driver_actor._news):
+        for _ in news(actor, request):
+            time.sleep(2)
+            raise AttributeError("no attribute 'DriverNews'")
+    driver_actor._news = news
+try:
+    for news in driver_actor.start(DetachedRun.of_this_process(job, "", b""), background_run.drive, os.environ["RAY_ADDRESS"]):
+        sys.stderr.write(news.text)
+except ClusterError as error:
+    print(error.message, error.hint, sep="\\n")
+(token,) = {*tokens}
+with ray_session.connected(job, os.environ["RAY_ADDRESS"]):
+    for left in range(100, -1, -1):
+        there = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if token in each["name"]]
+        there += driver_actor.named_resources.groups(token)
+        if not there:
+            break
+        time.sleep(0.1)
+    print("left:", there)
+"""
 SCRIPT = """
 import os, time
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ.get("SECRET_OF_MINE"), flush=True)
@@ -83,6 +122,31 @@ def test_a_driver_on_a_host_without_the_folder(launcher, tmp_path):
         told[0],
     ), told
     assert told[2].startswith("hint: Ray has started the driver there")
+
+
+def test_a_driver_of_another_build(launcher, tmp_path):
+    """Nothing is started, and the message says what differs: the version may be the same."""
+    (tmp_path / "begin.py").write_text(BROKEN)
+    begun = launcher.python("begin.py", launcher.script("print('ran', flush=True)"), "another build")
+    assert begun.returncode == 0, begun.stderr
+    message, hint, left = begun.stdout.splitlines()
+    assert re.fullmatch(
+        r"the driver of the run cannot be started: Ray has raylaunch (\S+) \(protocol (\w+), (.+)\) there, and this "
+        r"command has raylaunch \1 \(protocol (?!\2)\w+, \3\)",
+        message,
+    ), message
+    assert hint == "install the same raylaunch and Ray on all nodes, and for the command"
+    assert left == "left: []"
+
+
+def test_a_driver_that_cannot_be_understood(launcher, tmp_path):
+    """The command fails before it knows the id of the run, and nothing of that is left."""
+    (tmp_path / "begin.py").write_text(BROKEN)
+    begun = launcher.python("begin.py", launcher.script("import time; time.sleep(1000)"), "another class")
+    assert begun.returncode == 0, begun.stderr
+    message, _, left = begun.stdout.splitlines()
+    assert message == "the driver of the run cannot be understood: AttributeError: no attribute 'DriverNews'"
+    assert left == "left: []"
 
 
 class EndingDriver(DriverActor):
