@@ -69,7 +69,8 @@ def _run_command(line: CommandLine) -> int:
 
     job = load.load(line, os.environ, run_once.say)
     _hide_secrets_of_the_command_line(job)
-    for text in (flag_settings.ineffective_flags(line), *warnings(job)):
+    notes = (flag_settings.ineffective_flags(line), flag_settings.settings_for_script(line))
+    for text in (*notes, *warnings(job)):
         if text:
             run_once.say(text)
     if line.typed("plan"):

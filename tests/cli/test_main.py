@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
+from raylaunch import __main__ as program
 from raylaunch.cli import main as command
 from raylaunch.errors import ClusterError, ExitCode
 from tests.cli.any_input import SCRIPT, arguments
@@ -181,6 +182,21 @@ def test_interrupted_before_the_start(job, capsys, monkeypatch):
     monkeypatch.setattr("raylaunch.cluster.run.run_job", interrupted)
     assert command.main([job]) == ExitCode.INTERRUPTED
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_interrupted_while_modules_are_imported(capsys, monkeypatch):
+    """Ctrl-C in the first half second gives exit code 130 and one line."""
+
+    class Interrupts:
+        def find_spec(self, name, *_):
+            if name == "raylaunch.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "raylaunch.cli.main")
+    monkeypatch.delattr(sys.modules["raylaunch.cli"], "main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts(), *sys.meta_path])
+    assert program.main() == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "raylaunch: stopped before anything was started\n"
 
 
 def test_run_folder_cannot_be_made(job, capsys, tmp_path):

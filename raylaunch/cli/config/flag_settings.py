@@ -10,6 +10,7 @@ from raylaunch.cli.args.diagnostics import Finding, SourceSpan
 from raylaunch.cli.args.flag import Group
 from raylaunch.cli.args.flags import BY_NAME, TABLE
 from raylaunch.cli.args.parser import CommandLine, GivenValue, Mode, variable_span
+from raylaunch.cli.config import schema
 from raylaunch.core.job import secrets
 from raylaunch.core.job.job import Entrypoint, Job
 
@@ -205,3 +206,19 @@ def ineffective_flags(line: CommandLine) -> str:
     if unused:
         parts.append(f"--rdzv-conf {', '.join(unused)} (raylaunch has no such setting)")
     return f"without effect: {'; '.join(parts)}" if parts else ""
+
+
+def settings_for_script(line: CommandLine) -> str:
+    """Return one line that names arguments of the script that read like settings of a job; "" if there are none.
+
+    They go to the script all the same, as with torchrun: it may have a setting of the same name.
+    """
+    if line.mode is not Mode.SCRIPT:
+        return ""
+    words = [word.partition("=") for word in line.args or ()]
+    keys = dict.fromkeys(key for key, equals, _ in words if equals and schema.path_of(key) in schema.SETTINGS)
+    if not keys:
+        return ""
+    named = ", ".join(f"`{key}=...`" for key in keys)
+    what = "is an argument" if len(keys) == 1 else "are arguments"
+    return f"{named} {what} of the script; a setting of the job is given before it: `--set {next(iter(keys))}=...`"

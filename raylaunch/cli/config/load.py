@@ -60,11 +60,13 @@ def load(line: CommandLine, environ: Mapping[str, str], say: Callable[[str], Non
         reader.forget(("entrypoint",))
     reader.add(settings.given)
     job = reader.job(settings.args)
-    if not reader.has_mistakes_in("entrypoint", "ray"):
+    script, command = ("entrypoint", "script"), ("entrypoint", "command")
+    if not reader.has_mistakes_in(script, ("ray",)):
         if line.job_file is not None:
-            job = _with_script_beside(job, line.job_file, reader.span(("entrypoint", "script")), say)
-        reader.findings += script_findings(job, reader.span(("entrypoint", "script")), environ)
-        reader.findings += command_findings(job, reader.span(("entrypoint", "command")))
+            job = _with_script_beside(job, line.job_file, reader.span(script), say)
+        reader.findings += script_findings(job, reader.span(script), environ)
+    if not reader.has_mistakes_in(command):
+        reader.findings += command_findings(job, reader.span(command))
     if reader.findings:
         raise ConfigError(Redactor.of(job, environ).hide(render(reader.findings)))
     return job
@@ -335,10 +337,10 @@ class _JobReader:
                 span = self.given[paths[0]].key  # the key is what is wrong
             yield Finding(message=message, span=span, related=related, hint=hint, paths=tuple(paths))
 
-    def has_mistakes_in(self, *sections: str) -> bool:
-        """Whether a finding concerns a setting in one of these sections, or the whole job."""
-        paths = [path for finding in self.findings for path in finding.paths]
-        return any(not path or path[0] in sections for path in paths)
+    def has_mistakes_in(self, *paths: schema.Path) -> bool:
+        """Whether a finding concerns one of these settings, what it contains, or a section that contains it."""
+        known = [path for finding in self.findings for path in finding.paths]
+        return any(all(map(eq, one, other)) for one in paths for other in known)
 
     def span(self, path: schema.Path) -> SourceSpan:
         """Return the span of a value, or of the section that would contain it if it is not given."""

@@ -99,7 +99,7 @@ def _failure(result: RunResult, cause: Failure) -> Iterator[str]:
     reason = result.why.partition(f"{cause.what}; ")[2]
     if reason == NO_RESTARTS:
         reason = "`--max-restarts 3` allows three restarts"
-    hints = [*([f"not restarted: {reason}"] if reason else []), *result.hints]
+    hints = [*result.hints, *([f"not restarted: {reason}"] if reason else [])]
     if hints:
         yield ""
     yield from (f"hint: {hint}" for hint in hints)

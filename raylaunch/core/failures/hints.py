@@ -161,7 +161,7 @@ def hints(cause: Failure, unheard: tuple[int, ...] = (), stacks: tuple[StackGrou
 
 def _of_hang(cause: Failure, stacks: tuple[StackGroup, ...]) -> list[str]:
     own = next((group for group in stacks if cause.rank in group.ranks), None)
-    slow = [_SLOW, _NO_STEPS] if cause.hung.startswith(NO_FIRST_STEP) else [_SLOW]
+    slow = [_NO_STEPS, _SLOW] if cause.hung.startswith(NO_FIRST_STEP) else [_SLOW]
     if own is None:
         return slow
     if own.note in _NOTE_HINTS:

@@ -366,13 +366,36 @@ def test_flags_without_effect_are_one_line(golden):
 
 def test_they_are_named_before_the_run(capsys):
     """Unknown signals are only warned of, as by torchrun."""
-    assert (
-        main.main(["--plan", "--standalone", "--node-rank", "0", "--signals-to-handle", "SIGTERM,SIGODD", "x.py"])
-        == ExitCode.OK
-    )
-    first, second = capsys.readouterr().err.splitlines()
+    given = ["--plan", "--standalone", "--node-rank", "0", "--signals-to-handle", "SIGTERM,SIGODD", "x.py", "nnodes=2"]
+    assert main.main(given) == ExitCode.OK
+    first, second, third = capsys.readouterr().err.splitlines()
     assert first == "raylaunch: without effect: --node-rank (raylaunch assigns the node ranks)"
-    assert second.startswith("raylaunch: `SIGODD` is no signal")
+    assert second.startswith("raylaunch: `nnodes=...` is an argument of the script")
+    assert third.startswith("raylaunch: `SIGODD` is no signal")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (
+            "x.py placement=pack --lr 1 ray.address=auto placement=spread",
+            (
+                "`placement=...`, `ray.address=...` are arguments of the script; a setting of the job is given before "
+                "it: `--set placement=...`"
+            ),
+        ),
+        (
+            "x.py nnodes=2",
+            "`nnodes=...` is an argument of the script; a setting of the job is given before it: `--set nnodes=...`",
+        ),
+        ("x.py place=pack --placement=pack placement Placement=pack =pack optimizer.name=sgd", ""),
+        ("--set placement=pack x.py", ""),
+        ("job.yaml placement=pack -- nnodes=2", ""),
+    ],
+)
+def test_settings_after_the_script_are_arguments_of_it(arguments, note):
+    """As with torchrun. A person who meant a setting of the job is told."""
+    assert flag_settings.settings_for_script(line(arguments)) == note
 
 
 # What is wrong.

@@ -205,6 +205,7 @@ WRONG: dict[str, tuple[str, ...]] = {
         "show=first",
         "bakend=nccl",
     ),
+    "three_in_one_file": ("nnode: 2\nentrypoint:\n  script: trian.py\n  args: --epochs 2\n",),
     "syntax_and_override": ("name: a: b\n", "nnode=2"),
 }
 

@@ -132,7 +132,7 @@ def test_hang_that_may_be_slow_work():
 
 def test_hang_before_the_first_step():
     """The hint says that imports count, and what a loop without an optimizer has to do."""
-    slow, first = hang_hints(at("/job/train.py:33 in fetch"), hung="no first step for 8.0 s")
+    first, slow = hang_hints(at("/job/train.py:33 in fetch"), hung="no first step for 8.0 s")
     assert "raylaunch.worker.section" in slow
     assert "imports and the first step" in first
     assert "raylaunch.worker.heartbeat()" in first
