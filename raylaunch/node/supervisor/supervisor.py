@@ -333,15 +333,15 @@ class Supervisor:
         yield from self._restart_server()
 
     def _restart_server(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
-        """Start another fork server, without the preload if the last one died before it was ready.
+        """Start another fork server, without the preload if the last two died before they were ready.
 
-        After several that did, and where the lease has expired, start none, and yield a `Ready` without torch.
+        After one more that did, and where the lease has expired, start none, and yield a `Ready` without torch.
         """
         died_too_often = self._false_starts >= _MOST_FALSE_STARTS
         last_words = self.client.last_words or "it dies again and again while it imports torch"
         why = f"there is no fork server: {last_words}" if died_too_often else ""
         why = "nothing was heard of the driver for too long" if lease_page.has_expired(self.page) else why
-        if self._false_starts and self._preload:
+        if self._false_starts > 1 and self._preload:
             self._why = (f"cannot preload {', '.join(self._preload)}: the fork server died of it",)
             self._preload = ()
         try:

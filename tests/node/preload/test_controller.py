@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStarted
+from raylaunch.node.forkserver import server
 from raylaunch.node.protocol.messages import ManifestChanged, Ready
 from tests.node.harness import (
     MessagePipe,
@@ -155,10 +158,22 @@ def test_a_module_whose_import_has_a_side_effect_is_not_preloaded(auto_node: Nod
     assert first == "['heavy'] False True"
 
 
-def test_the_module_of_elastic_is_preloaded(auto_node: Node, pipe: MessagePipe) -> None:
-    """Its import has no effect and depends on no worker: torch is changed when the script names `elastic`."""
-    path = script(auto_node, "raylaunch.worker.survivors.elastic_function", "heavy")
-    assert run_until_preloaded(auto_node, pipe, path, "heavy") == []
+AHEAD = """
+import sys
+from raylaunch.node.preload import zygote
+from raylaunch.node.protocol.import_manifest import ImportedModule, ImportManifest
+(name,), own = sys.argv[1:2], ("RANK", "LOCAL_RANK", "MASTER_PORT", "RAYLAUNCH_ATTEMPT", "RAYLAUNCH_PAGE", "RAYLAUNCH_SURVIVORS")
+modules = ImportManifest(entry=(), parts=(ImportedModule(name=name),), apart=frozenset(own))
+zygote._import_all(modules, lambda name: print("imports", name), in_a_hurry=True)
+print(name in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("module", server._STATE_MODULES)  # noqa: SLF001
+def test_the_modules_of_state_and_elastic_can_be_imported_ahead(module: str) -> None:
+    """Their import has no effect and depends on no worker: torch is changed when the script names `elastic`."""
+    found = subprocess.run([sys.executable, "-c", AHEAD, module], capture_output=True, text=True, check=False)
+    assert found.stdout.splitlines() == [f"imports {module}", "True"], found.stderr
 
 
 def test_a_module_whose_import_kills_the_process_is_not_preloaded(auto_node: Node, pipe: MessagePipe) -> None:

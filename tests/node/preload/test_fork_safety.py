@@ -38,6 +38,21 @@ def test_threads_after_the_preload_make_workers_spawn(tmp_path: Path, mark: str,
         node.supervisor.close()
 
 
+def test_a_fork_server_that_is_killed_while_it_imports_gets_another_try(
+    tmp_path: Path, mark: str, pipe: MessagePipe
+) -> None:
+    """The next one has the preload, too: what killed it may have been something else."""
+    text = "import os\nif not os.path.exists(%r):\n    open(%r, 'w')\n    os.kill(os.getpid(), 9)"
+    begun = str(tmp_path / "begun")
+    node, ready = start(tmp_path, mark, pipe, {"dies_once": text % (begun, begun)})
+    try:
+        assert ready.why == ()
+        outcome = node.run(node.script("import sys\nprint('dies_once' in sys.modules)"))
+        assert outcome.stdout() == "True\n"
+    finally:
+        node.supervisor.close()
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
