@@ -8,6 +8,7 @@ Then the agent is told to end, and one of the other two proofs is awaited.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,6 +53,8 @@ class NodeRegistry:
 
     def __init__(self, node_timeout: float, links: AgentLinks | None) -> None:
         self._timeout = node_timeout
+        #: Held while the nodes are changed, or read as a whole.
+        self._lock = threading.Lock()
         self._links = links
         #: The nodes that are not lost.
         self._nodes: dict[NodeId, _Node] = {}
@@ -69,8 +72,9 @@ class NodeRegistry:
 
     def heard(self, node: NodeId, at: float) -> None:
         """Record that a report of the node arrived. Any thread may call this, so that a busy driver misses none."""
-        if node not in self._lost:
-            self._nodes.setdefault(node, _Node()).heard_at = at
+        with self._lock:
+            if node not in self._lost:
+                self._nodes.setdefault(node, _Node()).heard_at = at
 
     def last_heard(self, node: NodeId) -> float:
         """Return when the node was last heard of; minus infinity: never. Any thread may call this."""
@@ -79,9 +83,10 @@ class NodeRegistry:
 
     def came_up(self, node: NodeId, host: HostId, at: float) -> None:
         """Record that a node is up on a host (Ray's node id). From now on it must be heard of."""
-        found = self._nodes.setdefault(node, _Node())
-        found.is_up, found.host = True, host
-        found.heard_at = max(found.heard_at, at)
+        with self._lock:
+            found = self._nodes.setdefault(node, _Node())
+            found.is_up, found.host = True, host
+            found.heard_at = max(found.heard_at, at)
         self._next_check = min(self._next_check, found.heard_at + self._timeout)
 
     def is_lost(self, node: NodeId) -> bool:
@@ -133,10 +138,11 @@ class NodeRegistry:
 
     def give_up(self, node: NodeId, *, ends: bool = True) -> None:
         """Count a node as lost for good. `ends`: tell its agent to end, if it is alive after all."""
-        self._lost[node] = None
-        self._nodes.pop(node, None)
-        if len(self._lost) > _MOST_LOST:
-            del self._lost[next(iter(self._lost))]
+        with self._lock:
+            self._lost[node] = None
+            self._nodes.pop(node, None)
+            if len(self._lost) > _MOST_LOST:
+                del self._lost[next(iter(self._lost))]
         if ends:
             self.end(node)
 
@@ -154,4 +160,6 @@ class NodeRegistry:
         return tuple(self._lost)
 
     def _up(self) -> Iterator[tuple[NodeId, _Node]]:
-        return ((name, node) for name, node in [*self._nodes.items()] if node.is_up)
+        with self._lock:
+            nodes = [*self._nodes.items()]
+        return ((name, node) for name, node in nodes if node.is_up)

@@ -61,6 +61,7 @@ class FileCopies:
         self._found_files = found_files
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        #: Held by the event loop and the thread while they use the two fields that follow; the others are the thread's.
         self._lock = threading.Lock()
         self._launch: LaunchWorkers | None = None
         self._target: CopyAddress | None = None
@@ -68,8 +69,8 @@ class FileCopies:
         self._done: tuple[object, ...] = ()
         #: Until when that need not be done again, by time.monotonic().
         self._done_until = math.inf
-        #: Since when copies have failed, by time.monotonic().
-        self._failing_since = math.inf
+        #: Since when copies to this agent have failed, by time.monotonic().
+        self._failing: tuple[CopyAddress | None, float] = None, math.inf
         self._told: set[str] = set()
         self._has_files = False
 
@@ -83,7 +84,6 @@ class FileCopies:
         is_complete = not order.peers or (is_same and own is not None and own.attempt == mine.attempt - 1)
         with self._lock:
             self._launch, self._target = None if is_complete else order, None
-            self._failing_since = math.inf
             if is_complete:
                 self._folder.become(mine)
         self._wake.set()
@@ -91,7 +91,8 @@ class FileCopies:
 
     def copy_to(self, target: CopyAddress) -> None:
         """Copy files to this agent from now on."""
-        self._target, self._failing_since = target, math.inf
+        with self._lock:
+            self._target = target
         self._wake.set()
 
     def close(self) -> None:
@@ -107,7 +108,9 @@ class FileCopies:
         while not self._stop.is_set():
             self._wake.wait(pause)
             self._wake.clear()
-            if (launch := self._launch) is not None:
+            with self._lock:
+                launch = self._launch
+            if launch is not None:
                 self._complete(launch)
             if self._stop.is_set():
                 return
@@ -117,7 +120,8 @@ class FileCopies:
                 self._say(f"files of RAYLAUNCH_FAST_DIR are not copied: {type(error).__name__}: {error}")
 
     def _is_interrupted(self) -> bool:
-        return self._stop.is_set() or self._launch is not None
+        with self._lock:
+            return self._stop.is_set() or self._launch is not None
 
     def _look(self) -> float:
         """Copy what has changed since the last time. Return after how many seconds to look again."""
@@ -140,7 +144,8 @@ class FileCopies:
             self._has_files = True
             self._memory.files.protect_folder()
             self._found_files()
-        own, target = self._folder.own, self._target
+        with self._lock:
+            own, target = self._folder.own, self._target
         if own is not None:
             self._folder.forget_before(own.attempt, _KEPT_SECONDS)
         if own is None or target is None:
@@ -151,16 +156,24 @@ class FileCopies:
         try:
             if self._push(target, own, found):
                 self._done, self._done_until = state, math.inf
-            self._failing_since = math.inf
+            self._failing = target, math.inf
         except CopyRefusedError as error:
             self._done, self._done_until = state, time.monotonic() + _REFUSED_SECONDS
-            self._failing_since = math.inf
+            self._failing = target, math.inf
             self._say(f"{own.node} has no copy of files on {target.node}: {error}")
         except OSError as error:  # that agent may be gone, and the driver names another one
-            if not self._is_interrupted() and target == self._target:
-                self._failing_since = min(self._failing_since, time.monotonic())
-                if time.monotonic() - self._failing_since > _FAILING_SECONDS:
-                    self._say(f"{own.node} has no copy of files on {target.node}: {error or type(error).__name__}")
+            if not self._is_interrupted():
+                self._failed(own, target, error)
+
+    def _failed(self, own: FilesOwner, target: CopyAddress, error: OSError) -> None:
+        """Say that copies fail if those to this agent have done so for a while, and it is the one to copy to."""
+        now = time.monotonic()
+        failing, since = self._failing
+        self._failing = target, min(since, now) if failing == target else now
+        with self._lock:
+            is_meant = target == self._target
+        if is_meant and now - self._failing[1] > _FAILING_SECONDS:
+            self._say(f"{own.node} has no copy of files on {target.node}: {error or type(error).__name__}")
 
     def _push(self, target: CopyAddress, own: FilesOwner, found: dict[str, FileStamp]) -> bool:
         """Copy what the other agent lacks. Return whether it has all; False: some files are being written."""
@@ -215,8 +228,10 @@ class FileCopies:
                 break
             except Exception as failure:  # noqa: BLE001  # whatever it is, the workers wait
                 error = failure
-            if self._stop.wait(_RETRY_SECONDS) or self._launch is not launch:
-                return
+            is_over = self._stop.wait(_RETRY_SECONDS)
+            with self._lock:
+                if is_over or self._launch is not launch:
+                    return
         with self._lock:
             if self._launch is not launch:
                 return
