@@ -45,7 +45,7 @@ from tests.fakes import FakeFleet, RunRecorder
 integers = st.integers(-2, 3) | st.sampled_from([10**9, -(10**9), 2**70])
 texts = st.sampled_from(["", "node-1", "node-2", "\x1b", "\udce9", "SIGTERM", "127.0.0.1"]) | st.text(max_size=5)
 numbers = st.floats(0.0, 9.0) | st.sampled_from([float("nan"), float("inf"), -1.0, 1e300])
-anything = st.none() | integers | texts | numbers | st.binary(max_size=3) | st.just([]) | st.just({}) | st.just(print)
+anything = st.none() | integers | texts | numbers | st.binary(max_size=3) | st.just([]) | st.just({}) | st.just(len)
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
