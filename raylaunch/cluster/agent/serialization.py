@@ -46,7 +46,7 @@ def version() -> str:
 
 
 @cache
-def protocol(*others: type) -> str:
+def _protocol(*others: type) -> str:
     """Return a hash of the fields of all that driver and agents send to each other: their names, types and places.
 
     The version tells none of it, since code may change between two releases. `others`: messages that other processes
@@ -93,11 +93,11 @@ def _first_line() -> bytes:
 def versions(*others: type) -> str:
     """Return what must be equal in driver and agents. Ray is imported in both, if there is one.
 
-    `others`: as in `protocol`.
+    `others`: as in `_protocol`.
     """
     python = ".".join(map(str, sys.version_info[:2]))
     ray = getattr(sys.modules.get("ray"), "__version__", "none")
-    return f"raylaunch {version()} (protocol {protocol(*others)}, Python {python}, Ray {ray})"
+    return f"raylaunch {version()} (protocol {_protocol(*others)}, Python {python}, Ray {ray})"
 
 
 def dump_goal(goal: NodeGoal) -> bytes:

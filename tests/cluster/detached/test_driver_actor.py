@@ -48,8 +48,8 @@ driver_name = driver_actor.named_resources.driver_name
 tokens = []
 driver_actor.named_resources.driver_name = lambda token: driver_name(tokens.append(token) or token)
 if sys.argv[2] == "another build":
-    protocol = serialization.protocol
-    serialization.protocol = lambda *others: protocol(*others)[::-1]
+    protocol = serialization._protocol
+    serialization._protocol = lambda *others: protocol(*others)[::-1]
 else:  # as where a class of the driver's is elsewhere here
     def news(actor, request, news=driver_actor._news):
         for _ in news(actor, request):
