@@ -363,6 +363,18 @@ def test_gpus_are_counted_without_nvml(monkeypatch):
     assert gpus.nvidia_gpus() == 3
 
 
+def test_grave_faults_of_gpus_in_the_kernel_s_log(tmp_path):
+    """Each once. Xid 13 and 31 are the program's own mistakes."""
+    lines = (
+        "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
+        "NVRM: Xid (PCI:0000:5e:00): 13, pid=7",
+    )
+    (tmp_path / "kmsg").write_text("".join(f"6,{at},5;{line}\n" for at, line in enumerate((*lines, *lines))))
+    found = gpus.logged_faults(str(tmp_path / "kmsg"))
+    assert found == ("Xid 79 at 0000:3b:00: the GPU has fallen off the bus",)
+    assert gpus.logged_faults(str(tmp_path / "none")) == ()
+
+
 def bundle(many: float) -> Bundle:
     return Bundle(nproc=max(1, int(many)), gpus=many, cpus=1)
 

@@ -179,12 +179,14 @@ def gpus(facts: Surroundings) -> Iterator[Diagnosis]:
     if lost:
         fix = "see `nvidia-smi` and `dmesg | grep Xid` there; `ray stop` and `ray start` count them anew"
         yield error("GPUs", f"fewer than Ray counts: {_with(lost)}", fix)
-    faults = {
-        address: "; ".join(report.gpu_faults) for address, report in facts.seen.answers.items() if report.gpu_faults
-    }
+    answers = facts.seen.answers.items()
+    fix = "drain these nodes, and reset the GPUs (`nvidia-smi --gpu-reset`) or restart the machines"
+    faults = {address: "; ".join(report.gpu_faults) for address, report in answers if report.gpu_faults}
     if faults:
-        fix = "drain these nodes, and reset the GPUs (`nvidia-smi --gpu-reset`) or restart the machines"
         yield error("GPUs", f"faulty: {_with(faults)}", fix)
+    logged = {address: "; ".join(report.logged_gpu_faults) for address, report in answers if report.logged_gpu_faults}
+    if logged:
+        yield warning("GPUs", f"in the kernel's log since it was started: {_with(logged)}", f"unless it is done: {fix}")
 
 
 CHECKS: tuple[Callable[[Surroundings], Iterator[Diagnosis]], ...] = (

@@ -78,6 +78,8 @@ class NodeReport:
     """How many NVIDIA GPUs its driver has."""
     gpu_faults: tuple[str, ...] = ()
     """What its driver knows to be wrong with them."""
+    logged_gpu_faults: tuple[str, ...] = ()
+    """What its kernel has logged of them since it was started."""
 
 
 def report(questions: Questions) -> NodeReport:
@@ -102,6 +104,7 @@ def report(questions: Questions) -> NodeReport:
         gpu_processes=_gpu_processes(),
         gpus=_bounded(gpus.nvidia_gpus, 0),
         gpu_faults=_bounded(gpus.nvidia_faults, ("the driver does not answer",)),
+        logged_gpu_faults=_bounded(gpus.logged_faults, ()),
     )
 
 

@@ -17,6 +17,17 @@ _NVML = "libnvidia-ml.so.1"
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _INDEX = re.compile(r"-?\d+")
 _DEVICE = re.compile(r"nvidia\d+")
+_XID = re.compile(rb"NVRM: Xid \(PCI:([\w:.]+)\): (\d+)")
+_GRAVE = {
+    48: "memory error that ECC could not correct",
+    63: "memory to replace at the next reset",
+    64: "memory that could not be replaced",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    94: "memory error that ended one program",
+    95: "memory error that may have reached others",
+}
+"""Errors of the driver after which a GPU is not to be trusted (NVIDIA, `Xid Errors`)."""
 _UNCORRECTED, _VOLATILE, _PROHIBITED = 1, 0, 2
 """Of nvml.h: NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC and NVML_COMPUTEMODE_PROHIBITED."""
 
@@ -82,6 +93,23 @@ def nvidia_faults() -> tuple[str, ...]:
                 found.append(f"GPU {index} has memory to replace, which needs a reset")
             if _asked(nvml, "nvmlDeviceGetComputeMode", device, ctypes.c_int()) == _PROHIBITED:
                 found.append(f"GPU {index} is closed to CUDA (compute mode `prohibited`)")
+    return tuple(found)
+
+
+def logged_faults(log: str = "/dev/kmsg") -> tuple[str, ...]:
+    """Return the grave faults of NVIDIA GPUs in the kernel's log since the machine was started, if it may be read."""
+    found: dict[str, None] = {}
+    with contextlib.suppress(OSError), open(os.open(log, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        while True:
+            try:
+                record = file.read(8192)
+            except BrokenPipeError:
+                continue  # records were overwritten: the next read returns the oldest left
+            if not record:
+                break
+            for place, code in _XID.findall(record):
+                if int(code) in _GRAVE:
+                    found[f"Xid {int(code)} at {place.decode()}: {_GRAVE[int(code)]}"] = None
     return tuple(found)
 
 

@@ -91,6 +91,10 @@ CASES = {
         nodes(gpu_faults=("GPU 1 does not answer", "GPU 3 has memory to replace, which needs a reset")),
         [("error", "GPUs", "10.0.0.2 (GPU 1 does not answer; GPU 3 has memory to replace, which needs a reset)")],
     ),
+    "logged_gpu_faults": (
+        nodes(logged_gpu_faults=("Xid 79 at 0000:3b:00: the GPU has fallen off the bus",)),
+        [("warning", "GPUs", "10.0.0.2 (Xid 79 at 0000:3b:00: the GPU has fallen off the bus)")],
+    ),
     "gpus": (nodes(gpu_processes=2), [("warning", "GPUs", "in use: 10.0.0.2 (2 programs)")]),
 }
 SAME_CHECK = {
@@ -100,6 +104,7 @@ SAME_CHECK = {
     "driver": "versions",
     "lost_gpus": "gpus",
     "gpu_faults": "gpus",
+    "logged_gpu_faults": "gpus",
 }
 
 
