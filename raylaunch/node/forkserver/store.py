@@ -32,6 +32,7 @@ _BACKLOG = 4096
 _LEAVING_SECONDS = 1.0
 _MOST_LOSSES = 10
 """Processes that one store may lose. What kills one after the other would kill the next one too."""
+_DIED = "the store of attempt {} died and was opened again: workers that use their connection to it get an error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +175,8 @@ class StoreTable:
                 continue
             del self._stores[attempt]
             if died.losses < _MOST_LOSSES:
-                yield self.open(died.order, died.losses + 1)
+                opened = self.open(died.order, died.losses + 1)
+                yield replace(opened, why=_DIED.format(attempt)) if opened.port else opened
             else:
                 why = "its process dies again and again"
                 yield messages.StoreOpened(attempt=attempt, port=0, address=died.order.address, why=why)

@@ -161,7 +161,7 @@ class StoreOpened:
     address: str = ""
     """What workers are told as MASTER_ADDR; `""`: the node's address."""
     why: str = ""
-    """Why it could not be opened, or not at the job's `master_addr`; for a person."""
+    """Why it could not be opened, or not at the job's `master_addr`; that it died before; for a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
