@@ -30,6 +30,8 @@ class Inspection(Generic[Answer]):
     """Of the nodes that have answered."""
     silent: Mapping[str, str] = field(default_factory=dict)
     """Why a node gave no answer."""
+    further: int = 0
+    """How many nodes have the address of another one: raylets of one host, of which one is asked."""
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Seconds by which the clock of a node is ahead of this one's, and how far this may be wrong."""
     has_token: bool = True
@@ -68,6 +70,7 @@ def inspect(job: Job, look: Callable[[str], Look[Answer]], seconds: float, *, wi
             here=here,
             answers=answers,
             silent=silent,
+            further=len(nodes) - len({*nodes.values()}),
             clocks=node_tasks.clocks({node: name for node, name in nodes.items() if name in answers}, seconds),
             has_token=node_tasks.has_token(),
             draining=node_tasks.draining(),

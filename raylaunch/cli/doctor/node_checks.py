@@ -35,7 +35,10 @@ def reachable(facts: Surroundings) -> Iterator[Diagnosis]:
     if facts.cluster_problem:
         yield error("cluster", facts.cluster_problem, facts.cluster_fix or "see `ray status` on the head node")
         return
-    nodes = count(len(facts.seen.answers) + len(facts.seen.silent), "node")
+    hosts = len(facts.seen.answers) + len(facts.seen.silent)
+    nodes = count(hosts + facts.seen.further, "node")
+    if facts.seen.further:
+        nodes += f" on {count(hosts, 'host')}"
     where = (
         f"the Ray cluster at {facts.seen.cluster} has {nodes}"
         if facts.seen.cluster

@@ -41,6 +41,10 @@ CASES = {
             ("error", "nodes", "10.0.0.3 gives no answer: no raylaunch"),
         ],
     ),
+    "raylets": (
+        seen(cluster="c:1", answers={"10.0.0.1": changed()}, further=1),
+        [("ok", "cluster", "the Ray cluster at c:1 has 2 nodes on 1 host")],
+    ),
     "drained": (seen(draining=("10.0.0.2",)), [("warning", "draining", "being drained: 10.0.0.2")]),
     "token": (seen(cluster="c:1", has_token=False), [("warning", "token", "it needs no token")]),
     "versions": (
@@ -100,6 +104,7 @@ CASES = {
 SAME_CHECK = {
     "alone": "reachable",
     "silent": "reachable",
+    "raylets": "reachable",
     "torch": "versions",
     "driver": "versions",
     "lost_gpus": "gpus",
