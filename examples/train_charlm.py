@@ -275,7 +275,7 @@ def train(args: argparse.Namespace) -> None:
     trainer.start()
     at = trainer.progress
     if at.step >= args.steps:
-        say(f"already finished: step {at.step} of {args.steps}")
+        say(f"already finished: step {at.step} of {args.steps}; remove {args.checkpoint_dir} to begin anew")
 
     logged, clock = at.step, time.perf_counter()
     while at.step < args.steps:

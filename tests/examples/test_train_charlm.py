@@ -141,7 +141,7 @@ def test_damaged_checkpoints_are_skipped(start, folder: Path) -> None:
 def test_finished_run_says_so(start, folder: Path) -> None:
     """A finished run that is started again trains no step and succeeds."""
     output = finished(start(folder))
-    assert "already finished: step 40 of 40\n" in output
+    assert re.search(r"already finished: step 40 of 40; remove \S+ to begin anew\n", output)
     assert output.endswith("done\n")
     assert losses(output) == []
 

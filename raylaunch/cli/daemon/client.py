@@ -54,7 +54,7 @@ def run(job: Job, job_text: str) -> int | None:
 def _check_usable(job: Job, environ: Mapping[str, str]) -> None:
     """Raise NoDaemonError if a daemon would be useless, or could not do what this process does."""
     if discovery.is_alone(job.ray, environ):
-        msg = "no Ray cluster is running, and without Ray nothing can be kept"
+        msg = "it works on a Ray cluster only, and this run uses none"
         raise NoDaemonError(msg)
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in environ:  # set by `ray job submit` for its entry points
         msg = "Ray ends all processes of a submitted job"

@@ -406,7 +406,7 @@ def test_an_idle_daemon_ends(terminal):
 @pytest.mark.parametrize(
     ("why", "env", "more"),
     [
-        ("no Ray cluster is running", {"RAY_ADDRESS": "", "PET_STANDALONE": "1"}, {}),
+        ("it works on a Ray cluster only, and this run uses none", {"RAY_ADDRESS": "", "PET_STANDALONE": "1"}, {}),
         ("Ray ends all processes of a submitted job", {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}, {}),
         ("stdin, stdout or stderr is closed", {}, {"preexec_fn": lambda: os.close(0), "stdin": None}),
         ("is accessible to other users", {"XDG_RUNTIME_DIR": "", "TMPDIR": "open"}, {}),
