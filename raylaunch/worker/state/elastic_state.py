@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic, perf_counter
@@ -31,6 +32,13 @@ _MUCH, _TOLD_SECONDS = 4, 60.0
 """The interval of `auto` is printed again after a change by this factor, but not within `_TOLD_SECONDS`: on a busy
 machine it often changes.
 """
+_STEPS_FALL = (
+    "the number of a step that is committed is not above the one before, or not above what was restored: count steps "
+    "through all epochs, and begin with the number that `restore` returns"
+)
+_NOT_RESTORED = (
+    "there is a commit to go on from, but the script has not called `State.restore`: it begins anew after each restart"
+)
 
 
 @dataclass(slots=True)
@@ -177,6 +185,8 @@ class State:
         if writer is None:
             return
         self._begin_attempt()
+        if completed <= max(self._completed, self._rank.restored_steps):
+            _warn(_STEPS_FALL)
         self._completed = completed
         writer.record_step(completed)
         self._schedule.step_ended(monotonic())
@@ -193,6 +203,8 @@ class State:
             self._rank.wait_for_copy(writer, completed)
             writer.record_saved(completed)
             writer.wait_for_stop(completed)
+        if self._rank.is_restore_forgotten:
+            _warn(_NOT_RESTORED)
         self._rank.find_common()
         self._schedule.step_begins(monotonic())
 
@@ -266,7 +278,7 @@ class State:
         light, seconds = self._schedule.light_interval, self._schedule.light_seconds
         more = f"; {_often(light)} it commits only what differs between the ranks, in {1000 * seconds:.1f} ms"
         print(
-            f"raylaunch: `State` commits {_often(interval)}: a commit takes {1000 * cost:.1f} ms, a step "
+            f"raylaunch: `State` commits {_often(interval)} for now: a commit takes {1000 * cost:.1f} ms, a step "
             f"{1000 * self._schedule.step_seconds:.1f} ms, and commits may take {COST_SHARE:.0%} of the time"
             f"{more if light and seconds else ''}",
             file=sys.stderr,
@@ -297,6 +309,12 @@ def let_torch_abort_nothing() -> None:
     """
     if os.environ.get(_ERROR_HANDLING) == "1":
         os.environ[_ERROR_HANDLING] = "3"
+
+
+def _warn(text: str) -> None:
+    """Warn of the line that has called a method of `State`, once, on rank 0."""
+    if os.environ.get("RANK", "0") == "0":
+        warnings.warn(text, stacklevel=3)
 
 
 def _often(interval: int) -> str:

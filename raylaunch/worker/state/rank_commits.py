@@ -84,6 +84,11 @@ class RankCommits:
         self._token = 0
 
     @property
+    def is_restore_forgotten(self) -> bool:
+        """Whether the script commits, though it has restored nothing of what there is."""
+        return self._chosen is not None and not self.restored_steps
+
+    @property
     def is_over(self) -> bool:
         """Whether this process is in another attempt by now."""
         return self._is_begun and self._attempt != _number(slot_owner.ATTEMPT_VARIABLE, 1)

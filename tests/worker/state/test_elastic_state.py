@@ -95,6 +95,38 @@ def test_values_objects_and_random_states_come_back(own_node):
     assert "do not have the same objects: b, c" in "".join(wrong)
 
 
+COMMITS = """
+    import sys
+    from raylaunch.worker import State
+    state = State(every=1)
+    done = state.restore() if "restores" in sys.argv else 0
+    for step in {steps}:
+        state.commit(step)
+    raise SystemExit(1)
+"""
+
+
+def test_a_restore_that_is_forgotten_is_told_once(own_node):
+    """After a restart: in the first attempt there is nothing to restore."""
+    script = own_node.script(COMMITS.format(steps="range(done, done + 3)"))
+    told = "the script has not called `State.restore`"
+    assert told not in "".join(attempt(own_node, script))
+    assert "".join(attempt(own_node, script)).count(told) == 1
+    assert told not in "".join(attempt(own_node, script, "restores"))
+
+
+@pytest.mark.parametrize(("steps", "count"), [("(5, 5, 5)", 1), ("(1, 2, 0, 1)", 1), ("(1, 2, 9)", 0)])
+def test_steps_that_do_not_grow_are_told_once(own_node, steps, count):
+    script = own_node.script(COMMITS.format(steps=steps))
+    assert "".join(attempt(own_node, script)).count("the number of a step that is committed is not above") == count
+
+
+def test_steps_that_begin_anew_after_a_restore_are_told(own_node):
+    script = own_node.script(COMMITS.format(steps="range(3)"))
+    attempt(own_node, script, "restores")
+    assert "begin with the number that `restore` returns" in "".join(attempt(own_node, script, "restores"))
+
+
 FINISHES = """
     import random
     from raylaunch.worker import State
