@@ -312,8 +312,8 @@ def environment() -> dict[str, str]:
     except (*UNEXPECTED, RuntimeError):  # RuntimeError: AMD's manager, where ROCR_VISIBLE_DEVICES is set
         return found
     if of_node is not None:
-        return found | {variable: ",".join([gpu for gpu in of_node if gpu in reserved] or of_node)}
-    return found | ({variable: ",".join(sorted(reserved, key=natural_key))} if reserved else {})
+        return found | devices.naming(variable, [gpu for gpu in of_node if gpu in reserved] or of_node)
+    return found | (devices.naming(variable, sorted(reserved, key=natural_key)) if reserved else {})
 
 
 @contextlib.contextmanager

@@ -20,15 +20,15 @@ import json, os
 names = [*{devices.VARIABLES}, "LOCAL_RANK"]
 print(json.dumps({{name: os.environ[name] for name in names if name in os.environ}}))
 """
-NODES = ("plain", "told", "untold", "some")
-"""Kinds of nodes with GPUs: by their labels, as below."""
+NODES = ("head", "plain", "told", "untold", "some")
+"""Kinds of nodes, by their labels: all but the head have GPUs."""
 
 
 @pytest.fixture(scope="module")
 def claimed() -> Iterator[Cluster]:
     """A head without GPUs; and four nodes that claim GPUs, with other variables in the raylet's environment."""
     told = {"ROCR_VISIBLE_DEVICES": "0", "ONEAPI_DEVICE_SELECTOR": "", "ASCEND_RT_VISIBLE_DEVICES": "5"}
-    with private_cluster(cpus=4, gpus=0) as cluster:
+    with private_cluster(cpus=4, gpus=0, labels="kind=head") as cluster:
         cluster.add_node(cpus=4, gpus=4, labels="kind=plain", env={"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"})
         cluster.add_node(cpus=4, gpus=4, labels="kind=told", env=told)
         cluster.add_node(cpus=4, gpus=4, labels="kind=untold", env={"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"})
@@ -139,7 +139,7 @@ def test_nodes_with_and_without_gpus(launcher):
     """A job without GPUs for its workers may use both, and all ranks of a function have the same backend."""
     text = "def work():\n    import torch.distributed as dist\n    print(dist.get_backend())\n"
     launcher.script(text, "work.py")
-    others = {f"label:kind={kind}": {"nproc_per_node": 0} for kind in NODES[1:]}
+    others = {f"label:kind={kind}": {"nproc_per_node": 0} for kind in NODES[2:]}
     job = {"nodes": others, "placement": "spread", "nproc_per_node": 1, "gpus_per_worker": 0}
     run = launcher.run(entrypoint={"function": "work:work"}, nnodes=2, **job)
     assert run.code == 0, run.err

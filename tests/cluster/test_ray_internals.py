@@ -234,6 +234,14 @@ def test_a_variable_of_rocm_on_another_machine(actor, monkeypatch):
     assert ray_internals.accelerators() == ("", 0, None)
 
 
+def test_intels_gpus_before_ray_2_60(actor, monkeypatch):
+    """Their variable names the driver too."""
+    manager = SimpleNamespace(get_visible_accelerator_ids_env_var=lambda: "ONEAPI_DEVICE_SELECTOR")
+    monkeypatch.setattr(ray_internals, "_manager", lambda: manager)
+    actor.reserved = ["1", "0"]
+    assert named() == {"ONEAPI_DEVICE_SELECTOR": "level_zero:0,1"}
+
+
 def test_each_variable_that_ray_sets_is_known():
     """None of a submitter is passed to other machines."""
     found = {one.get_visible_accelerator_ids_env_var() for one in accelerators.get_all_accelerator_managers()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from raylaunch.core.placement import devices
 from raylaunch.core.text import count
 
 _NVML = "libnvidia-ml.so.1"
@@ -50,7 +51,7 @@ def visible() -> Gpus:
 
 def share(gpus: Gpus, mine: tuple[str, ...]) -> Mapping[str, str]:
     """Return the environment of processes that may use only the GPUs `mine`; empty if `mine` is all of them or none."""
-    return {gpus.variable: ",".join(mine)} if 0 < len(mine) < len(gpus.ids) else {}
+    return devices.naming(gpus.variable, mine) if 0 < len(mine) < len(gpus.ids) else {}
 
 
 def _allowed(number: int, named: str | None) -> tuple[str, ...]:

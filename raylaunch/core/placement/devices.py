@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 VARIABLES = (
     *("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
@@ -25,6 +25,11 @@ def indices(local_rank: int, nproc: int, gpus_per_worker: float) -> range:
     gpus = math.ceil(round(gpus_per_worker * nproc, 4))  # as many as a bundle has
     first = local_rank * gpus // nproc
     return range(first, max(first + 1, (local_rank + 1) * gpus // nproc))
+
+
+def naming(variable: str, ids: Iterable[str]) -> dict[str, str]:
+    """Return the variable by which a process is told these GPUs. Intel's selector names their driver too."""
+    return {variable: ("level_zero:" if variable == "ONEAPI_DEVICE_SELECTOR" else "") + ",".join(ids)}
 
 
 def own(found: range, environ: Mapping[str, str]) -> dict[str, str]:
