@@ -158,5 +158,5 @@ def test_workers_that_come_to_their_end_when_they_are_to_save(launcher: Launcher
     launcher.command("raylaunch", "restart", "one", env=env).communicate(200)
     run.wait()
     assert run.code == 0, run.err
-    assert "requesting a checkpoint" in run.err
+    assert "RequestCheckpoint" in (run.run_dir / "events.jsonl").read_text()
     assert len(run.result["attempts"]) == 1

@@ -188,8 +188,7 @@ class Console:
                 why = _without_failure(machine) or why
                 self.say(f"stopping the workers, within {grace:g} s: {why}", colour="yellow")
             case RequestCheckpoint(why=why):
-                self._reasons.add(why)
-                self.say(f"requesting a checkpoint: {why}", colour="yellow")
+                self._reasons.add(why)  # the driver says it, which knows whether the workers can save
             case Cordon(why=why):
                 self.say(why, colour="yellow")
             case Uncordon(why=why):

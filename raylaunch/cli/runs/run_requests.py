@@ -73,7 +73,7 @@ def stop(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int
     seconds = flag_values.seconds(arguments.grace, "--grace")
     live = _live_reader(run)
     target = None if live is not None else _signal(run)
-    if _asks(arguments) and not _is_confirmed(_question(shown, live)):
+    if _asks(arguments) and not _is_confirmed(_question(shown, live, at_once=arguments.now)):
         say("nothing was stopped")
         return ExitCode.INTERRUPTED
     try:
@@ -155,21 +155,37 @@ def _asks(arguments: Namespace) -> bool:
     return not arguments.yes and sys.stdin is not None and sys.stdin.isatty()
 
 
-def _cost(live: LiveReader) -> str:
-    """Return what a change costs workers that cannot save, for a person; `""`: nothing, or the driver cannot tell."""
+def _cost(live: LiveReader, *, at_once: bool = False) -> str:
+    """Return what a change costs workers that cannot save, for a person; `""`: nothing, or the driver cannot tell.
+
+    `at_once`: they are killed, and could not save either way.
+    """
     with contextlib.suppress(ControlError, RefusedError):
         found: RunState = live.ask(GetState(before_change=True))
-        if found.status.phase is Phase.RUNNING and not found.can_save:
-            step = found.status.progress.high if found.status.progress is not None else None
-            where = f", which are at step {step}" if step is not None else ""
-            return f"{_CANNOT_SAVE}{where}: steps since their last checkpoint are lost"
+        if found.status.phase is Phase.RUNNING and (at_once or not found.can_save):
+            return f"{'the workers are killed at once' if at_once else _CANNOT_SAVE}: {_lost(found.status)}"
     return ""
 
 
-def _question(shown: RunSummary, live: LiveReader | None) -> str:
+def _lost(status: RunStatus) -> str:
+    """Return which steps are lost if the workers end now, for a person."""
+    progress, lost = status.progress, "steps since their last checkpoint are lost"
+    if progress is None or progress.attempt != status.attempt:
+        return lost
+    where = f"they are at step {progress.high}" if progress.high is not None else ""
+    saved = [] if progress.saved is None else [progress.saved]
+    saved += [] if progress.committed is None else [progress.committed - 1]
+    if progress.high is None or not saved:
+        most = f"at most {progress.marks}, which is all that this attempt has made"
+        return f"{f'{where}, and ' if where else ''}{lost}, {most}"
+    gone = max(0, progress.high - max(saved))
+    return f"{where}, and step {max(saved)} is saved: {count(gone, 'step')} {'is' if gone == 1 else 'are'} lost"
+
+
+def _question(shown: RunSummary, live: LiveReader | None, *, at_once: bool) -> str:
     cost = ""
     if live is not None:
-        cost = _cost(live)
+        cost = _cost(live, at_once=at_once)
         live.close()  # the person may take long to answer
     size = f" ({count(shown.workers, 'worker')} on {count(shown.nodes, 'node')})" if shown.workers else ""
     whose = f" of {shown.user}" if shown.user not in ("", user_name()) else ""

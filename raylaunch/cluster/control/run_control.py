@@ -141,7 +141,8 @@ class RunControl:
             case GetState():
                 awaited = self._ended if self._over.is_set() else self._over
                 awaited.wait(min(request.wait, MOST_WAIT_SECONDS))
-                return replace(self._state(), can_save=not request.before_change or self._can_save())
+                can_save = not request.before_change or self._can_save()  # first: the state is newer
+                return replace(self._state(), can_save=can_save)
             case StopRun() | RestartRun() | ResizeRun() | DrainNode():
                 return self._awaited(self.change(request))
             case GetStacks():
@@ -180,7 +181,7 @@ class RunControl:
     def change(self, request: RunChange | None) -> Future[Accepted]:
         """Order the driver to change the run. The returned future tells when it has begun to, or why it does not.
 
-        None: only tell where the run is, and whether its workers can save.
+        None: only tell where the run is, and whether its workers can save; and report how far they are.
         """
         hosts = self._hosts() if isinstance(request, DrainNode) else None
         return self._in_loop(lambda now: self._changed(request, now, hosts))
@@ -211,6 +212,8 @@ class RunControl:
         for event in events:
             if why := machine.refusal(event):
                 raise RefusedError(why)
+        if request is None and machine.phase is Phase.RUNNING:
+            yield from self._driver.monitor.progress(now)
         attempt, can_save = machine.attempt, self._driver.monitor.can_save
         yield from events
         status = machine.status

@@ -33,6 +33,7 @@ from raylaunch.core.machine.events_and_actions import (
     NodeLost,
     Progressed,
     ReportUnsaved,
+    RequestCheckpoint,
     StopRequested,
     Tick,
     WorkersStarted,
@@ -196,6 +197,14 @@ class Driver:
             for action in actions:
                 if isinstance(action, RestoreCommit) and (action.commit is None or action.lost_steps):
                     self._observer.on_message(action.why)
+                if isinstance(action, RequestCheckpoint):
+                    self._observer.on_message(self._saving(action.why))
+
+    def _saving(self, why: str) -> str:
+        """Return what the workers do before a planned change, for a person."""
+        if self.monitor.can_save:
+            return f"requesting a checkpoint: {why}"
+        return f"{why}; the workers have not called `should_checkpoint`, and are stopped without a checkpoint"
 
     def _write_stacks(self, attempt: int, text: str) -> None:
         if where := self._journal.write_stacks(attempt, text):

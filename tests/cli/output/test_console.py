@@ -366,12 +366,6 @@ def test_granted_and_draining_nodes(capsys):
     ]
 
 
-def test_a_requested_checkpoint(capsys):
-    """A requested checkpoint gets a line."""
-    ask = RequestCheckpoint(attempt=1, nodes=("node-1",), why="nodes joined")
-    assert _lines(capsys, (None, ask)) == ["requesting a checkpoint: nodes joined"]
-
-
 def test_what_people_requested(capsys):
     """It is the reason of what follows; if nothing follows at once, it gets a line of its own."""
     by = "ada@login-1"
@@ -382,7 +376,6 @@ def test_what_people_requested(capsys):
     save = RequestCheckpoint(attempt=1, nodes=("node-1",), why=why)
     scale = Scale(nodes=4, why=f"{by} requested 2 to 4 nodes")
     assert _lines(capsys, (restart, save), (restart,), (resize, scale), (end,)) == [
-        f"requesting a checkpoint: {why}",
         why,
         f"{by} requested 2 to 4 nodes",
         f"{by} requested the stop",

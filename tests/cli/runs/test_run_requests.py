@@ -27,13 +27,16 @@ from raylaunch.cluster.driver.run_registry import DriverProcess
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.history.run_status import StatusBuilder
 from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.machine.events_and_actions import Progressed
 from raylaunch.core.machine.state import Phase
+from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.result import result
 from raylaunch.errors import ExitCode
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.messages import ProposeCheckpoint
 from tests.cli.runs.made_runs import NOBODY, dead, make_folder
+from tests.cluster.conftest import wait_until
 from tests.fakes import FakeFleet, RunRecorder
 
 BY = f"{getpass.getuser()}@{socket.gethostname()}"
@@ -265,6 +268,45 @@ def test_a_person_is_told_what_a_change_costs_before_it_is_made(served, capfd, m
     assert asked.startswith("the workers have not called `should_checkpoint`, and are not asked to save")
     assert "steps since their last checkpoint are lost; " in asked
     assert asked.endswith(f"[y/N] raylaunch: nothing was {'stopped' if words == ['stop'] else 'changed'}\n")
+
+
+CANNOT_SAVE = "the workers have not called `should_checkpoint`, and are not asked to save"
+
+
+@pytest.mark.parametrize(
+    ("words", "known", "told"),
+    [
+        (
+            ["restart"],
+            {},
+            (
+                f"{CANNOT_SAVE}: they are at step 46, and steps since their last checkpoint are lost, at most 47, which is "
+                "all that this attempt has made; go on?"
+            ),
+        ),
+        (
+            ["restart"],
+            {"saved": 40},
+            f"{CANNOT_SAVE}: they are at step 46, and step 40 is saved: 6 steps are lost; go on?",
+        ),
+        (
+            ["stop", "--now"],
+            {"asked": 46, "committed": 46, "saved": 40},
+            "the workers are killed at once: they are at step 46, and step 45 is saved: 1 step is lost; stop charlm one",
+        ),
+    ],
+)
+def test_a_person_is_told_how_many_steps_are_lost(served, capfd, monkeypatch, words, known, told):
+    """As of the moment of the question: progress is reported far more rarely."""
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
+    one = served(1)
+    for marks in (1, 47):
+        ranks = [WorkerProgress(rank=rank, marks=marks, age=0.0, step=marks - 1, **known) for rank in range(2)]
+        one.fleet.report("node-1", heartbeat=Heartbeat(attempt=1, marks=tuple(ranks)))
+        wait_until(lambda: any(isinstance(entry.event, Progressed) for entry in one.recorder.entries), 100, "a report")
+    assert main.main(words) == ExitCode.INTERRUPTED
+    assert capfd.readouterr().err.startswith(told)
 
 
 @pytest.mark.parametrize("words", [["restart", "-y"], ["restart", "--now"], ["resize", "1:3"]])

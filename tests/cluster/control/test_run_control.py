@@ -107,11 +107,24 @@ def test_a_run_that_is_restarted_resized_drained_and_stopped():
     )
 
 
-def test_whether_the_workers_can_save():
-    """They can if they have called `should_checkpoint`, as their heartbeats tell."""
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (2, f"requesting a checkpoint: {BY} requested the stop"),
+        (
+            None,
+            (
+                f"{BY} requested the stop; the workers have not called `should_checkpoint`, and are stopped without a "
+                "checkpoint"
+            ),
+        ),
+    ],
+)
+def test_whether_the_workers_can_save(asked, told):
+    """They can if they have called `should_checkpoint`, as their heartbeats tell. The run's terminal says it, too."""
     fleet = FakeFleet(1, nproc=1)
     run = Run(fleet)
-    one = WorkerProgress(rank=0, marks=3, age=0.0, first_age=0.0, step=2, asked=2)
+    one = WorkerProgress(rank=0, marks=3, age=0.0, first_age=0.0, step=2, asked=asked)
 
     def train() -> None:
         fleet.report("node-1", heartbeat=Heartbeat(attempt=1, marks=(one,)))
@@ -119,7 +132,8 @@ def test_whether_the_workers_can_save():
 
     fleet.on_launched[1] = train
     run.driver.run()
-    assert run.answers[0].result(timeout=100).can_save
+    assert run.answers[0].result(timeout=100).can_save is (asked is not None)
+    assert told in run.recorder.lines
 
 
 def test_a_request_that_is_refused_is_not_recorded():
