@@ -49,7 +49,7 @@ def _report(result: RunResult) -> Iterator[str]:
 def write_error_file(result: RunResult, environ: Mapping[str, str], warn: Callable[[str], None]) -> None:
     """Copy the root cause's error file to the command's own TORCHELASTIC_ERROR_FILE, with the exit code added.
 
-    torchrun does the same. Nothing is written for a root cause without an error file (a signal, `sys.exit`). An
+    torchrun does the same. Nothing is written for a root cause without an error file (a signal, `sys.exit(1)`). An
     existing file is overwritten.
     """
     path, cause = environ.get(ERROR_FILE_VARIABLE), result.cause

@@ -154,8 +154,7 @@ def run(spec: WorkerSpec, files: WorkerFiles) -> int:
         if spec.kind == "pickle":
             _write_report(report_file, Report(), value)
     except SystemExit as stop:
-        if _is_success(stop.code):
-            _before_exit()
+        _before_exit_by(stop, report_file)
         raise
     except KeyboardInterrupt as error:
         _print_traceback(without_own_frames(error))
@@ -179,6 +178,15 @@ def _prepare_torch(spec: WorkerSpec) -> None:
     if spec.timeout:
         timeout = timedelta(seconds=spec.timeout)
         when_imported(_C10D, lambda module: torch_internals.set_default_timeout(module, timeout))
+
+
+def _before_exit_by(stop: SystemExit, report_file: ServerFile) -> None:
+    """Do what is due before the interpreter exits by this. A text, which it prints, is reported as an error."""
+    if _is_success(stop.code):
+        _before_exit()
+    elif isinstance(stop.code, str):
+        with contextlib.suppress(Exception):
+            _report_error(report_file, without_own_frames(stop), with_object=False)
 
 
 def _before_exit() -> None:

@@ -126,6 +126,13 @@ def test_an_exception_of_a_forked_child_is_not_the_workers(either: Node) -> None
     assert either.run(either.script(text)).exit_code == 0
 
 
+def test_an_exit_with_a_text(either: Node) -> None:
+    """The text is the reason; the interpreter prints it once."""
+    outcome = either.run(either.script("import sys\nsys.exit('no data')"))
+    assert outcome.failure.what == "raised SystemExit: no data"
+    assert (outcome.exit_code, outcome.stderr()) == (1, "no data\n")
+
+
 def test_a_log_folder_that_cannot_be_made(either: Node) -> None:
     """The report has its path, though the worker has no log file to write it to."""
     (either.folder / "file").touch()
