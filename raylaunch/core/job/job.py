@@ -27,6 +27,8 @@ AUTO_PRELOAD = "auto"
 
 _MAX_TITLE = 50
 """Characters of a title, which is the name of a folder. Linux allows 255 bytes, and a character may have four."""
+_PLAIN = "._-+@%,= "
+"""Characters of a title besides letters and digits: a shell takes none of them for more than a character or a space."""
 _MAX_DIGITS = 18
 """Digits of a number in a text, such as `0:3`. Python refuses to read numbers of more than 4,300 digits."""
 
@@ -269,7 +271,8 @@ class Job:
         if self.name is not None:
             return self.name
         last = self.entrypoint.target.replace(":", "/").replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-        found = "".join(char if char.isprintable() else "_" for char in last.removesuffix(".py"))
+        words = last.removesuffix(".py").replace("<", "").replace(">", "")  # as of `main.<locals>.<lambda>`
+        found = "".join(char if char.isalnum() or char in _PLAIN else "_" for char in words)
         return "job" if found in ("", ".", "..") else found[:_MAX_TITLE]
 
 
