@@ -18,6 +18,7 @@ from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Cordon,
+    Event,
     Finish,
     ForwardRequested,
     ForwardSignal,
@@ -121,7 +122,7 @@ class Console:
         whys = [action.why for action in entry.actions if isinstance(action, Launch)]
         for action in entry.actions:
             if not (isinstance(action, Cordon) and any(action.why in why for why in whys)):
-                self._print_action(action, machine)
+                self._print_action(action, machine, entry.event)
         if machine.phase is not self._phase:
             self._phase = machine.phase
             if machine.phase is Phase.RUNNING and self._launched_at:  # else an earlier driver has said it
@@ -173,7 +174,7 @@ class Console:
         if len(event.groups) > _MAX_GROUPS:
             self.say(f"  ... {count(len(event.groups) - _MAX_GROUPS, 'more group')}", colour="yellow")
 
-    def _print_action(self, action: Action, machine: Machine) -> None:
+    def _print_action(self, action: Action, machine: Machine, event: Event | None) -> None:
         match action:
             case Launch(attempt=attempt, why=why):
                 self._launched_at = machine.now
@@ -186,7 +187,8 @@ class Console:
             case Stop(why=why, grace=grace) if grace > 0 and why not in self._reasons:
                 self._reasons.add(why)
                 why = _without_failure(machine) or why
-                self.say(f"stopping the workers, within {grace:g} s: {why}", colour="yellow")
+                again = "; another one kills them" if isinstance(event, StopRequested) and not event.by else ""
+                self.say(f"stopping the workers, within {grace:g} s: {why}{again}", colour="yellow")
             case RequestCheckpoint(why=why):
                 self._reasons.add(why)  # the driver says it, which knows whether the workers can save
             case Cordon(why=why):

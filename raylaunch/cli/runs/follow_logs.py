@@ -117,6 +117,8 @@ def _attempt(arguments: Namespace, status: RunStatus) -> int:
         return max(
             (each.number for each in status.result.attempts if root_cause(each.failures)), default=status.attempt
         )
+    if not status.attempt:
+        raise ConfigError("the run has no logs of workers: none have run in it", hint="`raylaunch status` tells why")
     text = str(status.attempt - 1) if arguments.previous else arguments.attempt or str(status.attempt)
     if not (is_whole(text) and 1 <= int(text) <= status.attempt):
         what = "there is no attempt before the last one" if arguments.previous else f"there is no attempt {text}"

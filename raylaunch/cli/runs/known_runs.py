@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
@@ -122,7 +122,7 @@ def find_to_change(text: str | None, environ: Mapping[str, str]) -> KnownRun:
         if going_on:
             msg = f"{len(going_on)} runs go on: which one is meant?"
             raise ConfigError(msg, hint=f"write {_names(going_on)}; `raylaunch ps` shows them")
-    return find(text, environ)
+    return find(text, environ, among=_goes_on)
 
 
 def _goes_on(run: KnownRun) -> bool:
@@ -143,11 +143,14 @@ def _of_this_folder(runs: Sequence[KnownRun]) -> list[KnownRun]:
     return [run for run in runs if run.folder and Path(run.folder).is_relative_to(here)]
 
 
-def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
+def find(
+    text: str | None, environ: Mapping[str, str], *, among: Callable[[KnownRun], bool] = lambda _: True
+) -> KnownRun:
     """Return the run that a person means: an id, its beginning, a name or a folder.
 
     None: the newest run that keeps its files below the working folder, else the newest run. A run of another user in
-    the cluster is not meant without its name or id, and one of this user is meant before it.
+    the cluster is not meant without its name or id, and one of this user is meant before it. Of several whose id begins
+    so, the ones of `among` are meant if there are any.
 
     Raises ConfigError, which names those that may be meant.
     """
@@ -171,6 +174,7 @@ def find(text: str | None, environ: Mapping[str, str]) -> KnownRun:
     meant = [run for run in known if text in (run.id, f"{run.name}/{run.id}")]
     meant = meant or [run for run in (*mine, *known) if run.name == text][:1]
     meant = meant or [run for run in known if text and run.id.startswith(text)]
+    meant = [run for run in meant if among(run)] or meant
     if len(meant) == 1:
         return meant[0]
     if meant:

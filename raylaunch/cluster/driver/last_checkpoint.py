@@ -28,6 +28,7 @@ def write(fleet: Fleet, nodes: Collection[NodeId], say: Callable[[str], None]) -
     found = {node: LastWrite(is_over=False) for node in nodes}
     asked: dict[NodeId, tuple[Future[LastWrite], float]] = {}
     tell_at, stalled_at, written = time.monotonic() + _FIRST_SECONDS, time.monotonic() + STALLED_SECONDS, 0
+    said = ""
     while waiting := [node for node in nodes if not found[node].is_over]:
         now = time.monotonic()
         for node in waiting:
@@ -40,7 +41,9 @@ def write(fleet: Fleet, nodes: Collection[NodeId], say: Callable[[str], None]) -
             return
         if now >= tell_at and not all(one.is_over for one in of_all):
             tell_at = now + _TELL_SECONDS
-            say(_progress(of_all))
+            if (text := _progress(of_all)) != said:
+                said = text
+                say(text)
         if asked:
             futures.wait([future for future, _ in asked.values()], timeout=_LOOK_SECONDS)
         else:

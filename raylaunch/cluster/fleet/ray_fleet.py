@@ -168,7 +168,7 @@ class RayFleet(FleetBase):
         if never_came_up and self._is_hopeless(gone):
             raise actor_errors.cannot_start(gone, self._address(host) if host else "")
         if pause:
-            where = f"on the host {host[:8]}" if host else "at its place"
+            where = f"on {self._address(host) or host}" if host else "at its place"
             self._say(f"agents die one after the other {where}: the next is started in {count(pause, 'second')}")
 
     def _is_hopeless(self, gone: AgentLost) -> bool:

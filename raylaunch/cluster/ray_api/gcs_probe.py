@@ -46,7 +46,10 @@ def probe(address: str) -> dict[str, Any]:
         socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
     except OSError as error:
         msg = f"no Ray cluster at {address}: {error.strerror or error}"
-        raise ClusterError(msg, hint="`ray status` on the head node tells whether it is up") from None
+        hint = "`ray status` on the head node tells whether it is up"
+        if ":" not in address:
+            hint = f"without a port, {port} is taken: is it `{address}:PORT` with another one?\n{hint}"
+        raise ClusterError(msg, hint=hint) from None
     with _token_errors(address):
         _check_token()
     head = _ask_head(address)

@@ -77,7 +77,7 @@ class Packing:
 def pack(job: Job, nodes: Sequence[NodeFacts], *, spread: bool, local: bool) -> Packing:
     """Pack a job by its workers on each node, or by those in total. `local`: there is only this machine.
 
-    Raise ValueError for `nproc_per_node: gpu` if no node of the cluster has a GPU.
+    Raise ValueError for `nproc_per_node: gpu` if no node has a GPU.
     """
     if job.nprocs is None:
         return by_node(job, nodes, spread=spread)
@@ -89,7 +89,7 @@ def by_node(job: Job, nodes: Sequence[NodeFacts], *, spread: bool) -> Packing:
 
     Nodes with more workers are preferred.
 
-    Raise ValueError for `nproc_per_node: gpu` if no node of the cluster has a GPU.
+    Raise ValueError for `nproc_per_node: gpu` if no node has a GPU.
     """
     counts = _counts(job, nodes)
     gpus, assumed = _gpus_by_node(job, nodes, counts)
@@ -197,7 +197,7 @@ def _uses_gpus(job: Job, nodes: Sequence[NodeFacts]) -> bool:
 def _counts(job: Job, nodes: Sequence[NodeFacts]) -> dict[HostId, int]:
     """Return the number of workers by node id. `auto` counts GPUs on all nodes if any node has one, else CPUs."""
     if job.nproc_per_node == "gpu" and nodes and not any(node.gpus >= 1 for node in nodes):
-        msg = "`nproc_per_node: gpu`, but no node of the cluster has a GPU"
+        msg = "`nproc_per_node: gpu`, but there is no GPU on any node"
         raise ValueError(msg)
     use_gpus = _uses_gpus(job, nodes)
     counts = {}

@@ -382,6 +382,14 @@ def test_what_people_requested(capsys):
     ]
 
 
+def test_what_a_second_signal_does(capsys):
+    """It is said with the first one."""
+    stop = Stop(attempt=1, nodes=("node-1",), grace=30.0, why="SIGINT received")
+    assert _lines(capsys, (StopRequested(at=3.0, signal="SIGINT"), stop)) == [
+        "stopping the workers, within 30 s: SIGINT received; another one kills them"
+    ]
+
+
 def test_a_reason_is_printed_once_per_attempt(capsys):
     """The reason is printed once, even if it leads to several actions; the next attempt prints it again."""
     why = "node-2 was lost: its agent died"

@@ -192,7 +192,7 @@ def test_a_run_without_logs(registry, tmp_path, capfd):
     registry.add(make_folder(tmp_path / "waits", lines=2), driver=NOBODY)
     for flags in ([], ["-p"]):
         assert main.main(["logs", *flags]) == ExitCode.USAGE
-        assert "there is no attempt" in capfd.readouterr().err
+        assert "the run has no logs of workers" in capfd.readouterr().err
 
 
 def test_a_run_is_followed_over_its_restarts(registry, tmp_path, capfd, monkeypatch):

@@ -76,6 +76,19 @@ def test_runs_of_the_working_folder_are_meant_first(registry, tmp_path, monkeypa
     assert known_runs.find_to_change("1", registry.environ).id == "1"
 
 
+def test_who_changes_a_run_means_one_that_goes_on(registry, tmp_path):
+    """Also where the ids of others that have ended begin in the same way."""
+    for run_id, how in (
+        ("2026-1", {"ended": "x", "exit_code": 0}),
+        ("2026-2", {}),
+        ("2026-3", {"ended": "x", "exit_code": 1}),
+    ):
+        registry.add(make_folder(tmp_path / "runs" / "train" / run_id, "budget-spent"), **how)
+    with pytest.raises(ConfigError, match="may be one of 3 runs"):
+        known_runs.find("2026", registry.environ)
+    assert known_runs.find_to_change("2026", registry.environ).id == "2026-2"
+
+
 def test_no_run_yet(registry):
     """It is said how another one is named."""
     with pytest.raises(ConfigError, match="there is no run yet"):

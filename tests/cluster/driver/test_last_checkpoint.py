@@ -48,7 +48,7 @@ def test_it_says_how_far_the_nodes_are_until_all_have_written():
     begun = LastWrite(is_over=False, folder="/d")
     part = LastWrite(is_over=False, folder="/d", written=3 * 2**20, total=8 * 2**20)
     done = LastWrite(is_over=True, folder="/d")
-    said = written(Agents(a=[begun, part, done], b=[begun, done]))
+    said = written(Agents(a=[begun, begun, part, done], b=[begun, begun, done]))
     assert said == [
         "writing the last checkpoint to /d: it begins; Ctrl-C gives it up",
         "writing the last checkpoint to /d: 3 of 8 MiB; Ctrl-C gives it up",

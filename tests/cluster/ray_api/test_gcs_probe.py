@@ -59,3 +59,10 @@ def test_ray_may_be_told_to_ignore_the_third_number(head, monkeypatch):
     """Ray has a variable for that."""
     monkeypatch.setenv("RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL", "minor")
     head(f'{{"ray_version": "{ray.__version__}", "python_version": "{PYTHON}9"}}')
+
+
+def test_an_address_without_a_port():
+    """It is said which port was taken."""
+    with pytest.raises(ClusterError, match=r"no Ray cluster at 127\.0\.0\.9: ") as found:
+        gcs_probe.probe("127.0.0.9")
+    assert found.value.hint.startswith("without a port, 6379 is taken: is it `127.0.0.9:PORT`")

@@ -401,7 +401,7 @@ def test_settled_job_has_the_planned_number_of_nodes():
 
 def test_nproc_per_node_gpu_without_gpus_is_an_error():
     """Waiting for nodes would not help."""
-    with pytest.raises(ValueError, match="no node of the cluster has a GPU"):
+    with pytest.raises(ValueError, match="there is no GPU on any node"):
         plan(node(1), nproc_per_node="gpu")
 
 
