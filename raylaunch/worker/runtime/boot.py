@@ -190,8 +190,14 @@ def _before_exit_by(stop: SystemExit, report_file: ServerFile) -> None:
 
 
 def _before_exit() -> None:
-    """Do what a script that has succeeded may have left out: wait for its stop after a checkpoint, end gloo's work."""
+    """Do what a script that has succeeded may have left out: wait for its stop after a checkpoint, end gloo's work.
+
+    If it has not called `State.finish`, say what that would have done.
+    """
     slot_owner.wait_instead_of_exiting()
+    state = sys.modules.get("raylaunch.worker.state.elastic_state")
+    if state is not None and (text := state.uncommitted()):
+        _print(f"raylaunch: {text}")
     if torch_internals.is_group_made():
         gloo_threads.let_finish()
 

@@ -39,6 +39,8 @@ _STEPS_FALL = (
 _NOT_RESTORED = (
     "there is a commit to go on from, but the script has not called `State.restore`: it begins anew after each restart"
 )
+_not_on_disk: dict[str, int] = {}
+"""By durable folder: how many steps were done since the last commit that it can get."""
 
 
 @dataclass(slots=True)
@@ -205,6 +207,7 @@ class State:
             writer.wait_for_stop(completed)
         if self._rank.is_restore_forgotten:
             _warn(_NOT_RESTORED)
+        self._note_uncommitted()
         self._rank.find_common()
         self._schedule.step_begins(monotonic())
 
@@ -221,6 +224,11 @@ class State:
         if self._committed != self._completed:
             self._commit(writer, self._completed, is_last=False)
             self._finish(writer)
+        self._note_uncommitted()
+
+    def _note_uncommitted(self) -> None:
+        if self._folder is not None:
+            _not_on_disk[self._folder.path] = self._completed - max(self._committed, self._rank.restored_steps)
 
     def _begin_attempt(self) -> None:
         """In a survivor: begin anew with what belongs to an attempt."""
@@ -309,6 +317,18 @@ def let_torch_abort_nothing() -> None:
     """
     if os.environ.get(_ERROR_HANDLING) == "1":
         os.environ[_ERROR_HANDLING] = "3"
+
+
+def uncommitted() -> str:
+    """Return what a durable folder lacks if the script ends now, on rank 0, for a person; "": nothing.
+
+    The script may have changed its model since, as one that puts averaged weights into it: no commit can be made here.
+    """
+    for folder, steps in _not_on_disk.items():
+        if steps > 0 and os.environ.get("RANK", "0") == "0":
+            what = "the last step is" if steps == 1 else f"the last {steps} steps are"
+            return f"{what} in no commit, and not in {folder}: call `finish` of `State` when training is over"
+    return ""
 
 
 def _warn(text: str) -> None:

@@ -154,6 +154,31 @@ def test_the_last_step_is_committed_when_training_is_over(own_node):
     assert attempt(own_node, script)[0].split()[:2] == ["6", "5"]
 
 
+UNFINISHED = """
+    import sys
+    from raylaunch.worker import State
+    state = State(every=3, durable=sys.argv[1] or None)
+    done = state.restore()
+    for step in range(done, done + 5):
+        state.commit(step)
+    if "finishes" in sys.argv:
+        state.finish()
+"""
+
+
+def test_steps_that_no_commit_has_are_told_at_the_end(own_node, tmp_path):
+    """If a folder on disk lacks them, and the script has succeeded; in memory nothing is left then."""
+    script = own_node.script(UNFINISHED)
+    folder = str(tmp_path / "durable")
+    told = f"raylaunch: the last {{}} in no commit, and not in {folder}: call `finish` of `State` when training is over"
+    assert told.format("2 steps are") in attempt(own_node, script, folder)
+    assert told.format("2 steps are") in attempt(own_node, script, folder)
+    assert "in no commit" not in "".join(attempt(own_node, script, folder, "finishes"))
+    assert "in no commit" not in "".join(attempt(own_node, script, ""))
+    failing = own_node.script(UNFINISHED + "    raise SystemExit(1)")
+    assert "in no commit" not in "".join(attempt(own_node, failing, folder))
+
+
 TENSORS = '''
     import sys
     import torch
