@@ -13,6 +13,7 @@ launched by `launch`. FAKE_NCCL_FAULTS, in JSON, says what goes wrong besides:
     abort               "raises"; "poisons" the device, so that it only gives errors; "together": it only ends when all
                         groups are being aborted
     destructor_seconds  how long the destructor of an aborted group waits
+    version             of NCCL
     spins               whether a wait for the device takes CPU, as a wait for CUDA usually does
 """
 
@@ -201,8 +202,19 @@ TENSOR = {"is_cuda": property(is_on_device), "is_cpu": property(lambda tensor: n
 """What takes the place of attributes of tensors."""
 
 
-_aborting: dict[int, bool] = {}
-"""Whether each group of this process is being aborted, by its identity."""
+_aborting: dict[str, bool] = {}
+"""Whether each group of this process is being aborted, by its folder's name."""
+
+
+def _watch(name: str, other_end: socket.socket) -> None:
+    """Be the watchdog, by whose name a process with NCCL is known."""
+    LIBC.prctl(PR_SET_NAME, b"pt_nccl_watchdg")
+    while not _aborting[name]:
+        with contextlib.suppress(BlockingIOError):
+            if other_end.recv(1, socket.MSG_DONTWAIT) == b"" and not _aborting[name]:
+                note("sockets", "were shut down before the abort")
+                return
+        time.sleep(0.01)
 
 
 class FakeNCCL(dist.ProcessGroup):
@@ -214,26 +226,12 @@ class FakeNCCL(dist.ProcessGroup):
         self._folder = Path(os.environ["FAKE_NCCL"], f"{self._attempt}-{options.group_id}")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._number = 0
-        self._is_aborting = self._is_aborted = False
+        self._is_aborted = False
         with socket.create_server(("127.0.0.1", 0)) as listener:  # NCCL has such sockets, and must not lose them first
             self._socket = socket.create_connection(listener.getsockname())
             self._other_end, _ = listener.accept()
-        threading.Thread(target=self._watch, daemon=True).start()
-        _aborting[id(self)] = False
-
-    def _watch(self) -> None:
-        """Be the watchdog, by whose name a process with NCCL is known."""
-        LIBC.prctl(PR_SET_NAME, b"pt_nccl_watchdg")
-        while not self._is_aborted:
-            if not self._is_aborting and self._is_disconnected():
-                note("sockets", "were shut down before the abort")
-                return
-            time.sleep(0.01)
-
-    def _is_disconnected(self) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            return self._other_end.recv(1, socket.MSG_DONTWAIT) == b""
-        return False
+        _aborting[self._folder.name] = False
+        threading.Thread(target=_watch, args=(self._folder.name, self._other_end), daemon=True).start()
 
     def getBackendName(self) -> str:  # noqa: N802
         return "fakenccl"
@@ -274,7 +272,7 @@ class FakeNCCL(dist.ProcessGroup):
     def abort(self) -> None:
         if self._is_aborted:
             return
-        self._is_aborting = _aborting[id(self)] = True
+        _aborting[self._folder.name] = True
         kind, seconds = FAULTS.get("abort", ""), FAULTS.get("abort_seconds", 0.05)
         if kind == "raises":
             raise RuntimeError("NCCL error: unhandled system error")
@@ -285,10 +283,10 @@ class FakeNCCL(dist.ProcessGroup):
         self._is_aborted = True
 
     def shutdown(self) -> None:
-        self._is_aborting = self._is_aborted = True
+        self._is_aborted = _aborting[self._folder.name] = True
 
     def __del__(self) -> None:
-        if self._is_aborted and not FAULTS.get("is_over"):
+        if self._is_aborted:
             time.sleep(FAULTS.get("destructor_seconds", 0))
 
 
@@ -305,5 +303,6 @@ def install() -> None:
         setattr(torch.cuda, name, value)
     for name, value in TENSOR.items():
         setattr(torch.Tensor, name, value)
+    torch.cuda.nccl.version = lambda: tuple(FAULTS.get("version", (2, 27, 3)))
     device_.start()
     dist.Backend.register_backend("fakenccl", FakeNCCL, extended_api=True, devices=["cpu"])

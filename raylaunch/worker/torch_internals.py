@@ -8,11 +8,13 @@ does not import torch before it is asked for something.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, TypeVar
@@ -116,31 +118,38 @@ def cpus_near_gpu(mode: str, gpu: int) -> set[int]:
     return found
 
 
-def abort_process_group() -> None:
-    """Abort the default process group, and forget it, so that another can be made. It waits for no other rank.
+def has_nccl() -> bool:
+    """Return whether a process group of this process uses NCCL; False where torch does not say."""
+    module = sys.modules.get(_C10D)
+    configs = getattr(getattr(module, "_world", None), "pg_backend_config", {})
+    return is_group_made() and any("nccl" in str(config) for config in configs.values())
 
-    The function is in `torch.distributed.distributed_c10d` since torch 2.6, where it does nothing for backends other
-    than NCCL. Without it the group is destroyed in the public way, which may wait for other ranks if nobody holds it.
+
+def abort_process_groups() -> None:
+    """Abort all process groups, and forget them, so that others can be made. It waits for no other rank.
+
+    Another thread may be waiting in groups of NCCL. Groups of other backends are only forgotten. Those of NCCL
+    are aborted at once, since one may wait for a kernel that waits for the abort of another (pytorch#119797);
+    `_abort_process_group` begins with the next when one is done. They are never freed: a destructor waits for threads
+    of torch, for a minute or more after an error.
+
+    Raises what `ProcessGroup.abort` does, and may hang (nccl#1777). `_abort_process_group` is in
+    `torch.distributed.distributed_c10d` since torch 2.6. Without it the groups are destroyed in the public way, which
+    may wait for other ranks if nobody holds them.
     """
     module = import_module("torch.distributed.distributed_c10d")
+    if has_nccl():
+        groups = [*module._world.pg_names]  # noqa: SLF001
+        for group in groups:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        with ThreadPoolExecutor(len(groups)) as pool:
+            for _ in pool.map(lambda group: group.abort(), groups):
+                pass
     abort = getattr(module, "_abort_process_group", None)
     if abort is not None:
         abort()
     if module.is_initialized():
         module.destroy_process_group()
-
-
-def abort_nccl() -> None:
-    """Abort all communicators of NCCL, and forget the process groups. Another thread may be waiting in them.
-
-    It is `_abort_process_group`, which aborts all in one NCCL group, else they wait for each other (pytorch#119797). It
-    may hang itself (nccl#1777), for which the caller must be prepared. Without NCCL it does nothing.
-    """
-    module = sys.modules.get(_C10D)
-    if module is None or not module.is_initialized():
-        return
-    if any("nccl" in str(config) for config in getattr(module._world, "pg_backend_config", {}).values()):  # noqa: SLF001
-        abort_process_group()
 
 
 def is_group_made() -> bool:

@@ -123,11 +123,11 @@ dist.destroy_process_group()
 '''
 
 PATIENT = """
-from raylaunch.node.forkserver import worker_group
-assert hasattr(worker_group, "RETURN_SECONDS")
-worker_group.RETURN_SECONDS = 12.0
+from raylaunch.worker.survivors import survivor
+assert hasattr(survivor, "LEAVE_SECONDS")
+survivor.LEAVE_SECONDS = 12
 """
-"""For fork servers, which are started with it: on a busy machine survivors take longer to return."""
+"""For workers, which are forked from a process that has done it: on a busy machine they take longer to return."""
 
 
 def test_survivors_are_the_same_processes_with_the_same_objects(alone):

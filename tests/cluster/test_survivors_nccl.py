@@ -51,7 +51,6 @@ def train():
     state = State(weights=weights, every=1)
     done = state.restore()
     fake_nccl.note("seen", f"{{attempt}} {{done}} {{weights.tensor[0].item():g}}")
-    {prepare}
     for step in range(done, STEPS):
         grad = fake_nccl.on_device(torch.full((SIZE,), rank + 1.0))
         if attempt == 1 and step == AT:
@@ -63,6 +62,7 @@ def train():
         dist.all_reduce(grad)
         fake_nccl.launch(lambda grad=grad: weights.tensor.add_(grad))
         state.commit(step)
+        {after_step}
     torch.cuda.synchronize()
     return weights.tensor[0].item()
 
@@ -96,7 +96,7 @@ def train(
     at: int = 5,
     dead: tuple[int, ...] = (),
     hung: tuple[int, ...] = (),
-    prepare: str = "",
+    after_step: str = "",
     faults: dict[str, Any] | None = None,
     **job: Any,
 ) -> Trained:
@@ -104,7 +104,7 @@ def train(
     (folder / "fake_nccl.py").write_text(Path(fake_nccl.__file__).read_text(encoding="utf-8"))
     env |= {"FAKE_NCCL": str(folder / "fake"), "FAKE_NCCL_FAULTS": json.dumps(faults or {})}
     (folder / "fake").mkdir()
-    script = TRAINS.format(at=at, dead=dead, hung=hung, prepare=prepare)
+    script = TRAINS.format(at=at, dead=dead, hung=hung, after_step=after_step)
     job = {"nproc_per_node": 1, "max_restarts": 1, "preload": ["torch", "torch.distributed"]} | job
     process = start(env, folder, script, **job)
     _, err = process.communicate(timeout=150)
@@ -132,3 +132,11 @@ def test_no_garbage_is_committed_or_returned_when_all_ranks_hang_in_one_collecti
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert trained.stayed == 2, trained.err
     assert [lines[1] for lines in trained.notes["seen"]] == [restored] * 2
+
+
+def test_the_rank_that_does_not_join_is_named_and_not_those_that_wait_for_their_gpu(alone):
+    """All ranks make the same number of steps, and the one that hangs falls silent last."""
+    sleeps = "torch.cuda.synchronize(); time.sleep(0.2 * rank)"
+    trained = train(alone, hung=(1,), after_step=sleeps, faults={"spins": True}, hang_timeout=4)
+    assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
+    assert "rank 1 on node-2 hung" in trained.err

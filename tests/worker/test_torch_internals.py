@@ -63,7 +63,7 @@ def test_an_aborted_group_is_forgotten(monkeypatch: pytest.MonkeyPatch, shape: s
     for name in ("torch", "torch.distributed"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, c10d.__name__, c10d)
-    torch_internals.abort_process_group()
+    torch_internals.abort_process_groups()
     assert group == []
 
 

@@ -213,7 +213,7 @@ class ForkServer:
         match order:
             case forkserver_messages.StartWorkers():
                 self._launch, self._ordered_at = order, NodeTime(time.monotonic())
-                self.workers.kill(survivors=order.survivors, to_complete=order.to_complete)
+                self.workers.kill(order.survivors, order.return_seconds, order.to_complete)
             case forkserver_messages.SurvivorReturned() | forkserver_messages.SurvivorCompleted():
                 self._handle_survivor(order)
             case StopWorkers():

@@ -28,8 +28,6 @@ from raylaunch.worker.runtime.process_setup import encodable
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL, can_write
 
-RETURN_SECONDS = 1.0
-"""How long a survivor may take to leave everything of its attempt. Then it is killed, and started again."""
 _COMPLETED_BYTES_PER_SECOND = 2**28
 """How fast a survivor writes its state into new memory, at least. An idle machine is ten times as fast."""
 _POLL_SECONDS = 0.02
@@ -212,18 +210,18 @@ class WorkerGroup:
         for event, file in started:
             self._send(event, file)
 
-    def kill(self, *, survivors: Collection[int] = (), to_complete: int = 0) -> None:
+    def kill(self, survivors: Collection[int] = (), return_seconds: float = 0.0, to_complete: int = 0) -> None:
         """Kill all workers, their process groups, and what others left. `advance` finds out when they are gone.
 
-        `survivors`: process ids of workers that are not killed if they return in time (see `returned`). `to_complete`:
-        how many bytes the first of them writes then.
+        `survivors`: process ids of workers that are not killed if they return within `return_seconds` (see `returned`).
+        `to_complete`: how many bytes the first of them writes then.
         """
         self._stopping = self._killing = True
         self.is_gone = False
         self._unforked, self._reports_forked = (), False
         self._survivors = {pid: False for pid in survivors if pid in self._alive}
         # It may still write what it was told to before.
-        self._return_by = RETURN_SECONDS + (self._complete_by if self._is_completing else time.monotonic())
+        self._return_by = return_seconds + (self._complete_by if self._is_completing else time.monotonic())
         if to_complete and survivors:
             self._completing = next(iter(survivors))
             self._complete_by = self._return_by + to_complete / _COMPLETED_BYTES_PER_SECOND

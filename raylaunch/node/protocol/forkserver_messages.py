@@ -47,7 +47,9 @@ class StartWorkers:
     attempt: int
     workers: tuple[WorkerSpec, ...]
     survivors: tuple[int, ...] = ()
-    """Process ids of the last attempt's workers that may stay. A worker stays if it has returned within a second."""
+    """Process ids of the last attempt's workers that may stay. A worker stays if it has returned in time."""
+    return_seconds: int = 0
+    """How long they may take to return."""
     to_complete: int = 0
     """How many bytes the first of them may write after that. The workers are reported when it has: see
     `SurvivorCompleted`.

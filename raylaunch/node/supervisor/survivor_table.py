@@ -25,6 +25,8 @@ class _ConnectedWorker:
     sock: socket.socket
     pid: int
     is_ready: bool = False
+    seconds: int = 0
+    """How long it may take to leave its attempt."""
     local_rank: int = -1
     """As the last attempt in which it was found had it; -1: none."""
 
@@ -64,7 +66,7 @@ class SurvivorTable:
         """
         former, self._workers = self._workers, workers
         found: list[int] = []
-        to_complete = 0
+        to_complete = return_seconds = 0
         dead = before.ends.keys() if before is not None else ()
         for candidate in list(self._candidates.values()):
             local_rank = candidate.local_rank = _local_rank(candidate, before)
@@ -78,8 +80,13 @@ class SurvivorTable:
                 with contextlib.suppress(OSError):
                     socket.send_fds(candidate.sock, [survivor_link.encode(rejoin)], fds, socket.MSG_DONTWAIT)
                     found.append(candidate.pid)
+                    return_seconds = max(return_seconds, candidate.seconds)
         return StartWorkers(
-            attempt=order.attempt, workers=tuple(workers), survivors=tuple(found), to_complete=to_complete
+            attempt=order.attempt,
+            workers=tuple(workers),
+            survivors=tuple(found),
+            return_seconds=return_seconds,
+            to_complete=to_complete,
         )
 
     def poll(
@@ -99,7 +106,7 @@ class SurvivorTable:
             elif word.word == "completed":
                 send(SurvivorCompleted(attempt=word.attempt, pid=candidate.pid))
             elif state is not None and word.attempt == state.attempt:
-                candidate.is_ready = True
+                candidate.is_ready, candidate.seconds = True, word.seconds
                 if self._announced != state.attempt:
                     self._announced = state.attempt
                     yield SurvivorsReady(attempt=state.attempt)

@@ -71,7 +71,12 @@ def _sockets() -> dict[int, int]:
 
 
 def break_collectives(sockets: GroupSockets) -> None:
-    """End every collective of this process that is waiting, with an error where it is called. For any thread."""
+    """End every collective of this process that is waiting, with an error where it is called. For any thread.
+
+    NCCL comes first: some of the sockets are its own, and their end would be an error that torch handles for a minute.
+    Raises RuntimeError where NCCL cannot be aborted.
+    """
+    if torch_internals.has_nccl():
+        torch_internals.abort_process_groups()
     port = os.environ.get("MASTER_PORT", "")
     sockets.shut_down(int(port) if port.isdecimal() else 0)
-    torch_internals.abort_nccl()

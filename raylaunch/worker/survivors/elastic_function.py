@@ -52,7 +52,8 @@ def elastic(
     DistributedDataParallel that were made before the call go on with the new group. The function must call
     `State.restore`, and make what depends on other groups or the world's size. It is left by an exception: by the error
     of the collective whose peer is gone or, where there is none, by `WorldChanged`, which is no `Exception`; `finally`
-    blocks run. A worker that has not left it within a second is killed, and started again like the workers that died.
+    blocks run. A worker that has not left it within a second, or ten with NCCL, is killed, and started again like the
+    workers that died.
 
     Outside a launch, and in other threads than the main one, the function is just called.
     """
@@ -74,11 +75,12 @@ def _decorated(function: Callable[P, Result], backend: str | None) -> Callable[P
 
 
 def _run(function: Callable[[], Result], backend: str | None, writer: HeartbeatWriter) -> Result:
-    if why := _made.end_preparation():
-        print(f"raylaunch: this worker cannot stay when others die: {why}", file=sys.stderr, flush=True)
-        return function()
+    why = _made.end_preparation()
     if not _made.has_group:
         _made.make_group(backend)
+    if why := why or _made.why_not_nccl():
+        print(f"raylaunch: this worker cannot stay when others die: {why}", file=sys.stderr, flush=True)
+        return function()
     light = LightCommits()
     survivor = Survivor(_made, writer, light)
     _active.append(survivor)

@@ -24,6 +24,19 @@ from raylaunch.worker.survivors.broken_collectives import GroupSockets
 _C10D = "torch.distributed.distributed_c10d"
 _DDP = "torch.nn.parallel.distributed"
 _MESH = "torch.distributed.device_mesh"
+_FOR_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+    "NCCL_NVLS_ENABLE": "0",
+}
+"""Variables for a process whose communicators are aborted, and made anew: torch neither ends it nor waits in it for
+reports of other ranks, and NCCL uses nothing that cannot be made a second time. NVIDIA's guide to restarts in process
+has them (nvidia-resiliency-ext, docs/source/inprocess/usage_guide.rst).
+"""
+_LEAST_NCCL = 2, 27
+"""With earlier ones, and the torch before 2.8 that has them, an abort may hang or crash (pytorch#149418, #150690)."""
 
 
 class MadeGroups:
@@ -50,7 +63,7 @@ class MadeGroups:
     def watch(self) -> None:
         """Note what is made from now on."""
         self.is_watching = True
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # else torch ends the process whose communicator is aborted
+        os.environ.update(_FOR_NCCL)
         when_imported(_C10D, self._watch_groups)
         when_imported(_DDP, self._watch_models)
         when_imported(_MESH, lambda module: torch_internals.watch_meshes(module, self._mesh_made))
@@ -104,6 +117,15 @@ class MadeGroups:
             return "the script communicates before it calls the elastic function; do that in it"
         return ""
 
+    def why_not_nccl(self) -> str:
+        """Return why this worker cannot stay with the NCCL that it uses; "": it can, or uses none."""
+        if not torch_internals.has_nccl():
+            return ""
+        version = import_module("torch.cuda.nccl").version()
+        if version >= _LEAST_NCCL:
+            return ""
+        return f"NCCL {'.'.join(map(str, version))} may hang when it is aborted; 2.27, which torch 2.8 has, does not"
+
     @property
     def has_group(self) -> bool:
         """Whether there is a default group."""
@@ -126,7 +148,7 @@ class MadeGroups:
             torch_internals.release_model(model)
         self._inner_models.clear()
         if torch_internals.is_group_made():
-            torch_internals.abort_process_group()
+            torch_internals.abort_process_groups()
         torch_internals.forget_failed_group()
 
     def renew_models(self) -> None:

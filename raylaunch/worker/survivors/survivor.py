@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Final
 
 from raylaunch.core.failures.failure import is_of_lost_peer
+from raylaunch.worker import torch_internals
 from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.runtime import files_wait, output_order, process_setup, tcpstore_patch
@@ -24,6 +25,11 @@ from raylaunch.worker.survivors.survivor_link import OwnSocket, Rejoin, Survivor
 
 UNWIND_SIGNAL: Final = signal.SIGRTMIN + 10
 """Sent to the main thread, whose Python code it interrupts, also in a system call such as a sleep."""
+LEAVE_SECONDS: Final = 1
+LEAVE_SECONDS_WITH_NCCL: Final = 10
+"""How long this process may take to leave everything of an attempt. Then it is killed, and started again. An abort of
+NCCL takes half a second and more, and what is queued on the device about a step.
+"""
 _UNWIND_AFTER = 0.1
 """Seconds that the main thread has for leaving by the exception of a broken collective, before the signal is sent."""
 _UNWIND_BETWEEN_STEPS = 0.5
@@ -63,13 +69,14 @@ class Survivor:
 
     def announce(self) -> None:
         """Say that this worker can stay, since there is a commit from which all ranks can go on."""
-        self._send("ready", _present_attempt())
+        seconds = LEAVE_SECONDS_WITH_NCCL if torch_internals.has_nccl() else LEAVE_SECONDS
+        self._send(SurvivorWord(word="ready", attempt=_present_attempt(), seconds=seconds))
 
-    def _send(self, word: str, attempt: int) -> None:
+    def _send(self, word: SurvivorWord) -> None:
         link = self._link
         if link is not None:
             try:
-                link.get().send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
+                link.get().send(survivor_link.encode(word))
             except OSError:
                 self._link = None  # it cannot stay
 
@@ -86,15 +93,10 @@ class Survivor:
                 self._light.use(fd, order.newest if order is not None else 0)
             if order is not None:
                 if self._files.have_changed():
-                    self._give_up()
+                    _give_up("the script was changed")
                 self._order = order if self._order is None else order.after(self._order)
                 self._ordered.set()
                 self._break_off(order)
-
-    def _give_up(self) -> None:
-        """End this process, so that the attempt has a worker that runs what the files have now."""
-        print("raylaunch: the script was changed: this worker does not stay", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def _break_off(self, order: Rejoin) -> None:
         """Interrupt the main thread until it has left the elastic function.
@@ -113,7 +115,10 @@ class Survivor:
                     return
                 seconds = monotonic() - began - patience
                 if seconds >= 0:
-                    break_collectives(self._made.sockets)
+                    try:
+                        break_collectives(self._made.sockets)
+                    except RuntimeError as error:
+                        _give_up(f"NCCL could not be aborted ({error})")
                 if seconds > _UNWIND_AFTER:
                     signal.pthread_kill(threading.main_thread().ident or 0, UNWIND_SIGNAL)
             sleep(_AGAIN_SECONDS if seconds > _AGAIN_SECONDS else _POLL_SECONDS)
@@ -152,9 +157,12 @@ class Survivor:
             with self._lock:
                 self._left = order.attempt
             self._ordered.clear()
-            self._send("returned", order.attempt)  # what follows does not delay the workers that are started meanwhile
+            if why := _device_error():
+                _give_up(f"its device cannot be used any more ({why})")
+            # What follows does not delay the workers that are started meanwhile.
+            self._send(SurvivorWord(word="returned", attempt=order.attempt))
             self._light.complete()
-            self._send("completed", order.attempt)
+            self._send(SurvivorWord(word="completed", attempt=order.attempt))
             if self._wait_for(order):
                 self._take_over(order)
                 if self._wait_until(files_wait.awaited()):
@@ -207,6 +215,23 @@ class Survivor:
         link, self._link = self._link, None
         if link is not None:
             link.close()  # ends the thread
+
+
+def _give_up(why: str) -> None:
+    """End this process, so that the attempt has another worker in its place."""
+    print(f"raylaunch: {why}: this worker does not stay", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _device_error() -> str:
+    """Wait for the CUDA device, and return what it says; "": it is sound, or is not used."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    try:
+        if cuda is not None and cuda.is_initialized():
+            cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def _present_attempt() -> int:

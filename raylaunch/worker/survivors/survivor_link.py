@@ -31,6 +31,8 @@ class SurvivorWord:
     """`ready`, `returned` or `completed`."""
     attempt: int
     """The one that it runs in (`ready`), or that it has been told to take part in."""
+    seconds: int = 0
+    """How long it may take to leave that attempt (`ready`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,15 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.core.machine.events_and_actions import WorkersExited, WorkersStopped
-from raylaunch.node.forkserver.worker_group import RETURN_SECONDS, DeferredSignals, WorkerGroup
+from raylaunch.node.forkserver.worker_group import DeferredSignals, WorkerGroup
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import SignalWorkers, StopWorkers
 from tests.node.harness import SECONDS, MessagePipe, Node, basic_env, running, send_signal, until
 from tests.private_cluster import free_ports
 
 pytestmark = pytest.mark.timeout(300)
+RETURN_SECONDS = 3.0
+"""How long a survivor may take to return."""
 
 WAITS_FOR_SIGNAL = """
     import os, signal, time
@@ -202,7 +204,7 @@ def begin_with_survivor(group: WorkerGroup) -> None:
 
 def test_a_survivor_that_does_not_return_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     group, now, killed = with_survivor(monkeypatch)
-    group.kill(survivors=[12345], to_complete=2**29)
+    group.kill([12345], RETURN_SECONDS, to_complete=2**29)
     now[0] += RETURN_SECONDS
     group.advance()
     assert (killed, group.survivors()) == ([12345], ())
@@ -214,9 +216,9 @@ def test_a_survivor_that_does_not_return_is_killed(monkeypatch: pytest.MonkeyPat
 def test_workers_are_reported_when_the_survivor_has_completed_its_commit(
     monkeypatch: pytest.MonkeyPatch, to_complete: int, seconds: float
 ) -> None:
-    """It has a second to return, and another one for each quarter of a gigabyte. It is not killed if it needs longer."""
+    """It has some seconds to return, and another one for each quarter of a gigabyte. It is not killed if it needs longer."""
     group, now, killed = with_survivor(monkeypatch)
-    group.kill(survivors=[12345], to_complete=to_complete)
+    group.kill([12345], RETURN_SECONDS, to_complete=to_complete)
     begin_with_survivor(group)
     for part in (0.0, 0.5, 0.9):
         now[0] = 100 + part * seconds
@@ -234,7 +236,7 @@ def test_workers_are_reported_at_once_when_nothing_is_written_any_more(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     group, _, _ = with_survivor(monkeypatch)
-    group.kill(survivors=[12345], to_complete=2**30)
+    group.kill([12345], RETURN_SECONDS, to_complete=2**30)
     begin_with_survivor(group)
     group.completed(99)
     assert not reports_forked(group)
@@ -252,9 +254,9 @@ def test_a_survivor_that_still_writes_has_more_time_to_return_for_another_attemp
 ) -> None:
     """Another worker has died meanwhile. There is no other file for that attempt, so nothing is said of one."""
     group, now, killed = with_survivor(monkeypatch)
-    group.kill(survivors=[12345], to_complete=2**30)
+    group.kill([12345], RETURN_SECONDS, to_complete=2**30)
     begin_with_survivor(group)
-    group.kill(survivors=[12345])
+    group.kill([12345], RETURN_SECONDS)
     now[0] += 2 * RETURN_SECONDS + 3
     group.advance()
     assert (killed, group.survivors()) == ([], (0,))

@@ -64,8 +64,9 @@ class Served:
         self.dead.append(dead)
         return self.files.get(rank), 840 if self.files else 0
 
-    def say(self, word: str, attempt: int, worker: socket.socket | None = None) -> None:
-        (worker or self.worker).send(survivor_link.encode(SurvivorWord(word=word, attempt=attempt)))
+    def say(self, word: str, attempt: int, worker: socket.socket | None = None, seconds: int = 0) -> None:
+        said = SurvivorWord(word=word, attempt=attempt, seconds=seconds)
+        (worker or self.worker).send(survivor_link.encode(said))
 
     def another(self) -> socket.socket:
         """Connect another worker."""
@@ -90,6 +91,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     yield served
     served.worker.close()
     served.table.close()
+
+
+def test_all_have_the_time_that_the_slowest_needs_to_return(served):
+    """Of those that stay: a worker with NCCL needs longer than others."""
+    fast = served.another()
+    for seconds, worker in ((10, None), (1, fast)):
+        served.say("ready", 1, worker, seconds)
+    served.poll()
+    assert served.ordered(2, state()).return_seconds == 10
+    fast.close()
 
 
 def test_a_worker_that_is_ready_stays(served):

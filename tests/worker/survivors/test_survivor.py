@@ -69,7 +69,7 @@ class Light(LightCommits):
 class Node:
     """A survivor of attempt 1, and what its node does."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: MadeGroups | None = None) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind("")
         listener.listen()
@@ -79,7 +79,7 @@ class Node:
         os.environ[shared_page.PAGE_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._fd}:0"
         self.groups, self.writer = Groups(), Writer(self.page.numbers, SLOT)
         self.light = Light()
-        self.survivor = Survivor(self.groups, self.writer, self.light)
+        self.survivor = Survivor(groups or self.groups, self.writer, self.light)
         self._supervisor, _ = listener.accept()
         self._said: list[tuple[str, int]] = []
         listener.close()
