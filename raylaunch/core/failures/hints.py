@@ -135,6 +135,10 @@ _ALL_WAIT = (
     "all ranks wait in the same collective, or one of them is gone from it: see if the nodes reach one another "
     "(`raylaunch check`), and if a rank left the loop before the others"
 )
+_WAITS_FOR_GPU = (
+    "it seems to wait for its GPU, where a kernel of NCCL may wait for other ranks: all ranks must call the same "
+    "collectives in the same order; `raylaunch check` shows if the nodes reach one another"
+)
 _SLOW = (
     "if it was only slow: `with raylaunch.worker.section(...)` around what takes long and makes no steps, or a longer "
     "`hang_timeout`, or `hang_timeout: off`"
@@ -170,7 +174,7 @@ def _of_hang(cause: Failure, stacks: tuple[StackGroup, ...]) -> list[str]:
         return [_LOADER, *slow]
     if own.waits:
         return [_DIFFERENT_COLLECTIVES if len(stacks) > 1 else _ALL_WAIT]
-    return slow
+    return [_WAITS_FOR_GPU, *slow] if own.may_wait_for_gpu else slow
 
 
 def _of_message(cause: Failure) -> list[str]:

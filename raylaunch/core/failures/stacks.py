@@ -80,11 +80,18 @@ class Stack:
     """Whether a process that it started is stopped."""
     file_closed: bool = False
     """Whether the script has closed the worker's descriptor of the file for stacks."""
+    has_nccl: bool = False
+    """Whether it has a process group of NCCL."""
 
     @property
     def is_stopped(self) -> bool:
         """Whether a signal or a debugger has stopped the process."""
         return self.state in ("T", "t")
+
+    @property
+    def may_wait_for_gpu(self) -> bool:
+        """Whether it may wait for a kernel, such as one of NCCL that waits for other ranks. That takes CPU."""
+        return self.has_nccl and self.state == "R"
 
     @property
     def why_empty(self) -> str:
@@ -101,6 +108,8 @@ class StackGroup:
     """`file:line in function` of the main thread, innermost first."""
     note: str = ""
     """What else is known, such as that the process was stopped by a signal or did not answer; or ""."""
+    may_wait_for_gpu: bool = False
+    """Whether all of them may wait for a kernel: see `Stack`."""
 
     @property
     def waits(self) -> bool:
@@ -159,7 +168,15 @@ def grouped(stacks: Iterable[Stack], ranks: Iterable[int]) -> list[StackGroup]:
         frames = main_thread(stack.text) if stack else ()
         note = _note(stack, answered=bool(frames))
         members.setdefault((frames, note), []).append(rank)
-    return [StackGroup(ranks=tuple(own), frames=frames, note=note) for (frames, note), own in members.items()]
+    return [
+        StackGroup(
+            ranks=tuple(own),
+            frames=frames,
+            note=note,
+            may_wait_for_gpu=all(rank in heard and heard[rank].may_wait_for_gpu for rank in own),
+        )
+        for (frames, note), own in members.items()
+    ]
 
 
 def _note(stack: Stack | None, *, answered: bool) -> str:

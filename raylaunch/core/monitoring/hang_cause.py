@@ -60,7 +60,7 @@ def by_oddity(groups: Iterable[StackGroup], hang: SuspectedHang) -> list[StackGr
         return (
             group.note not in (STOPPED, IN_THE_KERNEL),
             suspects.isdisjoint(group.ranks),
-            group.waits,
+            group.waits or group.may_wait_for_gpu,
             len(group.ranks),
             min(worker.marks for worker in own),
             min(worker.since for worker in own),

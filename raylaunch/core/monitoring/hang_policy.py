@@ -43,6 +43,7 @@ class Activity(StrEnum):
     STANDS = "waits for data, a disk or others, and nothing comes"
     RESTS = "does nothing"
     ENDS = "has done its script, and does not end"
+    SYNCHRONIZES = "takes CPU at one place, as all that take some, and may wait for a kernel of NCCL"
     SPINS = "takes CPU, at one place"
     WORKS = "works"
 
@@ -64,7 +65,12 @@ def activities(samples: Sequence[StackSample], ranks: Iterable[int]) -> dict[int
     for sample in samples:
         for stack in sample.stacks:
             own.setdefault(stack.rank, []).append((sample.at, stack))
-    return {rank: _activity(rank, views) for rank, views in sorted(own.items())}
+    found = {rank: _activity(rank, views) for rank, views in sorted(own.items())}
+    spinning = [own[rank][-1][1] for rank, what in found.items() if what is Activity.SPINS]
+    places = {main_thread(stack.text) for stack in spinning}
+    if len(found) > 1 and len(places) == 1 and all(stack.has_nccl for stack in spinning):
+        found |= {stack.rank: Activity.SYNCHRONIZES for stack in spinning}
+    return found
 
 
 def _activity(rank: int, views: Sequence[tuple[float, Stack]]) -> Activity:
@@ -116,6 +122,8 @@ def _limits(hang: SuspectedHang, kinds: AbstractSet[Activity]) -> float:
         return math.inf
     if kinds <= {Activity.WAITS, Activity.ENDS}:
         return 1.0
+    if Activity.SYNCHRONIZES in kinds and not kinds & _AT_WORK:
+        return _STILL  # also at the start, since NCCL has no other limit in a script with survivors
     if hang.is_young or kinds == {Activity.WORKS}:
         return math.inf
     # If all ranks of the world do nothing, they may wait for new work.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.machine.commits import CommitRate, NodeMemory
@@ -36,6 +38,8 @@ _STACKS_POLL_SECONDS = 0.02
 MOST_STACKS_SECONDS = 0.5
 _MOST_BYTES = 64 * 1024
 """Of one worker: the last ones, since faulthandler writes the main thread last."""
+_NCCL_THREAD = "pt_nccl_watchdg\n"
+"""The name of a thread that each process group of NCCL has (ProcessGroupNCCL.cpp)."""
 _STOPPED = ("T", "t", "Z", procfs.GONE)
 """Process states (proc(5)) in which no signal handler runs."""
 
@@ -256,6 +260,7 @@ class PendingDump:
             effort=procfs.resource_usage(self.pid),
             child_stopped=procfs.has_stopped_child(self.pid),
             file_closed=self.is_closed,
+            has_nccl=_has_nccl(self.pid),
         )
 
     def _text(self) -> str:
@@ -324,3 +329,9 @@ class StackDumps:
         for dump in self._dumps.values():
             dump.close()
         self._attempt, self._dumps = None, {}
+
+
+def _has_nccl(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return any(Path(task.path, "comm").read_text() == _NCCL_THREAD for task in os.scandir(f"/proc/{pid}/task"))
+    return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stack_notes import STOPPED
 from raylaunch.core.failures.stacks import Stack, grouped
@@ -73,6 +75,15 @@ def test_rank_with_a_different_stack_is_the_cause():
     assert event.failures[0].what == "hung: no step for 5.0 s, at train.py:33 in fetch"
     assert event.failures[0].signature == "hung at /job/train.py:33"
     assert not event.failures[0].is_collateral
+
+
+def test_ranks_that_wait_for_a_gpu_are_not_the_cause():
+    """Their stacks do not show a collective, since with NCCL it has returned; but the others are in no wait."""
+    item, two = ("/job/train.py:88 in step",), hang((9, 6.0), (9, 5.0))
+    waits = replace(stack(0, item, state="R"), has_nccl=True)
+    assert culprits(two, waits, stack(1, FETCH)) == [1]
+    assert culprits(two, replace(waits, has_nccl=False), stack(1, FETCH)) == [0]
+    assert culprits(two, waits, replace(waits, rank=1)) == [0, 1]
 
 
 def test_stopped_ranks_are_the_cause():

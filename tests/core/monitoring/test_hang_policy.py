@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -111,6 +112,36 @@ def test_worker_without_samples_rests():
     }
 
 
+ITEM = "/job/train.py:88 in step"
+"""Where a rank reads from its GPU, and waits at full CPU load for a kernel of NCCL."""
+
+
+def doing_with_nccl(*frames: str) -> list[Activity]:
+    """Return the activities of ranks that are each seen at one place, taking CPU, with process groups of NCCL."""
+    samples = [
+        StackSample(
+            at=100.0 + second,
+            stacks=tuple(
+                replace(
+                    stack(frame, state="R", effort=ResourceUsage(cpu=0.0 if frame == FETCH else second), rank=rank),
+                    has_nccl=True,
+                )
+                for rank, frame in enumerate(frames)
+            ),
+        )
+        for second in range(10)
+    ]
+    return [*activities(samples, range(len(frames))).values()]
+
+
+def test_ranks_that_take_cpu_at_one_place_may_wait_for_nccl():
+    """At two places one of them may be at work; and a single rank waits for nobody."""
+    assert doing_with_nccl(ITEM, ITEM, ITEM) == [Activity.SYNCHRONIZES] * 3
+    assert doing_with_nccl(ITEM, FETCH, ITEM) == [Activity.SYNCHRONIZES, Activity.RESTS, Activity.SYNCHRONIZES]
+    assert doing_with_nccl(ITEM, BACKWARD, ITEM) == [Activity.SPINS] * 3
+    assert doing_with_nccl(ITEM) == [Activity.SPINS]
+
+
 # The limit of a silence.
 
 
@@ -132,7 +163,7 @@ def seconds_until_hang(*kinds: Activity, times_here: int = 0, **facts) -> float:
     return math.inf
 
 
-STOPPED, WAITS, STANDS, RESTS, ENDS, SPINS, WORKS = Activity
+STOPPED, WAITS, STANDS, RESTS, ENDS, SYNCHRONIZES, SPINS, WORKS = Activity
 
 
 @pytest.mark.parametrize(
@@ -148,12 +179,24 @@ STOPPED, WAITS, STANDS, RESTS, ENDS, SPINS, WORKS = Activity
         ((WORKS, RESTS), 24),
         ((SPINS, WAITS), 24),
         ((SPINS, SPINS), 24),
+        ((SYNCHRONIZES, SYNCHRONIZES), 2),
+        ((SYNCHRONIZES, RESTS), 2),
+        ((SYNCHRONIZES, STANDS), 2),
+        ((SYNCHRONIZES, WAITS), 2),
+        ((SYNCHRONIZES, WORKS), 24),
         ((WORKS, WORKS), math.inf),
     ],
 )
 def test_limit_depends_on_the_activities(kinds, limits):
     """No longer if nobody can end the silence, a little if ranks wait for one that rests, hours if one works."""
     assert seconds_until_hang(*kinds) == limits * AUTO_FLOOR
+
+
+def test_wait_for_nccl_is_limited_from_the_start():
+    """In a script with survivors torch does not limit it."""
+    assert seconds_until_hang(SYNCHRONIZES, SYNCHRONIZES, is_young=True) == 2 * AUTO_FLOOR
+    assert seconds_until_hang(SYNCHRONIZES, RESTS, is_young=True) == 2 * AUTO_FLOOR
+    assert seconds_until_hang(SYNCHRONIZES, WORKS, is_young=True) == math.inf
 
 
 def test_young_attempt_hangs_only_if_nobody_can_end_it():
