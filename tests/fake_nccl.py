@@ -35,7 +35,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 from torch.overrides import TorchFunctionMode
 
 GARBAGE = 1e30
@@ -197,7 +196,7 @@ CUDA = {
     "device": lambda _: contextlib.nullcontext(),
     "is_initialized": lambda: True,
 }
-"""What takes the place of functions of `torch.cuda`."""
+"""What takes the place of functions of `torch.cuda`, and of `torch.cpu`, which is the module of such tensors."""
 TENSOR = {"is_cuda": property(is_on_device), "is_cpu": property(lambda tensor: not is_on_device(tensor))}
 """What takes the place of attributes of tensors."""
 
@@ -217,6 +216,24 @@ def _watch(name: str, other_end: socket.socket) -> None:
         time.sleep(0.01)
 
 
+class Work:
+    """What a call with `async_op` returns. With TORCH_NCCL_BLOCKING_WAIT, `wait` is the host's, and has a timeout."""
+
+    def __init__(self, group: FakeNCCL) -> None:
+        self._group = group
+        self._end = Event()
+        self._end.record(_current[-1])
+
+    def wait(self) -> bool:
+        until = time.monotonic() + self._group.timeout
+        while os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == "1" and not self._end.is_done:
+            time.sleep(0.001)
+            if time.monotonic() > until:
+                self._group.abort()
+                raise RuntimeError("Work timed out in blocking wait")
+        return True
+
+
 class FakeNCCL(dist.ProcessGroup):
     """The backend `fakenccl`."""
 
@@ -226,6 +243,7 @@ class FakeNCCL(dist.ProcessGroup):
         self._folder = Path(os.environ["FAKE_NCCL"], f"{self._attempt}-{options.group_id}")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._number = 0
+        self.timeout = options.timeout.total_seconds()
         self._is_aborted = False
         with socket.create_server(("127.0.0.1", 0)) as listener:  # NCCL has such sockets, and must not lose them first
             self._socket = socket.create_connection(listener.getsockname())
@@ -236,13 +254,13 @@ class FakeNCCL(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802
         return "fakenccl"
 
-    def _launch(self, tensor: torch.Tensor, result: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    def _launch(
+        self, tensor: torch.Tensor, options: Any, result: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> Work | None:
         """Launch a kernel that sets a tensor to what follows from the tensors of all ranks."""
         self._number += 1
         launch(functools.partial(self._kernel, self._number, tensor, result))
-        done = torch.futures.Future()  # type: ignore[var-annotated]
-        done.set_result([tensor])
-        return _create_work_from_future(done)
+        return Work(self) if options.asyncOp else None
 
     def _kernel(self, number: int, tensor: torch.Tensor, result: Callable[[list[torch.Tensor]], torch.Tensor]) -> bool:
         own, *others = (self._folder / f"{number}-{(self.rank() + each) % self.size()}" for each in range(self.size()))
@@ -258,15 +276,19 @@ class FakeNCCL(dist.ProcessGroup):
             tensor.fill_(GARBAGE)
         return self._is_aborted
 
-    def allreduce(self, tensors: list[torch.Tensor], options: object = None) -> Any:
-        return self._launch(tensors[0], lambda found: torch.stack(found).sum(0))
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Work | None:
+        is_sum = options.reduceOp == dist.ReduceOp.SUM
+        return self._launch(
+            tensors[0], options, lambda found: torch.stack(found).sum(0) if is_sum else torch.stack(found).amax(0)
+        )
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
-        return self._launch(tensors[0], lambda found: found[options.rootRank])
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work | None:
+        return self._launch(tensors[0], options, lambda found: found[options.rootRank])
 
-    def barrier(self, options: object = None) -> Any:
-        work = self.allreduce([torch.zeros(1)])
-        synchronize()
+    def barrier(self, opts: Any) -> Work | None:
+        work = self._launch(torch.zeros(1), opts, lambda found: found[0])
+        if work is None:
+            synchronize()
         return work
 
     def abort(self) -> None:
@@ -301,6 +323,7 @@ def install() -> None:
     """Let this process have the device, run by a thread, and the backend."""
     for name, value in CUDA.items():
         setattr(torch.cuda, name, value)
+        setattr(torch.cpu, name, value)
     for name, value in TENSOR.items():
         setattr(torch.Tensor, name, value)
     torch.cuda.nccl.version = lambda: tuple(FAULTS.get("version", (2, 27, 3)))

@@ -247,7 +247,7 @@ class State:
         proposal = self._rank.wait_for_all(completed, is_last=is_last, is_copied=writer.copied_steps() is not None)
         began = perf_counter()
         found = self._rank.snapshot(self._objects, self._collect())
-        copies = self._rank.buffers.write(found, to_disk=proposal.to_disk)
+        copies = self._rank.write(found, to_disk=proposal.to_disk)
         self._schedule.committed(completed, proposal.interval, proposal.light_interval)
         seconds = perf_counter() - began
         self._unsealed = _Unsealed(self._rank.number, completed, found, copies, proposal.interval, seconds)
@@ -259,8 +259,8 @@ class State:
         unsealed, self._unsealed = self._unsealed, None
         if unsealed is None:
             return
+        seconds = unsealed.copies.finish()  # a wait for the device, besides, which commits have not caused
         began = perf_counter()
-        seconds = unsealed.copies.finish()
         if unsealed.copies.is_running:
             for check in rank_commits.before_seal:
                 check()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
+from typing import Any
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.state import commit_buffer
@@ -144,15 +145,17 @@ class RankBuffers:
         buffer = self._buffers[DURABLE_BUFFER] if self._folder is not None else None
         return buffer.header.outcome if buffer is not None and self._write_state is WriteState.FAILED else ""
 
-    def write(self, found: Snapshot, *, to_disk: bool) -> DeviceCopies:
+    def write(self, found: Snapshot, *, to_disk: bool, moves: Iterable[tuple[Any, Any]] = ()) -> DeviceCopies:
         """Write a snapshot into the next buffer; tensors on devices are still being copied when this returns.
+
+        `moves`: what else is copied with them, as in `DeviceCopies`.
 
         Raises MemoryError, before anything is overwritten, where the node does not have so much memory.
         """
         buffer = self._large_enough(found, to_disk=to_disk)
         buffer.header.unseal()
         buffer.write_pickle(found.pickled, tensors=found.tensor_bytes)
-        on_device = []
+        on_device = [*moves]
         if found.tensors or found.shared:
             memory, start = PartMemory(buffer), commit_buffer.share_start(found.tensor_bytes, len(found.pickled))
             with sys.modules["torch"].no_grad():

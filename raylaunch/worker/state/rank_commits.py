@@ -21,6 +21,7 @@ from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 from raylaunch.worker.state.checkpoints.durable_rounds import DurableRounds
 from raylaunch.worker.state.commit_agreement import CommitAgreement, CopyRounds, Proposal
 from raylaunch.worker.state.commit_buffer import CommitBuffer
+from raylaunch.worker.state.device_copies import DeviceCopies
 from raylaunch.worker.state.rank_buffers import RankBuffers
 from raylaunch.worker.state.shared_tensors import Digest, IsShared
 from raylaunch.worker.state.snapshots import random_states, restored
@@ -272,6 +273,11 @@ class RankCommits:
         if not self._shares and found.shared:
             self._digest, found = None, Snapshot(items, of_world)
         return found
+
+    def write(self, found: Snapshot, *, to_disk: bool) -> DeviceCopies:
+        """Write that snapshot into a buffer. Raises as `RankBuffers.write`."""
+        moves = self._digest.moves() if self._digest is not None else ()
+        return self.buffers.write(found, to_disk=to_disk, moves=moves)
 
     def _divided(self, objects: Mapping[str, Any]) -> tuple[list[str], dict[str, IsShared]]:
         """Return the names of the items that all ranks have together, and which tensors of an item are equal."""

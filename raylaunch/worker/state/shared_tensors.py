@@ -168,8 +168,17 @@ class Digest:
             sums.setdefault(memory.device, []).append(_sum(memory))
         self._sums = [sys.modules["torch"].stack(of_device) for of_device in sums.values()]
 
+    def moves(self) -> list[tuple[Any, Any]]:
+        """Return what `DeviceCopies` is to copy with the commit: what the number is made of, into pinned memory.
+
+        To read that from a device would wait for all that the script has launched since.
+        """
+        sums, empty = self._sums, sys.modules["torch"].empty
+        self._sums = [one if one.is_cpu else empty(one.shape, dtype=one.dtype, pin_memory=True) for one in sums]
+        return [(target, source) for target, source in zip(self._sums, sums, strict=True) if target is not source]
+
     def value(self) -> int:
-        """Return the number, from 1 on. Waits for devices."""
+        """Return the number, from 1 on. Waits for devices, but not after `moves`."""
         sums = array("q", (one for of_device in self._sums for one in of_device.tolist()))
         return max(1, zlib.crc32(sums.tobytes(), self._layout) >> (32 - _DIGEST_BITS))
 

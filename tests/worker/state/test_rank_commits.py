@@ -40,6 +40,13 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
+def test_the_digest_is_copied_from_its_device_with_the_commit(commits):
+    commits.buffers = SimpleNamespace(write=lambda found, *, to_disk, moves: (found, to_disk, [*moves]))
+    assert commits.write("found", to_disk=True) == ("found", True, [])
+    vars(commits)["_digest"] = SimpleNamespace(moves=lambda: ["pair"])
+    assert commits.write("found", to_disk=False) == ("found", False, ["pair"])
+
+
 @pytest.mark.parametrize("withdrawn", [False, True])
 def test_before_a_node_leaves_it_waits_until_it_is_copied_or_the_change_is_off(commits, withdrawn):
     writer = Writer(awaits_copy=True, withdrawn=withdrawn)

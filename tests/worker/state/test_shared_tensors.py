@@ -258,3 +258,23 @@ def test_ranks_notice_together_in_which_commit_digests_differ(commits):
             assert same == {False} or mean in digests
             return
         assert same == {True}
+
+
+def test_what_a_digest_is_made_of_is_copied_with_the_commit(monkeypatch):
+    """To read it from the device would wait for the step after the commit, which the script has launched by then."""
+    monkeypatch.setattr(torch, "empty", lambda shape, **given: torch.zeros(shape, dtype=given["dtype"]))
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    found = Digest([(shared_tensors.OFFSETS_FROM, torch.arange(9.0))], 1, is_full=True)
+    value = found.value()
+    ((target, source),) = found.moves()
+    assert found.value() != value
+    target.copy_(source)
+    source.fill_(0)
+    assert found.value() == value
+
+
+def test_tensors_of_the_cpu_need_no_such_copy():
+    found = Digest([(shared_tensors.OFFSETS_FROM, torch.arange(9.0))], 1, is_full=True)
+    value = found.value()
+    assert found.moves() == []
+    assert found.value() == value
