@@ -8,11 +8,11 @@ from tests.gpu import gpu_runs
 from tests.gpu.gpu_runs import wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(140)]
-LIMIT = 15
-"""Seconds; from the start of the workers, with CUDA's and nccl's."""
+LIMIT = 15 if gpu_runs.simulated() else 40
+"""Seconds; from the start of the workers, with CUDA's and nccl's, beside other steps."""
 
 
-@pytest.mark.parametrize(("kind", "place"), [("kernel", "in wait_for_the_kernel"), ("collective", "in all_reduce")])
+@pytest.mark.parametrize(("kind", "place"), [("kernel", "in wait_for_the_kernel"), ("collective", "in barrier")])
 def test_a_hang(launch, record_property, kind, place):
     """A hang inside a kernel or a collective ends the attempt, and the report says where each rank was."""
     ranks = 2 if gpu_runs.simulated() else gpu_runs.count()

@@ -33,7 +33,7 @@ def first_time(function, act):
 
 
 def wrong_value(really, tensor, *_):
-    really()
+    really().wait()
     tensor += 1
 
 

@@ -147,17 +147,26 @@ def free_port() -> int:
 # Collectives and messages. Each yields pairs: what this rank got, and what it must be.
 
 
+def _wait(work: Any) -> None:
+    """Wait for a collective, which raises an error if that takes too long. None: this rank has no part in it.
+
+    A call without `async_op` does not wait with NCCL since torch 2.8, and knows no timeout.
+    """
+    if work is not None:
+        work.wait()
+
+
 def _broadcast(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
     for root in ctx.roots:
         got = ctx.pattern(root) if ctx.rank == root else ctx.unfilled()
-        dist.broadcast(got, src=root)
+        _wait(dist.broadcast(got, src=root, async_op=True))
         yield got, ctx.pattern(root)
 
 
 def _reduce(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
     for root in ctx.roots:
         got = ctx.pattern(ctx.rank)
-        dist.reduce(got, dst=root)
+        _wait(dist.reduce(got, dst=root, async_op=True))
         if ctx.rank == root:
             yield got, sum(ctx.sent(0))
 
@@ -165,21 +174,21 @@ def _reduce(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
 def _all_reduce(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
     for operation, wanted in ((dist.ReduceOp.SUM, sum(ctx.sent(0))), (dist.ReduceOp.MAX, ctx.pattern(ctx.size - 1))):
         got = ctx.pattern(ctx.rank)
-        dist.all_reduce(got, op=operation)
+        _wait(dist.all_reduce(got, op=operation, async_op=True))
         yield got, wanted
 
 
 def _gather(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
     for root in ctx.roots:
         got = [ctx.unfilled() for _ in range(ctx.size)] if ctx.rank == root else None
-        dist.gather(ctx.pattern(ctx.rank, root), got, dst=root)
+        _wait(dist.gather(ctx.pattern(ctx.rank, root), got, dst=root, async_op=True))
         if got is not None:
             yield got, ctx.sent(root)
 
 
 def _all_gather_into_tensor(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
     got = ctx.unfilled(ctx.size, 3)
-    dist.all_gather_into_tensor(got, ctx.pattern(ctx.rank).unsqueeze(0))
+    _wait(dist.all_gather_into_tensor(got, ctx.pattern(ctx.rank).unsqueeze(0), async_op=True))
     yield list(got), ctx.sent(0)
 
 
@@ -192,19 +201,19 @@ def _all_gather_object(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
 def _scatter(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
     for root in ctx.roots:
         got = ctx.unfilled()
-        dist.scatter(got, ctx.given(root) if ctx.rank == root else None, src=root)
+        _wait(dist.scatter(got, ctx.given(root) if ctx.rank == root else None, src=root, async_op=True))
         yield got, ctx.pattern(root, ctx.rank)
 
 
 def _reduce_scatter_tensor(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
     got = ctx.unfilled(1, 3)
-    dist.reduce_scatter_tensor(got, torch.stack(ctx.given(ctx.rank)))
+    _wait(dist.reduce_scatter_tensor(got, torch.stack(ctx.given(ctx.rank)), async_op=True))
     yield got[0], sum(ctx.sent(ctx.rank))
 
 
 def _all_to_all_single(ctx: CheckContext) -> Iterator[tuple[Any, Any]]:
     got = ctx.unfilled(ctx.size, 3)
-    dist.all_to_all_single(got, torch.stack(ctx.given(ctx.rank)))
+    _wait(dist.all_to_all_single(got, torch.stack(ctx.given(ctx.rank)), async_op=True))
     yield list(got), ctx.sent(ctx.rank)
 
 
@@ -214,7 +223,7 @@ def _barrier(ctx: CheckContext) -> None:
     if ctx.rank == ctx.size - 1:
         time.sleep(_BARRIER_DELAY)
     ctx.store.add(key, 1)
-    dist.barrier(device_ids=[ctx.device.index] if ctx.device.type == "cuda" else None)
+    _wait(dist.barrier(device_ids=[ctx.device.index] if ctx.device.type == "cuda" else None, async_op=True))
     came = ctx.store.add(key, 0)
     if came != ctx.size:
         raise WrongResultError(f"expected all {ctx.size} ranks to have come, but {came} had")

@@ -1,12 +1,12 @@
 """Train some steps, then hang in the first attempt: `hangs.py kernel` or `hangs.py collective`.
 
 In a kernel: rank 0 waits for one that does not end. In a collective: rank 0 does not join it. A single rank, which
-cannot wait for others, waits in the call of the collective for a kernel before it that does not end.
+cannot wait for others, waits in the call of the collective for a kernel before it that does not end. The collective is
+a barrier: since torch 2.8 it is the only one with NCCL whose call waits.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
@@ -17,8 +17,6 @@ import torch.distributed as dist
 NEVER = 10**12
 """Cycles: minutes."""
 kind = sys.argv[1]
-if rank.WORLD_SIZE == 1 and kind == "collective":
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
 device = rank.context()
 dist.init_process_group(rank.BACKEND)
 model = torch.nn.Linear(8, 8).to(device)
@@ -53,11 +51,10 @@ for number in range(20):
             wait_for_the_kernel()
         elif kind == "collective" and rank.WORLD_SIZE == 1:
             spin()
-            dist.all_reduce(torch.ones(8, device=device))
+            dist.barrier()
             wait_for_the_kernel()
         elif kind == "collective" and rank.RANK > 0:
-            dist.all_reduce(torch.ones(8, device=device))
-            rank.synchronize()
+            dist.barrier()
         elif kind == "collective":
             time.sleep(1000)
 rank.note("done")
