@@ -134,6 +134,14 @@ def test_no_garbage_is_committed_or_returned_when_all_ranks_hang_in_one_collecti
     assert [lines[1] for lines in trained.notes["seen"]] == [restored] * 2
 
 
+@pytest.mark.parametrize("faults", [{"abort": "poisons"}, {"abort_seconds": -1}], ids=["poisons", "never"])
+def test_a_survivor_that_cannot_go_on_is_started_again_and_is_no_failure(alone, faults):
+    """One restart is enough, for the rank that has died."""
+    trained = train(alone, dead=(1,), faults=faults)
+    assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
+    assert trained.stayed == 0, trained.err
+
+
 def test_the_rank_that_does_not_join_is_named_and_not_those_that_wait_for_their_gpu(alone):
     """All ranks make the same number of steps, and the one that hangs falls silent last."""
     sleeps = "torch.cuda.synchronize(); time.sleep(0.2 * rank)"

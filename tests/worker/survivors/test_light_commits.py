@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from raylaunch.core.machine.commits import Commit, CompleteCommit, HeldCommit, newest_complete  # noqa: E402
 from raylaunch.core.placement.environment import Member, assign  # noqa: E402
 from raylaunch.node.protocol.messages import AnnounceCommit  # noqa: E402
-from raylaunch.worker import State  # noqa: E402
+from raylaunch.worker import State, WorldChanged  # noqa: E402
 from raylaunch.worker.heartbeats import shared_page, slot_owner  # noqa: E402
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter  # noqa: E402
 from raylaunch.worker.state import commit_buffer, rank_commits, shared_tensors  # noqa: E402
@@ -135,6 +135,22 @@ def same(one: Any, other: Any) -> bool:
 
 def raw(tensor: Any) -> Any:
     return tensor.reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_after_an_abort_nothing_is_committed_from_a_device(rank, monkeypatch, is_on_device):
+    """A commit of it waits until the step is done there, which an abort of NCCL may have ended with garbage."""
+
+    def refuse() -> None:
+        raise WorldChanged
+
+    if is_on_device:
+        monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    monkeypatch.setattr(rank_commits, "before_seal", [refuse])
+    with pytest.raises(WorldChanged) if is_on_device else contextlib.nullcontext():
+        rank.commit(2)
+    assert (rank.committed(2) is None) == is_on_device
+    assert (rank.completed().header.held() is None) == is_on_device
 
 
 def test_what_a_survivor_completes_is_bitwise_what_it_had(rank):
