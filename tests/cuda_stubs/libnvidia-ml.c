@@ -49,6 +49,8 @@ int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *not, 
     return NVML_SUCCESS;
 }
 
+int nvmlDeviceGetPersistenceMode(void *device, int *mode) { return *mode = !is_faulty(device, 2), NVML_SUCCESS; }
+
 int nvmlDeviceGetComputeMode(void *device, int *mode) { return (void)device, *mode = 0, NVML_SUCCESS; }
 
 const char *nvmlErrorString(int error) { return error ? "the stub does not know that" : "no error"; }

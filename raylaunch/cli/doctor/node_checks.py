@@ -175,21 +175,24 @@ def gpus(facts: Surroundings) -> Iterator[Diagnosis]:
         fix = "`nvidia-smi` there names them; end those that are left over from earlier runs"
         yield warning("GPUs", f"in use: {_with(busy)}", fix)
     lost = {
-        address: f"{report.gpus} of {facts.seen.gpus[address]:g}"
+        address: f"{report.nvidia_gpus} of {facts.seen.gpus[address]:g}"
         for address, report in facts.seen.answers.items()
-        if report.gpus and report.gpus < facts.seen.gpus.get(address, 0)
+        if 0 < report.nvidia_gpus < facts.seen.gpus.get(address, 0)
     }
     if lost:
         fix = "see `nvidia-smi` and `dmesg | grep Xid` there; `ray stop` and `ray start` count them anew"
         yield error("GPUs", f"fewer than Ray counts: {_with(lost)}", fix)
     answers = facts.seen.answers.items()
     fix = "drain these nodes, and reset the GPUs (`nvidia-smi --gpu-reset`) or restart the machines"
-    faults = {address: "; ".join(report.gpu_faults) for address, report in answers if report.gpu_faults}
+    faults = {address: "; ".join(report.gpu_health.faults) for address, report in answers if report.gpu_health.faults}
     if faults:
         yield error("GPUs", f"faulty: {_with(faults)}", fix)
     logged = {address: "; ".join(report.logged_gpu_faults) for address, report in answers if report.logged_gpu_faults}
     if logged:
         yield warning("GPUs", f"in the kernel's log since it was started: {_with(logged)}", f"unless it is done: {fix}")
+    if slow := [address for address, report in answers if report.gpu_health.is_not_persistent]:
+        fix = "`nvidia-smi -pm 1` there, or let nvidia-persistenced run: else each attempt waits 1 to 3 s for a GPU"
+        yield warning("GPUs", f"persistence mode is off: {_names(slow)}", fix)
 
 
 CHECKS: tuple[Callable[[Surroundings], Iterator[Diagnosis]], ...] = (

@@ -74,10 +74,9 @@ class NodeReport:
     """Why this command cannot be reached from here."""
     gpu_processes: int = 0
     """How many processes use its GPUs; 0 also if that is not known."""
-    gpus: int = 0
+    nvidia_gpus: int = 0
     """How many NVIDIA GPUs its driver has."""
-    gpu_faults: tuple[str, ...] = ()
-    """What its driver knows to be wrong with them."""
+    gpu_health: gpus.Health = field(default_factory=gpus.Health)
     logged_gpu_faults: tuple[str, ...] = ()
     """What its kernel has logged of them since it was started."""
 
@@ -102,8 +101,8 @@ def report(questions: Questions) -> NodeReport:
         log_dir_problem=_bounded(lambda: log_dir_problem(questions.log_dir), "its file system does not answer"),
         door_problem=_door_problem(questions.door),
         gpu_processes=_gpu_processes(),
-        gpus=_bounded(gpus.nvidia_gpus, 0),
-        gpu_faults=_bounded(gpus.nvidia_faults, ("the driver does not answer",)),
+        nvidia_gpus=_bounded(gpus.nvidia_gpus, 0),
+        gpu_health=_bounded(gpus.nvidia_health, gpus.Health(("the driver does not answer",))),
         logged_gpu_faults=_bounded(gpus.logged_faults, ()),
     )
 

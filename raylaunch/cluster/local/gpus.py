@@ -41,6 +41,15 @@ class Gpus:
     ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What the driver knows of a machine's NVIDIA GPUs. `faults`: for a person, since the driver was loaded."""
+
+    faults: tuple[str, ...] = ()
+    is_not_persistent: bool = False
+    """Whether the driver shuts down a GPU that no process uses, so that each start takes seconds."""
+
+
 def visible() -> Gpus:
     """Return the GPUs as Ray counts them: the machine's, but no more than the environment names."""
     found = nvidia_gpus()
@@ -74,27 +83,31 @@ def nvidia_gpus() -> int:
         return _asked(nvml, "nvmlDeviceGetCount_v2", ctypes.c_uint()) or 0
 
 
-def nvidia_faults() -> tuple[str, ...]:
-    """Return what NVML knows to be wrong with this machine's GPUs, for a person: errors since the driver was loaded."""
-    found = []
+def nvidia_health() -> Health:
+    """Return what NVML knows of this machine's GPUs."""
+    faults, modes = [], []
     with _nvml() as nvml:
-        for index in range((nvml and _asked(nvml, "nvmlDeviceGetCount_v2", ctypes.c_uint())) or 0):
+        if nvml is None:
+            return Health()
+        for index in range(_asked(nvml, "nvmlDeviceGetCount_v2", ctypes.c_uint()) or 0):
             device = ctypes.c_void_p()
-            if nvml is None or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
-                found.append(f"GPU {index} does not answer")
-                continue
-            if errors := _asked(
-                nvml, "nvmlDeviceGetTotalEccErrors", device, _UNCORRECTED, _VOLATILE, ctypes.c_ulonglong()
-            ):
-                found.append(f"GPU {index} had {count(errors, 'memory error')} that ECC could not correct")
-            rows = [ctypes.c_uint() for _ in range(4)]
-            if _ask(nvml, "nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, rows)) and (
-                rows[2].value or rows[3].value
-            ):
-                found.append(f"GPU {index} has memory to replace, which needs a reset")
-            if _asked(nvml, "nvmlDeviceGetComputeMode", device, ctypes.c_int()) == _PROHIBITED:
-                found.append(f"GPU {index} is closed to CUDA (compute mode `prohibited`)")
-    return tuple(found)
+            if _ask(nvml, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device)):
+                faults += [f"GPU {index} {fault}" for fault in _faults(nvml, device)]
+                modes.append(_asked(nvml, "nvmlDeviceGetPersistenceMode", device, ctypes.c_int()))
+            else:
+                faults.append(f"GPU {index} does not answer")
+    return Health(tuple(faults), 0 in modes)
+
+
+def _faults(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> Iterator[str]:
+    errors = _asked(nvml, "nvmlDeviceGetTotalEccErrors", device, _UNCORRECTED, _VOLATILE, ctypes.c_ulonglong())
+    if errors:
+        yield f"had {count(errors, 'memory error')} that ECC could not correct"
+    _, _, pending, failed = rows = [ctypes.c_uint() for _ in range(4)]
+    if _ask(nvml, "nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, rows)) and (pending.value or failed.value):
+        yield "has memory to replace, which needs a reset"
+    if _asked(nvml, "nvmlDeviceGetComputeMode", device, ctypes.c_int()) == _PROHIBITED:
+        yield "is closed to CUDA (compute mode `prohibited`)"
 
 
 def logged_faults(log: str = "/dev/kmsg") -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from raylaunch.cli.doctor import node_checks
 from raylaunch.cli.doctor.diagnosis import Severity, Surroundings
 from raylaunch.cli.doctor.node_report import NodeReport
 from raylaunch.cluster.inspection import Inspection
+from raylaunch.cluster.local.gpus import Health
 
 VERSIONS = {"raylaunch": "1.0", "python": "3.11", "ray": "2.60.0", "torch": "2.13.0"}
 GIB = 2**30
@@ -87,17 +88,21 @@ CASES = {
         seen(
             cluster="c:1",
             gpus={"10.0.0.1": 8, "10.0.0.2": 2},
-            answers={"10.0.0.1": changed(gpus=7), "10.0.0.2": changed(gpus=8)},
+            answers={"10.0.0.1": changed(nvidia_gpus=7), "10.0.0.2": changed(nvidia_gpus=8)},
         ),
         [("error", "GPUs", "fewer than Ray counts: 10.0.0.1 (7 of 8)")],
     ),
     "gpu_faults": (
-        nodes(gpu_faults=("GPU 1 does not answer", "GPU 3 has memory to replace, which needs a reset")),
+        nodes(gpu_health=Health(("GPU 1 does not answer", "GPU 3 has memory to replace, which needs a reset"))),
         [("error", "GPUs", "10.0.0.2 (GPU 1 does not answer; GPU 3 has memory to replace, which needs a reset)")],
     ),
     "logged_gpu_faults": (
         nodes(logged_gpu_faults=("Xid 79 at 0000:3b:00: the GPU has fallen off the bus",)),
         [("warning", "GPUs", "10.0.0.2 (Xid 79 at 0000:3b:00: the GPU has fallen off the bus)")],
+    ),
+    "persistence": (
+        nodes(gpu_health=Health(is_not_persistent=True)),
+        [("warning", "GPUs", "persistence mode is off: 10.0.0.2")],
     ),
     "gpus": (nodes(gpu_processes=2), [("warning", "GPUs", "in use: 10.0.0.2 (2 programs)")]),
 }
@@ -110,6 +115,7 @@ SAME_CHECK = {
     "lost_gpus": "gpus",
     "gpu_faults": "gpus",
     "logged_gpu_faults": "gpus",
+    "persistence": "gpus",
 }
 
 
