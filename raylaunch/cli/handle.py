@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 from raylaunch.cli.api import CheckedLaunch
 from raylaunch.cli.runs import follow_logs
 from raylaunch.cli.runs.known_runs import KnownRun
-from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, summary
 from raylaunch.cluster.control.control_client import ControlError
@@ -84,9 +83,8 @@ class Handle(Generic[Value_co]):
 
     def _now(self) -> KnownRun:
         """Return the run with what can be asked of it now."""
-        if self._is_open and self._control is not None and not isinstance(self._run.reader, LiveReader):
-            client = _OwnDriver(self._control)
-            self._run = replace(self._run, reader=LiveReader(lambda: client, self._run.folder))
+        if self._is_open and self._control is not None and not self._run.reader.has_driver:
+            self._run = replace(self._run, reader=RunReader(self._run.folder, client=_OwnDriver(self._control)))
         return self._run
 
     @property
@@ -177,7 +175,6 @@ def _known_run(job: Job, run_dir: str, began: str) -> KnownRun:
         began=began,
         cluster="",
         driver=DriverProcess.this(),
-        signals=(),
         exit_code=None,
         reader=RunReader(run_dir),
     )

@@ -130,7 +130,7 @@ def run_job(
             run_control.served(control, session, run.warn),
             contextlib.nullcontext() if keyboard is None else keyboard.connected(run.driver.typed),
             cluster_registry.entered(
-                replace(_entry(run, session, secrets, handler, control), token=succession.token if succession else ""),
+                replace(_entry(run, session, secrets, control), token=succession.token if succession else ""),
                 os.environ,
                 run.warn,
             ) as entry,
@@ -152,11 +152,8 @@ def _hosts(session: Session, job: Job) -> frozenset[HostId] | None:
         return None  # the head does not answer
 
 
-def _entry(
-    run: _PreparedRun, session: Session, secrets: Redactor, handler: Signals, control: RunControl
-) -> RegisteredRun:
+def _entry(run: _PreparedRun, session: Session, secrets: Redactor, control: RunControl) -> RegisteredRun:
     path = run.folder.path
-    forwarded = run.job.signals_to_forward
     return RegisteredRun(
         id=secrets.hide(path.name if path is not None else run.run_id),
         name=secrets.hide(run.job.title),
@@ -164,7 +161,6 @@ def _entry(
         driver=DriverProcess.this(),
         began=run.began,
         cluster=secrets.hide(session.address),
-        signals=tuple(name for name in run.job.signals_to_handle if handler.is_main and name not in forwarded),
         control=control.address,
         user=procfs.user_name(),
     )

@@ -133,7 +133,7 @@ def _stop(run: DetachedStart) -> bool:
     """Stop a run that has just begun. False: that cannot be done from here, and a person is told that it goes on."""
     try:
         known = _known(run, time.monotonic() + _REGISTERED_SECONDS)
-        run_requests.stop(known, Namespace(yes=True, now=True, grace="0", json=False), os.environ)
+        run_requests.stop(known, Namespace(yes=True, now=True, grace="0", json=False))
     except ConfigError as error:
         say(f"{run.name} {run.run_id} goes on: {error}")
         return False

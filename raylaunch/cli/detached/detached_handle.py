@@ -19,7 +19,7 @@ from raylaunch.cli.runs import follow_logs, known_runs
 from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, summary
-from raylaunch.cluster.control.control_client import ControlClient, ControlError
+from raylaunch.cluster.control.control_client import ControlError
 from raylaunch.cluster.control.control_messages import RefusedError, StopRun
 from raylaunch.cluster.run import RunOutcome
 from raylaunch.core.job.job import Job
@@ -42,7 +42,7 @@ def started(job: Job) -> DetachedHandle:
 
 def attached(text: str | None) -> DetachedHandle:
     """Return the handle of the run that a person means. Raises ConfigError."""
-    return DetachedHandle(known_runs.with_all_logs(known_runs.find(text, os.environ)))
+    return DetachedHandle(known_runs.find(text, os.environ))
 
 
 class DetachedHandle(Handle[RunResult]):
@@ -89,15 +89,14 @@ class DetachedHandle(Handle[RunResult]):
         """Tell the run to end, as `Handle.stop` does. Raises ClusterError if its driver cannot be asked."""
         if self.done():
             return
-        if self._run.control is None:
-            raise ClusterError(f"the driver of {self._run.title} cannot be asked: it does not listen")
-        try:
-            client = ControlClient(self._run.control)
-            client.ask(StopRun(by=procfs.user_name(), save_seconds=grace, at_once=now))
-            client.close()
-        except (ControlError, RefusedError) as error:
-            if not self.done():
-                raise ClusterError(f"the driver of {self._run.title} cannot be asked: {error}") from None
+        why = ""
+        with self._lock:
+            try:
+                self._run.reader.client.ask(StopRun(by=procfs.user_name(), save_seconds=grace, at_once=now))
+            except (ControlError, RefusedError) as error:
+                why = str(error)
+        if why and not self.done():
+            raise ClusterError(f"the driver of {self._run.title} cannot be asked: {why}")
 
     def logs(
         self, *, ranks: int | Iterable[int] | None = None, attempt: int | None = None, tail: int | None = None

@@ -123,11 +123,11 @@ def _status_text(run: KnownRun) -> tuple[str, bool]:
 
 
 def _logs(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return follow_logs.show(known_runs.with_all_logs(known_runs.find(arguments.run, environ)), arguments)
+    return follow_logs.show(known_runs.find(arguments.run, environ), arguments)
 
 
 def _attach(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return attach.attach(known_runs.with_all_logs(known_runs.find(arguments.run, environ)), arguments)
+    return attach.attach(known_runs.find(arguments.run, environ), arguments)
 
 
 def _report(arguments: Namespace, environ: Mapping[str, str]) -> int:
@@ -137,7 +137,7 @@ def _report(arguments: Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _stop(arguments: Namespace, environ: Mapping[str, str]) -> int:
-    return run_requests.stop(known_runs.find_to_change(arguments.run, environ), arguments, environ)
+    return run_requests.stop(known_runs.find_to_change(arguments.run, environ), arguments)
 
 
 def _restart(arguments: Namespace, environ: Mapping[str, str]) -> int:

@@ -16,7 +16,6 @@ from raylaunch.cli.args import flag_values
 from raylaunch.cli.args.flag_values import is_whole
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs.known_runs import KnownRun
-from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cli.runs.run_summary import RunSummary, seconds_since, summary
 from raylaunch.cli.runs.worker_logs import AttemptLogs, LineFormat, LogChoice
 from raylaunch.core.failures.failure import root_cause
@@ -207,7 +206,7 @@ class LogFollower:
         if shown.exit_code is None:
             return shown
         while not reader.result() and time.monotonic() < deadline:
-            if not (self._run.is_alive or (isinstance(reader, LiveReader) and not reader.is_gone)):
+            if not (self._run.is_alive or (reader.has_driver and not reader.is_gone)):
                 break
             reader.wait(_POLL_SECONDS)
         found = summary(self._run, datetime.now(timezone.utc))

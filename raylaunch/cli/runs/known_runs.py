@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
 from raylaunch.cli.run_once import say
-from raylaunch.cli.runs.live_reader import DetachedReader, LiveReader
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.control import cluster_registry
 from raylaunch.cluster.driver import run_registry
@@ -45,8 +44,6 @@ class KnownRun:
     cluster: str
     driver: DriverProcess | None
     """None: a folder that the registry does not have."""
-    signals: tuple[str, ...]
-    """The signals that end the run, the usual one first."""
     exit_code: int | None
     """What the driver noted at its end; None: it has not ended, or its driver was killed."""
     control: SecretAddress | None = None
@@ -182,35 +179,9 @@ def find(
     raise ConfigError(f"there is no run `{text}`", hint=f"there are {_names(_nearest(text, known))}")
 
 
-def with_all_logs(run: KnownRun) -> KnownRun:
-    """Return the run with a reader that has the logs of all nodes: of a run in a cluster, each node keeps its own."""
-    if not run.cluster or run.control is None or run.exit_code is not None or isinstance(run.reader, LiveReader):
-        return run
-    return replace(run, reader=LiveReader.at(run.control, run.folder))
-
-
-def live_reader(run: KnownRun) -> LiveReader | None:
-    """Return what asks the driver of a run, in whichever process it is; None: it cannot be asked.
-
-    Waits for another driver of a detached run whose driver is gone.
-    """
-    if isinstance(run.reader, DetachedReader):
-        run.reader.await_driver(lambda: say(f"{run.title} has no driver right now: waiting for the next one"))
-        return run.reader
-    return LiveReader.at(run.control, run.folder) if run.control is not None else None
-
-
-def has_ended(run: KnownRun, environ: Mapping[str, str]) -> bool:
-    """Return whether the driver has noted the end of a run, or is gone."""
-    if run.driver is None:
-        return False  # it is a folder that the registry does not have
-    if run.is_alive is False:
-        return True
-    if not run.is_registered or run.is_detached:
-        return run.reader.is_gone or bool(run.reader.result())
-    listed = run_registry.runs(_registry(environ))
-    same = [each for each in listed if (each.id, each.began, each.driver) == (run.id, run.began, run.driver)]
-    return not same or same[0].ended != ""
+def await_driver(run: KnownRun) -> None:
+    """Look for the driver of a run. Waits for another driver of a detached run whose driver is gone."""
+    run.reader.await_driver(lambda: say(f"{run.title} has no driver right now: waiting for the next one"))
 
 
 def _registry(environ: Mapping[str, str]) -> Path:
@@ -248,7 +219,8 @@ def _of_folder(text: str, environ: Mapping[str, str]) -> KnownRun | None:
             return _known(run)
     reader = RunReader(path)
     reader.refresh()
-    began, name = (reader.header.began, reader.header.job.title) if reader.header else ("", Path(path).parent.name)
+    header = reader.files.header
+    began, name = (header.began, header.job.title) if header else ("", Path(path).parent.name)
     return KnownRun(
         id=Path(path).name,
         name=name,
@@ -256,7 +228,6 @@ def _of_folder(text: str, environ: Mapping[str, str]) -> KnownRun | None:
         began=began,
         cluster="",
         driver=None,
-        signals=(),
         exit_code=None,
         reader=reader,
     )
@@ -270,7 +241,6 @@ def _known(run: RegisteredRun, *, is_registered: bool = True) -> KnownRun:
         began=run.began,
         cluster=run.cluster,
         driver=run.driver,
-        signals=run.signals,
         exit_code=run.exit_code if run.ended else None,
         control=run.control,
         user=run.user,
@@ -281,13 +251,12 @@ def _known(run: RegisteredRun, *, is_registered: bool = True) -> KnownRun:
 
 
 def _reader(run: RegisteredRun) -> RunReader:
-    """Return what reads the run: its folder if that is on this machine, else its driver is asked while it lasts."""
-    if run.is_detached and not run.ended and run.control is not None:
-        return DetachedReader(run.control, run.folder, partial(_newest_entry, run))
-    has_folder_here = run.folder and run.driver.is_here
-    if run.ended or run.control is None or has_folder_here or run.driver.is_alive is False:
+    """Return what reads the run: its driver is asked while it lasts."""
+    if run.ended or (run.driver.is_alive is False and not run.is_detached):
         return RunReader(run.folder)
-    return LiveReader.at(run.control, run.folder, is_stale=cluster_registry.is_stale(run))
+    find = partial(_newest_entry, run) if run.is_detached else None
+    is_stale = cluster_registry.is_stale(run) and not run.is_detached
+    return RunReader(run.folder, run.control, (lambda: None) if is_stale else find)
 
 
 def _newest_entry(run: RegisteredRun) -> RegisteredRun | None:

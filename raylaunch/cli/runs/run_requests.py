@@ -1,21 +1,16 @@
 """The commands by which a person has a run do something: `stop`, `restart`, `resize`, `drain` and `stacks`.
 
-Each asks the driver, and waits until it is done. For `stop`, a driver of this machine that cannot be asked gets the
-signal that a person would send.
+Each asks the driver, and waits until it is done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -23,7 +18,7 @@ from raylaunch.cli.args import flag_values
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import known_runs, run_tables
 from raylaunch.cli.runs.known_runs import KnownRun
-from raylaunch.cli.runs.live_reader import GOING_ON, LiveReader
+from raylaunch.cli.runs.run_reader import GOING_ON, RunReader
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, details, summary
 from raylaunch.cluster.control.control_client import ControlError
 from raylaunch.cluster.control.control_messages import (
@@ -39,7 +34,6 @@ from raylaunch.cluster.control.control_messages import (
     StacksCollected,
     StopRun,
 )
-from raylaunch.cluster.driver.run_registry import DriverProcess
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.job.job import node_range
 from raylaunch.core.machine.state import Phase
@@ -48,12 +42,9 @@ from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError
 from raylaunch.node.linux.procfs import user_name
 
 _CANNOT_SAVE = "the workers have not called `should_checkpoint`, and are not asked to save"
-_POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 _MOST_RANKS = 1000
 _WAIT_SECONDS = 5.0
-_NOTICE_SECONDS = 3.0
-"""Time for the driver to record the first signal; another one before that could be lost, as the kernel merges them."""
 
 
 class NotDoneError(RaylaunchError):
@@ -62,27 +53,26 @@ class NotDoneError(RaylaunchError):
     exit_code = ExitCode.JOB_FAILED
 
 
-def stop(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int:
-    """Stop a run and return 0 when it has ended. Raises ConfigError if nobody here can."""
+def stop(run: KnownRun, arguments: Namespace) -> int:
+    """Stop a run and return 0 when it has ended. Raises ConfigError if its driver cannot be asked."""
     shown = _summary(run)
-    if shown.is_over or known_runs.has_ended(run, environ):
+    if shown.is_over:
         say(f"{run.title} has ended already: {_outcome(shown)}")
         if arguments.json:
             _print_json(run)
         return ExitCode.OK
     seconds = flag_values.seconds(arguments.grace, "--grace")
-    live = _live_reader(run)
-    target = None if live is not None else _signal(run)
-    if _asks(arguments) and not _is_confirmed(_question(shown, live, at_once=arguments.now)):
+    known_runs.await_driver(run)
+    if not run.reader.is_asked:
+        why = "the registry does not have it" if run.driver is None else run.reader.problem or "it does not listen"
+        end = f"`kill {run.driver.pid}` on {run.driver.host} ends" if run.driver is not None else "its owner can end"
+        hint = f"{end} its driver, and the workers with it"
+        raise ConfigError(f"{run.title} cannot be stopped from here: {why}", hint=hint)
+    if _asks(arguments) and not _is_confirmed(_question(shown, run.reader, at_once=arguments.now)):
         say("nothing was stopped")
         return ExitCode.INTERRUPTED
     try:
-        if live is not None:
-            run = replace(run, reader=live)
-            _request(run, live, seconds, at_once=arguments.now)
-        else:
-            assert target is not None, "it gets a signal"
-            _stop(run, *target, environ, at_once=arguments.now)
+        _request(run, seconds, at_once=arguments.now)
         if arguments.json:
             _print_json(run)
         return ExitCode.OK
@@ -91,39 +81,14 @@ def stop(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int
         return ExitCode.INTERRUPTED
 
 
-def _live_reader(run: KnownRun) -> LiveReader | None:
-    """Return what can ask the driver; None: a signal must do. Raises ConfigError if neither is possible."""
-    if (live := known_runs.live_reader(run)) is None:
-        return None
-    live.refresh()
-    if not live.is_asked and not (run.driver is not None and run.driver.is_here):
-        msg = f"{run.title} cannot be stopped from here: {live.problem or 'its driver cannot be asked'}"
-        raise ConfigError(msg, hint="use a shell on the machine of its driver")
-    live.close()  # the person may take long to confirm
-    return live if live.is_asked else None
-
-
-def _signal(run: KnownRun) -> tuple[DriverProcess, signal.Signals]:
-    """Return the driver of a run, and the signal that ends it. Raises ConfigError."""
-    driver = run.driver
-    if driver is None or not driver.is_here:
-        where = f"it runs on {driver.host}" if driver is not None else "the registry does not have it"
-        raise ConfigError(f"{run.title} cannot be stopped from here: {where}", hint="use a shell where it was started")
-    name = next((name for name in ("SIGTERM", *run.signals) if name in run.signals), "")
-    if not name:
-        msg = f"{run.title} ends at no signal (`signals_to_handle`, or a thread of a program runs it)"
-        hint = f"`kill {driver.pid}` ends that process and the workers with it; `kill -9` only where it catches SIGTERM"
-        raise ConfigError(msg, hint=hint)
-    return driver, signal.Signals[name]
-
-
 def _print_json(run: KnownRun) -> None:
     """Print what `status --json` prints."""
     print(json.dumps(details(run, _summary(run)), indent=2))
 
 
-def _request(run: KnownRun, live: LiveReader, seconds: float, *, at_once: bool) -> None:
+def _request(run: KnownRun, seconds: float, *, at_once: bool) -> None:
     """Ask the driver to end the run, and wait until it has ended."""
+    live = run.reader
     how = "they are killed" if at_once else "they get SIGTERM"
     request = StopRun(by=_by(), save_seconds=seconds, at_once=at_once)
     accepted = _asked(live, request)
@@ -142,7 +107,7 @@ def _request(run: KnownRun, live: LiveReader, seconds: float, *, at_once: bool) 
     say(f"{run.title}: {_outcome(_summary(run))}")
 
 
-def _asked(live: LiveReader, request: StopRun) -> Accepted | None:
+def _asked(live: RunReader, request: StopRun) -> Accepted | None:
     """Ask the driver to end the run. Return its answer; None if it has just ended, too."""
     with contextlib.suppress(ControlError, RefusedError):
         accepted: Accepted = live.client.ask(request)
@@ -155,7 +120,7 @@ def _asks(arguments: Namespace) -> bool:
     return not arguments.yes and sys.stdin is not None and sys.stdin.isatty()
 
 
-def _cost(live: LiveReader, *, at_once: bool = False) -> str:
+def _cost(live: RunReader, *, at_once: bool = False) -> str:
     """Return what a change costs workers that cannot save, for a person; `""`: nothing, or the driver cannot tell.
 
     `at_once`: they are killed, and could not save either way.
@@ -182,11 +147,9 @@ def _lost(status: RunStatus) -> str:
     return f"{where}, and step {max(saved)} is saved: {count(gone, 'step')} {'is' if gone == 1 else 'are'} lost"
 
 
-def _question(shown: RunSummary, live: LiveReader | None, *, at_once: bool) -> str:
-    cost = ""
-    if live is not None:
-        cost = _cost(live, at_once=at_once)
-        live.close()  # the person may take long to answer
+def _question(shown: RunSummary, live: RunReader, *, at_once: bool) -> str:
+    cost = _cost(live, at_once=at_once)
+    live.close()  # the person may take long to answer
     size = f" ({count(shown.workers, 'worker')} on {count(shown.nodes, 'node')})" if shown.workers else ""
     whose = f" of {shown.user}" if shown.user not in ("", user_name()) else ""
     where = f", {shown.folder}" if shown.folder else ""
@@ -197,41 +160,6 @@ def _is_confirmed(question: str) -> bool:
     question = f"{question} [y/N] "
     print(printable(question), end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def _stop(
-    run: KnownRun, driver: DriverProcess, number: signal.Signals, environ: Mapping[str, str], *, at_once: bool
-) -> None:
-    if _send(driver, number):
-        say(f"{number.name} was sent to the driver of {run.title} (process {driver.pid})")
-    deadline = time.monotonic() + _NOTICE_SECONDS
-    while not known_runs.has_ended(run, environ):
-        shown = _summary(run)
-        is_noticed = shown.state == Phase.STOPPING or shown.exit_code is not None or time.monotonic() > deadline
-        if at_once and is_noticed:
-            at_once = False
-            _send(driver, number)
-        time.sleep(_POLL_SECONDS)
-    say(f"{run.title}: {_outcome(_summary(run)) if run.folder else 'it has ended'}")
-
-
-def _send(driver: DriverProcess, number: signal.Signals) -> bool:
-    """Send a signal to the driver and to no other process that may have its pid now. Raises ConfigError."""
-    try:
-        fd = os.pidfd_open(driver.pid)
-    except OSError:  # it is gone
-        return False
-    try:
-        if not driver.is_alive:
-            return False
-        signal.pidfd_send_signal(fd, number)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        raise ConfigError(f"process {driver.pid} belongs to another user", hint="its owner can stop it") from None
-    finally:
-        os.close(fd)
-    return True
 
 
 def _summary(run: KnownRun) -> RunSummary:
@@ -302,13 +230,10 @@ class _Change:
     def __init__(self, run: KnownRun) -> None:
         """Raises NotDoneError and ClusterError."""
         self._run = run
-        live, shown = known_runs.live_reader(run), _summary(run)
-        if shown.is_over:
+        known_runs.await_driver(run)
+        if (shown := _summary(run)).is_over:
             raise NotDoneError(f"{run.title} has ended: {_outcome(shown)}")
-        if live is None:
-            msg = f"the driver of {run.title} cannot be asked: it does not listen"
-            raise ClusterError(msg, hint="only `raylaunch stop` works, by a signal on its machine")
-        self._live = live
+        self._live = run.reader
 
     def ask(self, request: ControlRequest) -> Any:
         """Return the answer. Raises NotDoneError and ClusterError."""
@@ -335,7 +260,7 @@ class _Change:
                 time.sleep(_LOOK_SECONDS)
             say(f"{self._run.title}: {done}")
             if arguments.json:
-                _print_json(replace(self._run, reader=self._live))
+                _print_json(self._run)
         except KeyboardInterrupt:
             say(f"{self._run.title} goes on with what was requested; `raylaunch status {self._run.id}` shows it")
             return ExitCode.INTERRUPTED
@@ -369,7 +294,7 @@ class _Change:
         if status is not None and not self._live.is_asked and self._run.is_detached and not self._live.is_gone:
             return ""  # another driver takes over
         if status is None or status.phase is Phase.DONE or not self._live.is_asked:
-            shown = _summary(replace(self._run, reader=self._live))
+            shown = _summary(self._run)
             raise NotDoneError(f"{self._run.title} has ended before that was done: {_outcome(shown)}")
         if isinstance(request, DrainNode):
             left = all(request.node not in (node.name, node.address) for node in status.nodes)

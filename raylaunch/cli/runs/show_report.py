@@ -14,7 +14,6 @@ from raylaunch.cli.html_report.outcome_text import RunEnd
 from raylaunch.cli.html_report.report_facts import ReportFacts, as_json
 from raylaunch.cli.run_once import say, version
 from raylaunch.cli.runs.known_runs import KnownRun
-from raylaunch.cli.runs.live_reader import LiveReader
 from raylaunch.cli.runs.run_summary import summary
 from raylaunch.core.record.run_layout import REPORT
 from raylaunch.core.text import printable
@@ -48,8 +47,7 @@ def _facts(run: KnownRun, environ: Mapping[str, str]) -> ReportFacts:
     if run.driver is not None and run.driver.is_alive is None and not Path(run.folder).is_dir():
         msg = f"there is no report of {run.title} here: the run folder {run.folder} is not on this machine"
         raise ConfigError(msg, hint=f"make it on {run.driver.host}, or copy the folder")
-    is_asked = isinstance(run.reader, LiveReader) and run.reader.is_asked
-    alive = True if is_asked else run.driver.is_alive if run.driver is not None else None
+    alive = True if run.reader.is_asked else run.driver.is_alive if run.driver is not None else None
     end = RunEnd(state=shown.state, exit_code=shown.exit_code, why=shown.why, is_alive=alive)
     return run_report.collect(Path(run.folder), run.id, end, environ, shown.seconds if alive else 0.0)
 

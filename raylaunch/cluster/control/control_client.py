@@ -40,17 +40,18 @@ class ControlClient:
         for pause in RETRY_SECONDS:
             try:
                 self._line.connect()
-            except ConnectionRefusedError:
-                raise ControlError(f"nobody listens at {where}", is_gone=True) from None
-            except OSError as error:
-                raise ControlError(f"{where} cannot be reached: {error.strerror or error}") from None
-            with contextlib.suppress(OSError, HTTPException):
                 response = self._response("GET", "/")
                 found = response.read()
                 if response.status == HTTPStatus.OK:
                     self._line.sock.settimeout(ANSWER_SECONDS)
                     return
                 refusal = _refusal(found)[0] if response.status == HTTPStatus.SERVICE_UNAVAILABLE else ""
+            except ConnectionRefusedError:
+                raise ControlError(f"nobody listens at {where}", is_gone=True) from None
+            except (ConnectionError, HTTPException):
+                pass  # it was closed instead of admitted
+            except OSError as error:
+                raise ControlError(f"{where} cannot be reached: {error.strerror or error}") from None
             self.close()
             time.sleep(pause)
         if refusal:

@@ -79,8 +79,6 @@ class RegisteredRun:
     """The time of day, in ISO 8601."""
     cluster: str
     """The address of the Ray cluster; "" without one."""
-    signals: tuple[str, ...] = ("SIGTERM",)
-    """The names of the signals that end the run."""
     ended: str = ""
     """When it ended; "" if it has not, or if its driver could not tell."""
     exit_code: int | None = None

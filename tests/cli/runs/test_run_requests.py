@@ -5,20 +5,20 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from raylaunch.cli import main
-from raylaunch.cli.runs.live_reader import LiveReader
+from raylaunch.cli.runs.run_reader import RunReader
+from raylaunch.cluster.control import control_client
 from raylaunch.cluster.control.control_messages import Accepted
 from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver.driver import Driver
@@ -32,7 +32,6 @@ from raylaunch.core.machine.state import Phase
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.result import result
 from raylaunch.errors import ExitCode
-from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.messages import ProposeCheckpoint
 from tests.cli.runs.made_runs import NOBODY, dead, make_folder
@@ -49,86 +48,19 @@ REDUCE = (
 SCRIPT = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit())\nprint('up', flush=True)\nsignal.pause()\n"
 
 
-@pytest.fixture
-def sleeper():
-    """A process that stands for a driver."""
-    process = subprocess.Popen(["sleep", "60"])
-    known = asdict(DriverProcess.this())
-    yield process, DriverProcess(**known | {"pid": process.pid, "started": procfs.start_ticks(process.pid)})
-    process.kill()
-    process.wait()
-
-
-def test_a_driver_gets_the_signal(registry, tmp_path, capfd, sleeper):
-    """SIGTERM, or the first that ends the run; what came of it is told."""
-    process, driver = sleeper
-    registry.add(make_folder(tmp_path / "a" / "b", lines=6), driver=driver, signals=("SIGINT", "SIGTERM"))
-    assert main.main(["stop", "-y"]) == ExitCode.OK
-    assert process.wait(200) == -signal.SIGTERM
-    assert capfd.readouterr().err == (
-        f"raylaunch: SIGTERM was sent to the driver of a b (process {process.pid})\n"
-        "raylaunch: a b: lost; its driver is gone, and has written no result\n"
-    )
-    assert main.main(["stop", "-y"]) == ExitCode.OK
-    assert "a b has ended already: lost" in capfd.readouterr().err
-
-
-def test_the_second_signal_of_now_is_sent_when_the_first_was_noticed(registry, tmp_path, monkeypatch, sleeper):
-    """The kernel would merge two that come at once."""
-    process, driver = sleeper
-    folder = make_folder(tmp_path / "a" / "b", "interrupted-twice", lines=6)
-    registry.add(folder, driver=driver)
-    sent: list[int] = []
-    monkeypatch.setattr("signal.pidfd_send_signal", lambda _, number: sent.append(number))
-    counts: list[int] = []
-
-    def sleep(_: float) -> None:
-        counts.append(len(sent))
-        if len(counts) == 2:
-            folder.joinpath("result.json").write_text(json.dumps({"exit_code": 143, "why": "stopped"}))
-        if len(counts) == 4:
-            process.kill()
-            process.wait()
-
-    monkeypatch.setattr("time.sleep", sleep)
-    assert main.main(["stop", "--now"]) == ExitCode.OK
-    assert (sent, counts) == ([signal.SIGTERM, signal.SIGTERM], [1, 1, 2, 2])
-
-
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"driver": NOBODY}, "it runs on host-1"),
-        ({"signals": ()}, "ends at no signal"),
-        ({"signals": ()}, "ends that process and the workers with it; `kill -9` only where it catches SIGTERM"),
+        ({"driver": NOBODY}, "a b cannot be stopped from here: it does not listen"),
+        ({"driver": NOBODY}, "`kill 1234` on host-1 ends its driver, and the workers with it"),
         ({"driver": dead()}, "has ended already"),
     ],
 )
 def test_a_run_that_cannot_be_stopped(registry, tmp_path, capfd, facts, said):
-    """It is said why."""
+    """It is said why, and what a person can do."""
     registry.add(make_folder(tmp_path / "a" / "b", lines=6), **facts)
     assert main.main(["stop", "-y"]) == (ExitCode.OK if "already" in said else ExitCode.USAGE)
     assert said in capfd.readouterr().err
-
-
-def test_a_person_is_asked(registry, tmp_path, capfd, monkeypatch, sleeper):
-    """On a terminal, unless `-y` is given. Ctrl-C ends the waiting."""
-    _, driver = sleeper
-    registry.add(make_folder(tmp_path / "a" / "b", lines=6), driver=driver)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
-    assert main.main(["stop"]) == ExitCode.INTERRUPTED
-    asked = f"stop a b (4 workers on 2 nodes), {tmp_path}/a/b? [y/N]"
-    assert capfd.readouterr().err == f"{asked} raylaunch: nothing was stopped\n"
-
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("sys.stdin.readline", lambda: "y\n")
-    monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: None)
-    monkeypatch.setattr("time.sleep", interrupt)
-    assert main.main(["stop"]) == ExitCode.INTERRUPTED
-    assert "a b is still ending" in capfd.readouterr().err
 
 
 def test_a_real_run_is_listed_followed_and_stopped(tmp_path):
@@ -199,7 +131,7 @@ class Served:
         self.control.serve("127.0.0.1")
         self.ready = threading.Event()
         fleet.on_launched = dict.fromkeys(range(1, 9), self.ready.set)
-        registry.add("", id="one", name="charlm", control=self.control.address, signals=("SIGTERM",))
+        registry.add("", id="one", name="charlm", control=self.control.address)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         assert self.ready.wait(200)
@@ -249,7 +181,7 @@ def test_what_died_with_a_driver_is_requested_of_the_next_one(served, capfd, mon
 
     monkeypatch.setattr(one.control, "change", lose_the_first)
     takeovers = property(lambda _: next(looks, 1), lambda *_: None)
-    monkeypatch.setattr(LiveReader, "takeovers", takeovers, raising=False)
+    monkeypatch.setattr(RunReader, "takeovers", takeovers, raising=False)
     assert main.main(["restart"]) == ExitCode.OK
     assert "attempt 2 runs" in capfd.readouterr().err
     assert len(lost) == 1
@@ -460,7 +392,7 @@ def test_stacks_are_printed(served, capfd):
 
 
 def test_a_driver_that_does_not_listen(registry, tmp_path, capfd):
-    """Only `stop` works, by a signal."""
+    """It cannot be asked for anything."""
     registry.add(make_folder(tmp_path / "a" / "b", lines=6))
     assert main.main(["restart"]) == ExitCode.UNAVAILABLE
     assert "the driver of a b cannot be asked: it does not listen" in capfd.readouterr().err
@@ -470,5 +402,20 @@ def test_a_driver_that_is_gone(registry, tmp_path, capfd):
     """Nobody listens where it did."""
     nowhere = SecretAddress(host="127.0.0.1", port=9, secret="x")
     registry.add(make_folder(tmp_path / "a" / "b", lines=6), control=nowhere)
-    assert main.main(["drain", "node-1"]) == ExitCode.UNAVAILABLE
-    assert "nobody listens at 127.0.0.1 port 9" in capfd.readouterr().err
+    assert main.main(["drain", "node-1"]) == ExitCode.JOB_FAILED
+    assert "a b has ended: lost; its driver is gone" in capfd.readouterr().err
+
+
+def test_a_driver_that_does_not_answer(registry, tmp_path, capfd, monkeypatch):
+    """As one that stands still: its folder is read, and commands that need it say that they do."""
+    monkeypatch.setattr(control_client, "CONNECT_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        control = SecretAddress(host="127.0.0.1", port=silent.getsockname()[1], secret="x")
+        registry.add(make_folder(tmp_path / "a" / "b", lines=6), control=control)
+        assert main.main(["status"]) == ExitCode.OK
+        assert capfd.readouterr().out.startswith("a b: running, 4 workers on 2 nodes\n")
+        assert main.main(["restart"]) == ExitCode.UNAVAILABLE
+        assert f"127.0.0.1 port {control.port} cannot be reached: timed out" in capfd.readouterr().err
+        assert main.main(["stop", "-y"]) == ExitCode.USAGE
+        hint = f"`kill {os.getpid()}` on {DriverProcess.this().host} ends its driver"
+        assert hint in capfd.readouterr().err

@@ -29,7 +29,7 @@ def environ(tmp_path):
 def test_a_run_is_listed(environ, tmp_path):
     """While it lasts, and afterwards with its exit code. Only the user can read the files."""
     registry = run_registry.folder(environ)
-    run = a_run(tmp_path, signals=("SIGINT",))
+    run = a_run(tmp_path, user="ann")
     with run_registry.entered(run, environ, pytest.fail) as entry:
         wait_for_files(registry, 1)
         assert run_registry.runs(registry) == [run]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raylaunch.cli.runs.run_reader import RunReader
+from raylaunch.cli.runs.folder_reader import FolderReader
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.succession import folder_fence
 from raylaunch.cluster.succession.folder_fence import FolderFence
@@ -92,7 +92,7 @@ def test_the_journal_is_that_of_the_driver_in_command(tmp_path):
     kept = type(state)(path=state.path, began=BEGAN, status=state.status, count=state.count, last=[*state.last])
     ticks(first, range(1000, 1010))
     wait_until(lambda: len(times(first.path)) == 110, 60, "the lines")
-    reader = RunReader(first.where)
+    reader = FolderReader(first.where)
     reader.refresh()
     second = resumed(tmp_path, kept, 2)
     written = threading.Event()
