@@ -202,13 +202,9 @@ class LogFollower:
 
     def _with_result(self, shown: RunSummary) -> RunSummary:
         """Return what is shown of a run that is over when its result is written, unless its driver is gone."""
-        reader, deadline = self._run.reader, time.monotonic() + _RESULT_SECONDS
         if shown.exit_code is None:
             return shown
-        while not reader.result() and time.monotonic() < deadline:
-            if not (self._run.is_alive or (reader.has_driver and not reader.is_gone)):
-                break
-            reader.wait(_POLL_SECONDS)
+        self._run.await_result(_RESULT_SECONDS)
         found = summary(self._run, datetime.now(timezone.utc))
         # The journal of a driver that was killed may end before what it had told.
         return found if found.exit_code is not None else shown

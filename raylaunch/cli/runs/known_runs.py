@@ -66,15 +66,13 @@ class KnownRun:
         """Name and id, as messages name the run."""
         return f"{self.name} {self.id}"
 
-    def await_result(self) -> None:
-        """Wait, for some seconds, for the result of a run whose workers have ended: its driver writes it last."""
-        deadline = time.monotonic() + _RESULT_SECONDS
-        while self._may_have_result_soon() and time.monotonic() < deadline:
-            self.reader.wait(_LOOK_SECONDS)
-
-    def _may_have_result_soon(self) -> bool:
-        has_driver = self.driver is not None and self.exit_code is None and self.is_alive is not False
-        return has_driver and not (self.reader.result() or self.reader.is_gone or self.reader.problem)
+    def await_result(self, seconds: float = _RESULT_SECONDS) -> None:
+        """Wait for the result of a run whose workers have ended, unless its driver is gone, which writes it last."""
+        reader, deadline = self.reader, time.monotonic() + seconds
+        while self.exit_code is None and not reader.result() and time.monotonic() < deadline:
+            if not (self.is_alive or (reader.has_driver and not reader.is_gone)):
+                break
+            reader.wait(_LOOK_SECONDS)
 
 
 def all_runs(environ: Mapping[str, str]) -> list[KnownRun]:
