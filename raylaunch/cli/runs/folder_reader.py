@@ -91,7 +91,7 @@ class FolderReader:
         """Return the log files that there are. Raises ConfigError for a node: files do not tell whose they are."""
         if node:
             msg = f"it is not known which files are those of {node}"
-            raise ConfigError(msg, hint="`--node` is for runs that go on in a cluster; `--rank` works for all")
+            raise ConfigError(msg, hint="`--node` is for runs that go on; `--rank` works for all")
         return LogsListed(spans=tuple(log_files.spans(str(self.folder), self.log_layout, query)))
 
     def log_blocks(self, attempt: int, spans: Sequence[LogSpan], *, times: bool = False) -> Iterator[LogBlock]:
