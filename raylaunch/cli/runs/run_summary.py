@@ -84,8 +84,8 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
     alive = run.is_alive  # first: its last words come before its end
     run.reader.refresh()
     found = run.reader.status()
-    if run.reader.is_gone:
-        alive = False
+    if run.reader.is_gone:  # a process that does not listen any more is about to write how the run ended
+        alive = bool(alive)
     state, exit_code, why = _outcome(run, found, alive=alive)
     status = found or StatusBuilder(Job()).status()
     is_current = found is not None and state == found.phase

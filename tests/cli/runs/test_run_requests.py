@@ -402,8 +402,8 @@ def test_a_driver_that_is_gone(registry, tmp_path, capfd):
     """Nobody listens where it did."""
     nowhere = SecretAddress(host="127.0.0.1", port=9, secret="x")
     registry.add(make_folder(tmp_path / "a" / "b", lines=6), control=nowhere)
-    assert main.main(["drain", "node-1"]) == ExitCode.JOB_FAILED
-    assert "a b has ended: lost; its driver is gone" in capfd.readouterr().err
+    assert main.main(["drain", "node-1"]) == ExitCode.UNAVAILABLE
+    assert "the driver of a b cannot be asked: nobody listens at 127.0.0.1 port 9" in capfd.readouterr().err
 
 
 def test_a_driver_that_does_not_answer(registry, tmp_path, capfd, monkeypatch):
