@@ -149,6 +149,42 @@ time.sleep(1 - context().rank)
 """Rank 1 comes to its end when it has been asked to save, and rank 0 a little later."""
 
 
+def test_a_drain_of_the_only_host_is_refused_and_a_resize_is_not(launcher: Launcher):
+    """Two nodes are on one host. The resize that the answer proposes is done; so is one right after the start."""
+    env = {"XDG_STATE_HOME": str(launcher.folder / "state")}
+    (launcher.folder / "step.txt").write_text("0")
+    run = launcher.start(
+        env=env, nnodes="1:2", nproc_per_node=1, run_id="one", entrypoint={"script": launcher.script(TRAIN)}
+    )
+    wait_until(lambda: [*launcher.folder.glob("runs/*/latest/events.jsonl")], 200, "the run")
+
+    def do(*arguments: str) -> tuple[int, str]:
+        process = launcher.command("raylaunch", *arguments, env=env)
+        _, err = process.communicate(200)
+        return process.returncode, err
+
+    code, said = do("resize", "1:2", "one")
+    assert code == 0, said
+    wait_until(lambda: (run.run_dir / "events.jsonl").read_text().count("WorkersStarted") >= 2, 200, "two workers")
+    for _ in range(2):
+        code, said = do("drain", "node-2", "one")
+        assert (code, said.splitlines()) == (
+            1,
+            [
+                (
+                    "error: train one: the cluster has no other host that could take the place of node-2, and node-1 is "
+                    "on the same host: `raylaunch resize 1` gives up a node"
+                )
+            ],
+        )
+    code, said = do("resize", "1", "one")
+    assert code == 0, said
+    assert said.splitlines()[-1].endswith(" runs with 1 worker on 1 node")
+    assert do("stop", "-y", "one")[0] == 0
+    run.wait()
+    assert run.code == 143, run.err
+
+
 def test_workers_that_come_to_their_end_when_they_are_to_save(launcher: Launcher):
     """All of them have finished, so the run has. It is not started once more for the change that was planned."""
     env = {"XDG_STATE_HOME": str(launcher.folder / "state")}

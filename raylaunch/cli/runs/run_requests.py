@@ -299,7 +299,8 @@ class _Change:
         if isinstance(request, DrainNode):
             left = all(request.node not in (node.name, node.address) for node in status.nodes)
             return f"no worker runs on {request.node} any more" if left else ""
-        if isinstance(request, ResizeRun) and _goes_on(request, accepted):
+        has_started = accepted.phase is Phase.STARTING and status.phase is Phase.RUNNING
+        if isinstance(request, ResizeRun) and (has_started or _goes_on(request, accepted)):
             more = "; further nodes are taken in as they come" if len(status.roster) < request.max_nodes else ""
             return f"{_what_runs(status)}{more}"
         if status.phase is Phase.RUNNING and status.attempt > accepted.attempt:

@@ -202,6 +202,21 @@ def test_a_person_is_told_what_a_change_costs_before_it_is_made(served, capfd, m
     assert asked.endswith(f"[y/N] raylaunch: nothing was {'stopped' if words == ['stop'] else 'changed'}\n")
 
 
+def test_a_run_that_is_resized_while_its_workers_start(served, capfd, monkeypatch):
+    """Nothing changes if there are not more nodes: no other attempt is waited for."""
+    one = served(2)
+    answer = Future()
+    answer.set_result(Accepted(attempt=1, phase=Phase.STARTING, status="the nodes start workers"))
+    monkeypatch.setattr(one.control, "change", lambda _: answer)
+    waits = SimpleNamespace(sleep=lambda _: pytest.fail("it waits"), monotonic=time.monotonic)
+    monkeypatch.setattr("raylaunch.cli.runs.run_requests.time", waits)
+    assert main.main(["resize", "1:4"]) == ExitCode.OK
+    assert capfd.readouterr().err.splitlines() == [
+        "raylaunch: charlm one: the nodes start workers",
+        "raylaunch: charlm one: attempt 1 runs with 4 workers on 2 nodes; further nodes are taken in as they come",
+    ]
+
+
 CANNOT_SAVE = "the workers have not called `should_checkpoint`, and are not asked to save"
 
 
