@@ -13,6 +13,7 @@ from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
+from raylaunch.node.protocol.node_goal import NodeGoal
 from raylaunch.node.state.checkpoint_writes import LastWrite
 
 
@@ -65,16 +66,22 @@ class FleetFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentsAdopted:
-    """After a takeover: each agent that there was obeys this driver, or is lost."""
+class AgentAdopted:
+    """After a takeover: an agent obeys this driver. `goal`: what it was told before, and is told since."""
+
+    node: NodeId
+    goal: NodeGoal
+    report: AgentReport
+    at: float
+    """The time.monotonic() at which it has answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandTaken:
-    """After a takeover: an agent obeys this driver, or there is none, so the last driver can command nothing more."""
+class AgentsAdopted:
+    """After a takeover: each agent that was up obeys this driver, or is lost."""
 
 
-Item = SlotGranted | ReportReceived | AgentLost | HostDraining | FleetFailed | AgentsAdopted | CommandTaken
+Item = SlotGranted | ReportReceived | AgentLost | HostDraining | FleetFailed | AgentAdopted | AgentsAdopted
 Tell = Callable[[Item], None]
 """Takes an item. It is called from several threads, and must not block."""
 

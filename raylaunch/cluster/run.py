@@ -45,7 +45,7 @@ from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.terminal_messages import Keyboard
 
 if TYPE_CHECKING:
-    from raylaunch.cluster.takeover.driver_state import DriverState, RunFacts
+    from raylaunch.cluster.takeover.ledger import Ledger, RunFacts
     from raylaunch.cluster.takeover.succession import Succession
 
 WANTED = "ray>=2.44"
@@ -118,8 +118,8 @@ def run_job(
     planning.working_folder()
     with redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:
         seen = GuardedObserver(observer)
-        if succession is not None and succession.taken is not None:
-            run = _resume(succession, succession.taken, seen, session)
+        if succession is not None and succession.ledger is not None:
+            run = _resume(succession, succession.ledger, seen, session)
         else:
             run = _prepare(job, job_text, seen, session, submitter_env, payload, keyboard, succession)
         handler.go_to(run.driver.signalled)
@@ -258,18 +258,18 @@ def _prepare(
     )
 
 
-def _resume(succession: Succession, taken: DriverState, observer: RunObserver, session: Session) -> _PreparedRun:
+def _resume(succession: Succession, ledger: Ledger, observer: RunObserver, session: Session) -> _PreparedRun:
     """Go on with a run after another driver."""
-    facts = taken.facts
-    path = Path(taken.folder.path) if taken.folder.path else None
+    facts = ledger.facts
+    path = Path(ledger.folder.path) if ledger.folder.path else None
     layout, secrets = LAYOUTS[facts.job.log_layout], Redactor.of(facts.job, os.environ)
     folder = RunFolder(path, layout, secrets, observer.on_message, succession.epoch)
-    folder.resume(taken.folder, facts.job)
+    folder.resume(ledger.folder, facts.job)
     observer.on_takeover(facts.job, folder.where)
     observer.on_message(succession.describe())
     links = session.links()
     facts = replace(facts, spec=replace(facts.spec, link_address=links.address if links else None))
-    return _detached(succession, facts, folder, observer, succession.began_at(), links)
+    return _detached(succession, facts, folder, observer, ledger.began_at(), links)
 
 
 def _detached(

@@ -9,9 +9,9 @@ from raylaunch.core.newtypes import RunTime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverReplaced:
-    """Another driver has taken over, and all agents that are left obey it. The seconds of its phases follow each other.
+    """Another driver has taken over, and the agents obey it. The seconds of its phases follow each other.
 
-    It changes no decision. A driver that was replaced itself before all agents obeyed it has none.
+    A driver that was replaced itself before the agents obeyed it has none.
     """
 
     at: RunTime
@@ -24,7 +24,9 @@ class DriverReplaced:
     prepare_seconds: float
     """Until it was connected, had read the run folder, and served the commands on runs."""
     agents_seconds: float
-    """Until all agents that are left obeyed it."""
+    """Until the agents obeyed it, and had told what is true there."""
+    attempt: int = 0
+    """The highest attempt of which any node was told, which may be none that the ledger has."""
 
     @property
     def seconds(self) -> float:

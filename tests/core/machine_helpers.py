@@ -128,9 +128,15 @@ def drain_requested(node: str, at: float = 0.0) -> NodeDraining:
     return NodeDraining(at=at, node=node, deadline=at + 1e9, why=f"{BY} requested it", by=BY)
 
 
-def replaced(at: float, driver: int = 2) -> DriverReplaced:
+def replaced(at: float, driver: int = 2, attempt: int = 0) -> DriverReplaced:
     return DriverReplaced(
-        at=at, driver=driver, process_seconds=0.9, state_seconds=0.1, prepare_seconds=0.2, agents_seconds=0.05
+        at=at,
+        driver=driver,
+        process_seconds=0.9,
+        state_seconds=0.1,
+        prepare_seconds=0.2,
+        agents_seconds=0.05,
+        attempt=attempt,
     )
 
 

@@ -7,7 +7,9 @@ machine orders them.
 
 from __future__ import annotations
 
+import copy
 import heapq
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -26,6 +28,7 @@ from machine_helpers import (
     lost,
     progressed,
     raised,
+    replaced,
     started,
     stopped,
     tick,
@@ -56,7 +59,7 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStopped,
 )
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.machine.state import Gathering, Phase
+from raylaunch.core.machine.state import Gathering, Phase, Running, Saving, Starting
 from raylaunch.core.machine.stopping import STOP_MARGIN
 
 Scheduled = Event | Callable[[], None]
@@ -247,10 +250,12 @@ class ClusterSimulation(Simulation):
         late: float = 0.0,
         twice: float = 0.0,
         elastic: float = 0.0,
+        dying: float = 0.0,
     ) -> None:
         """`silent`: the share of silent nodes. `late`: the mean delay of reports. `twice`: the share of duplicates.
 
-        `elastic`: the share of attempts in which the workers of a node can stay.
+        `elastic`: the share of attempts in which the workers of a node can stay. `dying`: the share of launches of
+        which the driver dies before it has told all nodes.
         """
         super().__init__(Machine(job))
         self.random = Random(seed)
@@ -265,7 +270,9 @@ class ClusterSimulation(Simulation):
         #: Failures that no lost node explains.
         self.own_failures = 0
         self.silent_share, self.mean_delay, self.duplicate_share = silent, late, twice
-        self.elastic_share = elastic
+        self.elastic_share, self.dying_share = elastic, dying
+        #: Nodes of the present attempt that were not told of it, since the driver dies.
+        self.untold: set[str] = set()
         #: The nodes whose workers stay in the present attempt, and those that have said that theirs can.
         self.staying: set[str] = set()
         self.can_stay: set[str] = set()
@@ -287,6 +294,32 @@ class ClusterSimulation(Simulation):
     def deliver_again(self, event: Event) -> None:
         super().deliver(replace(event, at=self.now))
 
+    # Drivers
+
+    def driver_dies(self) -> None:
+        """Another driver goes on with the ledger of the last one, and tells nodes what they were not told.
+
+        It reaches the same world, and spends no restart.
+        """
+        run = pickle.loads(pickle.dumps(self.machine.run))
+        before = copy.deepcopy((run.world, run.state, run.budget.spent))
+        self.machine, self.timer = Machine(run.started_as, run), None
+        untold, self.untold = self.untold, set()
+        for node in sorted(untold & run.members.nodes.keys()):
+            if isinstance(run.state, Starting | Running | Saving):
+                self.launch_node(node, run.world.attempt)
+            elif node in self.running_attempt:
+                self.running_attempt[node] = 0  # what it still ran is stopped
+        self.deliver(replaced(self.now))
+        assert (self.machine.world, self.machine.state, self.machine.restarts) == before
+
+    def launch_all(self, order: Launch) -> None:
+        self.untold = set()
+        if self.random.random() < self.dying_share:
+            self.untold = {node for node in order.roster if self.random.random() < 0.5}
+            self.schedule(self.now, self.driver_dies)
+        super().launch_all(order)
+
     # Survivors
 
     def carry_out(self, actions: list[Action]) -> None:
@@ -302,6 +335,8 @@ class ClusterSimulation(Simulation):
 
     def launch_node(self, node: str, attempt: int) -> None:
         """What nodes hold of a world of one rank may be there or not. Of one that is lost, nothing is."""
+        if node in self.untold:
+            return
         if not self.elastic_share:
             super().launch_node(node, attempt)
             return

@@ -72,9 +72,9 @@ def takeovers(run) -> list[str]:
 
 
 def is_kept(run) -> bool:
-    """Return whether agents keep the state of the driver in command, which tells on which host it is.
+    """Return whether agents keep the ledger of the driver in command, which tells on which host it is.
 
-    They do when it has entered another event than its takeover. Without that state, the next driver cannot know that this
+    They do when it has entered another event than its takeover. Without that ledger, the next driver cannot know that this
     one was on a host that was killed, and waits for a minute and a half for the nodes there.
     """
     events = [line["event"] for line in run.journal()[1:] if line["event"]]
@@ -123,7 +123,7 @@ def test_another_driver_takes_over_when_the_host_of_the_driver_is_lost(fault, de
         before = len(takeovers(run))
         send([found.pid], signal.SIGKILL)
         wait_until(lambda before=before: len(takeovers(run)) > before, 100, "another driver to be in command")
-    run.wait_for(lambda: is_kept(run), name="the state of the driver to be kept")
+    run.wait_for(lambda: is_kept(run), name="the ledger of the driver to be kept")
     known, lost = len(takeovers(run)), found.host
     getattr(hosts, fault)(lost)
     hosts.ask("bury", lost.node_id)  # Ray itself takes half a minute to notice that a host is gone

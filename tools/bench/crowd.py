@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -186,12 +185,12 @@ class Crowd:
         stub.say(WorkersForked(attempt=part.attempt, pids=pids, timings=TIMINGS))
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def obey(self, node: str, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
-        """Carry out what is new in a goal, and keep the state of a detached run's driver."""
+    async def obey(self, node: str, epoch: int, goal: bytes, number: int = 0, ledger: bytes = b"") -> None:
+        """Carry out what is new in a goal, and keep the ledger of a detached run's driver."""
         session = self._stub(node).session
         session.check(epoch)
-        if state:
-            session.keep(epoch, serial, state)
+        if ledger:
+            session.keep(epoch, number, ledger)
         for order in session.new_orders(epoch, serialization.load_goal(goal)):
             self._obey(self._stubs[node], order)
 
@@ -199,11 +198,13 @@ class Crowd:
         """Return what a driver needs that is about to take over."""
         return self._stub(node).session.look()
 
-    async def adopt(self, node: str, epoch: int, _link: object) -> Adoption:
+    async def adopt(self, node: str, epoch: int, _link: object) -> tuple[Adoption, bytes]:
         """Obey another driver from now on."""
-        found = self._stub(node).session.look()
-        self._stub(node).session.adopt(epoch)
-        return found
+        stub = self._stub(node)
+        found = replace(stub.session.look(), ledger=b"")
+        stub.session.adopt(epoch)
+        report = AgentReport(sent_at=NodeTime(time.monotonic()), status=stub.status.news(epoch), heartbeat=stub.pulse())
+        return found, serialization.dump_report(report)
 
     async def close(self, node: str) -> list[str]:
         """There is nothing to end, or to tell of it."""
@@ -309,11 +310,11 @@ class Crowds:
         ray.get([actor.forget.remote() for actor in self.actors])
 
 
-_GROUP = SimpleNamespace(id=0)
-
-
 class Room:
     """In place of the reservation: every seat is granted at once, on a host of its own."""
+
+    seats = 0
+    """Those of which another process has made a reservation."""
 
     def __init__(self, **_: Any) -> None:
         self._gang: list[int] = []
@@ -321,13 +322,13 @@ class Room:
     def reserve_gang(self, bundles: Mapping[int, Bundle]) -> None:
         self._gang = list(bundles)
 
-    def restore(self, groups: Mapping[int, Any], _first: int) -> None:
-        self._gang = list(groups)
+    def restore(self) -> None:
+        self._gang = list(range(1, self.seats + 1))
 
     @property
-    def state(self) -> tuple[dict[int, Any], int]:
-        """As if all places were of one placement group."""
-        return {seat: (_GROUP, index) for index, seat in enumerate(self._gang)}, 0
+    def slots(self) -> list[list[int]]:
+        """All places are of one placement group."""
+        return [self._gang]
 
     def options(self, *_: Any) -> dict[str, Any]:
         return {}

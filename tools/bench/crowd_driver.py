@@ -19,7 +19,6 @@ from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet import detached_fleet, ray_fleet
 from raylaunch.cluster.succession import named_resources
 from raylaunch.cluster.takeover import succession
-from raylaunch.cluster.takeover.state_key import StateKey
 from raylaunch.cluster.takeover.succession import Succession
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Entrypoint, Job
@@ -66,7 +65,8 @@ def first(folder: Path, agents: int) -> None:
     plan, began = _plan(agents), time.monotonic()
     run_folder = RunFolder.create(job, "crowd", print, 1)
     run_folder.open(job, "{}", plan, BEGAN, began)
-    place = Succession(token=TOKEN, request=b"", key=StateKey.make(TOKEN))
+    named_resources.announce(TOKEN, 1)
+    place = Succession(token=TOKEN, request=b"")
     facts = place.facts(job, job, plan, "crowd", BEGAN, _settings(job, run_folder.where))
     driver = place.driver(
         facts,
@@ -84,13 +84,14 @@ def another(folder: Path) -> None:
     sys.stdin.readline()
     place = succession.find(TOKEN, time.monotonic())
     assert place is not None
-    assert place.taken is not None
-    facts = place.taken.facts
-    path = Path(place.taken.folder.path)
+    ledger = place.ledger
+    assert ledger is not None
+    facts = ledger.facts
+    path = Path(ledger.folder.path)
     run_folder = RunFolder(path, LAYOUTS[facts.job.log_layout], Redactor.of(facts.job, os.environ), print, 2)
-    run_folder.resume(place.taken.folder, facts.job)
+    run_folder.resume(ledger.folder, facts.job)
     fleet = place.fleet(facts.plan, facts.spec, print, run_folder.fence.leave)
-    place.driver(facts, fleet, run_folder, Says(is_first=False), place.began_at(), None).run()
+    place.driver(facts, fleet, run_folder, Says(is_first=False), ledger.began_at(), None).run()
 
 
 def main() -> None:
@@ -101,7 +102,7 @@ def main() -> None:
     replaced: Any = ray_fleet
     replaced.PlacementGroups, replaced.actor_class = Room, lambda: crowds
     replaced = detached_fleet
-    replaced.PlacementGroups = Room
+    replaced.PlacementGroups, Room.seats = Room, agents
     replaced = named_resources
     replaced.agents = lambda _token: {f"node-{number}": f"node-{number}" for number in range(1, agents + 1)}
     named = ray.get_actor

@@ -114,7 +114,7 @@ class AgentReport:
     heartbeat: Heartbeat | None = None
     """The progress of the node's workers."""
     kept: int = 0
-    """The number of the driver's state that is kept here."""
+    """The number of the driver's ledger that is kept here."""
 
 
 class LeaseExpiredError(Exception):
@@ -257,11 +257,13 @@ class Agent:
         self.session.driver_gone()
         self._lease.agent_idle(min(SUCCESSION_SECONDS, driver_timeout))  # it lasts for the next driver
 
-    def adopted(self, link_address: SecretAddress | None) -> None:
-        """Obey another driver, which has taken over: open a link to it."""
+    def adopted(self, epoch: int, link_address: SecretAddress | None) -> AgentReport:
+        """Obey another driver, which has taken over: open a link to it, and tell it what is true here."""
         self._link = self._link.moved_to(link_address) if self._link is not None else None
         self._lease.report_sent()
         self._wake.set()  # for the call of the last driver
+        now, heartbeat = NodeTime(time.monotonic()), self._supervisor.heartbeat()
+        return AgentReport(sent_at=now, status=self._status.news(epoch), heartbeat=heartbeat)
 
     def handle(self, order: Order) -> None:
         """Carry out one order of the driver's, unless the lease has expired."""

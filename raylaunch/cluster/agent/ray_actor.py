@@ -134,10 +134,10 @@ class AgentActor:
             raise AgentError(_described(error)) from None
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def obey(self, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
-        """Carry out what is new in a goal, and keep a driver's state, unless that driver is not in command any more.
+    async def obey(self, epoch: int, goal: bytes, number: int = 0, ledger: bytes = b"") -> None:
+        """Carry out what is new in a goal, and keep the driver's ledger, unless that driver is in command no more.
 
-        `epoch`: the driver's epoch in a detached run; else 0. `state`: empty if this agent is not to keep it. Nobody
+        `epoch`: the driver's epoch in a detached run; else 0. `ledger`: empty if this agent is not to keep it. Nobody
         waits for this call: `next_report` raises the errors of orders.
         """
         await self._begun.wait()
@@ -146,8 +146,8 @@ class AgentActor:
         session = self._agent.session
         try:
             session.check(epoch)
-            if state:
-                session.keep(epoch, serial, state)
+            if ledger:
+                session.keep(epoch, number, ledger)
             for order in session.new_orders(epoch, serialization.load_goal(goal)):
                 self._agent.handle(order)
         except SupersededError:
@@ -161,17 +161,19 @@ class AgentActor:
         """Return what a driver needs that is about to take over."""
         return self._agent.session.look() if self._agent is not None else self._without_agent()
 
-    async def adopt(self, epoch: int, link_address: SecretAddress | None) -> Adoption:
-        """Obey the driver of this epoch from now on. Raises AgentError if a later one is in command."""
+    async def adopt(self, epoch: int, link_address: SecretAddress | None) -> tuple[Adoption, bytes]:
+        """Obey the driver of this epoch from now on. Raises AgentError if a later one is in command.
+
+        Returns what the agent has of earlier drivers, and a report with its status, as bytes.
+        """
         if self._agent is None:
-            return self._without_agent()
-        found = self._agent.session.look()
+            return self._without_agent(), b""
+        found = replace(self._agent.session.look(), ledger=b"")
         try:
             self._agent.session.adopt(epoch)
         except SupersededError as error:
             raise AgentError(_described(error)) from None
-        self._agent.adopted(link_address)
-        return found
+        return found, serialization.dump_report(self._agent.adopted(epoch, link_address))
 
     def _without_agent(self) -> Adoption:
         return Adoption(epoch=0, has_begun=self._begun.is_set())

@@ -31,7 +31,6 @@ from raylaunch.cluster.succession import folder_fence, interim_keeper, named_res
 from raylaunch.cluster.succession.interim_keeper import InterimState
 from raylaunch.cluster.succession.registry_key import NAMESPACE, RENEW_SECONDS
 from raylaunch.cluster.takeover import succession
-from raylaunch.cluster.takeover.state_key import StateKey
 from raylaunch.cluster.takeover.succession import Succession
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.record import run_layout
@@ -60,11 +59,11 @@ Drive = Callable[[DetachedRun, Tell, Succession], int]
 class DriverActor:
     """One for each detached run. `begin` is its first call; the constructor's arguments would be kept by Ray's head.
 
-    If its process dies, Ray starts it anew. Then it goes on with the state that agents keep, or an interim keeper.
+    If its process dies, Ray starts it anew. Then it goes on with the ledger that agents keep, or an interim keeper.
     """
 
     def __init__(self, patience: float, *, takes_over: bool = False) -> None:
-        """`patience`: seconds for which some agent may keep the state of a driver that is gone.
+        """`patience`: seconds for which some agent may keep the ledger of a driver that is gone.
 
         `takes_over`: another driver has begun the run, though Ray has not started this one in its place.
         """
@@ -144,11 +143,12 @@ class DriverActor:
         self._requested.wait(_BEGIN_SECONDS)
         if self._request is None:
             return None
-        key = StateKey.make(self._token)
+        if named_resources.announced(self._token) is None:
+            named_resources.announce(self._token, 1)
         with contextlib.suppress(RayError):
             timeout = _load(self._request)[0].job.driver_timeout
-            self._interim = interim_keeper.keep(self._token, timeout, InterimState(request=key.seal(self._request)))
-        return Succession(token=self._token, request=self._request, key=key)
+            self._interim = interim_keeper.keep(self._token, timeout, InterimState(request=self._request))
+        return Succession(token=self._token, request=self._request)
 
     def _found(self) -> Succession | None:
         """Return the place of a driver after another, or of one that begins; None: nobody knows what to run."""
@@ -158,8 +158,8 @@ class DriverActor:
             found = succession.find(self._token, since)
             return self._first() if found is None and self._request is not None else found
 
-        place = succession.await_state(look, self._patience, self._say)
-        if place is not None and place.taken is None:
+        place = succession.await_ledger(look, self._patience, self._say)
+        if place is not None and place.ledger is None:
             named_resources.remove_nodes(self._token)  # the last driver may have started some
         return place
 
@@ -175,7 +175,7 @@ class DriverActor:
         code = int(ExitCode.INTERNAL)
         try:
             run, drive = _load(place.request)
-            _take_place_of(run, needs_folder=place.taken is None)
+            _take_place_of(run, needs_folder=place.ledger is None)
             code = drive(replace(run, job=replace(run.job, ray=RayOptions())), self._tell, place)
         except ConfigError as error:
             code = error.exit_code

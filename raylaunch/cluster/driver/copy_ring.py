@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from raylaunch.cluster.fleet_api import AgentLost, Fleet
 from raylaunch.core.machine.commits import RestoreCommit
@@ -20,40 +20,69 @@ _ASK_SECONDS = 1.0
 """How long a state keeper may take to answer. Where a host's processes are all gone, its kernel refuses at once."""
 
 
+@dataclass(slots=True, kw_only=True)
+class KnownCopies:
+    """What agents hold for the script, as they have said."""
+
+    served: dict[NodeId, CopyAddress] = field(default_factory=dict)
+    """Where they serve it. Those that are missing know of no `State` and of no files yet."""
+    has_state: bool = False
+    """Whether the script is known to use `State`."""
+    has_files: bool = False
+    """Whether it is known to have files in RAYLAUNCH_FAST_DIR."""
+
+
 class CopyRing:
     """Tells each agent to which one it copies commits and files: one on the next host of the world, in rank order."""
 
-    def __init__(self, machine: Machine, fleet: Fleet) -> None:
+    def __init__(self, machine: Machine, fleet: Fleet, known: KnownCopies) -> None:
         self._machine = machine
         self._fleet = fleet
-        #: Where agents serve what they hold. Those that are missing know of no `State` and of no files yet.
-        self._served: dict[NodeId, CopyAddress] = {}
-        self._inquiry = OrphanInquiry()
-        #: Whether the script is known to use `State`.
-        self.has_state = False
-        #: Whether it is known to have files in RAYLAUNCH_FAST_DIR.
-        self._has_files = False
+        self.known = known
+        #: Agents whose state keepers were asked.
+        self._asked: set[NodeId] = set()
         #: What each node was told last.
         self._told: dict[NodeId, CopyTo] = {}
 
     def peers(self) -> tuple[CopyAddress, ...]:
         """Return where nodes find files that they may need at the beginning of an attempt; none if there are none."""
-        return tuple(self._served[node] for node in self._machine.nodes if node in self._served and self._has_files)
+        served = self.known.served if self.known.has_files else {}
+        return tuple(served[node] for node in self._machine.nodes if node in served)
 
     def served(self, node: NodeId, where: CopiesServed) -> None:
         """Record where an agent serves what it holds, and renew the ring."""
-        self._served[node] = CopyAddress(node=node, host=where.host, port=where.port, secret=where.secret)
-        self.has_state |= where.uses_state
-        if where.uses_files and not self._has_files:
-            self._has_files = True
+        address = CopyAddress(node=node, host=where.host, port=where.port, secret=where.secret)
+        known = self.known
+        is_new = (where.uses_state and not known.has_state) or (where.uses_files and not known.has_files)
+        if known.served.get(node) == address and not is_new:
+            return  # an earlier driver was told
+        known.served[node] = address
+        known.has_state |= where.uses_state
+        if where.uses_files and not known.has_files:
+            known.has_files = True
             for other in self._machine.nodes:
-                if other not in self._served:
+                if other not in known.served:
                     self._fleet.send(other, ServeCopies())
         self.renew()
 
+    def told(self, node: NodeId, order: CopyTo) -> None:
+        """Record what an earlier driver has told a node."""
+        self._told[node] = order
+
     def asks_keeper(self, gone: AgentLost, tell: Callable[[AgentLost], None]) -> bool:
-        """Return whether the state keeper of an agent is being asked what it holds. `tell` gets the loss again then."""
-        return self._inquiry.is_open(gone, self._served.get(gone.node), tell)
+        """Return whether the state keeper of an agent is being asked what it holds: once, in a thread.
+
+        `tell` gets the loss again with the answer, in the thread. An agent that held nothing is not asked for, nor one
+        that was silent, which may be alive.
+        """
+        where = self.known.served.get(gone.node)
+        if where is None or gone.silent or gone.held is not None:
+            return False
+        if gone.node not in self._asked:
+            self._asked.add(gone.node)
+            thread = threading.Thread(target=_ask, args=(gone, where, tell), daemon=True, name="raylaunch-orphans")
+            thread.start()
+        return True
 
     def launched(self) -> None:
         """Tell all nodes of an attempt that is launched where they copy to."""
@@ -70,7 +99,7 @@ class CopyRing:
             fetches=tuple(
                 (fetch.part, replace(where, orphaned=fetch.source not in self._machine.nodes))
                 for fetch in action.fetches
-                if fetch.node == node and (where := self._served.get(fetch.source)) is not None
+                if fetch.node == node and (where := self.known.served.get(fetch.source)) is not None
             ),
         )
 
@@ -80,11 +109,11 @@ class CopyRing:
         If other nodes replace the whole world, they are asked to take the copies. Until they answer, nothing is copied,
         since a copy on a node that leaves is of no use.
         """
-        world, later = self._machine.world, self._machine.world.replacements if self.has_state else ()
+        world, later = self._machine.world, self._machine.world.replacements if self.known.has_state else ()
         for node, target in (over(world.roster, later) or targets(world.members, self._machine.leaving)).items():
-            if target not in self._served and not later:
+            if target not in self.known.served and not later:
                 continue
-            order = CopyTo(attempt=self._machine.attempt, target=self._served.get(target))
+            order = CopyTo(attempt=self._machine.attempt, target=self.known.served.get(target))
             if self._told.get(node) != order:
                 self._told[node] = order
                 if order.target is None:
@@ -129,34 +158,9 @@ def _targets_on_host(nodes: Sequence[NodeId], avoided: Container[NodeId]) -> dic
     return found
 
 
-class OrphanInquiry:
-    """Asks for each agent once, in a thread."""
-
-    def __init__(self) -> None:
-        self._asked: set[NodeId] = set()
-
-    def __reduce__(self) -> tuple[type[OrphanInquiry], tuple[()]]:
-        """Leave out what was asked: the answer would come to this process. A driver that takes over asks again."""
-        return OrphanInquiry, ()
-
-    def is_open(self, gone: AgentLost, where: CopyAddress | None, tell: Callable[[AgentLost], None]) -> bool:
-        """Return whether to wait for an answer before this loss is dealt with. It is asked for if it was not yet.
-
-        `where`: where the agent served what it held; None: it held nothing. `tell` gets the loss again, with the
-        answer; it is called in a thread. An agent that was silent may be alive, and is not asked for.
-        """
-        if where is None or gone.silent or gone.held is not None:
-            return False
-        if gone.node not in self._asked:
-            self._asked.add(gone.node)
-            thread = threading.Thread(target=self._ask, args=(gone, where, tell), daemon=True, name="raylaunch-orphans")
-            thread.start()
-        return True
-
-    @staticmethod
-    def _ask(gone: AgentLost, where: CopyAddress, tell: Callable[[AgentLost], None]) -> None:
-        try:
-            held = part_transfer.ask_list(where, seconds=_ASK_SECONDS)
-        except (OSError, CopyRefusedError):
-            held = ()
-        tell(replace(gone, held=held))
+def _ask(gone: AgentLost, where: CopyAddress, tell: Callable[[AgentLost], None]) -> None:
+    try:
+        held = part_transfer.ask_list(where, seconds=_ASK_SECONDS)
+    except (OSError, CopyRefusedError):
+        held = ()
+    tell(replace(gone, held=held))

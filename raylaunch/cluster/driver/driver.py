@@ -12,6 +12,8 @@ from typing import Any
 
 from raylaunch.cluster import fleet_api as fleets
 from raylaunch.cluster.agent.link import LinkDown
+from raylaunch.cluster.driver.copy_ring import KnownCopies
+from raylaunch.cluster.driver.driver_ledger import DriverLedger
 from raylaunch.cluster.driver.executor import Executor, port_in_use
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.node_warnings import NodeWarnings
@@ -40,7 +42,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.observe import observe
-from raylaunch.core.machine.state import Phase
+from raylaunch.core.machine.state import Done, Phase
 from raylaunch.core.newtypes import HostId, NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
@@ -78,24 +80,30 @@ class Driver:
         observer: Observer,
         began: float,
         links: AgentLinks | None = None,
+        ledger: DriverLedger | None = None,
     ) -> None:
-        """`began`: the time.monotonic() of the run's beginning, from which times in events are counted."""
-        self.machine = Machine(job)
+        """`began`: the time.monotonic() of the run's beginning, from which times in events are counted.
+
+        `ledger`: of the driver with whose run this one goes on.
+        """
+        self.machine = Machine(job, ledger.run if ledger is not None else None)
         self._fleet = fleet
         self._journal = journal
         self._observer = observer
         self._began = began
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.nodes = NodeRegistry(job.node_timeout, links)
-        self.monitor = ProgressMonitor(tracker_of(job), fleet, self._write_stacks, observer.on_message)
+        tracker = tracker_of(job, calls_should_checkpoint=ledger is not None and ledger.calls_should_checkpoint)
+        self.monitor = ProgressMonitor(tracker, fleet, self._write_stacks, observer.on_message)
         self._peers = PeerCheck(self.machine, fleet.send)
-        self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes.give_up)
+        copies = ledger.copies if ledger is not None else KnownCopies()
+        self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes.give_up, copies)
         #: Gets the stacks of the workers of each node, in the thread of `run`.
         self.on_stacks: Callable[[StacksDumped], None] = lambda _: None
         self._draining: dict[HostId, HostDraining] = {}
         #: What each node has told last.
         self._statuses: dict[NodeId, NodeStatus] = {}
-        self._warnings = NodeWarnings(observer.on_message)
+        self._warnings = NodeWarnings(observer.on_message, ledger.warned if ledger is not None else ())
         self._wake_at = float("inf")  # when `_stepped` is to be called at the latest
 
     def signalled(self, signal: SignalName) -> None:
@@ -131,8 +139,8 @@ class Driver:
             for item in [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]:
                 if isinstance(item, LoopCall):
                     item.answer.cancel()
-        assert self._executor.finish is not None, "a machine that is done has said Finish"
-        return self._executor.finish
+        assert isinstance(self.machine.state, Done)
+        return Finish(exit_code=self.machine.state.exit_code, why=self.machine.status)
 
     def _begin(self) -> None:
         self._record([(None, self._perform(self.machine.start()))])
@@ -239,7 +247,7 @@ class Driver:
                 yield from self._host_draining(item)
             case FleetFailed():
                 raise item.error
-            case fleets.AgentsAdopted() | fleets.CommandTaken():
+            case fleets.AgentAdopted() | fleets.AgentsAdopted():
                 return  # after a takeover, which `DetachedDriver` knows of
             case _ if self.nodes.is_lost(item.node):
                 return  # a report that was on its way when the node was given up

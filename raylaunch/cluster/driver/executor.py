@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from raylaunch.cluster.driver.copy_ring import CopyRing
+from raylaunch.cluster.driver.copy_ring import CopyRing, KnownCopies
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.core.machine.commits import RestoreCommit
@@ -24,19 +25,25 @@ from raylaunch.core.machine.events_and_actions import (
     Uncordon,
 )
 from raylaunch.core.machine.machine import Machine
-from raylaunch.core.newtypes import NodeId, RunTime
+from raylaunch.core.machine.state import Running, Saving, Starting, Stopping
+from raylaunch.core.machine.stopping import STOP_MARGIN
+from raylaunch.core.newtypes import SIGTERM, NodeId, RunTime
 from raylaunch.core.placement.environment import Rendezvous, assign
 from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.copy_messages import CopyTo
 from raylaunch.node.protocol.messages import (
+    AnnounceCommit,
     CommitCheckpoint,
     LaunchWorkers,
     OpenStore,
+    Order,
     ProposeCheckpoint,
     SignalWorkers,
     StepProposed,
     StopWorkers,
     StoreOpened,
 )
+from raylaunch.node.protocol.node_goal import NodeGoal
 
 _STEPS_BEYOND = 2
 """From the furthest worker to the next proposal: a worker asks once a step, so it cannot have gone further by then."""
@@ -46,9 +53,18 @@ class Executor:
     """Turns actions into orders to nodes and calls of the fleet. No method waits."""
 
     def __init__(
-        self, machine: Machine, run_id: str, fleet: Fleet, watch: ProgressMonitor, give_up: Callable[..., None]
+        self,
+        machine: Machine,
+        run_id: str,
+        fleet: Fleet,
+        watch: ProgressMonitor,
+        give_up: Callable[..., None],
+        known: KnownCopies,
     ) -> None:
-        """`give_up` is called for each node that counts as lost from then on, as `NodeRegistry.give_up`."""
+        """`give_up` is called for each node that counts as lost from then on, as `NodeRegistry.give_up`.
+
+        `known`: what is known of copies, from an earlier driver.
+        """
         self._machine = machine
         self._run_id = run_id
         self._fleet = fleet
@@ -56,13 +72,12 @@ class Executor:
         self._give_up = give_up
         #: When the machine's timer is due, in seconds since the run began; infinity: it is not set.
         self.wake_at = float("inf")
-        self.finish: Finish | None = None
         #: Stores by node and attempt; None: ordered, but not open yet.
         self._stores: dict[tuple[NodeId, int], StoreOpened | None] = {}
         #: A launch that waits for its store.
         self._unsent: Launch | None = None
         self._proposal: SyncPoint | None = None
-        self.copies = CopyRing(machine, fleet)
+        self.copies = CopyRing(machine, fleet, known)
 
     def perform(self, actions: list[Action], now: RunTime) -> None:
         """Carry out these actions in order."""
@@ -80,10 +95,8 @@ class Executor:
                     self._to_hosts(action)
                 case SetTimer():
                     self.wake_at = action.at
-                case Finish():
-                    self.finish = action
-                case ReportUnsaved():
-                    pass  # the driver says it, after what the observer says of this step
+                case ReportUnsaved() | Finish():
+                    pass  # of the first, the driver tells after what the observer tells of this step
 
     def _to_workers(
         self, action: Stop | RestoreCommit | RequestCheckpoint | ForwardSignal, nodes: Iterable[NodeId], now: RunTime
@@ -101,9 +114,8 @@ class Executor:
                 self.copies.renew()
                 step, expected = self._watch.step_ahead(now), self._watch.calls_should_checkpoint
                 is_copied = bool(self._machine.leaving)
-                self._proposal = SyncPoint(
-                    self._fleet, action.attempt, nodes, step, expected=expected, is_copied=is_copied
-                )
+                order = ProposeCheckpoint(attempt=action.attempt, step=step, expected=expected, is_copied=is_copied)
+                self._proposal = SyncPoint(self._fleet.send, nodes, order)
             case ForwardSignal():
                 for node in nodes:
                     self._fleet.send(node, SignalWorkers(attempt=action.attempt, signal=action.signal))
@@ -119,6 +131,93 @@ class Executor:
                 self._fleet.uncordon(action.host)
             case Scale():
                 self._fleet.scale(action.nodes)
+
+    def resume(self, goals: Mapping[NodeId, NodeGoal]) -> None:
+        """Go on after another driver, which has shown nodes these goals. What only some were told, tell all."""
+        world, state = self._machine.world, self._machine.state
+        orders = {node: [order for _, order in goal.orders] for node, goal in goals.items()}
+        if world.members:
+            self._watch.begin(assign(world.attempt, world.members), has_progressed=world.has_progressed)
+        for node, goal in goals.items():
+            self.resume_node(node, goal)
+        self.copies.renew()
+        if isinstance(state, Starting | Running | Saving):
+            self._resume_launch(orders)
+        if isinstance(state, Saving):
+            self._resume_saving(orders)
+
+    def _resume_launch(self, orders: Mapping[NodeId, Sequence[Order]]) -> None:
+        """Tell the rest of the nodes of the present attempt, and what to restore."""
+        world = self._machine.world
+        launches = [one for known in orders.values() for one in known if isinstance(one, LaunchWorkers)]
+        told = {one.assignment.node: one for one in launches if one.attempt == world.attempt}
+        if any(one.attempt > world.attempt for one in launches):
+            return  # another attempt follows at once
+        if not told and world.unfinished <= orders.keys():
+            self._launch(Launch(attempt=world.attempt, roster=world.roster, why="", staying=world.staying))
+        for part in assign(world.attempt, world.members) if told else ():
+            node = part.node
+            if node not in world.unfinished & orders.keys():
+                continue
+            if node not in told:
+                order = replace(next(iter(told.values())), assignment=part, staying=node in world.staying)
+                self._fleet.send(node, order)
+            is_told = any(isinstance(one, AnnounceCommit) and one.attempt == world.attempt for one in orders[node])
+            if world.restored is not None and node in world.restored.nodes and not is_told:
+                self._fleet.send(node, self.copies.announcement(node, world.restored))
+
+    def resume_node(self, node: NodeId, goal: NodeGoal) -> None:
+        """Take what a node was told as known, and end what it should not run."""
+        for _, order in goal.orders:
+            match order:
+                case OpenStore():
+                    self._stores.setdefault((node, order.attempt), None)
+                case CopyTo():
+                    self.copies.told(node, order)
+                case _:
+                    pass
+        self._stop_rest(node, last_attempt(goal), [order for _, order in goal.orders])
+
+    def _stop_rest(self, node: NodeId, launched: int, known: Sequence[Order]) -> None:
+        """Stop the newest workers of a node if they should have been told to end, and were not."""
+        state, world = self._machine.state, self._machine.world
+        is_present = launched == world.attempt and node in world.nodes
+        is_told = any(isinstance(order, StopWorkers) and order.attempt == launched for order in known)
+        goes_on = launched <= world.attempt and node in world.nodes and isinstance(state, Starting | Running | Saving)
+        if not launched or is_told or goes_on:
+            return
+        grace, signal = 0.0, SIGTERM
+        if is_present and isinstance(state, Stopping):
+            grace, signal = max(0.0, state.deadline - STOP_MARGIN - self._machine.now), state.signal
+        self._fleet.send(node, StopWorkers(attempt=launched, grace=grace, signal=signal))
+
+    def _resume_saving(self, orders: Mapping[NodeId, Sequence[Order]]) -> None:
+        """Go on to look for the step at which all workers save, or have them save at the one that was found."""
+        world = self._machine.world
+        every = [order for known in orders.values() for order in known]
+        proposals = [one for one in every if isinstance(one, ProposeCheckpoint) and one.attempt == world.attempt]
+        if not proposals:
+            request = RequestCheckpoint(attempt=world.attempt, nodes=world.running_nodes, why="")
+            self._to_workers(request, request.nodes, RunTime(self._machine.now))
+            return
+
+        def send(node: NodeId, order: Order) -> None:
+            if order not in orders.get(node, ()):
+                self._fleet.send(node, order)
+
+        last = max(proposals, key=lambda order: order.step)
+        self._proposal = SyncPoint(send, world.running_nodes, last)
+        if CommitCheckpoint(attempt=last.attempt, step=last.step) in every:
+            self._proposal.agree()
+
+    def differs(self, node: NodeId, goal: NodeGoal) -> bool:
+        """Return whether a node with this goal was not told what the other nodes of the attempt were."""
+        world, state = self._machine.world, self._machine.state
+        if not isinstance(state, Starting | Running | Saving) or node not in world.unfinished:
+            return last_attempt(goal) > world.attempt
+        is_told = any(isinstance(one, AnnounceCommit) and one.attempt == world.attempt for _, one in goal.orders)
+        is_left_out = world.restored is not None and node in world.restored.nodes and not is_told
+        return last_attempt(goal) != world.attempt or is_left_out
 
     def unsaved(self) -> str:
         """Return which ranks had not saved when the time for a checkpoint was over, for a person; `""`: none."""
@@ -187,7 +286,7 @@ class Executor:
                 rendezvous=meeting,
                 staying=part.node in launch.staying,
                 has_survivors=bool(launch.staying),
-                awaits_commit=self.copies.has_state,
+                awaits_commit=self.copies.known.has_state,
                 peers=peers,
             )
             self._fleet.send(part.node, order)
@@ -196,6 +295,11 @@ class Executor:
         self._stores = {key: other for key, other in self._stores.items() if key[1] > launch.attempt}
         if not self._machine.job.master_port:
             self._order_store(launch.roster[0], launch.attempt + 1)
+
+
+def last_attempt(goal: NodeGoal) -> int:
+    """Return the newest attempt of which a node was told; 0: none."""
+    return max((order.attempt for _, order in goal.orders if isinstance(order, LaunchWorkers)), default=0)
 
 
 class SyncPoint:
@@ -208,43 +312,44 @@ class SyncPoint:
     """
 
     def __init__(
-        self,
-        fleet: Fleet,
-        attempt: int,
-        nodes: Iterable[NodeId],
-        step: int,
-        *,
-        expected: bool = False,
-        is_copied: bool = False,
+        self, send: Callable[[NodeId, Order], None], nodes: Iterable[NodeId], first: ProposeCheckpoint
     ) -> None:
-        """`expected`: workers that have not asked to save yet are expected to do so. `is_copied`: see the order."""
-        self._fleet = fleet
-        self._attempt, self._nodes = attempt, tuple(nodes)
-        self._expected, self._is_copied = expected, is_copied
-        self._propose(step)
+        """`send` sends an order to a node. `first`: the first proposal."""
+        self._send = send
+        self._nodes = tuple(nodes)
+        self._propose(first)
 
-    def _propose(self, step: int) -> None:
-        #: The step that was proposed last.
-        self.step = step
+    @property
+    def step(self) -> int:
+        """The step that was proposed last."""
+        return self._proposed.step
+
+    def _propose(self, proposal: ProposeCheckpoint) -> None:
+        self._proposed = proposal
         self._missing = set(self._nodes)
         self._reached = -1
-        order = ProposeCheckpoint(attempt=self._attempt, step=step, expected=self._expected, is_copied=self._is_copied)
         for node in self._nodes:
-            self._fleet.send(node, order)
+            self._send(node, proposal)
 
     def answered(self, answer: StepProposed) -> None:
         """Take a node's answer. Answers to earlier proposals are ignored."""
-        if (answer.attempt, answer.step) != (self._attempt, self.step) or answer.node not in self._missing:
+        last = self._proposed
+        if (answer.attempt, answer.step) != (last.attempt, last.step) or answer.node not in self._missing:
             return
         self._missing.remove(answer.node)
         self._reached = max(self._reached, answer.reached)
         if self._missing:
             return
-        if self._reached >= self.step:
-            self._propose(self._reached + _STEPS_BEYOND)
+        if self._reached >= last.step:
+            self._propose(replace(last, step=self._reached + _STEPS_BEYOND))
             return
+        self.agree()
+
+    def agree(self) -> None:
+        """Have all nodes save at the step that was proposed last."""
+        self._missing.clear()
         for node in self._nodes:
-            self._fleet.send(node, CommitCheckpoint(attempt=self._attempt, step=self.step))
+            self._send(node, CommitCheckpoint(attempt=self._proposed.attempt, step=self._proposed.step))
 
 
 def port_in_use(node: NodeId, word: StoreOpened, port: int) -> ClusterError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from raylaunch.node.protocol.node_status import AgentReady
 
@@ -10,16 +10,17 @@ from raylaunch.node.protocol.node_status import AgentReady
 class NodeWarnings:
     """The warnings of all nodes of a run."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], said: Collection[str] = ()) -> None:
+        """`said`: what an earlier driver has said."""
         self._say = say
-        self._said: set[str] = set()
+        self.said = set(said)
         #: What matters as soon as there are several hosts.
         self._of_several_hosts: set[str] = set()
 
     def warn(self, text: str) -> None:
         """Say this unless it was said before; `""`: there is nothing to say."""
-        if text and text not in self._said:
-            self._said.add(text)
+        if text and text not in self.said:
+            self.said.add(text)
             self._say(text)
 
     def came_up(self, up: AgentReady, *, several_hosts: bool, shares_host: bool) -> None:

@@ -57,11 +57,14 @@ class ProgressMonitor:
         self._attempt = 0
         self._begin()
 
-    def begin(self, parts: Sequence[Assignment]) -> None:
-        """Begin with the attempt that these assignments are of; forget the one before."""
+    def begin(self, parts: Sequence[Assignment], *, has_progressed: bool = False) -> None:
+        """Begin with the attempt that these assignments are of; forget the one before.
+
+        `has_progressed`: an earlier driver has reported of it.
+        """
         self._parts = parts
         self._attempt = parts[0].attempt
-        self._progress.begin(self._attempt, range(parts[0].world_size))
+        self._progress.begin(self._attempt, range(parts[0].world_size), has_progressed=has_progressed)
         self._begin()
 
     def _begin(self) -> None:
@@ -228,7 +231,7 @@ def _news(found: Progressed, reported: Progressed) -> bool:
     return (found.marks, found.saved) != (reported.marks, reported.saved)
 
 
-def tracker_of(job: Job) -> ProgressTracker:
-    """Return what follows the progress of a job's workers."""
+def tracker_of(job: Job, *, calls_should_checkpoint: bool = False) -> ProgressTracker:
+    """Return what follows the progress of a job's workers. `calls_should_checkpoint`: an earlier driver has seen it."""
     seconds = None if isinstance(job.hang_timeout, str) else float(job.hang_timeout)
-    return ProgressTracker(seconds, job.hang_timeout == "auto")
+    return ProgressTracker(seconds, job.hang_timeout == "auto", calls_should_checkpoint=calls_should_checkpoint)

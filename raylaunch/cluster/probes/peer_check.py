@@ -146,6 +146,7 @@ class PeerCheck:
 
     def _answered(self, node: NodeId, number: int, stage: _Stage) -> _Check | None:
         check = self._check
+        self._number = max(self._number, number)  # it may be of an earlier driver's last check
         if check is None or (check.number, check.stage) != (number, stage) or node not in check.missing:
             return None
         check.missing.discard(node)

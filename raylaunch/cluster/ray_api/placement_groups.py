@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -78,6 +79,8 @@ class PlacementGroups:
 
     def when_granted(self, slot: int, call: Callable[[], None]) -> None:
         """Call once, in a thread of Ray's, when the slot's group is granted; never, if it is released before."""
+        if slot not in self._groups:
+            return
         group, _ = self._groups[slot]
         group.ready().future().add_done_callback(lambda future: None if future.exception() else call())
 
@@ -100,23 +103,20 @@ class PlacementGroups:
             remove_placement_group(group)
             self._groups = {other: its for other, its in self._groups.items() if its[0] != group}
 
-    def restore(self, groups: Mapping[int, tuple[PlacementGroup, int]], first_of_gang: int) -> None:
-        """Take over the groups of another process, and remove all other groups of the run."""
-        existing = set(named_resources.groups(self._token))
-        kept = {slot: named_resources.group_name(self._token, min(self._slots_of(groups, slot))) for slot in groups}
-        self._groups = {slot: its for slot, its in groups.items() if kept[slot] in existing}
-        self._first_of_gang = first_of_gang
-        for name in existing - set(kept.values()):
-            named_resources.remove_group(name)
-
-    @staticmethod
-    def _slots_of(groups: Mapping[int, tuple[PlacementGroup, int]], slot: int) -> list[int]:
-        return [other for other, (group, _) in groups.items() if group == groups[slot][0]]
+    def restore(self) -> None:
+        """Take over the groups of another process. The gang has the first slots, and a group has slots in a row."""
+        for slot, (identity, size) in named_resources.slots(self._token).items():
+            group = PlacementGroup(PlacementGroupID.from_hex(identity))
+            self._groups.update({slot + index: (group, index) for index in range(size)})
+        self._first_of_gang = 1
 
     @property
-    def state(self) -> tuple[Mapping[int, tuple[PlacementGroup, int]], int]:
-        """What `restore` takes in another process."""
-        return dict(self._groups), self._first_of_gang
+    def slots(self) -> list[list[int]]:
+        """The slots that have groups, by group."""
+        found: dict[Any, list[int]] = {}
+        for slot, (group, _) in self._groups.items():
+            found.setdefault(group.id, []).append(slot)
+        return [*found.values()]
 
     def cancel(self) -> None:
         """Remove all groups, granted or pending."""

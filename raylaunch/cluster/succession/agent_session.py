@@ -1,8 +1,8 @@
-"""What an agent records for the drivers of its run: the epoch, the goal, and a copy of the driver's state.
+"""What an agent records for the drivers of its run: the epoch, the newest goal, and the newest ledger.
 
 Each driver that takes over has a higher epoch than all drivers before it. An agent obeys only the highest epoch that it
-has seen, so a driver that was wrongly thought dead can do nothing more (a fencing token). The next driver shows each
-agent its goal again, of which the agent carries out what is new.
+has seen, so a driver that was wrongly thought dead can do nothing more (a fencing token). The next driver goes on with
+the goal that the agent has, and with the newest ledger of all agents.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Adoption:
     epoch: int
     """The highest that it has seen."""
     kept: tuple[int, int] = (0, 0)
-    state: bytes = field(default=b"", repr=False)
-    """The copy of a driver's state that it keeps, and the epoch and the number of that; zeros: none."""
-    obeyed: int = 0
-    """The generation of the newest goal that it was shown."""
+    ledger: bytes = field(default=b"", repr=False)
+    """The ledger that it keeps, and the epoch and the number of that; zeros: none."""
+    goal: NodeGoal = field(default_factory=NodeGoal, repr=False)
+    """The newest that it was shown."""
     has_begun: bool = True
     """False: it waits for its `AgentSpec`; the driver that started it died before it had sent that."""
     saw_end: bool = False
@@ -66,10 +66,10 @@ class AgentSession:
         self.epoch = epoch
         #: That of the last driver that has adopted this agent, or has started it.
         self._adopted = epoch
-        self._obeyed = 0
-        #: Epoch and number of the state.
+        self._goal = NodeGoal()
+        #: Epoch and number of the ledger.
         self._kept = (0, 0)
-        self._state = b""
+        self._ledger = b""
         self._alone_since: float | None = None
         self._saw_end = False
         #: Whether the node has ended, since its lease has expired.
@@ -101,8 +101,8 @@ class AgentSession:
         return Adoption(
             epoch=self.epoch,
             kept=self._kept,
-            state=self._state,
-            obeyed=self._obeyed,
+            ledger=self._ledger,
+            goal=self._goal,
             saw_end=self._saw_end,
             is_over=self.is_over,
             alone=self.alone,
@@ -134,18 +134,20 @@ class AgentSession:
         Raises SupersededError as `check` does.
         """
         self.check(epoch)
-        done, self._obeyed = self._obeyed, max(self._obeyed, goal.generation)
+        done = self._goal.generation
+        if goal.generation > done:
+            self._goal = goal
         yield from goal.since(done)
 
-    def keep(self, epoch: int, serial: int, state: bytes) -> None:
-        """Keep the state of a driver, unless a newer one is kept."""
-        if (epoch, serial) > self._kept:
-            self._kept, self._state = (epoch, serial), state
+    def keep(self, epoch: int, number: int, ledger: bytes) -> None:
+        """Keep the ledger of a driver, unless a newer one is kept."""
+        if (epoch, number) > self._kept:
+            self._kept, self._ledger = (epoch, number), ledger
 
     # What drivers are told.
 
     @property
     def kept(self) -> int:
-        """The number of the state that is kept, if it is of the driver in command; else 0."""
-        epoch, serial = self._kept
-        return serial if epoch == self.epoch else 0
+        """The number of the ledger that is kept, if it is of the driver in command; else 0."""
+        epoch, number = self._kept
+        return number if epoch == self.epoch else 0

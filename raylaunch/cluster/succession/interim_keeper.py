@@ -1,7 +1,6 @@
-"""An actor that keeps the state of a detached run's driver while no agent does: before any is up, after all are lost.
+"""An actor that keeps the ledger of a detached run while no agent does: before any is up, after all are lost.
 
-The actor runs on another host than the driver if there is one. The state is encrypted; see
-`raylaunch.cluster.takeover.state_key`.
+The actor runs on another host than the driver if there is one.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _LOOK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterimState:
-    """What it keeps. `state`: empty as long as there was none; then the run has only been requested."""
+    """What it keeps. `ledger`: empty as long as there was none; then the run has only been requested."""
 
     request: bytes = field(default=b"", repr=False)
     """See `RunFacts`."""
     kept: tuple[int, int] = (0, 0)
-    """The epoch and the number of the state."""
-    state: bytes = field(default=b"", repr=False)
+    """The epoch and the number of the ledger."""
+    ledger: bytes = field(default=b"", repr=False)
     epoch: int = 1
     """That which the driver that asks for it may have."""
 
@@ -69,7 +68,7 @@ class InterimKeeper:
 
 
 def keep(token: str, driver_timeout: float, found: InterimState) -> Any:
-    """Give a state to the keeper; start one if there is none. Return Ray's reference to True. Raises RayError."""
+    """Give a ledger to the keeper; start one if there is none. Return Ray's reference to True. Raises RayError."""
     actor = (
         ray.remote(max_restarts=0, max_task_retries=0, enable_task_events=False)(InterimKeeper)
         .options(
@@ -103,5 +102,5 @@ def look(token: str, seconds: float) -> InterimState | None:
 
 
 def end(token: str) -> None:
-    """End it, if it is there: agents keep the state now."""
+    """End it, if it is there: agents keep the ledger now."""
     named_resources.kill(named_resources.interim_keeper_name(token))

@@ -19,8 +19,8 @@ from ray.util.placement_group import (
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.succession.registry_key import NAMESPACE, RENEW_SECONDS, registry_key
 
-KEYS = b"raylaunch-keys"
-"""The namespace of `key_name` in the key-value store of the head."""
+_EPOCHS = b"raylaunch-epochs"
+"""The namespace in the key-value store of the head."""
 _DRIVER, _AGENT, _GROUP = "raylaunch-driver", "raylaunch-agent", "raylaunch-slots"
 _INTERIM = "raylaunch-interim-keeper"
 _ANSWER_SECONDS = 5.0
@@ -41,7 +41,7 @@ def token_of(driver: str) -> str:
 
 
 def interim_keeper_name(token: str) -> str:
-    """Return the name of what keeps the driver's state while no agent does."""
+    """Return the name of what keeps the ledger while no agent does."""
     return f"{_INTERIM}-{token}"
 
 
@@ -67,35 +67,31 @@ def group_name(token: str, slot: int) -> str:
     return f"{_GROUP}-{token}-{slot}"
 
 
-def key_name(token: str) -> bytes:
-    """Return the name by which the head keeps the key to the states of the run's drivers."""
-    return token.encode()
-
-
 def announce(token: str, epoch: int) -> None:
-    """Record in the head that the driver of this epoch takes over. Raises an exception of Ray's."""
-    ray_internals.keep_in_head(_epoch_name(token), str(epoch).encode(), KEYS, _ANSWER_SECONDS)
+    """Record in the head that the driver of this epoch begins, or takes over. Raises an exception of Ray's."""
+    ray_internals.keep_in_head(token.encode(), str(epoch).encode(), _EPOCHS, _ANSWER_SECONDS)
 
 
 def announced(token: str) -> int | None:
-    """Return the epoch of the driver that has taken over last; 0: none has; None: nothing is left of the run.
+    """Return the epoch of the last driver; None: nothing is left of the run.
 
     Raises an exception of Ray's if the head does not answer.
     """
-    if not ray_internals.own_kept(key_name(token), KEYS, _HEAD_SECONDS):
-        return None
-    return int(ray_internals.own_kept(_epoch_name(token), KEYS, _HEAD_SECONDS) or 0)
-
-
-def _epoch_name(token: str) -> bytes:
-    return f"{token}-epoch".encode()
+    epoch = ray_internals.own_kept(token.encode(), _EPOCHS, _HEAD_SECONDS)
+    return int(epoch) if epoch else None
 
 
 def groups(token: str) -> dict[str, str]:
     """Return the ids of the run's placement groups, by their names."""
+    return {group_name(token, slot): identity for slot, (identity, _) in slots(token).items()}
+
+
+def slots(token: str) -> dict[int, tuple[str, int]]:
+    """Return the ids of the run's placement groups and their numbers of slots, by the first slot."""
     prefix = f"{_GROUP}-{token}-"
     found = [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
-    return {each["name"]: each["placement_group_id"] for each in found if each["name"].startswith(prefix)}
+    ours = [each for each in found if each["name"].startswith(prefix)]
+    return {int(each["name"].removeprefix(prefix)): (each["placement_group_id"], len(each["bundles"])) for each in ours}
 
 
 def remove_group(name: str) -> None:
@@ -171,7 +167,7 @@ def remove_nodes(token: str) -> None:
 def remove(token: str) -> None:
     """Remove all that a run has in the cluster; the calling process comes last, if it is part of the run."""
     me = ray.get_runtime_context().get_actor_name()
-    keys = ((registry_key(token), NAMESPACE.encode()), (key_name(token), KEYS), (_epoch_name(token), KEYS))
+    keys = ((registry_key(token), NAMESPACE.encode()), (token.encode(), _EPOCHS))
     for key, namespace in keys:
         with contextlib.suppress(Exception):  # the head does not answer
             ray_internals.keep_in_head(key, None, namespace, _ANSWER_SECONDS)

@@ -1,4 +1,4 @@
-"""Which driver of a detached run this one is, and with which state it begins."""
+"""Which driver of a detached run this one is, and with which ledger it begins."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from raylaunch.cluster.succession import interim_keeper, named_resources
 from raylaunch.cluster.succession.agent_session import Adoption, DetachedSettings
 from raylaunch.cluster.succession.interim_keeper import InterimState
 from raylaunch.cluster.takeover.detached_driver import DetachedDriver
-from raylaunch.cluster.takeover.driver_state import DriverState, RunFacts, TakeoverFacts, load
-from raylaunch.cluster.takeover.state_key import StateKey
+from raylaunch.cluster.takeover.ledger import Ledger, RunFacts, TakeoverFacts, load
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import natural_key
@@ -33,7 +32,7 @@ _LOOK_SECONDS = 2.0
 _WAIT_SECONDS = 0.3
 _HEAD_SECONDS = 2.0
 _NOBODY_SECONDS = 30.0
-"""How long a driver looks on when all who may keep the state have answered, and nobody does."""
+"""How long a driver looks on when all who may keep the ledger have answered, and nobody does."""
 _RETRY_SECONDS = (0.2, 2.0)
 """The first pause before it looks again, and the longest."""
 _MOST_NAMED = 200
@@ -51,26 +50,19 @@ class Succession:
     token: str
     request: bytes
     """See `RunFacts`."""
-    key: StateKey
-    """Encrypts the states of the run's drivers that agents keep."""
     epoch: int = 1
     on_command: Callable[[str], None] = _nothing
     """Is called with the path of the run folder when this driver has taken over, in its thread."""
-    taken: DriverState | None = None
-    """The state of the driver before; None: this is the first one."""
+    ledger: Ledger | None = None
+    """The ledger of the driver before; None: this is the first one."""
     takeover: TakeoverFacts | None = None
-    """None: as `taken`."""
+    """None: as `ledger`."""
 
     def facts(self, asked: Job, job: Job, plan: Plan, run_id: str, began: str, spec: AgentSpec) -> RunFacts:
         """Return what the drivers of the run need. The arguments are its fields."""
         detached = DetachedSettings(token=self.token, driver_timeout=job.driver_timeout)
         spec = replace(spec, detached=detached, epoch=0)
         return RunFacts(request=self.request, asked=asked, job=job, plan=plan, run_id=run_id, began=began, spec=spec)
-
-    def began_at(self) -> float:
-        """Return the time.monotonic() of this process at which a run began that had another driver."""
-        assert self.taken is not None
-        return time.monotonic() - self.taken.now - max(0.0, time.time() - self.taken.wall)
 
     def is_in_command(self) -> bool | None:
         """Return whether no other driver has taken over, or is about to, and the run was not ended.
@@ -89,11 +81,11 @@ class Succession:
         self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], leave: Callable[[str], None]
     ) -> DetachedFleet:
         """Return the agents: those that there are, or none yet. `leave` ends this process, if it was replaced."""
-        state = None
-        if self.taken is not None:
-            state = self.taken.fleet
-            state.allocator.shift(self.taken.clock_shift())
-        return DetachedFleet(plan, spec, say, epoch=self.epoch, leave=leave, state=state)
+        slots = None
+        if self.ledger is not None:
+            slots = self.ledger.slots
+            slots.shift(self.ledger.clock_shift())
+        return DetachedFleet(plan, spec, say, epoch=self.epoch, leave=leave, allocator=slots)
 
     def driver(
         self,
@@ -112,9 +104,8 @@ class Succession:
             observer,
             began,
             links,
-            self.taken,
+            self.ledger,
             self.takeover,
-            self.key.seal,
             self.is_in_command,
             self.on_command,
         )
@@ -129,10 +120,10 @@ class Succession:
 
 
 class UnansweredError(Exception):
-    """Somebody who may keep the state of the run does not answer; who, for a person."""
+    """Somebody who may keep the ledger of the run does not answer; who, for a person."""
 
 
-def await_state(
+def await_ledger(
     look: Callable[[], Succession | None],
     patience: float,
     say: Callable[[str], None],
@@ -143,8 +134,8 @@ def await_state(
     """Return what `look` finds, which is called until it finds something. None: there is nothing to go on with.
 
     That is so if `look` returns None for half a minute, or after `patience` seconds: who did not answer until then does
-    not keep the state any more. As long as `look` raises UnansweredError, or RayError or RuntimeError, as Ray does when
-    the head does not answer, nobody can tell. `say` takes that each time, for a person.
+    not keep the ledger any more. As long as `look` raises UnansweredError, or RayError or RuntimeError, as Ray does
+    when the head does not answer, nobody can tell. `say` takes that each time, for a person.
     """
     began = answered = clock()
     pause, longest = _RETRY_SECONDS
@@ -163,24 +154,21 @@ def await_state(
 
 
 def find(token: str, since: float) -> Succession | None:
-    """Ask agents and the interim keeper of a run for the newest state. None: nobody keeps any, or the key to it.
+    """Ask agents and the interim keeper of a run for the newest ledger. None: nobody keeps any.
 
     `since`: the time.monotonic() at which this process began to look for it. Raises UnansweredError if an agent that
-    may have the state does not answer, and RayError or RuntimeError if the head does not.
+    may have the ledger does not answer, and RayError or RuntimeError if the head does not.
     """
     try:
         interim = interim_keeper.look(token, _LOOK_SECONDS)
     except (GetTimeoutError, RayActorError):
-        raise UnansweredError("the interim keeper of the state") from None
-    key = StateKey.find(token)
-    if key is None:
-        return None
-    if interim is not None and not interim.state:  # its driver died before it had any agent
+        raise UnansweredError("the interim keeper of the ledger") from None
+    if interim is not None and not interim.ledger:  # its driver died before it had any agent
         named_resources.announce(token, interim.epoch)
-        return Succession(token=token, request=key.open(interim.request), key=key, epoch=interim.epoch)
-    newest = _Newest(key, interim)
+        return Succession(token=token, request=interim.request, epoch=interim.epoch)
+    newest = _Newest(interim)
     newest.ask(token)
-    if newest.state is None:
+    if newest.ledger is None:
         return None
     named_resources.announce(token, newest.epoch)
     now = time.monotonic()
@@ -189,35 +177,29 @@ def find(token: str, since: float) -> Succession | None:
         process_seconds=max(0.0, newest.alone - (now - since)),
         state_seconds=now - since,
         found_at=now,
+        is_driver_gone=newest.saw_end,
     )
-    return Succession(
-        token=token,
-        request=newest.state.facts.request,
-        key=key,
-        epoch=newest.epoch,
-        taken=replace(newest.state, is_driver_gone=newest.saw_end),
-        takeover=takeover,
-    )
+    ledger = newest.ledger
+    return Succession(token=token, request=ledger.facts.request, epoch=newest.epoch, ledger=ledger, takeover=takeover)
 
 
 class _Newest:
-    """The newest state that is found."""
+    """The newest ledger that is found."""
 
-    def __init__(self, key: StateKey, interim: InterimState | None) -> None:
-        self._key = key
+    def __init__(self, interim: InterimState | None) -> None:
         self._kept = interim.kept if interim is not None else (0, 0)
-        #: The newest that was not decrypted yet.
-        self._sealed = interim.state if interim is not None else b""
-        self.state: DriverState | None = None
+        #: The newest that was not decoded yet.
+        self._message = interim.ledger if interim is not None else b""
+        self.ledger: Ledger | None = None
         #: Higher than any that anybody has seen.
         self.epoch = interim.epoch if interim is not None else 1
         self.alone = 0.0
         self.saw_end = False
 
     def ask(self, token: str) -> None:
-        """Ask the agents. Those that were not up yet by the newest state need not answer: some may wait for a host.
+        """Ask the agents. Those that were not up yet by the newest ledger need not answer: some may wait for a host.
 
-        Raises UnansweredError if one that may have the only state does not answer.
+        Raises UnansweredError if one that may have the only ledger does not answer.
         """
         names = {
             actor: NodeId(node)
@@ -239,24 +221,24 @@ class _Newest:
             awaits = self._awaits(asked.values())
         self._open()
         silent += asked.values()
-        if silent and self.state is None:
+        if silent and self.ledger is None:
             listed = ", ".join(sorted(silent, key=natural_key))
-            raise UnansweredError(f"an agent that may keep the state ({capped(listed, _MOST_NAMED)})")
+            raise UnansweredError(f"an agent that may keep the ledger ({capped(listed, _MOST_NAMED)})")
 
     def _awaits(self, nodes: Iterable[NodeId]) -> bool:
         self._open()
-        return self.state is None or not {*self.state.fleet.allocator.up_nodes()}.isdisjoint(nodes)
+        return self.ledger is None or not {*self.ledger.slots.up_nodes()}.isdisjoint(nodes)
 
     def _take(self, found: Adoption) -> None:
         self.epoch, self.alone = max(self.epoch, found.epoch + 1), max(self.alone, found.alone)
         self.saw_end |= found.saw_end
-        if found.state and found.kept > self._kept:
-            self._kept, self._sealed = found.kept, found.state
+        if found.ledger and found.kept > self._kept:
+            self._kept, self._message = found.kept, found.ledger
 
     def _open(self) -> None:
-        """Decrypt only the newest: several agents keep one, and each may be large."""
-        if self._sealed:
-            self.state, self._sealed = load(self._key.open(self._sealed)), b""
+        """Decode only the newest: several agents keep one, and each may be large."""
+        if self._message:
+            self.ledger, self._message = load(self._message), b""
 
 
 def _answers(ready: list[Any]) -> tuple[list[Adoption], list[Any]]:

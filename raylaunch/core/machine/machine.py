@@ -30,6 +30,7 @@ from raylaunch.core.machine.membership import Membership
 from raylaunch.core.machine.nodes import node_draining, node_joined, node_lost
 from raylaunch.core.machine.peers import peers_unreachable
 from raylaunch.core.machine.requests import handle_request, refusal
+from raylaunch.core.machine.resuming import driver_replaced
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.state import Done, Gathering, Phase, Running, Saving, State, Stopping, World
 from raylaunch.core.machine.workers import progressed, workers_changed
@@ -40,9 +41,10 @@ from raylaunch.core.placement.environment import Member
 class Machine:
     """The state machine of one run. It is pure: no clock, no I/O, and the same events give the same actions."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, run: Run | None = None) -> None:
+        """`run`: the state with which to go on, from another driver's ledger."""
         #: The state, which only the functions of this package change.
-        self.run = Run(job)
+        self.run = run or Run(job)
 
     def start(self) -> list[Action]:
         """Return the first actions, before any event: the run begins to wait for nodes."""
@@ -56,11 +58,11 @@ class Machine:
         """
         run = self.run
         run.now = max(run.now, event.at)
-        if isinstance(run.state, Done) or self._is_stale(event):
+        if isinstance(run.state, Done) or isinstance(event, NodeGranted) or self._is_stale(event):
             return []
         match event:
-            case NodeGranted() | DriverReplaced():
-                return []
+            case DriverReplaced():
+                return driver_replaced(run, event)
             case NodeJoined():
                 return node_joined(run, event)
             case NodeLost():
@@ -100,7 +102,7 @@ class Machine:
             case Running() | Saving(), _:
                 requests = StopRequested | RestartRequested
                 ends = NodeLost | NodeDraining | PeersUnreachable | WorkersExited | WorkersHung | requests | Tick
-                return isinstance(event, ends)
+                return isinstance(event, ends | DriverReplaced)
             case _:
                 return False
 

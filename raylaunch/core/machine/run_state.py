@@ -134,7 +134,7 @@ class Run:
 
     def finish(self, exit_code: int, why: str) -> list[Action]:
         """End the run."""
-        self.enter(Done(status=why))
+        self.enter(Done(status=why, exit_code=exit_code))
         return [Finish(exit_code=exit_code, why=why)]
 
     def set_timer(self, why: str) -> list[Action]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from raylaunch.core.failures.failure import Failure
-from raylaunch.core.machine.commits import HeldCommit, KnownCommits
+from raylaunch.core.machine.commits import HeldCommit, KnownCommits, RestoreCommit
 from raylaunch.core.machine.events_and_actions import Finish
-from raylaunch.core.newtypes import NodeId, SignalName, StrEnum
+from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName, StrEnum
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
 
@@ -54,6 +54,8 @@ class World:
 
     attempt: int = 0
     """1, 2, 3, ...; 0 before the first launch."""
+    told_attempt: int = 0
+    """The highest number of which an earlier driver has told any node: the next attempt gets a higher one."""
     roster: tuple[NodeId, ...] = ()
     """The nodes in rank order. All and only these run workers of the attempt."""
     members: tuple[Member, ...] = ()
@@ -76,6 +78,8 @@ class World:
     """The parts of commits of earlier attempts that its nodes hold, by node."""
     awaits_commit: bool = False
     """Whether some node waits to be told what to restore."""
+    restored: RestoreCommit | None = None
+    """What the nodes were told to restore; None: nothing yet."""
     known: KnownCommits = field(default_factory=KnownCommits)
     """What was learnt of commits in this attempt and earlier ones."""
     untold: set[NodeId] = field(default_factory=set)
@@ -197,6 +201,8 @@ class Stopping(AwaitingNodes):
     """The end of the run that follows. None: another attempt."""
     backoff_until: float | None = None
     """As in `Gathering`."""
+    signal: SignalName = SIGTERM
+    """What the workers get first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,6 +211,7 @@ class Done:
 
     phase: ClassVar[Phase] = Phase.DONE
     status: str
+    exit_code: int
     timers: ClassVar[tuple[float | None, ...]] = ()
 
 

@@ -52,6 +52,7 @@ def stop_world(
         awaited=set(nodes),
         ending=ending,
         backoff_until=backoff_until,
+        signal=signal,
     )
     run.enter(stopping)
     stop = Stop(attempt=run.world.attempt, nodes=nodes, grace=grace, why=why, signal=signal)

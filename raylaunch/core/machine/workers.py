@@ -68,6 +68,7 @@ def _run_if_all_started(run: Run, state: Starting) -> list[Action]:
     if run.world.staying and not any(action.commit for action in restored):
         why = restored[0].why if restored else "no node has the state of an earlier attempt"
         return restart_world(run, f"{why}; all workers are started again", all_anew=True)
+    run.world.restored = restored[0] if restored else None
     run.enter(Running(status=f"{run.workers_and_nodes}{run.world.survivors}", resize=state.resize))
     held, run.world.held_signals = run.world.held_signals, []
     return [*restored, *(forward(run, signal) for signal in held), *run.set_timer("more nodes may come")]

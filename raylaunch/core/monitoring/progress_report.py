@@ -27,14 +27,14 @@ class ProgressSample:
 class ProgressReporter:
     """Makes the reports of one attempt."""
 
-    def __init__(self, world: WorldProgress, *, awaits_counts: bool = False) -> None:
-        """`awaits_counts`: the script numbers its steps in `should_checkpoint`.
+    def __init__(self, world: WorldProgress, *, awaits_counts: bool = False, is_first: bool = True) -> None:
+        """`awaits_counts`: the script numbers its steps in `should_checkpoint`. `is_first`: nothing was reported yet.
 
         Those numbers may differ from the optimizer's. So the first report waits until each worker has called it.
         """
         self._world = world
         self._awaits_counts = awaits_counts
-        self._is_first = True
+        self._is_first = is_first
         #: What was reported of the nodes' memory.
         self._told: dict[NodeId, NodeMemory] = {}
 

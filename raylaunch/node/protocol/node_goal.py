@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.protocol.copy_messages import CopyTo
-from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, Order, SignalWorkers, WorkerOrder
+from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, Order, SignalWorkers, StopWorkers, WorkerOrder
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 
 _MOST_TYPED = 64
@@ -51,7 +51,7 @@ def _replaces(order: Order, other: Order) -> bool:
         return True
     if type(order) is not type(other) or isinstance(order, TerminalInput):
         return False
-    if isinstance(order, OpenStore) and isinstance(other, OpenStore):
+    if isinstance(order, OpenStore | StopWorkers) and isinstance(other, OpenStore | StopWorkers):
         return order.attempt == other.attempt
     if isinstance(order, SignalWorkers) and isinstance(other, SignalWorkers):
         return order.signal == other.signal
@@ -75,6 +75,10 @@ class NodeGoals:
         """Return the goal of a node."""
         return self._goals.get(node, NodeGoal())
 
-    def take_over(self, goals: dict[NodeId, NodeGoal]) -> None:
-        """Go on with the goals of another driver."""
-        self._goals.update(goals)
+    def take_over(self, node: NodeId, goal: NodeGoal) -> NodeGoal:
+        """Go on with the goal that an earlier driver has shown a node. Return it with what was added meanwhile."""
+        with self._lock:
+            for order in self.of(node).since(0):
+                goal = goal.after(order)
+            self._goals[node] = goal
+        return goal

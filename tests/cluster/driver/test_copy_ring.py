@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from raylaunch.cluster.driver.copy_ring import CopyRing, over, targets
+from raylaunch.cluster.driver.copy_ring import CopyRing, KnownCopies, over, targets
 from raylaunch.core.machine.commits import Commit, PartFetch, RestoreCommit
 from raylaunch.core.placement.environment import Member
 from raylaunch.node.protocol.copy_messages import CopiesServed, CopyTo, ServeCopies
@@ -65,12 +65,12 @@ def _target(order: CopyTo | ServeCopies) -> str | None:
 def test_nodes_are_told_as_soon_as_their_target_is_known_and_again_when_it_changes():
     machine = machine_of(member("a", "1"), member("b", "2"), member("c", "3"))
     fleet = Sent()
-    ring = CopyRing(machine, fleet)
+    ring = CopyRing(machine, fleet, KnownCopies())
     ring.launched()
-    assert (ring.has_state, fleet.take()) == (False, [])
+    assert (ring.known.has_state, fleet.take()) == (False, [])
     for number, node in enumerate("abc"):
         ring.served(node, CopiesServed(host="h", port=number, secret="s"))
-    assert (ring.has_state, fleet.take()) == (True, [("c", "a"), ("a", "b"), ("b", "c")])
+    assert (ring.known.has_state, fleet.take()) == (True, [("c", "a"), ("a", "b"), ("b", "c")])
     ring.renew()
     assert fleet.take() == []
     machine.leaving = {"b"}
@@ -85,7 +85,7 @@ def test_nodes_that_all_leave_copy_to_those_that_replace_them_as_soon_as_these_s
     """Until then they copy nothing: a copy on a node that leaves would count as one."""
     machine = machine_of(member("a", "1"), member("b", "2"))
     fleet = Sent()
-    ring = CopyRing(machine, fleet)
+    ring = CopyRing(machine, fleet, KnownCopies())
     for number, node in enumerate("ab"):
         ring.served(node, CopiesServed(host="h", port=number, secret="s"))
     assert fleet.take() == [("b", "a"), ("a", "b")]
@@ -101,7 +101,7 @@ def test_nodes_that_all_leave_copy_to_those_that_replace_them_as_soon_as_these_s
 def test_a_node_that_leaves_alone_begins_to_copy_and_one_without_state_does_not():
     machine = machine_of(member("a", "1"))
     fleet = Sent()
-    ring = CopyRing(machine, fleet)
+    ring = CopyRing(machine, fleet, KnownCopies())
     machine.leaving, machine.world.replacements = {"a"}, ("b", "c")
     ring.renew()
     assert fleet.take() == []
@@ -117,7 +117,7 @@ def test_several_nodes_replace_others_in_turn():
 def test_a_node_is_told_where_to_fetch_what_it_lacks():
     machine = machine_of()
     machine.nodes = {"a"}
-    ring = CopyRing(machine, Sent())
+    ring = CopyRing(machine, Sent(), KnownCopies())
     ring.served("a", CopiesServed(host="h", port=7, secret="s"))
     fetches = (PartFetch(node="b", part=3, source="a"), PartFetch(node="c", part=4, source="a"))
     action = RestoreCommit(

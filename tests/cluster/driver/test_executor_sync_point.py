@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from raylaunch.cluster.driver.executor import SyncPoint
-from raylaunch.node.protocol.messages import StepProposed
+from raylaunch.node.protocol.messages import ProposeCheckpoint, StepProposed
 from tests.fakes import FakeFleet
 
 NODES = ("node-1", "node-2")
@@ -20,7 +18,7 @@ class SilentFleet(FakeFleet):
 
 def propose_step(step: int) -> tuple[SilentFleet, SyncPoint]:
     fleet = SilentFleet(2)
-    return fleet, SyncPoint(fleet, 3, NODES, step)
+    return fleet, SyncPoint(fleet.send, NODES, ProposeCheckpoint(attempt=3, step=step))
 
 
 def proposed(node: str, step: int, reached: int, attempt: int = 3) -> StepProposed:
@@ -83,8 +81,8 @@ def test_other_answers_are_ignored():
 def test_all_nodes_are_told_that_what_is_committed_is_copied_first():
     """In a later proposal too."""
     orders: list[object] = []
-    fleet = SimpleNamespace(send=lambda _, order: orders.append(order))
-    point = SyncPoint(fleet, 3, NODES, 40, is_copied=True)
+    first = ProposeCheckpoint(attempt=3, step=40, is_copied=True)
+    point = SyncPoint(lambda _, order: orders.append(order), NODES, first)
     point.answered(proposed("node-1", 40, 45))
     point.answered(proposed("node-2", 40, 39))
     assert [(order.step, order.is_copied) for order in orders] == [(40, True)] * 2 + [(47, True)] * 2

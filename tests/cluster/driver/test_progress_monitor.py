@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from raylaunch.cluster.driver.copy_ring import KnownCopies
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.executor import Executor
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor
@@ -297,7 +298,8 @@ def silent_executor():
     progress = ProgressTracker(None, auto=True)
     given_up: list[tuple[str, bool]] = []
     monitor = ProgressMonitor(progress, fleet, lambda *_: None)
-    orders = Executor(Machine(Job()), "run", fleet, monitor, lambda node, *, ends: given_up.append((node, ends)))
+    give_up = lambda node, *, ends: given_up.append((node, ends))  # noqa: E731
+    orders = Executor(Machine(Job()), "run", fleet, monitor, give_up, KnownCopies())
     return orders, fleet, progress, given_up
 
 

@@ -192,18 +192,19 @@ class Kept(Agent):
         self.told.add(epoch)
         return serialization.dump_report(AgentReport(sent_at=float(os.getpid()), status=self.unsaid[0]))
 
-    async def obey(self, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
+    async def obey(self, epoch: int, goal: bytes, number: int = 0, ledger: bytes = b"") -> None:
         self.session.check(epoch)
-        self.session.keep(epoch, serial, state)
+        self.session.keep(epoch, number, ledger)
 
     async def look(self) -> Adoption:
         return replace(self.session.look(), has_begun=self.begun.is_set())
 
-    async def adopt(self, epoch: int, _link: object) -> Adoption:
+    async def adopt(self, epoch: int, _link: object) -> tuple[Adoption, bytes]:
         found = await self.look()
-        if self.begun.is_set():
-            self.session.adopt(epoch)
-        return found
+        if not self.begun.is_set():
+            return found, b""
+        self.session.adopt(epoch)
+        return found, serialization.dump_report(AgentReport(sent_at=float(os.getpid())))
 
     async def leave(self, _epoch: int) -> None:
         os._exit(0)
@@ -216,8 +217,8 @@ class Obedient(Kept):
         super().__init__(title)
         self.carried_out: list[int] = []
 
-    async def obey(self, epoch: int, goal: bytes, serial: int = 0, state: bytes = b"") -> None:
-        await super().obey(epoch, goal, serial, state)
+    async def obey(self, epoch: int, goal: bytes, number: int = 0, ledger: bytes = b"") -> None:
+        await super().obey(epoch, goal, number, ledger)
         self.carried_out += [order.attempt for order in self.session.new_orders(epoch, serialization.load_goal(goal))]
 
     async def read_result(self, _rank: int, _offset: int) -> bytes:
@@ -286,18 +287,18 @@ UNSTARTED = f"/tmp/raylaunch-tests-unstarted-{os.getpid()}"
 
 @dataclass
 class DetachedCrew(Crew):
-    """A fleet whose agents outlive it, and its state as it was when an item was dealt with for the last time."""
+    """A fleet whose agents outlive it, and its ledger as it was when an item was dealt with for the last time."""
 
-    state: bytes = b""
+    ledger: bytes = b""
     plan: Any = None
 
     def reported(self, item: ReportReceived) -> None:
-        self.fleet.reported(item.node, item.report)
+        self.fleet.reported(item.node, item.report.kept)
 
     def dealt_with(self) -> None:
-        with self.fleet.locked():
-            self.state = pickle.dumps(self.fleet.state())
-        self.fleet.flush(self.state)
+        with self.fleet.allocator() as slots:
+            self.ledger = pickle.dumps(slots)
+        self.fleet.flush(self.ledger)
 
     def die(self) -> None:
         """Do nothing any more, as if the process were gone."""
@@ -316,8 +317,8 @@ def detached(hosts: Cluster) -> Iterator[Callable[..., DetachedCrew]]:
         plan = after.plan if after else make_plan(wanted, nodes(local=False), local=False)
         spec = replace(SPEC, detached=DetachedSettings(token=TOKEN, driver_timeout=600.0))
         lines: list[str] = []
-        state = pickle.loads(after.state) if after else None
-        fleet = DetachedFleet(plan, spec, lines.append, epoch=2 if after else 1, leave=lambda _: None, state=state)
+        slots = pickle.loads(after.ledger) if after else None
+        fleet = DetachedFleet(plan, spec, lines.append, epoch=2 if after else 1, leave=lambda _: None, allocator=slots)
         found = DetachedCrew(fleet, lines=lines, plan=plan, up={**after.up} if after else {})
         fleet.actor_class = ray.remote(max_restarts=0)(agent)
         crews.append(found)

@@ -21,7 +21,7 @@ def done(session, epoch, last):
 
 
 def test_a_driver_that_was_replaced_commands_nothing():
-    """It was stopped (SIGSTOP), another one took over, and it goes on: its orders, state and questions are refused."""
+    """It was stopped (SIGSTOP), another one took over, and it goes on: its orders, ledger and questions are refused."""
     session = AgentSession()
     assert done(session, 1, 2) == [1, 2]
     session.adopt(2)
@@ -31,7 +31,7 @@ def test_a_driver_that_was_replaced_commands_nothing():
     assert done(session, 2, 3) == [3]
     session.keep(2, 1, b"new")
     session.keep(1, 9, b"old")
-    assert (session.look().state, session.look().epoch, session.look().obeyed) == (b"new", 2, 3)
+    assert (session.look().ledger, session.look().epoch, session.look().goal) == (b"new", 2, goal(3))
 
 
 def test_a_goal_of_a_driver_that_comes_before_its_adoption():
@@ -43,7 +43,7 @@ def test_a_goal_of_a_driver_that_comes_before_its_adoption():
     with pytest.raises(SupersededError):
         session.adopt(1)
     session.adopt(2)
-    assert (session.alone, session.look().obeyed) == (0.0, 3)
+    assert (session.alone, session.look().goal) == (0.0, goal(3))
     assert done(session, 2, 5) == [4, 5]
     with pytest.raises(SupersededError):
         session.adopt(2)
@@ -71,5 +71,5 @@ def test_each_order_is_carried_out_once(turns):
         newest = max(newest, last)
         if what == "adopts late":
             session.adopt(epoch)
-        assert session.look().obeyed == newest
+        assert session.look().goal == goal(newest)
     assert carried_out == [*range(1, newest + 1)]

@@ -11,11 +11,14 @@ from dataclasses import replace
 import pytest
 from ray.exceptions import NodeDiedError
 
-from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, CommandTaken
+from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.cluster.fleet_api import AgentLost, ReportReceived
 from raylaunch.cluster.takeover import detached_driver
-from raylaunch.cluster.takeover.driver_state import load
+from raylaunch.cluster.takeover.ledger import load
 from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.node.protocol.messages import LaunchWorkers, ProcessesExited
 from tests.cluster.takeover.test_detached_driver import CourseFleet, driver, feed
+from tests.fakes import process_failure
 
 
 class LeftError(BaseException):
@@ -35,7 +38,6 @@ class OrderlyFleet(CourseFleet):
     def __init__(self) -> None:
         super().__init__()
         self.waiting: list[tuple[str, object]] = []
-        self.heard: set[str] = set()
 
     @property
     def has_unsent(self) -> bool:
@@ -44,10 +46,10 @@ class OrderlyFleet(CourseFleet):
     def send(self, node, order) -> None:
         self.waiting.append((node, order))
 
-    def flush(self, state) -> None:
+    def flush(self, ledger) -> None:
         waiting, self.waiting = self.waiting, []
         for node, order in waiting:
-            self.obey(node, order)
+            super().send(node, order)
 
     def launched(self) -> list[int]:
         """Return the attempts for which a node has had its order."""
@@ -62,30 +64,17 @@ def heard(found, fleet: OrderlyFleet) -> None:
         feed(found, [fleet.unheard.popleft()])
 
 
-def two_nodes(taken=None):
+def two_nodes():
     """Return a driver whose attempt 1 runs on two hosts, of which it is on the first."""
     job = Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:2", max_restarts=1, last_call=0.0, join_timeout=20.0)
     fleet = OrderlyFleet()
-    found = driver(fleet, job, taken)
+    found = driver(fleet, job)
     found._folder.fence = Fence()
     found._begin()
     fleet.join_on("host-0")
     fleet.join_on("host-1")
     heard(found, fleet)
     return found, fleet
-
-
-def test_agents_get_only_sealed_states(monkeypatch):
-    """From the first one on, which an interim keeper may get."""
-    states: list[bytes] = []
-    monkeypatch.setattr(OrderlyFleet, "flush", lambda _, state: states.append(state))
-    fleet = OrderlyFleet()
-    found = driver(fleet, Job(entrypoint=Entrypoint(script="train.py"), nnodes="1"))
-    found._seal = lambda state: b"sealed"
-    found._begin()
-    fleet.join_on("host-0")
-    heard(found, fleet)
-    assert states == [b"sealed"] * len(states) != []
 
 
 def silent(node: str) -> AgentLost:
@@ -151,35 +140,31 @@ def test_the_end_of_a_run(monkeypatch, answer, is_silent, heard_at, why):
 
 def test_a_driver_that_nobody_has_obeyed_writes_no_result(monkeypatch):
     """The head is lost, or this host is cut off, before an agent obeys it."""
-    before, _ = two_nodes()
-    found, _ = two_nodes(load(before.state()))
-    told = []
+    found, agents = taken_over(is_driver_gone=True)
+    found._folder.fence, told = Fence(), []
     found._on_command = told.append
     found._is_in_command = lambda: None
     monkeypatch.setattr(found, "_is_cut_off", lambda _: False)
     monkeypatch.setattr(detached_driver.Driver, "run", lambda _: "the end")
     with pytest.raises(LeftError, match="reaches neither"):
         found.run()
-    feed(found, [CommandTaken()])
+    feed(found, agents[:1])
     assert (told, found.run()) == ([""], "the end")
 
 
 def taken_over(*, is_driver_gone: bool):
-    """Return a driver that takes over from one on the first host of two; no agent has answered yet."""
-    before, _ = two_nodes()
-    state = replace(load(before.state()), is_driver_gone=is_driver_gone)
-    job = before.machine.job
-    found = driver(OrderlyFleet(), job, state)
+    """Return a driver that takes over from one on the first host of two, and what its agents will say."""
+    before, fleet = two_nodes()
+    found = driver(OrderlyFleet(), before.machine.job, load(before._dumped()), gone=is_driver_gone)
     found._begin()
-    return found
+    return found, fleet.adopted()
 
 
 def test_nodes_that_obey_have_no_minute_without_a_driver_any_more():
     """So a driver that is cut off right after it has taken over misses them as soon as its successor expects."""
-    found = taken_over(is_driver_gone=True)
+    found, (first, _, end) = taken_over(is_driver_gone=True)
     assert found.nodes.last_heard("node-1") > time.monotonic() + 30
-    found._detached.adopted = {"node-1"}
-    feed(found, [AgentsAdopted()])
+    feed(found, [first, end])
     assert found.nodes.last_heard("node-1") <= time.monotonic()
     assert found.nodes.last_heard("node-2") > time.monotonic() + 30
 
@@ -187,7 +172,44 @@ def test_nodes_that_obey_have_no_minute_without_a_driver_any_more():
 @pytest.mark.parametrize(("is_driver_gone", "lost"), [(True, {"node-1"}), (False, set())])
 def test_a_host_that_ray_counts_as_dead(is_driver_gone, lost):
     """It may be cut off, unless it was that of the last driver, whose process has ended."""
-    found = taken_over(is_driver_gone=is_driver_gone)
+    found, (*_, end) = taken_over(is_driver_gone=is_driver_gone)
     for node in ("node-1", "node-2"):
         feed(found, [AgentLost(node=node, why="its host died", error=NodeDiedError("its host died"))])
-    assert {*found.nodes.lost()} == lost
+    feed(found, [end])
+    assert {node for node in ("node-1", "node-2") if found.nodes.is_lost(node)} == lost
+
+
+def test_an_agent_that_is_slow_to_answer_holds_nobody_up(monkeypatch):
+    """After a while the run goes on with the others. When it answers, it gets the orders that have come meanwhile."""
+    monkeypatch.setattr(detached_driver, "_HEAR_SECONDS", 0.0)
+    found, (first, second, _) = taken_over(is_driver_gone=True)
+    feed(found, [first])
+    fail(found, first)
+    assert found.machine.attempt == 1, "it has decided before all had the time to answer"
+    for event in found._due_events():
+        found._step(event)
+    assert found.machine.attempt == 2
+    assert found.machine.roster == ("node-1", "node-2")
+    goal = second.goal
+    for node, order in found._detached.waiting:
+        goal = goal.after(order) if node == "node-2" else goal
+    feed(found, [replace(second, goal=goal)])
+    assert not found.nodes.is_lost("node-2")
+
+
+def test_an_agent_that_knows_of_an_attempt_that_the_ledger_has_not():
+    """The last driver died when only this one had the order. All begin an attempt that nobody has heard of."""
+    found, (first, second, end) = taken_over(is_driver_gone=True)
+    goal = second.goal
+    launches = [order for _, order in goal.orders if isinstance(order, LaunchWorkers)]
+    later = replace(launches[-1], assignment=replace(launches[-1].assignment, attempt=2))
+    feed(found, [first, replace(second, goal=goal.after(later)), end])
+    assert (found.machine.attempt, found.machine.roster, found.machine.restarts) == (3, ("node-1", "node-2"), 0)
+
+
+def fail(found, agent) -> None:
+    """Let a worker of an agent's node fail, of which the driver hears."""
+    failure = process_failure(1, 0, exit_code=1)
+    status = agent.report.status.after(ProcessesExited(attempt=1, failures=(failure,)))
+    report = AgentReport(sent_at=0.0, status=status)
+    feed(found, [ReportReceived(node=agent.node, report=report, at=time.monotonic())])

@@ -322,7 +322,7 @@ def test_a_host_is_drained_while_there_is_no_driver(tmp_path, dies_again):
 
 
 def test_a_driver_waits_for_agents_that_do_not_answer(launcher):
-    """They may keep the state. `status` and `driver.log` say what it waits for. When they answer, it takes over."""
+    """They may keep the ledger. `status` and `driver.log` say what it waits for. When they answer, it takes over."""
     run = Detached(launcher)
     wait_until(lambda: run.lines(1, 1), 100, "steps")
     agents = [pid for pid in marked(launcher.cluster.mark) if title(pid).startswith("ray::raylaunch: agent")]
@@ -330,7 +330,7 @@ def test_a_driver_waits_for_agents_that_do_not_answer(launcher):
     for pid in agents:
         os.kill(pid, signal.SIGSTOP)
     run.kill()
-    why = "no driver is in command: an agent that may keep the state (node-1, node-2) does not answer"
+    why = "no driver is in command: an agent that may keep the ledger (node-1, node-2) does not answer"
     wait_until(lambda: f"raylaunch: {why}\n" in (run.folder / "driver.log").read_text(), 100, "the reason")
     shown = lambda: json.loads(run.command("status", "--json", run.id).stdout)  # noqa: E731
     wait_until(lambda: shown()["problem"] == why, 100, "the reason in the status")
@@ -370,7 +370,9 @@ def test_nothing_is_left_when_no_driver_can_be_started(launcher, tmp_path):
     assert launcher.python("end.py").returncode == 0
     wait_until(lambda: not titles(launcher.cluster), 100, "all processes to end")
     wait_until(lambda: not listed(), 100, "the registry to be empty")
-    rows = json.loads(run.command("ps", "--json", "-a").stdout)["runs"]
+    shown = run.command("ps", "--json", "-a")
+    assert shown.returncode == 0, shown.stderr
+    rows = json.loads(shown.stdout)["runs"]
     assert {(row["id"], row["state"]) for row in rows} == {(run.id, "lost"), (waiting.id, "lost")}
 
 

@@ -40,10 +40,15 @@ kinds_of_jobs = st.fixed_dictionaries(
 
 
 def run_with_faults(
-    cluster: ClusterSimulation, *, until: float, every: float, at_most: int = 50_000
+    cluster: ClusterSimulation,
+    *,
+    until: float,
+    every: float,
+    at_most: int = 50_000,
+    kinds: tuple[str, ...] = FAULTS,
 ) -> ClusterSimulation:
     """Run with faults until that time; all hosts return a while later."""
-    cluster.schedule_faults(until=until, every=every, kinds=FAULTS)
+    cluster.schedule_faults(until=until, every=every, kinds=kinds)
     cluster.run(at_most=at_most)
     return cluster
 
@@ -135,6 +140,16 @@ def test_workers_that_stay(seed, settings, every):
     a_job = job("2:6", max_restarts=1000, **settings)
     cluster = ClusterSimulation(a_job, hosts=10, seed=seed, silent=0.05, late=0.1, twice=0.3, elastic=0.7)
     assert_finished(run_with_faults(cluster, until=120.0, every=every))
+
+
+@examples(40)
+@given(st.integers(0, 10**6), kinds_of_jobs, st.sampled_from((1.0, 4.0, 25.0)), st.sampled_from((0.0, 0.7)))
+def test_drivers_that_die(seed, settings, every, elastic):
+    """At any moment, also before they have told all nodes of an attempt: `driver_dies` says what follows."""
+    a_job = job("2:6", max_restarts=1000, **settings)
+    cluster = ClusterSimulation(a_job, hosts=10, seed=seed, silent=0.05, late=0.1, elastic=elastic, dying=0.3)
+    kinds = (*FAULTS, *["driver_dies"] * len(FAULTS))
+    assert_finished(run_with_faults(cluster, until=120.0, every=every, kinds=kinds))
 
 
 @examples(20)

@@ -72,9 +72,20 @@ def test_each_node_has_its_own_goal():
     goals.add("a", launch(1))
     assert goals.add("a", DumpStacks(attempt=1)).generation == 2
     assert goals.of("b") == NodeGoal()
+
+
+def test_another_driver_goes_on_with_the_goal_of_a_node():
+    """What it has to tell before it knows that goal comes after what the node was told."""
     others = NodeGoals()
-    others.take_over({"a": goals.of("a")})
-    assert others.of("a") == goals.of("a")
+    others.add("a", SignalWorkers(attempt=1, signal="SIGUSR1"))
+    assert others.take_over("a", goal(launch(1))) == goal(launch(1), SignalWorkers(attempt=1, signal="SIGUSR1"))
+    assert others.of("a").generation == 2
+
+
+def test_a_node_may_have_to_end_the_workers_of_two_attempts():
+    """It may not have been told of the second one yet."""
+    told = goal(launch(1), StopWorkers(attempt=1, grace=0.0), StopWorkers(attempt=2, grace=0.0))
+    assert [order.attempt for order in told.since(1)] == [1, 2]
 
 
 orders = st.sampled_from(

@@ -1,4 +1,4 @@
-"""How long a driver that was started again looks for the state of the last one. Without Ray."""
+"""How long a driver that was started again looks for the ledger of the last one. Without Ray."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from raylaunch.cluster.succession import interim_keeper, named_resources
 from raylaunch.cluster.succession.agent_session import Adoption
 from raylaunch.cluster.takeover import succession
-from raylaunch.cluster.takeover.state_key import StateKey
-from raylaunch.cluster.takeover.succession import UnansweredError, await_state
+from raylaunch.cluster.takeover.succession import UnansweredError, await_ledger
 
 FOUND: Any = object()
 SILENT = UnansweredError("node-1")
@@ -40,11 +39,11 @@ class Clock:
         self.now += seconds
 
     def wait(self, patience: float) -> Any:
-        return await_state(self.look, patience, self.said.append, clock=lambda: self.now, sleep=self.sleep)
+        return await_ledger(self.look, patience, self.said.append, clock=lambda: self.now, sleep=self.sleep)
 
 
 @pytest.mark.parametrize("error", [SILENT, RpcError("no connection"), RuntimeError("Failed to list named actors")])
-def test_who_does_not_answer_is_awaited_as_long_as_it_may_keep_the_state(error):
+def test_who_does_not_answer_is_awaited_as_long_as_it_may_keep_the_ledger(error):
     """As long as agents wait for a driver."""
     clock = Clock([(500.0, error)])
     assert clock.wait(605.0) is FOUND
@@ -108,17 +107,13 @@ def cluster(monkeypatch) -> Iterator[SimpleNamespace]:
     monkeypatch.setattr(named_resources, "agents", lambda _: {node: node for node in found.answers})
     monkeypatch.setattr(named_resources, "actor", Agent)
     monkeypatch.setattr(named_resources, "announce", lambda _, epoch: found.announced.append(epoch))
-    monkeypatch.setattr(StateKey, "find", lambda _: SimpleNamespace(open=bytes))
-    state = SimpleNamespace(
-        facts=SimpleNamespace(request=b""),
-        fleet=SimpleNamespace(allocator=SimpleNamespace(up_nodes=lambda: ["node-1"])),
-    )
-    monkeypatch.setattr(succession, "load", lambda _: state)
-    monkeypatch.setattr(succession, "replace", lambda state, **_: state)
+    slots = SimpleNamespace(up_nodes=lambda: ["node-1"])
+    ledger = SimpleNamespace(facts=SimpleNamespace(request=b""), slots=slots)
+    monkeypatch.setattr(succession, "load", lambda _: ledger)
     return found
 
 
-KEPT = Adoption(epoch=1, kept=(1, 7), state=b"sealed")
+KEPT = Adoption(epoch=1, kept=(1, 7), ledger=b"ledger")
 
 
 def test_an_agent_that_cannot_be_reached_does_not_hide_those_that_answer(cluster):
@@ -129,11 +124,11 @@ def test_an_agent_that_cannot_be_reached_does_not_hide_those_that_answer(cluster
     assert (found.epoch, cluster.announced) == (2, [2])
 
 
-def test_an_agent_that_may_keep_the_only_state_is_awaited(cluster):
+def test_an_agent_that_may_keep_the_only_ledger_is_awaited(cluster):
     """Not one that has died, which keeps nothing."""
     unreached = ActorUnavailableError("node-10", b"0" * 16)
     cluster.answers = {"node-10": unreached, "node-9": None, "node-1": Adoption(epoch=1), "node-4": ActorDiedError()}
-    with pytest.raises(UnansweredError, match=r"an agent that may keep the state \(node-9, node-10\)"):
+    with pytest.raises(UnansweredError, match=r"an agent that may keep the ledger \(node-9, node-10\)"):
         succession.find("token", 0.0)
     cluster.answers = {"node-1": Adoption(epoch=1), "node-4": ActorDiedError()}
     assert succession.find("token", 0.0) is None
@@ -141,7 +136,7 @@ def test_an_agent_that_may_keep_the_only_state_is_awaited(cluster):
 
 @pytest.mark.parametrize("error", [GetTimeoutError("2 s"), ActorUnavailableError("it", b"0" * 16)])
 def test_an_interim_keeper_that_does_not_answer_is_awaited(cluster, error):
-    """It exists only while no agent keeps the newest state."""
+    """It exists only while no agent keeps the newest ledger."""
     cluster.interim, cluster.answers = error, {"node-1": KEPT}
-    with pytest.raises(UnansweredError, match="the interim keeper of the state"):
+    with pytest.raises(UnansweredError, match="the interim keeper of the ledger"):
         succession.find("token", 0.0)
