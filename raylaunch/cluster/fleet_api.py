@@ -44,7 +44,7 @@ class AgentLost:
     error: BaseException | None = None
     silent: bool = False
     held: tuple[HeldCommit, ...] | None = None
-    """The parts of commits that its state keeper still has; None: it was not asked."""
+    """The parts of commits that its subreaper still has; None: it was not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,15 +146,15 @@ def test_no_committed_step_is_lost_whatever_is_killed(launcher):
         # A rank that was killed in the middle of a commit takes all back to the one before.
         assert restored == [0, 2, 3, 4, 6, 8, 10, 11]
     assert "written to /proc" in run.err, "that it could not be, or is not yet, where the process starts slowly"
-    wait_until(lambda: keepers(launcher.cluster) == [], 100, "the state keeper to be gone")
+    wait_until(lambda: subreapers(launcher.cluster) == [], 100, "the subreaper of the killed agent to be gone")
 
 
-def keepers(cluster) -> list[int]:
+def subreapers(cluster) -> list[int]:
     found = []
     for pid in marked(cluster.mark):
         try:
             with open(f"/proc/{pid}/cmdline") as file:
-                found += [pid] if "state keeper" in file.read() else []
+                found += [pid] if "subreaper" in file.read() else []
         except OSError:
             pass
     return found

@@ -17,7 +17,6 @@ PROCESSES = (
     "agent",
     "subreaper",
     "fork server",
-    "state keeper",
     "zygote",
     "store",
     "worker",

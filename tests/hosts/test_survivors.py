@@ -104,11 +104,6 @@ dist.destroy_process_group()
 '''
 
 
-def state_keepers(hosts, host) -> list[str]:
-    """Return the names at which state keepers listen on a host."""
-    return [name for name in hosts.sockets(host) if "raylaunch-state-" in name]
-
-
 def test_workers_of_other_hosts_stay_when_one_joins_is_drained_or_lost_and_losses_are_as_without(launcher, hosts):
     """A DDP model that was made before, and one of FSDP2. Ranks change, and the ranks of the lost host come last.
 
@@ -158,7 +153,7 @@ def test_workers_of_other_hosts_stay_when_one_joins_is_drained_or_lost_and_losse
     assert hosts_by_rank(run, third) == left
     assert same(second, third) == sorted(left)
     assert has_files(second, third)
-    wait_until(lambda: not state_keepers(hosts, drained), 40, "the memory to be free, which no other agent is to have")
+    wait_until(lambda: not run.processes(drained), 40, "the memory to be free, which no other agent is to have")
 
     files_are_copied(third)
     lost = next(host for host in hosts.hosts[1:] if host.name in left)

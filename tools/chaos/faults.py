@@ -189,7 +189,6 @@ FAULTS: tuple[tuple[int, Fault], ...] = (
     ),
     (3, _lost_helper("kill -9 of a store", Job.stores)),
     (1, _lost_helper("kill -9 of a zygote", Job.zygotes)),
-    (1, _lost_helper("kill -9 of a state keeper", Job.state_keepers)),  # where the script uses `State`
     (
         1,
         Fault(

@@ -174,12 +174,12 @@ class Job:
         return list({parent(worker) for worker in self.workers(host)} - set(self.subreapers(host)))
 
     def subreapers(self, host: Host) -> list[int]:
-        """Return the process ids of processes that none of the job's others has started, but for state keepers."""
-        pids = {process.pid for process in self.processes(host)}
-        return [pid for pid in pids - {*self.state_keepers(host)} if parent(pid) not in pids]
+        """Return the process ids of those that have started others of the job, and that none of the job has started.
 
-    def state_keepers(self, host: Host) -> list[int]:
-        return [process.pid for process in self.processes(host) if "state keeper" in process.command]
+        One whose agent was killed, and which waits for another agent, has no processes any more.
+        """
+        pids = {process.pid for process in self.processes(host)}
+        return [pid for pid in {parent(pid) for pid in pids} & pids if parent(pid) not in pids]
 
     def helpers(self, host: Host) -> list[int]:
         """Return the process ids of the fork servers' other children: stores and zygotes."""

@@ -325,13 +325,10 @@ class Agent:
     async def end_node(self) -> None:
         """The lease has expired: end every process of the run on this node but this one, for seconds at most.
 
-        What `State` holds stays, as where an agent was killed: the state keeper gives it to the next agent.
+        What `State` holds stays for the next agent, as where an agent was killed.
         """
         self._stop_polling()
-        await in_thread(self._supervisor.client.end_server)
-        files = self._supervisor.state.files
-        if not files.protects_folder:  # this process may be killed before it closes, and nobody else is left
-            files.folder.remove()
+        await in_thread(self._supervisor.client.leave_state)
         self.session.node_ended()
         self._ended.set()
         self._wake.set()

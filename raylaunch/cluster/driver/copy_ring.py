@@ -1,4 +1,4 @@
-"""Chooses the peer that each agent copies its commits to, and asks state keepers of killed agents what they hold."""
+"""Chooses the peer that each agent copies its commits to, and asks subreapers of killed agents what they hold."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from raylaunch.cluster.fleet_api import AgentLost, Fleet
-from raylaunch.core.machine.commits import RestoreCommit
+from raylaunch.core.machine.commits import HeldCommit, RestoreCommit
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member
 from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyTo, ServeCopies
 from raylaunch.node.protocol.messages import AnnounceCommit
-from raylaunch.node.state import part_transfer
-from raylaunch.node.state.part_transfer import CopyRefusedError
+from raylaunch.node.state import transfer
+from raylaunch.node.state.transfer import CopyRefusedError
 
-_ASK_SECONDS = 1.0
-"""How long a state keeper may take to answer. Where a host's processes are all gone, its kernel refuses at once."""
+_ASK_SECONDS = 3.0
+"""How long a subreaper may take to answer: it first imports what it needs. Where a host's processes are all gone, its
+kernel refuses at once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class CopyRing:
         self._machine = machine
         self._fleet = fleet
         self.known = known
-        #: Agents whose state keepers were asked.
+        #: Agents whose subreapers were asked.
         self._asked: set[NodeId] = set()
         #: What each node was told last.
         self._told: dict[NodeId, CopyTo] = {}
@@ -69,8 +70,8 @@ class CopyRing:
         """Record what an earlier driver has told a node."""
         self._told[node] = order
 
-    def asks_keeper(self, gone: AgentLost, tell: Callable[[AgentLost], None]) -> bool:
-        """Return whether the state keeper of an agent is being asked what it holds: once, in a thread.
+    def asks_subreaper(self, gone: AgentLost, tell: Callable[[AgentLost], None]) -> bool:
+        """Return whether the subreaper of an agent is being asked what it holds: once, in a thread.
 
         `tell` gets the loss again with the answer, in the thread. An agent that held nothing is not asked for, nor one
         that was silent, which may be alive.
@@ -160,7 +161,8 @@ def _targets_on_host(nodes: Sequence[NodeId], avoided: Container[NodeId]) -> dic
 
 def _ask(gone: AgentLost, where: CopyAddress, tell: Callable[[AgentLost], None]) -> None:
     try:
-        held = part_transfer.ask_list(where, seconds=_ASK_SECONDS)
+        with transfer.connection(where, seconds=_ASK_SECONDS) as line:
+            held = transfer.ask(line, tuple[HeldCommit, ...], "held")
     except (OSError, CopyRefusedError):
         held = ()
     tell(replace(gone, held=held))

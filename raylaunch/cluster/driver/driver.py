@@ -267,7 +267,7 @@ class Driver:
                 yield from self._report(item)
 
     def _node_lost(self, gone: AgentLost) -> Iterator[Event]:
-        if self._executor.copies.asks_keeper(gone, self._inbox.put):
+        if self._executor.copies.asks_subreaper(gone, self._inbox.put):
             return  # the loss comes again with the answer
         self.nodes.give_up(gone.node)
         self._statuses.pop(gone.node, None)

@@ -150,7 +150,7 @@ class RayFleet(FleetBase):
     def release(self, node: NodeId, *, frees_memory: bool = False) -> None:
         """Kill the agent, whose fork server then kills its workers, and reserve another slot.
 
-        `frees_memory`: else the state keeper holds it for a minute, for another agent of the host.
+        `frees_memory`: else the subreaper holds it for a minute, for another agent of the host.
         """
         if frees_memory:
             self._to_do.put(partial(self._free_memory, node))

@@ -101,7 +101,7 @@ class KnownCommits:
     counted_loss: Commit | None = None
     """The newest commit that was lost in part, and counted as lost already."""
     orphaned: dict[NodeId, tuple[HeldCommit, ...]] = field(default_factory=dict)
-    """By lost node: what can still be fetched from its state keeper."""
+    """By lost node: what can still be fetched from its subreaper."""
     tries: int = 0
     """How many attempts in a row have fetched such parts, and made no step."""
 

@@ -43,7 +43,7 @@ class NodeLost:
     node: NodeId
     why: str
     held: tuple[HeldCommit, ...] = ()
-    """The parts of commits that can still be fetched from there: the agent was killed, and the state keeper was not."""
+    """The parts of commits that can still be fetched from there: the agent was killed, and its subreaper was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

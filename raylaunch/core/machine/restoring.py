@@ -16,7 +16,7 @@ from raylaunch.core.machine.state import World
 from raylaunch.core.placement.environment import assign
 
 _MOST_TRIES = 3
-"""Attempts that fetch parts from the state keepers of lost nodes, and make no step: a keeper may be gone meanwhile."""
+"""Attempts that fetch parts from the subreapers of lost nodes, and make no step: one may be gone meanwhile."""
 
 
 def take_held(world: World, event: WorkersStarted) -> None:

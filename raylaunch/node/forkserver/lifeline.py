@@ -1,10 +1,12 @@
-"""The lifeline: a socket of an agent, whose other end its subreaper and fork server have. Nothing is ever sent on it.
+"""The lifeline: a socket of an agent, whose other end its subreaper and fork server have.
 
-The agent closes its end, or dies, when everything of the node is to end.
+The agent shuts down its end, or dies, when everything of the node is to end. If all but the subreaper is to end, it
+sends one byte, and the subreaper sends one back when that is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Iterable
@@ -13,14 +15,28 @@ _REMOVE_SECONDS = 2.0
 
 
 def agent_is_gone(lifeline: int) -> bool:
-    """Return whether the agent is dead, or wants everything of the node to end: its end of the socket is closed."""
+    """Return whether the agent is dead, or wants the processes of the node to end."""
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
     return bool(poll.poll(0))
 
 
+def agent_is_dead(lifeline: int) -> bool:
+    """Return whether the agent is dead, and has not only shut down its end."""
+    poll = select.poll()
+    poll.register(lifeline, 0)
+    return bool(poll.poll(0))
+
+
+def wait_for_end(lifeline: int) -> None:
+    """Wait until the agent is dead or has shut down its end. Answer each byte: the processes have ended."""
+    while os.read(lifeline, 1):
+        with contextlib.suppress(OSError):
+            os.write(lifeline, b"x")
+
+
 def remove_folders(folders: Iterable[str], lifeline: int) -> None:
-    """Remove the node's folders at its end, except where the agent or the state keeper has a lock.
+    """Remove the node's folders at its end, except where the agent or the subreaper has a lock.
 
     Waits until the agent is gone, for a short time: what kills the subreaper often kills the agent next. If it lives,
     it notices the end of the fork server, and closes the socket, but goes on with what it has a lock on. The lock of a

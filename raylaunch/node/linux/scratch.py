@@ -14,6 +14,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 AGENT_LOCK = "agent"
@@ -62,17 +63,27 @@ def remove_unless_locked(path: str, *others: str) -> None:
 
 def is_locked(path: str) -> bool:
     """Return whether another process has a lock on the folder. False, too, where there is no folder."""
+    with locked(path) as is_ours:
+        return not is_ours and os.path.isdir(path)
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[bool]:
+    """Lock a folder, and give whether that was possible: nobody else has a lock, and there is a folder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return False
+        yield False
+        return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = True
     except OSError:
-        return True
+        is_ours = False
+    try:
+        yield is_ours
     finally:
         os.close(fd)
-    return False
 
 
 def discard_before(fd: int, end: int) -> None:

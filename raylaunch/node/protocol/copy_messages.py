@@ -16,7 +16,7 @@ class CopyAddress:
     port: int
     secret: str = field(repr=False)
     orphaned: bool = False
-    """The agent was killed, and the state keeper answers there."""
+    """The agent was killed, and its subreaper answers there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class WorkerTemplate:
     state_bytes: int | None = field(default=None, metadata=PER_RUN)
     """What `State` may use of each node's memory; None: a share of what is free."""
     state_secret: str = field(default="", repr=False, metadata=PER_RUN)
-    """By it an agent finds the state keeper of the run on its host; `""`: there is none."""
+    """By it an agent finds what one of the run that was killed on its host has left; `""`: there cannot be one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

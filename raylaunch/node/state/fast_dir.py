@@ -1,13 +1,13 @@
 """The folder RAYLAUNCH_FAST_DIR of a node: files in memory, which outlive the workers and, as copies, the node.
 
 `FastDir` is the agent's part: it makes the folder, and knows whose files it has. Beside the folder are copies of the
-files of other nodes. What goes over the network is in `file_transfer`.
+files of other nodes. What goes over the network is in `transfer`.
 
 The agent has a lock (flock(2)) on a folder beside it: a script may remove the folder itself, and make it again.
 
-The subreaper or the fork server, whichever ends last on the node, or the agent removes it. On a cluster the state
-keeper has a lock on all of it once there are files, so that it outlives the agent, and removes it if no other agent
-of the run takes it over. If all of them are killed, the next run on the host removes it (`_remove_stale`).
+The subreaper or the fork server, whichever ends last on the node, or the agent removes it. On a cluster the subreaper
+has a lock on all of it (`hold`), and if its agent was killed, it removes the folder only if no other agent of the run
+takes it over (`inheritance`). If all of them are killed, the next run on the host removes it (`_remove_stale`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ class FilesOwner:
     nproc: int
     world_size: int
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for what another host may tell, and cannot be."""
+        if min(self.attempt, self.first_rank, self.nproc, self.world_size - 1) < 0:
+            msg = "no owner of files"
+            raise ValueError(msg)
+
     def has(self, rank: int) -> bool:
         """Return whether the rank, of a world of any size, would have found its files there."""
         return self.first_rank <= rank % self.world_size < self.first_rank + self.nproc
@@ -74,8 +80,10 @@ class FastDir:
         self.root = os.path.join(parent, _PREFIX + secrets.token_hex(8))
         #: What workers get.
         self.path = os.path.join(self.root, _FILES)
-        self._fd = -1
+        self._fd = self._held_fd = -1
         self._lock = threading.RLock()
+        #: By it the next agent of the run finds what this one leaves; "": there is none.
+        self.run = ""
         #: By node, "" for the folder itself: whose files there are, now and in an attempt before.
         self._owners: dict[str, tuple[FilesOwner, ...]] = {}
         #: The bytes in the folder, and in copies by node, as they were when somebody looked last.
@@ -103,13 +111,30 @@ class FastDir:
             for path in (self.path, self._at(_COPIES), self._at(_INCOMING)):
                 scratch.clear(path)
 
+    def hold(self) -> int:
+        """Return a descriptor with a lock, whose holder keeps the folder for the next agent of the run; -1: none."""
+        with self._lock:
+            if self._fd >= 0 and self._held_fd < 0:
+                with contextlib.suppress(OSError):
+                    self._held_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    fcntl.flock(self._held_fd, fcntl.LOCK_SH)
+            self._save()
+            return self._held_fd
+
+    def abandon(self) -> None:
+        """Let the next agent of the run take the folder over, as if this one was killed."""
+        with self._lock:
+            for fd in (self._fd, self._held_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self._fd = self._held_fd = -1
+
     def release(self) -> None:
         """Let the folder be removed by whoever ends last on the node. What killed agents have left there goes, too."""
         with self._lock:
             if self._fd >= 0:
                 _remove_stale(os.path.dirname(self.root))
-                os.close(self._fd)
-                self._fd = -1
+            self.abandon()
 
     def remove(self) -> None:
         """Remove the folder with all files and copies; somebody else may have done so."""
@@ -181,13 +206,13 @@ class FastDir:
         owners = {node: asdict(known[-1]) for node, known in self._owners.items()}
         with contextlib.suppress(OSError):
             path = self._at(_INCOMING, _OWNERS)
-            Path(path).write_text(json.dumps(owners))
+            Path(path).write_text(json.dumps({"run": self.run, "owners": owners}))
             os.replace(path, self._at(_OWNERS))
 
     def adopt(self, root: str) -> None:
         """Take over the folder of an agent of the run that was killed, and remove it."""
-        with self._lock, contextlib.suppress(OSError, ValueError, TypeError):
-            for node, found in json.loads(Path(root, _OWNERS).read_text()).items():
+        with self._lock, contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            for node, found in json.loads(Path(root, _OWNERS).read_text())["owners"].items():
                 owner = FilesOwner(**found)
                 if not node and self.own is None:
                     self.become(owner)
@@ -216,19 +241,25 @@ class FastDir:
 
     def link(self, folder: str, name: str, stamp: FileStamp) -> None:
         """Link a file of another folder on this host into this one, unless what is there is as new. Raises OSError."""
-        with self.incoming() as path:
+        with self.incoming() as (path, _):
             os.unlink(path)
             os.link(os.path.join(folder, checked(name)), path, follow_symlinks=False)
             self.place(path, self.path, name, stamp)
 
     @contextlib.contextmanager
-    def incoming(self) -> Iterator[str]:
-        """Give the path of a new file beside the folder, which is removed unless it is placed. Raises OSError."""
+    def incoming(self, size: int = 0) -> Iterator[tuple[str, int]]:
+        """Give path and descriptor of a new file beside the folder, for which there is memory. Raises OSError.
+
+        It is removed unless it is placed.
+        """
         path = self._at(_INCOMING, secrets.token_hex(8))
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            yield path
+            if size:
+                os.posix_fallocate(fd, 0, size)
+            yield path, fd
         finally:
+            os.close(fd)
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -260,10 +291,10 @@ def _make_parents(folder: str, name: str) -> None:
         scratch.create(folder)
 
 
-def stamp_of(path: str) -> FileStamp | None:
-    """Return the stamp of a regular file; None: there is none."""
+def stamp_of(file: str | int) -> FileStamp | None:
+    """Return the stamp of a file, given by its path or descriptor; None: there is none."""
     try:
-        found = os.lstat(path)
+        found = os.stat(file) if isinstance(file, int) else os.lstat(file)
     except OSError:
         return None
     return FileStamp(found.st_size, found.st_mtime_ns)
@@ -331,6 +362,26 @@ def is_written(fd: int, age: float) -> bool:
     except OSError:  # the file is another user's, or the system has no leases
         return age < 1.0
     return False
+
+
+def abandoned(run: str) -> Iterator[str]:
+    """Yield the folders of agents of this run that were killed on this host. Each is locked until the next one."""
+    for parent in (_MEMORY, tempfile.gettempdir()):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(parent):
+                root = os.path.join(parent, name)
+                if name.startswith(_PREFIX) and _run_of(root) == run:
+                    with scratch.locked(os.path.join(root, scratch.AGENT_LOCK)) as is_locked:
+                        if is_locked:
+                            yield root
+
+
+def _run_of(root: str) -> str:
+    """Return the run whose agent has left a folder; "": it is not known."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        if os.lstat(root).st_uid == os.geteuid():
+            return str(json.loads(Path(root, _OWNERS).read_text())["run"])
+    return ""
 
 
 def _remove_stale(parent: str) -> None:

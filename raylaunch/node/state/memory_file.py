@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.worker.state.commit_buffer import HEADER_BYTES, CommitHeader
+
+_NAME = "raylaunch-state-{run}-{index}"
 
 
 class MemoryFile:
@@ -20,9 +25,9 @@ class MemoryFile:
         self._header: CommitHeader | None = None
 
     @classmethod
-    def create(cls, rank: int) -> MemoryFile:
-        """Create an empty file. Raises OSError."""
-        return cls(os.memfd_create(f"raylaunch-state-{rank}", os.MFD_CLOEXEC))
+    def create(cls, run: str, index: int) -> MemoryFile:
+        """Create an empty file, which the next agent of the run finds (`left_with`). Raises OSError."""
+        return cls(os.memfd_create(_NAME.format(run=run, index=index), os.MFD_CLOEXEC))
 
     @property
     def size(self) -> int:
@@ -64,3 +69,25 @@ class MemoryFile:
             self._header.close()
             self._memory.close()
         os.close(self.fd)
+
+
+def left_with(folder: str, run: str) -> Iterator[tuple[int, MemoryFile]]:
+    """Yield the memory files of a run in processes that have this folder open, each with its index."""
+    name = _NAME.format(run=re.escape(run), index=r"(\d+)")
+    pattern = re.compile(rf"/memfd:{name} \(deleted\)")
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        links = _links(f"/proc/{pid}/fd")
+        for path, link in links.items() if folder in links.values() else ():
+            with contextlib.suppress(OSError):
+                if (match := pattern.fullmatch(link)) is not None:
+                    yield int(match[1]), MemoryFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+
+def _links(folder: str) -> dict[str, str]:
+    """Return the names of the descriptors of a process by their paths; empty if it is another user's."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                found[f"{folder}/{fd}"] = os.readlink(f"{folder}/{fd}")
+    return found

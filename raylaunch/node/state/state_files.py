@@ -1,29 +1,28 @@
 """All memory files of a node: the buffers of its ranks, and copies of parts that ranks of other nodes have written.
 
-The agent's event loop and the threads that make copies use them. The state keeper, if there is one, has a duplicate of
-each descriptor.
+The agent's event loop and the threads that make copies use them. On a cluster the subreaper has a duplicate of each
+descriptor (`fd_store`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import select
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.node.linux import limits
+from raylaunch.node.state import fast_dir, memory_file
 from raylaunch.node.state.fast_dir import FastDir
-from raylaunch.node.state.fd_store_client import FdStoreClient
+from raylaunch.node.state.fd_store import FOLDER, PORT, FdStoreClient
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.worker.state.commit_buffer import OWN_BUFFERS
 
 _SHARE = 0.5
 """The part of the free memory that `State` may use, if the job does not say how much."""
-_MOST_KEEPERS = 10
-"""State keepers that are started: what kills one after the other would kill the next one too."""
 FIRST_COPY = OWN_BUFFERS
 """The index of a rank's first copy. The buffers that the rank itself writes have lower ones."""
 
@@ -32,25 +31,22 @@ Key = tuple[int, int]
 
 
 class StateFiles:
-    """The files, by rank and index. Any thread may call the methods, but only the event loop `renew_keeper`."""
+    """The files, by rank and index. Any thread may call the methods."""
 
-    def __init__(self, secret: str, most_bytes: int | None, epoll: select.epoll, folder: FastDir) -> None:
-        """`secret`, `most_bytes` and `folder`: as in `StateMemory`. `epoll` has the connection to the state keeper."""
+    def __init__(
+        self, secret: str, most_bytes: int | None, folder: FastDir, store: FdStoreClient | None = None
+    ) -> None:
+        """All as in `StateMemory`."""
         self.folder = folder
-        #: Whether the state keeper has the folder for the next agent.
-        self.protects_folder = False
-        self._is_over = False
+        self._store = store or FdStoreClient()
+        #: By it the next agent finds what this one leaves; "": there can be no other one.
+        self._run = folder.run = hashlib.sha256(secret.encode()).hexdigest()[:32] if secret else ""
         self._most_bytes = most_bytes
-        self._epoll = epoll
         self._files: dict[Key, MemoryFile] = {}
         #: Copies that are being written.
         self._busy: set[Key] = set()
         self._lock = threading.RLock()
-        self._keeper = FdStoreClient(secret)
-        self._keepers_left = _MOST_KEEPERS
-        #: The listening socket for other agents, and its secret; None: it is not there yet.
-        self._port: tuple[int, str] | None = None
-        #: Why there is no state keeper, for a person; "": there is one, or there need not be.
+        #: Why the files would be lost with this agent, for a person; "": they would not, or no other one can come.
         self.why = ""
 
     def __iter__(self) -> Iterator[tuple[Key, MemoryFile]]:
@@ -140,11 +136,10 @@ class StateFiles:
                 )
             try:
                 if key not in self._files:
-                    self._files[key] = MemoryFile.create(key[0])
+                    self.add(key, MemoryFile.create(self._run, key[1]))
                 os.ftruncate(self._files[key].fd, size)
             except OSError as error:
                 return limits.explained(error, "the agent")
-            self._keep(key)
             return ""
 
     def reserve_completed(self, key: Key, size: int) -> MemoryFile | None:
@@ -156,11 +151,8 @@ class StateFiles:
         with self._lock:
             for other in [other for other in self._files if other[1] == key[1] and other != key]:
                 if key in self._files:
-                    self._files[key].close()
-                self._files[key] = self._files.pop(other)
-                with contextlib.suppress(OSError):
-                    self._keeper.drop(*other)
-                self._keep(key)
+                    self._pop(key).close()
+                self.add(key, self._pop(other))
             if key in self._files and (header := self._files[key].header()) is not None:
                 header.unseal()
             return None if self.reserve(key, size) else self._files[key]
@@ -192,9 +184,7 @@ class StateFiles:
         """Free files, except copies that are being written."""
         with self._lock:
             for key in [key for key, file in self if key not in self._busy and is_useless(key, file)]:
-                self._files.pop(key).close()
-                with contextlib.suppress(OSError):
-                    self._keeper.drop(*key)
+                self._pop(key).close()
 
     @contextlib.contextmanager
     def writing_copy(self, held: HeldCommit, size: int, spared: Iterable[Commit | None]) -> Iterator[MemoryFile | str]:
@@ -224,96 +214,51 @@ class StateFiles:
             with self._lock:
                 self._busy.discard(key)
 
-    # The state keeper.
+    # For other agents.
 
     def adopt(self) -> None:
-        """Take what an agent before this one has left on this host. Files that this one has stay as they are."""
-        with self._lock, contextlib.suppress(OSError):
-            if self._keeper.fileno() < 0 and self._keeper.connect():
-                self._epoll.register(self._keeper, select.EPOLLIN)
-            try:
-                for rank, index, fd in self._keeper.take():
-                    if (rank, index) in self._files:
-                        os.close(fd)
+        """Take what agents of the run have left that were killed on this host. What this one has stays as it is."""
+        if not self._run:
+            return
+        with self._lock:
+            for root in fast_dir.abandoned(self._run):
+                for index, file in memory_file.left_with(root, self._run):
+                    held = file.held()
+                    if held is None or (held.rank, index) in self._files:
+                        file.close()
                     else:
-                        self._files[rank, index] = MemoryFile(fd)
-                for path in self._keeper.orphaned_folders:
-                    self.folder.adopt(path)
-                    self._keeper.release(path)
-            except OSError:
-                self._lose_keeper()
+                        self.add((held.rank, index), file)
+                self.folder.adopt(root)
+            if (fd := self.folder.hold()) >= 0:
+                self._tell_store(lambda: self._store.keep(FOLDER, fd))
 
-    def protect_folder(self) -> None:
-        """Keep the folder if this agent dies. If there is no state keeper, the next commit reports that."""
-        with self._lock:
-            if not (self.protects_folder or self._is_over):
-                self.protects_folder = True
-                self._tell_keeper(lambda: self._keeper.protect(self.folder.root))
+    def add(self, key: Key, file: MemoryFile) -> None:
+        """Add a file, which the next agent gets if this one is killed. If it does not, the next commit reports that."""
+        self._files[key] = file
+        if self._run:
+            self._tell_store(lambda: self._store.keep(f"{key[0]} {key[1]}", file.fd))
 
-    def release_folder(self) -> None:
-        """Let the folder be removed by whoever ends last on this node: the run ends."""
-        self.folder.release()
-        with self._lock, contextlib.suppress(OSError):
-            self._is_over = True
-            if self.protects_folder:
-                self.protects_folder = False
-                self._keeper.release(self.folder.root)
+    def _pop(self, key: Key) -> MemoryFile:
+        self._store.drop(f"{key[0]} {key[1]}")
+        return self._files.pop(key)
 
-    def answer_when_killed(self, fd: int, secret: str) -> None:
-        """Let other agents get the files at this listening socket if this agent is killed. `secret`: that they know."""
-        with self._lock, contextlib.suppress(OSError):
-            self._port = fd, secret
-            if self._keeper.fileno() >= 0:
-                self._keeper.answer(fd, secret)
-
-    @property
-    def keeper_fd(self) -> int:
-        """The descriptor of the connection to the state keeper, -1: there is none."""
-        return self._keeper.fileno()
-
-    def renew_keeper(self) -> None:
-        """Replace a state keeper that is gone."""
-        with self._lock:
-            self._lose_keeper()
-            for key in self._files:
-                self._keep(key)
-            if self.protects_folder:
-                self._tell_keeper(lambda: self._keeper.protect(self.folder.root))
-
-    def _keep(self, key: Key) -> None:
-        self._tell_keeper(lambda: self._keeper.keep(*key, self._files[key].fd))
-
-    def _tell_keeper(self, tell: Callable[[], None]) -> None:
-        """Tell the state keeper something. Without a keeper, training goes on, and a message says what is lost."""
+    def _tell_store(self, tell: Callable[[], None]) -> None:
         try:
-            if self._keeper.fileno() < 0:
-                if not self._keepers_left:
-                    return
-                self._keepers_left -= 1
-                self._keeper.start()
-                if self._keeper.fileno() < 0:
-                    return
-                self._epoll.register(self._keeper, select.EPOLLIN)
-                if self._port is not None:
-                    self._keeper.answer(*self._port)
             tell()
             self.why = ""
         except OSError as error:
-            self._lose_keeper()
             self.why = f"what `State` holds will not survive the agent: {limits.explained(error, 'the agent')}"
 
-    def _lose_keeper(self) -> None:
-        if self._keeper.fileno() >= 0:
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(self._keeper)
-        self._keeper.disconnect()
+    def answer_when_killed(self, fd: int, secret: str) -> None:
+        """Let other agents get the files at this listening socket if this agent is killed. `secret`: that they know."""
+        if self._run:
+            self._tell_store(lambda: self._store.keep(PORT + secret, fd))
 
     def close(self) -> None:
-        """Free all files: the run ends on this node."""
+        """Free all files: the run ends on this node, or another one is to have nothing of this agent."""
         with self._lock:
-            self._is_over = True
-            self._keepers_left = 0  # a copy that is still being made needs none
-            self._keeper.leave()
+            self._run = ""  # a copy that is still being made is for nobody
+            self._store.drop_all()
             for file in self._files.values():
                 file.close()
             self._files.clear()

@@ -1,8 +1,8 @@
 """The agent's part of the memory for `State`: makes memory files for workers, and knows which commits they hold.
 
-A worker asks over a Unix socket, and gets the descriptor of a file. The agent has a descriptor of each file too, and so
-has the state keeper, if there is one: the memory is free when all three are gone. Files are charged to the memory
-control group of the worker that first writes them.
+A worker asks over a Unix socket, and gets the descriptor of a file. The agent has a descriptor of each file too and, on
+a cluster, the subreaper: the memory is free when all three are gone. Files are charged to the memory control group of
+the worker that first writes them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.messages import AnnounceCommit, WorkersForked
-from raylaunch.node.state import fd_store
 from raylaunch.node.state.checkpoint_writes import CheckpointWrites, LastWrite
 from raylaunch.node.state.fast_dir import FastDir
+from raylaunch.node.state.fd_store import FdStoreClient
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.state.state_files import FIRST_COPY, Key, StateFiles
 from raylaunch.worker.heartbeats import shared_page as fields
@@ -43,16 +43,24 @@ _BACKLOG = 1024
 class StateMemory:
     """The buffers of one node. Its owner waits until `fileno()` is readable, and then calls `poll`."""
 
-    def __init__(self, page: SharedPage, secret: str, most_bytes: int | None, folder: FastDir | None = None) -> None:
-        """`secret`: as in `FdStoreClient`. `most_bytes`: what all buffers may use; None: a share of what is free.
+    def __init__(
+        self,
+        page: SharedPage,
+        secret: str,
+        most_bytes: int | None,
+        folder: FastDir | None = None,
+        store: FdStoreClient | None = None,
+    ) -> None:
+        """`secret`: the run's own; "": no agent can follow this one on its host.
 
-        `folder`: the node's folder for files, which its owner makes and removes.
+        `most_bytes`: what all buffers may use; None: a share of what is free. `folder`: the node's folder for files,
+        which its owner makes and removes. `store`: the subreaper's.
 
         Raises OSError.
         """
         self._page = page
         self._epoll = select.epoll()
-        self.files = StateFiles(secret, most_bytes, self._epoll, folder or FastDir())
+        self.files = StateFiles(secret, most_bytes, folder or FastDir(), store)
         self._has_adopted = False
         self._assignment: Assignment | None = None
         #: What was chosen for the attempt; None: not yet.
@@ -220,12 +228,10 @@ class StateMemory:
     # Requests of workers.
 
     def poll(self) -> None:
-        """Answer the requests that have come, and replace a state keeper that is gone."""
+        """Answer the requests that have come."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
-            elif fd == self.files.keeper_fd:
-                self.files.renew_keeper()
             elif fd == self._writes.fileno():
                 self._writes.poll(self._for_disk())
                 if self._assignment is not None:  # what came meanwhile
@@ -246,7 +252,7 @@ class StateMemory:
     def _answer(self, worker: socket.socket) -> bool:
         """Answer one request. Return False where the worker is gone, or is no worker of the attempt."""
         try:
-            data = worker.recv(fd_store.MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            data = worker.recv(buffer_client.MESSAGE_BYTES, socket.MSG_DONTWAIT)
             request = buffer_client.parse(data) if data else None
             if request is None or self._assignment is None or request.attempt != self._assignment.attempt:
                 return False

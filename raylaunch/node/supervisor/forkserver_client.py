@@ -20,6 +20,7 @@ from raylaunch.node.protocol import forkserver_messages, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
 from raylaunch.node.state.fast_dir import FastDir
+from raylaunch.node.state.fd_store import FdStoreClient
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime.process_setup import encodable
 
@@ -34,14 +35,14 @@ Answer = TypeVar("Answer", forkserver_messages.ResetDone, messages.Ready)
 class ForkServerProcess:
     """The subreaper, whose child is the fork server. Both exit by themselves when our ends of their sockets are closed.
 
-    Those are `control`, on which the fork server gets its orders, and a lifeline, on which nothing is ever sent.
+    Those are `control`, on which the fork server gets its orders, and the lifeline (see `lifeline`).
     """
 
-    def __init__(self, spec: NodeSpec, control: socket.socket) -> None:
+    def __init__(self, spec: NodeSpec, control: socket.socket, store: FdStoreClient) -> None:
         """Start them. `control` is the fork server's end. Raises OSError."""
         self._lifeline, theirs = socket.socketpair()
-        with theirs:
-            fds = (control.fileno(), theirs.fileno())
+        with theirs, store.connect() as stored:
+            fds = (control.fileno(), theirs.fileno(), stored.fileno())
             self._first = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-u", subreaper.__file__, *map(str, fds), *spec.temporary_folders()],
                 pass_fds=fds,
@@ -50,6 +51,7 @@ class ForkServerProcess:
                 cwd=spec.cwd,
                 start_new_session=True,
             )
+        store.send_all()
         #: The subreaper's process id.
         self.pid = self._first.pid
 
@@ -63,6 +65,17 @@ class ForkServerProcess:
         self._lifeline.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._first.wait(CLEANUP_WAIT_SECONDS)
+
+    def end_all_but_subreaper(self) -> None:
+        """Wait until everything else has ended, for seconds at most. The subreaper keeps what is in its store."""
+        try:
+            self._lifeline.settimeout(_END_SECONDS)
+            self._lifeline.send(b"x")
+            self._lifeline.recv(1)  # nothing, if the subreaper had nothing to keep, and has ended too
+        except TimeoutError:
+            processes.kill_with_group(self.pid)
+        except OSError:
+            pass  # it has ended
 
     def name_of_dead(self, server: int) -> str:
         """After the fork server's end: name the process that was killed, as in `FailureRecord.killed_with`.
@@ -89,6 +102,8 @@ class ForkServerClient:
         self._folder = "" if kept else scratch.new_path()
         #: The folder for files of workers, which lasts as long as the client.
         self.fast_dir = FastDir()
+        #: What outlives this process.
+        self.fd_store = FdStoreClient()
         self._server: ForkServerProcess | None = None
         #: The fork server's process id, once it was reset.
         self.pid = 0
@@ -121,7 +136,7 @@ class ForkServerClient:
         self.last_words = ""
         ours, theirs = wire.pair()
         with theirs:
-            self._server = ForkServerProcess(spec, theirs)
+            self._server = ForkServerProcess(spec, theirs, self.fd_store)
         self.control = ours
         initialize = forkserver_messages.Initialize(
             preload=preload,
@@ -150,15 +165,18 @@ class ForkServerClient:
             self.last_words = event.why
         return event, fd
 
-    def end_dead_server(self, server: int) -> str:
+    def end_dead_server(self, server: int, *, is_last: bool) -> str:
         """The fork server died: end what it has left. Waits for that, for seconds at most.
 
-        Returns which process died, and why if it told that, as in `FailureRecord.killed_with`. `server` is the fork
-        server's process id.
+        `is_last`: no other one will follow, and this process ends soon, too. Returns which process died, and why if it
+        told that, as in `FailureRecord.killed_with`. `server` is the fork server's process id.
         """
         assert self._server is not None
         name = self._server.name_of_dead(server)
-        self.end_server()
+        if is_last:
+            self.leave_state()
+        else:
+            self.end_server()
         return f"{name}: {self.last_words}" if self.last_words else name
 
     def reset(self) -> bool:
@@ -208,10 +226,23 @@ class ForkServerClient:
             self._server.end()
             self._server = None
 
+    def leave_state(self) -> None:
+        """End the fork server and what it has started, for seconds at most; another agent may take the rest over.
+
+        If this process is killed now, the subreaper holds what `State` has, and removes the folders.
+        """
+        self.fast_dir.abandon()
+        if self.control is not None:
+            self.control.close()
+            self.control = None
+        if self._server is not None:
+            self._server.end_all_but_subreaper()
+
     def close(self) -> None:
         """End the fork server, and remove the page and the temporary folders."""
         self.fast_dir.release()
         self.end_server()
+        self.fd_store.close()
         self.page.close()
         os.close(self._page_fd)
         if self._folder:

@@ -67,7 +67,9 @@ class Supervisor:
         #: What this agent shares with the fork server and the workers.
         self.page = self.client.page
         own = self.client.complete(template, node=node, address=address, env=env, cwd=cwd)
-        self.state = StateMemory(self.page, template.state_secret, template.state_bytes, self.client.fast_dir)
+        self.state = StateMemory(
+            self.page, template.state_secret, template.state_bytes, self.client.fast_dir, self.client.fd_store
+        )
         self._survivors = SurvivorTable()
         own = replace(own, state_address=self.state.address, survivors_address=self._survivors.address)
         self.spec = replace(own, interface_env=interface_env or {})
@@ -202,7 +204,7 @@ class Supervisor:
         if self._closed:
             return
         self._closed = True
-        self.state.files.release_folder()
+        self.client.fast_dir.release()
         self.client.end_server()
         self._close_files()
         self.client.close()
@@ -320,7 +322,7 @@ class Supervisor:
 
         Its workers have died with it, and what they leave is killed first.
         """
-        dead = self.client.end_dead_server(self.server_pid)
+        dead = self.client.end_dead_server(self.server_pid, is_last=lease_page.has_expired(self.page))
         self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
         state = self.attempt_state

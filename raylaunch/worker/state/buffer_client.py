@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 
 ADDRESS_VARIABLE = "RAYLAUNCH_STATE"
 """In a worker's environment: the abstract name of the agent's socket (unix(7)), without its first byte."""
-_MESSAGE_BYTES = 65536
+MESSAGE_BYTES = 65536
 NO_PART = -1
 """In a request: that for a buffer."""
 WHOLE_PART = -2
@@ -65,7 +65,7 @@ def ask(request: Request) -> tuple[int | None, str]:
         sock.settimeout(_SECONDS)
         sock.connect("\0" + os.environ.get(ADDRESS_VARIABLE, ""))
         sock.send(json.dumps(asdict(request)).encode())
-        data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 1)
+        data, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 1)
     if not data:
         msg = "the agent does not know this worker"
         raise ConnectionError(msg)

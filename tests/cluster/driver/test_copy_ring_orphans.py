@@ -1,4 +1,4 @@
-"""The state keeper of a lost agent is asked once; where there is none, that is known at once."""
+"""The subreaper of a lost agent is asked once; where there is none, that is known at once."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def ring(served: dict[NodeId, CopyAddress]) -> CopyRing:
 def test_a_loss_is_told_again_once_with_what_is_held(served):
     """Ray and the link may both tell of it meanwhile."""
     copies, told = ring(served), queue.SimpleQueue()
-    assert copies.asks_keeper(GONE, told.put)
-    assert copies.asks_keeper(GONE, told.put)
+    assert copies.asks_subreaper(GONE, told.put)
+    assert copies.asks_subreaper(GONE, told.put)
     again = told.get(timeout=60)
     assert again == AgentLost(node=NODE, why="its agent died", held=())
-    assert not copies.asks_keeper(again, told.put)
+    assert not copies.asks_subreaper(again, told.put)
     assert told.empty()
 
 
 def test_who_is_not_asked(served):
     """Agents without `State`, and those that were silent: their hosts may be gone, and a connection take long."""
     told: queue.SimpleQueue[AgentLost] = queue.SimpleQueue()
-    assert not ring({}).asks_keeper(GONE, told.put)
-    assert not ring(served).asks_keeper(AgentLost(node=NODE, why="silent", silent=True), told.put)
+    assert not ring({}).asks_subreaper(GONE, told.put)
+    assert not ring(served).asks_subreaper(AgentLost(node=NODE, why="silent", silent=True), told.put)
     assert told.empty()

@@ -600,7 +600,7 @@ def test_a_loss_is_counted_once():
 
 
 def orphans(machine: Machine, *parts: HeldCommit) -> RestoreCommit:
-    """Lose node b, whose state keeper still has these parts, while both nodes train; return what node a is told."""
+    """Lose node b, whose subreaper still has these parts, while both nodes train; return what node a is told."""
     for node in machine.roster:
         machine.handle(started(node, 1.0))
     machine.handle(replace(lost("b", 2.0), held=parts))
@@ -615,7 +615,7 @@ def first_restored(machine: Machine, *parts: HeldCommit) -> RestoreCommit:
     return action
 
 
-def test_what_the_state_keeper_of_a_lost_node_holds_is_not_lost():
+def test_what_the_subreaper_of_a_lost_node_holds_is_not_lost():
     """Its agent was killed. Node a needs no part of it, since all ranks have the same tensors."""
     action = orphans(running_machine("1:2"), *(replace(held(1, steps), replicated=True) for steps in (7, 8)))
     assert (action.commit, action.lost_steps, action.fetches, action.kept) == (Commit(1, 8), 0, (), None)
@@ -626,7 +626,7 @@ def sharded(machine: Machine) -> RestoreCommit:
     return orphans(machine, held(1, 8))
 
 
-def test_parts_are_fetched_from_the_state_keeper_of_a_lost_node():
+def test_parts_are_fetched_from_the_subreaper_of_a_lost_node():
     action = sharded(running_machine("1:2"))
     assert action.fetches == (PartFetch(node="a", part=1, source="b"),)
 
@@ -638,7 +638,7 @@ def test_a_lost_node_is_the_last_from_which_a_part_is_fetched():
     assert [fetch.source for fetch in found] == ["a", "a"]
 
 
-def test_a_state_keeper_that_is_gone_meanwhile_is_not_asked_for_ever():
+def test_a_subreaper_that_is_gone_meanwhile_is_not_asked_for_ever():
     """Attempts that fetch from there make no step, until the commit is given up."""
     members = (Member(node="a", address="", nproc=1, host="host-of-a"),)
     known, found = KnownCommits(orphaned={NodeId("b"): (held(1, 8),)}), []
@@ -651,7 +651,7 @@ def test_a_state_keeper_that_is_gone_meanwhile_is_not_asked_for_ever():
 
 
 @pytest.mark.parametrize(("makes_step", "tries"), [(True, 0), (False, 1)])
-def test_an_attempt_that_makes_a_step_shows_that_the_state_keeper_was_there(makes_step, tries):
+def test_an_attempt_that_makes_a_step_shows_that_the_subreaper_was_there(makes_step, tries):
     machine = running_machine("1:2", max_restarts=9)
     sharded(machine)
     if makes_step:

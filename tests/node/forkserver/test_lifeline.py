@@ -48,7 +48,7 @@ def test_at_the_end_of_the_node_its_folders_are_removed(folder, is_dead):
 
 
 @pytest.mark.parametrize("is_dead", [True, False])
-def test_what_the_state_keeper_has_stays(folder, is_dead):
+def test_what_the_subreaper_keeps_stays(folder, is_dead):
     assert not removed(folder, is_dead=is_dead, lock=folder)
 
 

@@ -6,7 +6,7 @@ import fcntl
 import os
 import secrets
 import shutil
-import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +14,11 @@ from pathlib import Path
 import pytest
 
 from raylaunch.node.linux import scratch
-from raylaunch.node.state import fast_dir
+from raylaunch.node.state import fast_dir, inheritance
 from raylaunch.node.state.fast_dir import FastDir, FilesOwner
-from raylaunch.node.state.fd_store_client import FdStoreClient
+from raylaunch.node.state.fd_store import FOLDER
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.heartbeats.shared_page import SharedPage
-from tests.node.harness import until
-from tests.node.state.test_state_memory import children, killed, no_zombies, wait_for_its_end
-
-__all__ = ["no_zombies"]
 
 
 @pytest.fixture
@@ -51,7 +47,7 @@ def test_only_the_user_can_read_it(folder):
 
 @pytest.mark.parametrize("at_the_end", [False, True])
 def test_the_next_run_or_the_end_of_another_removes_what_nobody_owns_any_more(folder, at_the_end):
-    """Not what another run has, or its state keeper, and nothing that may just be made."""
+    """Not what another run has, or a subreaper whose agent was killed, and nothing that may just be made."""
     other = FastDir()
     if at_the_end:
         other.create()
@@ -60,8 +56,8 @@ def test_the_next_run_or_the_end_of_another_removes_what_nobody_owns_any_more(fo
         os.makedirs(f"{root}/files/sub")
     for root in (abandoned, kept, folder.root):
         os.utime(root, (time.time() - 100, time.time() - 100))
-    keeper = os.open(kept, os.O_RDONLY)
-    fcntl.flock(keeper, fcntl.LOCK_SH)
+    holder = os.open(kept, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_SH)
     if at_the_end:
         other.release()
     else:
@@ -69,7 +65,7 @@ def test_the_next_run_or_the_end_of_another_removes_what_nobody_owns_any_more(fo
     try:
         assert [os.path.exists(root) for root in (abandoned, young, kept, folder.root)] == [False, True, True, True]
     finally:
-        os.close(keeper)
+        os.close(holder)
         other.remove()
         for root in (young, kept):
             scratch.remove(root)
@@ -89,46 +85,79 @@ def test_a_script_may_remove_the_folder_and_make_it_again(folder):
 
 def test_what_is_locked_stays_for_the_process_that_has_the_lock(folder):
     path = write(folder)
-    keeper = os.open(folder.root, os.O_RDONLY)
-    fcntl.flock(keeper, fcntl.LOCK_SH)
+    holder = os.open(folder.root, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_SH)
     scratch.remove_unless_locked(folder.root)
     assert path.exists()
-    os.close(keeper)
+    os.close(holder)
     scratch.remove_unless_locked(folder.root)
     assert not path.exists()
 
 
-def test_the_state_keeper_removes_the_folder_of_an_agent_that_was_killed_and_has_no_heir(folder):
-    client = FdStoreClient(secrets.token_hex(8), seconds=0.1)
-    client.start()
+def folder_fds(folder: FastDir) -> dict[str, int]:
+    """Return what the subreaper of an agent that was killed has, if the script has no `State`."""
+    fds = {FOLDER: os.dup(folder.hold())}
+    folder.abandon()
+    return fds
+
+
+def test_files_are_kept_for_the_next_agent_for_a_while(folder):
+    fds = folder_fds(folder)
+    began = time.monotonic()
+    inheritance.wait_for_heir(fds, 0.2)
+    assert time.monotonic() - began < 0.2, "there is nothing to wait for"
     write(folder)
-    client.protect(folder.root)
+    began = time.monotonic()
+    inheritance.wait_for_heir(fds, 0.2)
+    assert time.monotonic() - began >= 0.2
     assert scratch.is_locked(folder.root)
-    killed(client)
-    until(lambda: not os.path.exists(folder.root), "the folder is left")
+    os.close(fds[FOLDER])
 
 
-def test_the_state_keeper_unlocks_the_folder_of_an_agent_that_leaves(folder):
-    secret = secrets.token_hex(8)
-    client = FdStoreClient(secret)
-    client.start()
-    client.protect(folder.root)
-    client.leave()
-    wait_for_its_end(secret)
-    assert os.path.exists(folder.root)
-    assert not scratch.is_locked(folder.root)
+def test_memory_of_state_is_kept_without_a_file(folder):
+    fds = folder_fds(folder) | {"0 0": 0}
+    began = time.monotonic()
+    inheritance.wait_for_heir(fds, 0.2)
+    assert time.monotonic() - began >= 0.2
+    os.close(fds[FOLDER])
+
+
+def test_the_subreaper_does_not_wait_any_longer_when_the_next_agent_has_the_folder(folder):
+    write(folder)
+    fds = folder_fds(folder)
+    remover = threading.Timer(0.2, scratch.remove, [folder.root])
+    remover.start()
+    inheritance.wait_for_heir(fds, 3600)
+    remover.join()
+    os.close(fds[FOLDER])
+
+
+def test_the_subreaper_waits_until_the_next_agent_has_all(folder):
+    """It would remove the folder at once."""
+    write(folder)
+    fds = folder_fds(folder)
+    with scratch.locked(os.path.join(folder.root, scratch.AGENT_LOCK)) as is_locked:
+        assert is_locked
+        waiter = threading.Thread(target=inheritance.wait_for_heir, args=(fds, 0.0))
+        waiter.start()
+        waiter.join(0.2)
+        assert waiter.is_alive()
+    waiter.join(60)
+    assert not waiter.is_alive()
+    os.close(fds[FOLDER])
 
 
 def test_the_next_agent_on_the_host_takes_over_what_one_that_was_killed_has_left():
     """Files, copies, and whose they are. What it has itself stays if it is newer."""
     secret = secrets.token_hex(8)
     before, after = FastDir(), FastDir()
-    page, fd = SharedPage.create()
+    pages = [SharedPage.create() for _ in range(2)]
     for each in (before, after):
         each.create()
-    client = FdStoreClient(secret)
-    client.start()
-    client.protect(before.root)
+    first, second = (
+        StateMemory(page, secret, None, each) for (page, _), each in zip(pages, (before, after), strict=True)
+    )
+    first.adopt()
     write(before, "only")
     os.utime(write(before, "both"), (1, 1))
     Path(before.path, "sub").mkdir()
@@ -138,39 +167,17 @@ def test_the_next_agent_on_the_host_takes_over_what_one_that_was_killed_has_left
     Path(before.folder("other"), "copy").write_text("copy")
     before.copied(owner("other"))
     before.become(owner("before", 7))
-    killed(client)
-    memory = StateMemory(page, secret, None, after)
-    memory.adopt()
+    before.abandon()
+    second.adopt()
     found = {name: Path(after.path, name).read_text() for name in fast_dir.scan(after.path)}
     assert found == {"only": "only", "both": "newer", "sub/x": "sub/x"}
     assert after.owners() == {"": owner("before", 7), "other": owner("other")}
     assert [*fast_dir.scan(after.folder("other"))] == ["copy"]
     assert not os.path.exists(before.root)
-    memory.close()
-    os.close(fd)
+    for memory, (_, fd) in zip((first, second), pages, strict=True):
+        memory.close()
+        os.close(fd)
     after.remove()
-    wait_for_its_end(secret)
-    before.remove()
-
-
-def test_a_new_state_keeper_protects_the_folder_too(folder):
-    secret = secrets.token_hex(8)
-    page, fd = SharedPage.create()
-    memory = StateMemory(page, secret, None, folder)
-    before = children()
-    memory.files.protect_folder()
-    assert scratch.is_locked(folder.root)
-    (keeper,) = children() - before
-    os.kill(keeper, signal.SIGKILL)
-    os.waitpid(keeper, 0)
-    assert not scratch.is_locked(folder.root)
-    memory.files.renew_keeper()
-    until(lambda: scratch.is_locked(folder.root), "nobody protects the folder")
-    memory.files.release_folder()
-    until(lambda: not scratch.is_locked(folder.root), "the folder stays locked")
-    memory.close()
-    os.close(fd)
-    wait_for_its_end(secret)
 
 
 def test_the_next_run_of_a_warm_agent_finds_an_empty_folder(folder):

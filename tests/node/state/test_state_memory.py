@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
-import signal
 import socket
+import subprocess
 import threading
-import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,16 +17,17 @@ import pytest
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.placement.environment import Member, assign
-from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import AnnounceCommit
-from raylaunch.node.state.fd_store_client import FdStoreClient
+from raylaunch.node.state.fast_dir import FastDir
+from raylaunch.node.state.fd_store import FdStore, FdStoreClient
+from raylaunch.node.state.memory_file import MemoryFile
+from raylaunch.node.state.state_files import FIRST_COPY
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.buffer_client import Request
 from raylaunch.worker.state.commit_buffer import COMPLETED_BUFFER, LIGHT_BUFFERS, OWN_BUFFERS, CommitBuffer
-from tests.node.harness import until
 
 SIZE = 100_000
 
@@ -39,10 +41,10 @@ def own_name(monkeypatch, memory: StateMemory) -> None:
 
 
 @contextmanager
-def memory_of(monkeypatch, secret: str = "", most: int | None = None, attempt: int = 1):
+def memory_of(monkeypatch, secret: str = "", most: int | None = None, attempt: int = 1, **more):
     """A node with both workers of a world, whose memory is served by a thread, as the agent's event loop does."""
     page, fd = SharedPage.create()
-    memory = StateMemory(page, secret, most)
+    memory = StateMemory(page, secret, most, **more)
     memory.begin(assign(attempt, [Member(node="node-0", address="", nproc=2)])[0])
     own_name(monkeypatch, memory)
     wake, end = os.pipe()
@@ -356,118 +358,128 @@ def test_a_copy_of_a_light_part_is_not_completed(monkeypatch):
         assert memory.file_to_complete(0, []) == (None, 0)
 
 
-# The state keeper.
+# What the next agent of a run on the host gets.
 
 
-@pytest.fixture(autouse=True)
-def no_zombies(no_leaks):
-    """Reap state keepers that have ended, as the end of the agent would."""
-    before = children()
-    yield
-
-    def reaped() -> bool:
-        for pid in children() - before:
-            os.waitpid(pid, os.WNOHANG)
-        return children() <= before
-
-    until(reaped, "a state keeper is left")
+def stored(client: FdStoreClient) -> FdStore:
+    """Return a store as the subreaper has it, with all that the agent has put into it."""
+    store = FdStore(client.connect().detach())
+    client.send_all()
+    store.receive()
+    return store
 
 
-def there_is_one(secret: str) -> bool:
-    """Return whether a state keeper listens under a secret's name."""
-    client = FdStoreClient(secret)
-    try:
-        return client.connect()
-    except BlockingIOError:  # on a busy machine it has not accepted those who have asked before
-        return True
-    finally:
-        client.leave()
+@contextmanager
+def killed_agent(monkeypatch) -> Iterator[tuple[str, FastDir]]:
+    """Give the secret of a run of which an agent was killed that had a commit of both ranks, and its folder."""
+    secret, folder, client = secrets.token_hex(8), FastDir(), FdStoreClient()
+    folder.create()
+    with memory_of(monkeypatch, secret, folder=folder, store=client):
+        for rank in (0, 1):
+            buffer_of(rank=rank).header.seal(part(rank), tensors=0, pickled=0)
+        store = stored(client)
+    folder.abandon()
+    with contextlib.closing(store), contextlib.closing(client):
+        yield secret, folder
+    folder.remove()
 
 
-def wait_for_its_end(secret: str) -> None:
-    until(lambda: not there_is_one(secret), "the state keeper does not end")
+def test_the_next_agent_gets_the_files_of_one_that_was_killed(monkeypatch):
+    with killed_agent(monkeypatch) as (secret, folder), memory_of(monkeypatch, secret, attempt=2) as (memory, _):
+        assert memory.held() == (part(0), part(1))
+        assert not os.path.exists(folder.root)
+        assert [key for key, _ in memory.files] == [(0, 0), (1, 0)]
 
 
-def children() -> set[int]:
-    return processes.children()
+def test_an_agent_of_another_run_gets_nothing_of_them(monkeypatch):
+    with killed_agent(monkeypatch) as (_, folder):
+        for secret in (secrets.token_hex(8), ""):
+            with memory_of(monkeypatch, secret) as (memory, _):
+                assert memory.held() == ()
+        assert os.path.exists(folder.root)
 
 
-def killed(client: FdStoreClient) -> None:
-    """Let the connection end as it does when the agent is killed."""
-    client.disconnect()
+def test_the_agent_after_the_next_one_gets_them_too(monkeypatch):
+    folder, client = FastDir(), FdStoreClient()
+    folder.create()
+    with (
+        killed_agent(monkeypatch) as (secret, _),
+        memory_of(monkeypatch, secret, attempt=2, folder=folder, store=client),
+    ):
+        store = stored(client)
+    folder.abandon()
+    with contextlib.closing(store), memory_of(monkeypatch, secret, attempt=3) as (memory, _):
+        assert memory.held() == (part(0), part(1))
+    client.close()
 
 
-def test_the_next_agent_gets_the_files_of_one_that_was_killed():
-    secret = secrets.token_hex(8)
-    file = os.memfd_create("x")
-    os.write(file, b"state")
-    first, second = FdStoreClient(secret), FdStoreClient(secret)
-    assert not second.connect()
-    first.start()
-    first.keep(3, 1, file)
-    first.keep(4, 0, file)
-    os.close(file)
-    killed(first)
-    assert second.connect()
-    found = [*second.take()]
-    assert [(rank, index, os.pread(fd, 9, 0)) for rank, index, fd in found] == [(3, 1, b"state"), (4, 0, b"state")]
-    for _, _, fd in found:
-        os.close(fd)
-    second.leave()
-    wait_for_its_end(secret)
+def test_nothing_is_taken_from_an_agent_that_lives(monkeypatch):
+    """Several agents of a run may be on one host."""
+    secret, folder, client = secrets.token_hex(8), FastDir(), FdStoreClient()
+    folder.create()
+    with memory_of(monkeypatch, secret, folder=folder, store=client) as (first, _):
+        buffer_of().header.seal(part(), tensors=0, pickled=0)
+        with contextlib.closing(stored(client)), memory_of(monkeypatch, secret) as (second, _):
+            assert (first.held(), second.held()) == ((part(),), ())
+    client.close()
+    folder.remove()
 
 
-def test_the_state_keeper_ends_when_no_agent_comes_for_too_long():
-    secret = secrets.token_hex(8)
-    client = FdStoreClient(secret, seconds=0.1)
-    client.start()
-    assert there_is_one(secret)
-    killed(client)
-    wait_for_its_end(secret)
+def test_nothing_is_taken_from_processes_of_another_agent(monkeypatch):
+    """They do not have the folder of the one that was killed."""
+    with killed_agent(monkeypatch) as (secret, folder):
+        file = MemoryFile.create(folder.run, 3)
+        os.ftruncate(file.fd, SIZE)
+        file.header().seal(part(0, steps=9), tensors=0, pickled=0)
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[file.fd]) as other:
+            file.close()
+            with memory_of(monkeypatch, secret, attempt=2) as (memory, _):
+                assert memory.held() == (part(0), part(1))
+            other.communicate()
 
 
-def test_a_second_agent_of_a_host_uses_the_same_state_keeper():
-    secret = secrets.token_hex(8)
-    clients = [FdStoreClient(secret), FdStoreClient(secret)]
-    file = os.memfd_create("x")
-    for client in clients:
-        client.start()
-        client.keep(0, 0, file)
-    os.close(file)
-    clients[0].leave()
-    assert there_is_one(secret)
-    clients[1].leave()
-    wait_for_its_end(secret)
-
-
-def test_without_a_secret_there_is_no_state_keeper():
-    client = FdStoreClient("")
-    client.start()
-    assert client.fileno() == -1
-    assert not client.connect()
-
-
-def test_the_state_keeper_has_the_file_of_a_survivor_under_the_rank_that_has_it_now(monkeypatch):
-    secret = secrets.token_hex(8)
-    with memory_of(monkeypatch, secret) as (memory, _):
+def test_the_file_of_a_survivor_is_found_once(monkeypatch):
+    """Though another rank had it before."""
+    secret, folder, client = secrets.token_hex(8), FastDir(), FdStoreClient()
+    folder.create()
+    with memory_of(monkeypatch, secret, folder=folder, store=client) as (memory, _):
         memory.files.reserve_completed((0, COMPLETED), SIZE)
         file = memory.files.reserve_completed((1, COMPLETED), SIZE)
         CommitBuffer(os.dup(file.fd)).header.seal(completed(1), **OWN)
-        with memory_of(monkeypatch, secret, attempt=2) as (heir, _):
-            assert [key for key, _ in heir.files] == [(1, COMPLETED)]
-            assert heir.held() == (completed(1),)
-    wait_for_its_end(secret)
+        store = stored(client)
+    folder.abandon()
+    with contextlib.closing(store), memory_of(monkeypatch, secret, attempt=2) as (heir, _):
+        assert heir.held() == (completed(1),)
+        assert heir.files.find(1, Commit(1, 5), 2).held() == completed(1)
+    client.close()
 
 
-def test_an_agent_replaces_a_state_keeper_that_was_killed_and_the_next_agent_finds_all(monkeypatch):
-    secret = secrets.token_hex(8)
-    before = children()
-    with memory_of(monkeypatch, secret):
-        buffer_of().header.seal(part(), tensors=0, pickled=0)
-        (keeper,) = children() - before
-        os.kill(keeper, signal.SIGKILL)
-        until(lambda: children() - before - {keeper}, "there is no new state keeper")
-        time.sleep(0.05)
-        with memory_of(monkeypatch, secret, attempt=2) as (memory, _):
-            assert memory.held() == (part(),)
-    wait_for_its_end(secret)
+def test_what_is_freed_is_not_in_the_store(monkeypatch):
+    """A closed descriptor may be another file's by then."""
+    secret, client = secrets.token_hex(8), FdStoreClient()
+    with memory_of(monkeypatch, secret, store=client) as (memory, _):
+        buffer_of(rank=0), buffer_of(rank=1)
+        with contextlib.closing(stored(client)) as store:
+            assert store.fds.keys() == {"0 0", "1 0"}
+            memory.files.drop(lambda key, _: key[0] == 0)
+            store.receive()
+            assert store.fds.keys() == {"1 0"}
+            memory.files.close()
+            assert memory.files.reserve((2, FIRST_COPY), SIZE) == ""
+            store.receive()
+            assert store.fds == {}
+    client.close()
+
+
+def test_what_cannot_be_put_into_the_store_is_told_to_the_worker(monkeypatch):
+    """Once it can, there is no such note."""
+    request = Request(attempt=1, rank=0, index=0, bytes=SIZE)
+    with memory_of(monkeypatch, secrets.token_hex(8)):
+        with monkeypatch.context() as patch:
+            patch.setattr(FdStoreClient, "keep", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+            fd, note = buffer_client.ask(request)
+            os.close(fd)
+            assert "what `State` holds will not survive the agent: Too many open files" in note
+        fd, note = buffer_client.ask(replace(request, rank=1))
+        os.close(fd)
+        assert note == ""

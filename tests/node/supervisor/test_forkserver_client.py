@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -13,12 +14,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.machine.events_and_actions import WorkersStarted
 from raylaunch.node.protocol.messages import Ready
+from raylaunch.node.state.fast_dir import FastDir
+from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
+from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime import staleness
-from tests.node.harness import MessagePipe, Node, basic_env, is_listening, send_signal, until, wait_gone
+from tests.node.harness import MessagePipe, Node, basic_env, is_listening, marked, send_signal, until, wait_gone
+from tests.node.protocol.test_lease_page import renew_lease
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -157,3 +163,37 @@ def test_an_installed_package_makes_imports_stale(tmp_path: Path, monkeypatch: p
     (installed / "torch").mkdir()
     os.utime(installed, (1.0, 1.0))
     assert staleness.changed_since(began)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_when_the_lease_has_expired_the_next_agent_gets_what_state_has(
+    tmp_path: Path, mark: str, pipe: MessagePipe, is_told: bool
+) -> None:
+    """Whether the agent ends the rest, or the rest ends by itself first. The subreaper ends with the agent."""
+    secret = secrets.token_hex(8)
+    node = Node(env=basic_env(mark), preload=(), state_secret=secret)
+    node.use_for_test(tmp_path, mark, pipe)
+    with contextlib.closing(node.supervisor):
+        node.start()
+        node.launch(node.script(LINGERS))
+        pipe.read_lines()
+        client, held = node.supervisor.client, HeldCommit(rank=0, world_size=1, commit=Commit(1, 5))
+        assert node.supervisor.state.files.reserve((0, 0), 10_000) == ""
+        node.supervisor.state.files.get((0, 0)).header().seal(held, tensors=0, pickled=0)
+        Path(client.fast_dir.path, "snapshot").write_text("x")
+        if is_told:
+            client.leave_state()
+        else:
+            renew_lease(node, 0.1)
+            node.wait(Ready)
+        assert marked(mark).keys() == {client.subreaper_pid}
+        page, fd = SharedPage.create()
+        folder = FastDir()
+        with contextlib.closing(StateMemory(page, secret, None, folder)) as heir:
+            folder.create()
+            heir.adopt()
+            assert heir.held() == (held,)
+            assert os.listdir(folder.path) == ["snapshot"]
+        folder.remove()
+        os.close(fd)
+    assert marked(mark) == {}

@@ -10,16 +10,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from types import NoneType
 
 from raylaunch.core.text import printable
 from raylaunch.node.linux import limits
 from raylaunch.node.protocol.copy_messages import CopyAddress
 from raylaunch.node.protocol.messages import LaunchWorkers
-from raylaunch.node.state import fast_dir, file_transfer, part_transfer
+from raylaunch.node.state import fast_dir, transfer
 from raylaunch.node.state.fast_dir import FilesOwner, FileStamp, TooManyFilesError
-from raylaunch.node.state.part_transfer import CopyRefusedError
 from raylaunch.node.state.state_memory import StateMemory
+from raylaunch.node.state.transfer import CopyRefusedError
 
 _LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.2, 5.0
 """How often is looked for files that are to be copied; more rarely where to list them takes long."""
@@ -103,7 +104,7 @@ class FileCopies:
     # In the thread.
 
     def _run(self) -> None:
-        part_transfer.lower_priority()
+        transfer.lower_priority()
         pause = _LOOK_SECONDS
         while not self._stop.is_set():
             self._wake.wait(pause)
@@ -142,7 +143,6 @@ class FileCopies:
         self._folder.own_bytes = sum(stamp.size for stamp in found.values())
         if found and not self._has_files:
             self._has_files = True
-            self._memory.files.protect_folder()
             self._found_files()
         with self._lock:
             own, target = self._folder.own, self._target
@@ -178,15 +178,15 @@ class FileCopies:
     def _push(self, target: CopyAddress, own: FilesOwner, found: dict[str, FileStamp]) -> bool:
         """Copy what the other agent lacks. Return whether it has all; False: some files are being written."""
         is_complete, refused = True, ""
-        with part_transfer.connection(target) as line:
-            lacking = file_transfer.ask(line, "offer", owner=asdict(own), files=file_transfer.listed(found))
+        with transfer.connection(target) as line:
+            lacking = transfer.ask(line, set[str], "offer", owner=own, files=found)
             # Files that name others are written after them, and so they are copied after them.
-            for name in sorted(set(lacking) & found.keys(), key=lambda each: (found[each].mtime_ns, each)):
+            for name in sorted(lacking & found.keys(), key=lambda each: (found[each].mtime_ns, each)):
                 try:
                     is_complete &= self._put(line, own.node, name, found[name])
                 except CopyRefusedError as error:
                     refused = refused or str(error)
-            file_transfer.ask(line, "finish", owner=asdict(own), names=[*found])
+            transfer.ask(line, NoneType, "finish", owner=own, files=found)
         if refused:
             raise CopyRefusedError(refused)
         return is_complete
@@ -199,18 +199,19 @@ class FileCopies:
         if fd is None:
             return False
         try:
-            status = os.fstat(fd)
-            if FileStamp(status.st_size, status.st_mtime_ns) != stamp:
+            if fast_dir.stamp_of(fd) != stamp:
                 return False
-            body = {"node": node, "name": name, "size": stamp.size, "mtime_ns": stamp.mtime_ns}
-            file_transfer.ask(line, "put", **body)
-            rate = part_transfer.COPY_BYTES_PER_SECOND
-            is_whole = file_transfer.send_file(line, fd, stamp, is_stopped=self._is_interrupted, rate=rate)
-            if is_whole:
-                part_transfer.read_answer(line)
-            else:
-                with contextlib.suppress(CopyRefusedError):
-                    part_transfer.read_answer(line)
+            transfer.ask(line, NoneType, "put", node=node, name=name, stamp=stamp)
+            is_whole = transfer.send_file(
+                line,
+                fd,
+                stamp.size,
+                lambda: fast_dir.stamp_of(fd) == stamp,
+                is_stopped=self._is_interrupted,
+                rate=transfer.COPY_BYTES_PER_SECOND,
+            )
+            with contextlib.nullcontext() if is_whole else contextlib.suppress(CopyRefusedError):
+                transfer.read_answer(line, NoneType)
             return is_whole
         finally:
             os.close(fd)
@@ -250,11 +251,9 @@ class FileCopies:
         for peer in launch.peers:
             if peer.node == launch.assignment.node:
                 continue
-            with contextlib.suppress(OSError), part_transfer.connection(peer, seconds=_ASK_SECONDS) as line:
-                theirs = file_transfer.ask(line, "owners", before=launch.attempt)
-                found += [
-                    _Source(file_transfer.owner_from(owner), peer, is_copy=bool(node)) for node, owner in theirs.items()
-                ]
+            with contextlib.suppress(OSError), transfer.connection(peer, seconds=_ASK_SECONDS) as line:
+                theirs = transfer.ask(line, dict[str, FilesOwner], "owners", before=launch.attempt)
+                found += [_Source(owner, peer, is_copy=bool(node)) for node, owner in theirs.items()]
         chosen = [source for rank in launch.assignment.ranks if (source := choose(rank, found)) is not None]
         return [one for one in dict.fromkeys(chosen) if one.at is not None or one.is_copy]
 
@@ -264,9 +263,8 @@ class FileCopies:
             for name, stamp in fast_dir.scan(folder).items():
                 self._folder.link(folder, name, stamp)
             return
-        with part_transfer.connection(source.at) as line:
-            listed = file_transfer.from_list(file_transfer.ask(line, "list", node=source.node))
-            for name, stamp in listed.items():
+        with transfer.connection(source.at) as line:
+            for name, stamp in transfer.ask(line, dict[str, FileStamp], "list", node=source.node).items():
                 self._fetch_file(line, source, name, stamp)
 
     def _fetch_file(self, line: socket.socket, source: _Source, name: str, stamp: FileStamp) -> None:
@@ -278,22 +276,16 @@ class FileCopies:
             if source.is_copy:
                 self._folder.link(folder, name, stamp)
             else:  # the copy is still that node's: a script that overwrites its file in place must not change it
-                with self._folder.incoming() as path:
-                    file_transfer.reserve(path, stamp.size)
+                with self._folder.incoming(stamp.size) as (path, _):
                     shutil.copyfile(os.path.join(folder, name), path)
                     self._folder.place(path, self._folder.path, name, stamp)
             return
         try:
-            found = file_transfer.ask(line, "get", node=source.node, name=name)
+            now = transfer.ask(line, FileStamp, "get", node=source.node, name=name)
         except CopyRefusedError:
             return  # it is gone, or was not complete when its writer ended
-        try:
-            now = FileStamp(int(found[0]), int(found[1]))
-        except (TypeError, IndexError):
-            raise ConnectionAbortedError from None
-        with self._folder.incoming() as path:
-            file_transfer.reserve(path, now.size)
-            file_transfer.receive_file(line, path, now.size)
+        with self._folder.incoming(now.size) as (path, fd):
+            transfer.receive_file(line, fd, now.size)
             self._folder.place(path, self._folder.path, name, now)
 
     def _say(self, text: str) -> None:

@@ -12,11 +12,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import NoneType
 
 from raylaunch.cluster.agent.copies.file_copies import FileCopies
-from raylaunch.cluster.agent.copies.part_server import PartServer
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.text import printable
+from raylaunch.node.protocol import acceptor
 from raylaunch.node.protocol.copy_messages import (
     CopiesServed,
     CopyAddress,
@@ -28,17 +29,18 @@ from raylaunch.node.protocol.copy_messages import (
     ServeCopies,
 )
 from raylaunch.node.protocol.messages import AnnounceCommit, LaunchWorkers
-from raylaunch.node.state import part_transfer
-from raylaunch.node.state.part_transfer import CopyRefusedError, TornError
+from raylaunch.node.state import transfer
+from raylaunch.node.state.part_server import PartServer
 from raylaunch.node.state.state_files import StateFiles
 from raylaunch.node.state.state_memory import StateMemory
+from raylaunch.node.state.transfer import CopyRefusedError, TornError
 
 _LOOK_SECONDS = 0.02
 """How often is looked whether there is another commit to copy."""
 _RETRY_SECONDS = (0.1, 0.3, 1.0)
 """The pauses after failures in a row; the last one is repeated."""
 _ORPHAN_TRIES = 4
-"""How often a part is fetched from a state keeper, which no other one follows."""
+"""How often a part is fetched from the subreaper of a killed agent, which may end."""
 
 
 @dataclass(slots=True)
@@ -81,7 +83,8 @@ class StateCopies:
             return
         if self._server is None:
             try:
-                server = PartServer(self._address, self._memory.files, lambda: self._memory.spared)
+                listener = acceptor.listen(self._address)
+                server = PartServer(listener, self._memory.files, lambda: self._memory.spared)
                 server.start()
             except (OSError, RuntimeError) as error:
                 self._is_refused = True
@@ -123,7 +126,7 @@ class StateCopies:
                 self.serve(is_asked=True)
             case FreeMemory():
                 self.close()
-                self._memory.files.release_folder()
+                self._memory.files.folder.release()
                 self._memory.files.close()
 
     def begin(self) -> None:
@@ -175,7 +178,7 @@ class StateCopies:
     # In threads.
 
     def _push_all(self, work: _Work, attempt: int, target: CopyAddress) -> None:
-        part_transfer.lower_priority()
+        transfer.lower_priority()
         done: Commit | None = None
         failures = 0
         while not work.stop.wait(_LOOK_SECONDS):
@@ -195,7 +198,7 @@ class StateCopies:
                 pass
 
     def _push(self, work: _Work, target: CopyAddress, parts: tuple[HeldCommit, ...]) -> None:
-        rate = float("inf") if self._memory.is_hurried else part_transfer.COPY_BYTES_PER_SECOND
+        rate = float("inf") if self._memory.is_hurried else transfer.COPY_BYTES_PER_SECOND
         push(self._memory.files, target, parts, is_stopped=work.stop.is_set, rate=rate)
 
     def _fetch_all(
@@ -209,7 +212,7 @@ class StateCopies:
         failures = 0
         while not work.stop.is_set():
             try:
-                with part_transfer.connection(source) as line:
+                with transfer.connection(source) as line:
                     for part in parts:
                         fetch(self._memory.files, line, part, spared)
             except (OSError, CopyRefusedError) as error:
@@ -235,23 +238,22 @@ def push(
     parts: Iterable[HeldCommit],
     *,
     is_stopped: Callable[[], bool] = lambda: False,
-    rate: float = part_transfer.COPY_BYTES_PER_SECOND,
+    rate: float = transfer.COPY_BYTES_PER_SECOND,
 ) -> None:
     """Copy parts to another agent, at most `rate` bytes per second.
 
     Raises CopyRefusedError, and OSError, also where it is stopped.
     """
-    with part_transfer.connection(target) as line:
+    with transfer.connection(target) as line:
         for part in parts:
             with files.reading(part.rank, part.commit, part.world_size) as fd:
                 if fd is None:
                     msg = "it was overwritten before it was copied"
                     raise TornError(msg)
-                size = part_transfer.part_bytes(fd, part)
-                part_transfer.send_request(line, part_transfer.PUSH, part, size)
-                part_transfer.read_answer(line)
-                part_transfer.send_part(line, fd, part, size, is_stopped=is_stopped, rate=rate)
-                part_transfer.read_answer(line)
+                size = transfer.part_bytes(fd, part)
+                transfer.ask(line, NoneType, "push", part=part, size=size)
+                transfer.send_part(line, fd, part, size, is_stopped=is_stopped, rate=rate)
+                transfer.read_answer(line, NoneType)
 
 
 def fetch(files: StateFiles, line: socket.socket, part: HeldCommit, spared: Iterable[Commit | None]) -> None:
@@ -259,9 +261,8 @@ def fetch(files: StateFiles, line: socket.socket, part: HeldCommit, spared: Iter
     there = files.find(part.rank, part.commit, part.world_size)
     if there is not None and not there.is_light:  # of a light part, what is needed may be the whole one
         return
-    part_transfer.send_request(line, part_transfer.FETCH, part)
-    size = part_transfer.read_answer(line)
+    size = transfer.ask(line, int, "fetch", part=part)
     with files.writing_copy(part, size, spared) as file:
         if isinstance(file, str):
             raise CopyRefusedError(file)
-        part_transfer.receive_part(line, file, part, size)
+        transfer.receive_part(line, file, part, size)

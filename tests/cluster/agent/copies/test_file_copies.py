@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 
 import pytest
 
@@ -26,10 +27,10 @@ from raylaunch.node.protocol.copy_messages import (
     ServeCopies,
 )
 from raylaunch.node.protocol.messages import LaunchWorkers
-from raylaunch.node.state import fast_dir, file_transfer, part_transfer
-from raylaunch.node.state.fast_dir import FastDir, FileStamp
-from raylaunch.node.state.part_transfer import CopyRefusedError
+from raylaunch.node.state import fast_dir, transfer
+from raylaunch.node.state.fast_dir import FastDir, FilesOwner, FileStamp
 from raylaunch.node.state.state_memory import StateMemory
+from raylaunch.node.state.transfer import CopyRefusedError
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from tests.node.harness import until
@@ -324,15 +325,19 @@ def test_links_and_devices_are_not_copied(start):
     until(lambda: second.files("a") == {"file": "file"}, "a copy")
 
 
+def owner(node: str) -> FilesOwner:
+    return FilesOwner(node=node, attempt=1, first_rank=0, nproc=1, world_size=1)
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", ".", "a//b", "x\0y", "x" * 5000])
 def test_names_from_another_host_stay_below_the_folder(start, name):
     side = start("a")
-    for request in ({"do": "put", "size": 1, "mtime_ns": 1}, {"do": "get"}):
-        with pytest.raises((OSError, CopyRefusedError)), part_transfer.connection(side.address) as line:
-            file_transfer.ask(line, **request, node="b", name=name)
-    for request in ({"do": "list", "node": name or ".."}, {"do": "finish", "names": [], "owner": {"node": name}}):
-        with pytest.raises((OSError, CopyRefusedError)), part_transfer.connection(side.address) as line:
-            file_transfer.ask(line, **request)
+    for request in ({"do": "put", "stamp": FileStamp(1, 1)}, {"do": "get"}):
+        with pytest.raises((OSError, CopyRefusedError)), transfer.connection(side.address) as line:
+            transfer.ask(line, NoneType, **request, node="b", name=name)
+    for request in ({"do": "list", "node": name or ".."}, {"do": "finish", "owner": owner(name)}):
+        with pytest.raises((OSError, CopyRefusedError)), transfer.connection(side.address) as line:
+            transfer.ask(line, NoneType, **request)
     assert side.files() == {}
 
 
@@ -340,14 +345,13 @@ def test_names_from_another_host_stay_below_the_folder(start, name):
 def test_no_other_agent_changes_the_folder_itself(start, node):
     side = start("a")
     side.write("file")
-    owner = {"node": node, "attempt": 1, "first_rank": 0, "nproc": 1, "world_size": 1}
     for request in (
-        {"do": "offer", "owner": owner, "files": []},
-        {"do": "finish", "owner": owner, "names": []},
-        {"do": "put", "node": node, "name": "file", "size": 0, "mtime_ns": 1},
+        {"do": "offer", "owner": owner(node)},
+        {"do": "finish", "owner": owner(node)},
+        {"do": "put", "node": node, "name": "file", "stamp": FileStamp(0, 1)},
     ):
-        with pytest.raises(OSError), part_transfer.connection(side.address) as line:  # noqa: PT011
-            file_transfer.ask(line, **request)
+        with pytest.raises(OSError), transfer.connection(side.address) as line:  # noqa: PT011
+            transfer.ask(line, NoneType, **request)
     assert side.files() == {"file": "file"}
 
 
@@ -355,16 +359,16 @@ def test_a_link_in_the_place_of_a_subfolder_is_not_followed(start, tmp_path):
     side = start("a")
     os.makedirs(side.folder.folder("b"))
     os.symlink(tmp_path, os.path.join(side.folder.folder("b"), "sub"))
-    with part_transfer.connection(side.address) as line:
-        file_transfer.ask(line, "put", node="b", name="sub/x", size=1, mtime_ns=1)
+    with transfer.connection(side.address) as line:
+        transfer.ask(line, NoneType, "put", node="b", name="sub/x", stamp=FileStamp(1, 1))
         checksum = 0xD87F7E0C  # of "test", so wrong: the file is refused even before it is placed
-        line.sendall(b"x" + part_transfer.TRAILER.pack(True, checksum))
+        line.sendall(b"x" + transfer.TRAILER.pack(True, checksum))
         with pytest.raises(CopyRefusedError, match="checksum"):
-            part_transfer.read_answer(line)
-        file_transfer.ask(line, "put", node="b", name="sub/x", size=0, mtime_ns=1)
-        line.sendall(part_transfer.TRAILER.pack(True, 0))
+            transfer.read_answer(line, NoneType)
+        transfer.ask(line, NoneType, "put", node="b", name="sub/x", stamp=FileStamp(0, 1))
+        line.sendall(transfer.TRAILER.pack(True, 0))
         with pytest.raises(CopyRefusedError):
-            part_transfer.read_answer(line)
+            transfer.read_answer(line, NoneType)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -377,19 +381,21 @@ def test_a_link_in_the_place_of_a_subfolder_is_not_followed(start, tmp_path):
         b"{}",
         b"\xff",
         b'{"do": "x"}',
-        b'{"do": "offer", "owner": {}, "files": []}',
+        b'{"do": "offer", "owner": {}}',
+        b'{"do": "offer", "owner": {"node": "b", "attempt": 1, "first_rank": 0, "nproc": 1, "world_size": 0}}',
+        b'{"do": "push", "part": {"rank": 0}}',
         b'{"do": "get", "node": "b", "name": 5}',
         b"[" * 100_000,
     ],
 )
 def test_nonsense_ends_the_connection_and_nothing_else(start, body):
     side = start("a")
-    with part_transfer.connection(side.address) as line:
-        line.sendall(part_transfer.REQUEST.pack(file_transfer.FILES, 0, 0, 0, 0, len(body)) + body)
+    with transfer.connection(side.address) as line:
+        line.sendall(len(body).to_bytes(4, "big") + body)
         line.shutdown(socket.SHUT_WR)
         assert line.recv(1) == b""
-    with part_transfer.connection(side.address) as line:
-        assert file_transfer.ask(line, "owners", before=9) == {}
+    with transfer.connection(side.address) as line:
+        assert transfer.ask(line, dict[str, FilesOwner], "owners", before=9) == {}
 
 
 def test_copies_that_nobody_uses_any_more_are_removed(start, monkeypatch):
@@ -423,15 +429,13 @@ def test_a_file_that_changes_while_it_is_sent_is_not_taken(tmp_path):
     path.write_bytes(b"x" * 10)
     ours, theirs = socket.socketpair()
     with ours, theirs, path.open("rb") as file:
-        stamp = FileStamp(20, 1)
-        assert not file_transfer.send_file(ours, file.fileno(), stamp)
-        (tmp_path / "copy").write_bytes(b"")
-        with pytest.raises(OSError, match="changed while it was copied"):
-            file_transfer.receive_file(theirs, str(tmp_path / "copy"), 20)
+        assert not transfer.send_file(ours, file.fileno(), 20, lambda: False)
+        with (tmp_path / "copy").open("wb") as copy, pytest.raises(OSError, match="changed while it was copied"):
+            transfer.receive_file(theirs, copy.fileno(), 20)
 
 
 def test_owners_are_kept_for_an_agent_that_follows(start):
     side = start("a")
     launch(1, side, peers=())
     found = json.loads(Path(side.folder.root, "owners.json").read_text())
-    assert found[""] == {"node": "a", "attempt": 1, "first_rank": 0, "nproc": 1, "world_size": 1}
+    assert found["owners"][""] == {"node": "a", "attempt": 1, "first_rank": 0, "nproc": 1, "world_size": 1}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from raylaunch.cluster.agent.copies import file_copies
 from raylaunch.node.protocol.copy_messages import CopyTo
-from raylaunch.node.state import part_transfer
+from raylaunch.node.state import transfer
 from tests import profiles
 from tests.cluster.agent.copies.test_file_copies import Side, launch
 from tests.node.harness import until
@@ -95,7 +95,7 @@ def impatient() -> Iterator[None]:
 @given(st.lists(st.tuples(STEPS, st.booleans()), min_size=8, max_size=30))
 def test_in_the_end_all_files_are_copied(steps: list[tuple[tuple[str, Any, Any], bool]]) -> None:
     """After some steps, and after the last one, nothing is done until all is copied."""
-    world, connect = World(), part_transfer.connection
+    world, connect = World(), transfer.connection
 
     @contextlib.contextmanager
     def connection(*address: Any, **options: Any) -> Iterator[Any]:
@@ -106,7 +106,7 @@ def test_in_the_end_all_files_are_copied(steps: list[tuple[tuple[str, Any, Any],
             yield line
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part_transfer, "connection", connection)
+        patch.setattr(transfer, "connection", connection)
         try:
             for step, is_followed_by_a_pause in steps:
                 world.do(*step)

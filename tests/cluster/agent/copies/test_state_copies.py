@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from types import NoneType
 
 import pytest
 
@@ -19,11 +20,11 @@ from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.copy_messages import CopiesServed, CopyAddress, CopyFailed, CopyReport, CopyTo, FreeMemory
 from raylaunch.node.protocol.messages import AnnounceCommit
-from raylaunch.node.state import part_transfer
-from raylaunch.node.state.fd_store_client import FdStoreClient
-from raylaunch.node.state.part_transfer import CopyRefusedError, TornError
+from raylaunch.node.state import inheritance, transfer
+from raylaunch.node.state.fd_store import FdStore, FdStoreClient
 from raylaunch.node.state.state_files import FIRST_COPY
 from raylaunch.node.state.state_memory import StateMemory
+from raylaunch.node.state.transfer import CopyRefusedError, TornError
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.state import commit_buffer
@@ -47,7 +48,8 @@ class Side:
 
     def __post_init__(self) -> None:
         self.page, self.fd = SharedPage.create()
-        self.memory = StateMemory(self.page, self.secret, self.most)
+        self.store = FdStoreClient()
+        self.memory = StateMemory(self.page, self.secret, self.most, store=self.store)
         self.copies = StateCopies(self.memory, "127.0.0.1", self.reports.append, lambda work: work())
         self.begin(1)
 
@@ -94,12 +96,6 @@ class Side:
 
     def copied(self) -> int:
         return self.page.numbers[fields.COPIED_STEPS]
-
-    def be_killed(self) -> None:
-        """Let the connections end as they do when the agent is killed."""
-        self.copies.close()
-        with socket.socket(fileno=os.dup(self.memory.files.keeper_fd)) as keeper:
-            keeper.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.copies.close()
@@ -311,7 +307,7 @@ def test_stale_files_are_freed_when_newer_ones_are_copied_twice(sides):
 def test_a_part_that_is_overwritten_while_it_is_read_is_not_sealed(sides, monkeypatch):
     first, second = sides
     serving(first, second)
-    whole = part_transfer.part_bytes
+    whole = transfer.part_bytes
     looks = []
 
     def overwritten(fd: int, one: HeldCommit) -> int:
@@ -320,9 +316,9 @@ def test_a_part_that_is_overwritten_while_it_is_read_is_not_sealed(sides, monkey
             first.seal(part(0, 6), 0)
         return whole(fd, one)
 
-    monkeypatch.setattr(part_transfer, "part_bytes", overwritten)
+    monkeypatch.setattr(transfer, "part_bytes", overwritten)
     first.seal(part(0, 5), 0)
-    with pytest.raises(CopyRefusedError, match="overwritten while it was copied"):
+    with pytest.raises(CopyRefusedError, match="changed while it was copied"):
         state_copies.push(first.memory.files, second.address, (part(0, 5),))
     assert not second.has(part(0, 5))
     with pytest.raises(TornError, match="overwritten before it was copied"):
@@ -333,39 +329,38 @@ def test_damaged_bytes_are_noticed(sides):
     first, second = sides
     serving(first, second)
     one = part(0, 5)
-    with part_transfer.connection(second.address) as line:
-        part_transfer.send_request(line, part_transfer.PUSH, one, 5000)
-        part_transfer.read_answer(line)
-        line.sendall(bytes(5000) + part_transfer.TRAILER.pack(True, 1))
-        with pytest.raises(CopyRefusedError, match="the checksum of the part is wrong"):
-            part_transfer.read_answer(line)
+    with transfer.connection(second.address) as line:
+        transfer.ask(line, NoneType, "push", part=one, size=5000)
+        line.sendall(bytes(5000) + transfer.TRAILER.pack(True, 1))
+        with pytest.raises(CopyRefusedError, match="its checksum is wrong"):
+            transfer.read_answer(line, NoneType)
 
 
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"x" * 41,
-        part_transfer.REQUEST.pack(b"P", -1, 4, 1, 1, 5000),
-        part_transfer.REQUEST.pack(b"P", 0, 4, 1, 1, 10),
-        part_transfer.REQUEST.pack(b"P", 4, 4, 1, 1, 5000),
-        part_transfer.REQUEST.pack(b"F", 0, 4, 1, 1 << 60, 0),
-        part_transfer.REQUEST.pack(b"?", 0, 4, 1, 1, 0),
+        {"do": "push", "part": HeldCommit(rank=-1, world_size=4, commit=Commit(1, 1)), "size": 5000},
+        {"do": "push", "part": HeldCommit(rank=0, world_size=4, commit=Commit(1, 1)), "size": 10},
+        {"do": "push", "part": HeldCommit(rank=4, world_size=4, commit=Commit(1, 1)), "size": 5000},
+        {"do": "push", "size": 5000},
+        {"do": "push", "part": HeldCommit(rank="0", world_size=4, commit=Commit(1, 1)), "size": 5000},
+        {"do": "fetch", "part": HeldCommit(rank=0, world_size=4, commit=Commit(1, 1 << 60))},
+        {"do": "?"},
     ],
 )
 def test_nonsense_ends_the_connection(sides, garbage):
     serving(sides[0])
-    with part_transfer.connection(sides[0].address) as line:
-        line.sendall(garbage)
-        line.settimeout(60)
-        assert line.recv(1) == b""
+    with transfer.connection(sides[0].address) as line, pytest.raises(ConnectionResetError):
+        transfer.ask(line, NoneType, **garbage)
 
 
 def test_more_than_the_node_may_hold_is_refused_before_it_is_sent(sides):
     serving(sides[0])
-    with part_transfer.connection(sides[0].address) as line:
-        part_transfer.send_request(line, part_transfer.PUSH, part(2, 5), 1 << 39)
-        with pytest.raises(CopyRefusedError, match="of this node's memory"):
-            part_transfer.read_answer(line)
+    with (
+        transfer.connection(sides[0].address) as line,
+        pytest.raises(CopyRefusedError, match="of this node's memory"),
+    ):
+        transfer.ask(line, NoneType, "push", part=part(2, 5), size=1 << 39)
 
 
 def test_without_the_secret_there_is_no_connection(sides):
@@ -379,43 +374,38 @@ def test_without_the_secret_there_is_no_connection(sides):
 @pytest.mark.parametrize("one", [light(1, 5), completed(3, 5), part(0, 5), replace(part(2, 5), copied=True)])
 def test_what_is_said_of_a_part_in_a_list(one):
     """Nothing of it is lost on the way."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        transfer.answer(ours, [one, part(1, 4)])
+        assert transfer.read_answer(theirs, tuple[HeldCommit, ...]) == (one, part(1, 4))
 
-        def answer() -> None:
-            with server.accept()[0] as asked:
-                part_transfer.read_bytes(asked, len("secret copies\n"))
-                asked.sendall(part_transfer.ADMITTED)
-                part_transfer.read_request(asked)
-                part_transfer.answer_list(asked, [one, part(1, 4)])
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        address = CopyAddress(node=NodeId("a"), host="127.0.0.1", port=server.getsockname()[1], secret="secret")
-        assert part_transfer.ask_list(address, seconds=60) == (one, part(1, 4))
-        thread.join()
+def held_by(address: CopyAddress) -> tuple[HeldCommit, ...]:
+    with transfer.connection(address) as line:
+        return transfer.ask(line, tuple[HeldCommit, ...], "held")
 
 
 @pytest.fixture
 def killed() -> Iterator[Side]:
-    """An agent whose ranks have made commits, and which was killed. Its state keeper is still there."""
+    """An agent whose ranks have made commits, and which was killed. Its subreaper serves in its place."""
     side = Side(0, secret=secrets.token_hex(8))
     for steps, index in ((5, 0), (6, 1)):
         side.commit(steps, index=index, kept=False)
     for rank in side.ranks:
         side.seal(light(rank, 9), LIGHT_BUFFERS[0], kept=False)
     side.seal(completed(0, 9), COMPLETED_BUFFER, kept=False)
-    side.be_killed()
-    yield side
-    heir = FdStoreClient(side.secret)
-    assert heir.connect()
-    for _, _, fd in heir.take():
-        os.close(fd)
-    heir.leave()
+    store = FdStore(side.store.connect().detach())
+    side.store.send_all()
+    store.receive()
     side.close()
+    server = inheritance.serve(store.fds)
+    yield side
+    server.close()
+    store.close()
 
 
-def test_the_state_keeper_of_an_agent_that_was_killed_gives_what_it_holds_to_others(killed):
-    found = part_transfer.ask_list(killed.address, seconds=60)
+def test_the_subreaper_of_an_agent_that_was_killed_gives_what_it_holds_to_others(killed):
+    found = held_by(killed.address)
     whole = {part(rank, steps) for rank in (0, 1) for steps in (5, 6)} | {completed(0, 9)}
     assert {*found} == whole | {light(rank, 9) for rank in (0, 1)}
     other = Side(1)
@@ -431,7 +421,7 @@ def test_the_state_keeper_of_an_agent_that_was_killed_gives_what_it_holds_to_oth
     other.close()
 
 
-def test_the_state_keeper_of_an_agent_that_was_killed_gives_the_whole_part_of_a_survivor(killed):
+def test_the_subreaper_of_an_agent_that_was_killed_gives_the_whole_part_of_a_survivor(killed):
     """Though it has the light one, too."""
     other = Side(1)
     other.begin(2)
@@ -446,39 +436,41 @@ def test_the_state_keeper_of_an_agent_that_was_killed_gives_the_whole_part_of_a_
     assert is_whole
 
 
-def test_the_state_keeper_knows_who_may_ask_and_takes_nothing(killed):
+def test_the_subreaper_knows_who_may_ask_and_takes_nothing(killed):
     with pytest.raises(ConnectionError, match="does not admit"):
-        part_transfer.ask_list(replace(killed.address, secret="0" * 64), seconds=60)
-    with part_transfer.connection(killed.address) as line:
-        part_transfer.send_request(line, part_transfer.PUSH, part(0, 7), 5000)
-        with pytest.raises(CopyRefusedError, match="the agent was killed"):
-            part_transfer.read_answer(line)
-        part_transfer.send_request(line, part_transfer.FETCH, part(0, 4))
-        with pytest.raises(CopyRefusedError, match="the state keeper does not have the part"):
-            part_transfer.read_answer(line)
+        held_by(replace(killed.address, secret="0" * 64))
+    with transfer.connection(killed.address) as line:
+        with pytest.raises(CopyRefusedError, match="may use 0"):
+            transfer.ask(line, NoneType, "push", part=part(0, 7), size=5000)
+        with pytest.raises(CopyRefusedError, match="this node does not have the part"):
+            transfer.ask(line, int, "fetch", part=part(0, 4))
 
 
 def test_silent_strangers_do_not_keep_out_those_who_know_the_secret_of_a_killed_agent(killed):
     """The rules of all ports hold here too."""
-    part_transfer.ask_list(killed.address, seconds=60)  # it has begun to serve
+    held_by(killed.address)  # it has begun to serve
     with contextlib.ExitStack() as stack:
         for _ in range(80):
             stack.enter_context(socket.create_connection((killed.address.host, killed.address.port)))
-        assert part_transfer.ask_list(killed.address, seconds=60)
+        assert held_by(killed.address)
 
 
-def test_what_no_other_agent_is_to_have_is_freed_and_no_state_keeper_is_left():
-    """Not even for a copy that is being made meanwhile. Else the keeper would hold everything for a minute."""
+def test_what_no_other_agent_is_to_have_is_freed():
+    """Not even a copy that is being made meanwhile stays. Else the subreaper would hold everything for a minute."""
     side = Side(0, secret=secrets.token_hex(8))
     side.commit(5, kept=False)
+    store = FdStore(side.store.connect().detach())
+    side.store.send_all()
     side.copies.handle(FreeMemory())
     assert list(side.memory.files) == []
     assert side.memory.files.reserve((2, FIRST_COPY), SIZE) == ""
-    until(lambda: not FdStoreClient(side.secret).connect(), "the state keeper has not ended")
+    store.receive()
+    assert store.fds == {}
+    store.close()
     side.close()
 
 
-def test_workers_are_told_even_where_the_state_keeper_is_gone_meanwhile(sides):
+def test_workers_are_told_even_where_the_subreaper_is_gone_meanwhile(sides):
     """They say what they lack; nobody waits for ever."""
     first, second = sides
     serving(first)
