@@ -124,14 +124,10 @@ dist.destroy_process_group()
 
 
 def test_no_committed_step_is_lost_whatever_is_killed(launcher):
-    """2 nodes: of a worker, also in the middle of a commit, of all workers, fork server, subreaper and agent.
-
-    A folder that cannot be written, as /proc, costs a message at the end.
-    """
+    """2 nodes: of a worker, also in the middle of a commit, of all workers, fork server, subreaper and agent."""
     run = launcher.start(
         entrypoint={"script": launcher.script(TRAINS)},
         nproc_per_node=1,
-        durable="/proc",
         max_restarts=9,
         exclude_after=0,
         preload=["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "numpy"],
@@ -145,7 +141,6 @@ def test_no_committed_step_is_lost_whatever_is_killed(launcher):
         restored = [int((launcher.folder / f"restored-{attempt}-{rank}").read_text()) for attempt in range(1, 9)]
         # A rank that was killed in the middle of a commit takes all back to the one before.
         assert restored == [0, 2, 3, 4, 6, 8, 10, 11]
-    assert "written to /proc" in run.err, "that it could not be, or is not yet, where the process starts slowly"
     wait_until(lambda: subreapers(launcher.cluster) == [], 100, "the subreaper of the killed agent to be gone")
 
 
