@@ -224,6 +224,92 @@ core.machine.events_and_actions:Launch
 """
         + _LAUNCH,
     ),
+    "`state.commit`, until it is restored after a host was lost": (
+        "A script that uses `State`, on several hosts, one of which is switched off.",
+        """
+# The script of each worker
+worker.state.elastic_state:State.commit | what a script calls
+worker.state.commit_schedule:CommitSchedule.is_due | whether a commit is due
+worker.state.snapshots.snapshot:Snapshot | what is committed, by tensors
+worker.state.rank_commits:RankCommits.snapshot | the commits of a rank
+worker.state.shared_tensors:find | which tensors are equal on all ranks
+worker.state.commit_agreement:CommitAgreement | what the ranks agree on in their TCPStore
+worker.heartbeats.heartbeat_writer:HeartbeatWriter.record_committed | shows the commit on the shared page
+# The same, for its buffer
+worker.state.rank_buffers:RankBuffers.write | into which buffer
+worker.state.commit_buffer:CommitBuffer | what a buffer has
+# The same, where it has none
+worker.state.rank_commits:RankCommits.begin
+worker.state.buffer_client:ask | gets buffers from the agent
+# The agent
+cluster.agent.agent:Agent._poll_supervisor | its event loop wakes up
+node.supervisor.supervisor:Supervisor.poll | also for what workers ask for
+# The agent, for a buffer
+node.state.state_memory:StateMemory.poll | answers
+node.state.state_files:StateFiles.reserve | all memory files of the node
+node.state.memory_file:MemoryFile.create | one of them
+# A thread of the agent
+cluster.agent.copies.state_copies:StateCopies._push_all | copies commits to the next host
+cluster.agent.copies.state_copies:push
+node.state.transfer:send_part | as bytes
+# The agent of that host
+node.state.part_server:PartServer._take_part | serves other agents
+node.state.transfer:receive_part
+# The driver's loop
+cluster.driver.driver:Driver._node_lost | a host is gone
+core.machine.events_and_actions:NodeLost | events and actions
+# The state machine
+core.machine.machine:Machine.handle | decides
+core.machine.nodes:node_lost | what follows when a node is lost
+core.machine.stopping:restart_world | from RUNNING to STARTING
+core.machine.launching:launch_world | the next attempt
+core.machine.membership:Membership.choose | which nodes take part in it
+core.machine.events_and_actions:Launch
+"""
+        + _LAUNCH
+        + """
+# The agent, when the workers are forked
+node.supervisor.supervisor:Supervisor._started | adds what the node holds
+node.state.state_memory:StateMemory.held
+node.protocol.messages:WorkersForked
+# The agent, for the driver's pending call
+cluster.agent.ray_actor:AgentActor.next_report | answers it
+node.protocol.node_status:StatusFeed.news | what is true of the node
+cluster.agent.serialization:dump_report
+# The driver's loop, for the report
+cluster.driver.driver:Driver.run
+core.machine.observe:observe | what is new in the node's status, as events
+core.machine.events_and_actions:WorkersStarted
+core.machine.machine:Machine.handle
+core.machine.workers:workers_changed | what follows from what workers do
+core.machine.restoring:restore_commit | which commit the world goes on from
+core.machine.commits:newest_complete | the newest of which each part is somewhere
+core.machine.commits:RestoreCommit
+# The driver's loop, for the actions
+cluster.driver.executor:Executor.perform
+node.protocol.messages:AnnounceCommit
+cluster.fleet.ray_fleet:RayFleet.send
+node.protocol.node_goal:NodeGoals.add
+cluster.agent.serialization:dump_goal
+# The agent of each node
+cluster.agent.ray_actor:AgentActor.obey
+cluster.agent.agent:Agent.handle
+cluster.agent.copies.state_copies:StateCopies.announce
+# A thread of the agent
+cluster.agent.copies.state_copies:fetch
+node.state.transfer:receive_part
+# The agent, when it has all parts
+node.supervisor.supervisor:Supervisor.handle
+node.state.state_memory:StateMemory.announce | writes the choice to the shared page
+worker.heartbeats.shared_page:SharedPage | the shared page
+# The script of each worker
+worker.state.elastic_state:State.restore
+worker.state.rank_commits:RankCommits.read
+worker.heartbeats.heartbeat_writer:HeartbeatWriter.commit_to_restore
+worker.state.buffer_client:ask
+worker.state.snapshots.restored:Restored | the objects of the script again
+""",
+    ),
     "The driver of a detached run is killed, until another one is in command": (
         "A run that was started with `-d` on a cluster. Its workers run on meanwhile.",
         """
