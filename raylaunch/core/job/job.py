@@ -9,6 +9,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
+from raylaunch.core.job.secrets import HIDDEN
 from raylaunch.core.newtypes import StrEnum
 
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data")
@@ -75,7 +76,12 @@ class Entrypoint:
     def __str__(self) -> str:
         """The program and its arguments, quoted as a shell needs them; a function is no word of a shell."""
         target = self.target if self.function or not self.kind else shlex.quote(self.target)
-        return " ".join([target, *(shlex.quote(str(word)) for word in self.args)])
+        return " ".join([target, *(_quoted(str(word)) for word in self.args)])
+
+
+def _quoted(word: str) -> str:
+    """Return a word as a shell needs it, but a hidden value as it is shown everywhere."""
+    return word if HIDDEN in word else shlex.quote(word)
 
 
 ENTRYPOINT_KINDS = ("script", "module", "function", "command")
