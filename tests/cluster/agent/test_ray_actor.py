@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import pickle
 import threading
 import traceback
@@ -53,6 +54,7 @@ def actor(monkeypatch) -> Iterator[ray_actor.AgentActor]:
     util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
     monkeypatch.setattr(ray_actor, "ray", SimpleNamespace(get_runtime_context=lambda: context, util=util))
     monkeypatch.setattr(ray_actor.ray_internals, "node_labels", dict)
+    monkeypatch.setattr(ray_actor.ray_internals, "environment", os.environ.copy)
     monkeypatch.setattr(ray_actor.processes, "set_niceness", lambda _: None)
     return ray_actor.AgentActor()
 

@@ -167,7 +167,7 @@ def test_nonsense_ends_the_connection(served):
 
 @pytest.fixture
 def file() -> Iterator[MemoryFile]:
-    found = MemoryFile.create(0)
+    found = MemoryFile.create("run", 0)
     os.ftruncate(found.fd, 12_345)
     yield found
     found.close()
