@@ -15,7 +15,7 @@ __all__ = ["alone"]
 
 pytestmark = pytest.mark.timeout(300)
 
-TRAINS = '''
+TRAINS = """
 import hashlib, json, os, signal, sys
 import torch
 import torch.distributed as dist
@@ -76,7 +76,7 @@ Path(f"found-{rank}").write_text(elastic(train)(True) if stay else train(keeps=T
 if stay:
     expected.write_text(train(keeps=False))
 dist.destroy_process_group()
-'''
+"""
 
 
 def trained(alone, differs_at: int, kills: dict[int, tuple[int, list[int]]], *args: str, **job) -> tuple[Path, str]:

@@ -133,7 +133,7 @@ class RunReader:
     def _look(self, seconds: float) -> None:
         try:
             self._state = self.client.ask(GetState(wait=seconds))
-            self.is_gone = False
+            self.is_gone, self._unknown_since = False, None
         except (ControlError, RefusedError) as error:
             self._loss = _Loss(why=str(error), retry_at=time.monotonic() + RETRY_SECONDS)
             self.is_gone = isinstance(error, ControlError) and error.is_gone

@@ -342,3 +342,28 @@ def test_runs_of_the_cluster_are_listed_once(registry, driver, monkeypatch, caps
     assert forgotten == [{gone.control}]
     assert main.main(["ps", "-a", "-n", "0"]) == ExitCode.OK
     assert "bob@host-1:/on/host-1/far" in capsys.readouterr().out
+
+
+def test_a_run_that_answers_after_it_was_not_known_is_known_again(tmp_path, monkeypatch):
+    """Between two drivers, the head may know nothing of a run for a moment. Two such moments are no minute."""
+    clock, is_there = [0.0], [True]
+
+    class Client:
+        def ask(self, request: ControlRequest) -> RunState:
+            del request
+            if not is_there[0]:
+                raise ControlError("nobody listens", is_gone=True)
+            return RunState(status=status(5), log_layout="raylaunch", keeps_logs=True)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(run_reader.time, "monotonic", lambda: clock[0])
+    reader = RunReader(str(tmp_path), find=lambda: None, client=Client())
+    for seconds, there in ((0, True), (10, False), (20, True), (100, False)):
+        clock[0], is_there[0] = float(seconds), there
+        reader.refresh()
+        assert not reader.is_gone, seconds
+    clock[0] = 140.0
+    reader.refresh()
+    assert reader.is_gone
