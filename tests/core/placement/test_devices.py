@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.core.placement.devices import indices, own
+from raylaunch.core.placement.devices import indices, naming, own
 from tests.profiles import examples
 
 
@@ -66,3 +66,14 @@ def test_too_few_gpus():
     """As torchrun, and no GPU of somebody else."""
     with pytest.raises(ValueError, match="needs 2 GPUs for its workers, and CUDA_VISIBLE_DEVICES is 3"):
         own(range(1, 1), {"CUDA_VISIBLE_DEVICES": "3"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "ids", "expected"),
+    [
+        ("CUDA_VISIBLE_DEVICES", ["0", "3"], "0,3"),
+        ("ONEAPI_DEVICE_SELECTOR", ["0", "3"], "level_zero:0,3"),
+    ],
+)
+def test_the_variable_that_names_gpus(variable, ids, expected):
+    assert naming(variable, ids) == {variable: expected}
