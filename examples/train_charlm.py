@@ -1,11 +1,14 @@
 """Train a small character-level transformer on the source text of Python's own standard library.
 
-A plain DDP script: it downloads nothing, and uses gloo on CPU and nccl on CUDA. It saves checkpoints and resumes from
-the newest complete one, so it may be killed at any time and started again, by hand or by a launcher.
+It downloads nothing, and uses gloo on CPU and nccl on CUDA. `state.commit` keeps what training needs in the nodes'
+memory, and `state.restore` goes on from there in the next attempt, with as many ranks as there are then. With
+`@elastic`, ranks that did not fail go on in the same process. Under other launchers nothing is kept, unless
+RAYLAUNCH_DURABLE names a folder on disk.
 
+    raylaunch conf/job.yaml                                                 # on two nodes of a Ray cluster
+    raylaunch --nnodes 1:4 --nproc-per-node 2 --max-restarts 3 examples/train_charlm.py
     python examples/train_charlm.py                                         # a single rank
-    torchrun --nproc-per-node 2 examples/train_charlm.py --steps 50
-    python -m raylaunch conf/job.yaml                                       # on every node of a Ray cluster
+    RAYLAUNCH_DURABLE=/shared/charlm torchrun --nproc-per-node 2 examples/train_charlm.py --steps 50
 """
 
 import argparse
@@ -15,10 +18,9 @@ import os
 import random
 import sysconfig
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
+
+from raylaunch.worker import State, elastic
 
 CHARACTERS = 128  # ASCII; anything else is read as "?"
 
@@ -41,9 +45,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"))
-    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps between checkpoints")
-    parser.add_argument("--keep", type=int, default=2, help="checkpoints to keep")
+    parser.add_argument("--save", type=Path, help="file for the parameters at the end")
     parser.add_argument("--log-every", type=int, default=10, help="steps between lines of progress")
     return parser.parse_args()
 
@@ -118,38 +120,6 @@ def next_batch(windows: Tensor, progress: Progress, args: argparse.Namespace) ->
     return windows[mine]
 
 
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.stem.removeprefix("step-"))
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return all checkpoints in the folder, oldest first."""
-    return sorted(folder.glob("step-*.pt"), key=step_of)
-
-
-def write_checkpoint(state: dict[str, Any], folder: Path, keep: int) -> None:
-    """Write to a temporary file, then rename it: a checkpoint is complete, or it does not exist."""
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished, step = folder / "unfinished.tmp", state["progress"]["step"]
-    with open(unfinished, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, folder / f"step-{step:06}.pt")
-    for old in [path for path in checkpoints(folder) if step_of(path) <= step][:-keep]:
-        old.unlink()
-
-
-def read_newest(folder: Path) -> tuple[Path | None, dict[str, Any]]:
-    """Return the newest checkpoint that can be read."""
-    for path in reversed(checkpoints(folder)):
-        try:
-            return path, torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # noqa: BLE001  a damaged file may fail in any way
-            say(f"skipping {path}, which cannot be read ({type(error).__name__})")
-    return None, {}
-
-
 def pick_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -187,45 +157,26 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.device, self.progress = args, device, Progress()
         self.train_windows, self.held_out = read_windows(args.files, args.context)
-        self.shape = {name: getattr(args, name) for name in ("context", "layers", "heads", "width")}
         torch.manual_seed(args.seed)
-        self.net = CharTransformer(**self.shape).to(device)
+        self.net = CharTransformer(args.context, args.layers, args.heads, args.width).to(device)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=args.lr)
         self.scheduler = LambdaLR(self.optimizer, partial(lr_factor, steps=args.steps))
 
     def start(self) -> None:
-        """Resume from the newest checkpoint, or start from scratch, and wrap the model in DDP."""
+        """Wrap the model in DDP, and resume from the newest commit, or start from scratch."""
         self.ddp = DistributedDataParallel(self.net)
         # DDP settles the order in which it sums gradients in its first backward pass. With that behind us, a
         # resumed run adds the same numbers in the same order as one never stopped, and ends at the same bits.
         self.loss(self.ddp, self.train_windows[: self.args.batch_size]).backward()
 
-        # Rank 0 reads for all: every rank has the same checkpoint, whatever its own disk would show it.
-        rank, world = dist.get_rank(), dist.get_world_size()
-        found = [read_newest(self.args.checkpoint_dir) if rank == 0 else (None, {})]
-        dist.broadcast_object_list(found)
-        path, state = found[0]
-        if path is None:
-            say("starting from scratch")
-        elif state["shape"] != self.shape:
-            message = f"{path} holds a model of another shape: {state['shape']}, not {self.shape}"
-            raise SystemExit(message if rank == 0 else 1)
-        else:
-            self.progress = Progress(**state["progress"])
-            self.net.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.scheduler.load_state_dict(state["scheduler"])
-            say(f"resuming from {path} (epoch {self.progress.epoch}, step {self.progress.step})")
-
-        # Random numbers of each rank's own; they go on where they were if the world is as large as it was.
-        random.seed(f"{self.args.seed} {self.progress.step} {rank}")
+        # Random numbers of each rank's own; `restore` sets them to where they were.
+        random.seed(f"{self.args.seed} {dist.get_rank()}")
         torch.manual_seed(random.getrandbits(63))
-        if len(state.get("random", [])) == world:
-            python, cpu, cuda = state["random"][rank]
-            random.setstate(python)
-            torch.set_rng_state(cpu)
-            if cuda is not None and self.device.type == "cuda":
-                torch.cuda.set_rng_state(cuda)
+        self.state = State(model=self.net, optimizer=self.optimizer, scheduler=self.scheduler)
+        self.state["progress"] = self.progress
+        done = self.state.restore()
+        self.progress = self.state["progress"]
+        say(f"resuming after step {done} (epoch {self.progress.epoch})" if done else "starting from scratch")
 
     def loss(self, model: nn.Module, windows: Tensor) -> Tensor:
         windows = windows.long().to(self.device)
@@ -250,32 +201,14 @@ class Trainer:
             total += self.loss(self.net, windows) * len(windows)
         return mean_over_ranks(total, len(mine))
 
-    def save(self) -> None:
-        """Save a checkpoint: every rank contributes the state of its random number generators, rank 0 writes."""
-        cuda = torch.cuda.get_rng_state() if self.device.type == "cuda" else None
-        random_states: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(random_states, (random.getstate(), torch.get_rng_state(), cuda))
-        if dist.get_rank() == 0:
-            state = {
-                "shape": self.shape,
-                "progress": asdict(self.progress),
-                "model": self.net.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "random": random_states,
-            }
-            write_checkpoint(state, self.args.checkpoint_dir, self.args.keep)
 
-
-def train(args: argparse.Namespace) -> None:
-    # What can be done alone comes before the world: nobody waits for it, and modules that torch imports on
-    # the way would otherwise keep hold of the process group, past destroy_process_group().
-    trainer = Trainer(args, pick_device())
-    join_world(trainer.device)
+@elastic
+def train(trainer: Trainer) -> None:
+    args = trainer.args
     trainer.start()
     at = trainer.progress
     if at.step >= args.steps:
-        say(f"already finished: step {at.step} of {args.steps}; remove {args.checkpoint_dir} to begin anew")
+        say(f"already finished: step {at.step} of {args.steps}")
 
     logged, clock = at.step, time.perf_counter()
     while at.step < args.steps:
@@ -287,10 +220,12 @@ def train(args: argparse.Namespace) -> None:
             logged, clock = at.step, time.perf_counter()
             progress = f"step {at.step:4}/{args.steps}  epoch {at.epoch}"
             say(f"{progress}  loss {average:.3f}  lr {lr:.1e}  {speed:.1f} steps/s")
-        if last or at.step % args.checkpoint_every == 0:
-            trainer.save()
+        trainer.state.commit(at.step - 1)  # the number of the step just done, from 0 on
+    trainer.state.finish()
 
     say(f"validation loss {trainer.validation_loss():.3f}")
+    if args.save and dist.get_rank() == 0:
+        torch.save(trainer.net.state_dict(), args.save)
     say("done")
 
 
@@ -301,8 +236,13 @@ def leave_world() -> None:
 
 
 def main() -> None:
+    # What can be done alone comes before the world: nobody waits for it, and modules that torch imports on
+    # the way would otherwise keep hold of the process group, past destroy_process_group().
+    args = parse_args()
+    trainer = Trainer(args, pick_device())
+    join_world(trainer.device)
     try:
-        train(parse_args())
+        train(trainer)
     except SystemExit:
         leave_world()
         raise

@@ -1,4 +1,4 @@
-"""What a person sees while hosts come and go: `python -m tools.chaos.timeline` trains the elastic example on three of
+"""What a person sees while hosts come and go: `python -m tools.chaos.timeline` trains the character model on three of
 them, adds one, cuts one off, heals it, drains one, and prints what raylaunch said.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.hosts.hosts import Hosts, inside
 from tools.chaos.job import wait_for
 
-_SCRIPT = Path(__file__).parents[2] / "examples" / "train_charlm_elastic.py"
+_SCRIPT = Path(__file__).parents[2] / "examples" / "train_charlm.py"
 _SETTINGS = ("--nnodes", "1:4", "--nproc-per-node", "1", "--show", "none", "--set", "last_call=2")
 _LIMIT = 60.0
 

@@ -90,6 +90,8 @@ def shown(said: str) -> list[str]:
     """The lines that the picture shows: not every step, no time of day, and nothing wider than the picture."""
     found: list[str] = []
     for line in said.replace(str(ROOT) + "/", "").splitlines():
+        if "`State` commits" in line:
+            continue
         step = re.match(r"step +(\S+/)", line)
         if step and step[1] not in _STEPS_SHOWN:
             if found[-1] != "  ...":
