@@ -3,7 +3,8 @@
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
 # make smoke: run each tool below with the smallest sizes, to see that it runs (ONLY="bench-1 chaos": these);
 # make profile-restart: where the time of a restart goes (N=10 restarts);
-# make dist: build a wheel, and try it in a clean environment (INTO=python: in the environment of that Python);
+# make dist: build a wheel and a source archive, check them, and try both in a clean environment of each supported Python
+# (ONLY="3.11": of these; INTO=python: the wheel in the environment of that Python; TAG=v0.1.0: the tag is the version);
 # make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk";
 # DETACH=1: a run with -d, whose driver, its host, and the GCS of Ray's head are killed too);
 # make compat: try other versions of Python, Ray and torch, each in an environment that is removed afterwards (KEEP=1: it
@@ -25,9 +26,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# The benches need Ray Train and heavy imports; nothing else does.
-$(VENV)/.installed-for-bench: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
+# What few targets need: an extra of pyproject.toml, which nothing else waits for.
+$(VENV)/.installed-for-%: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,$*]"
 	touch $@
 
 run: install
@@ -101,12 +102,12 @@ smoke: $(VENV)/.installed-for-bench
 profile-restart: install
 	$(BIN)/python -m tools.bench.profile_restart $(or $(N),10)
 
-# setuptools copies modules to build/, and packs what earlier builds left there.
-dist: install
-	rm -rf build dist
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
-	rm -rf build
-	$(BIN)/python -m tools.dist dist/*.whl $(if $(INTO),--python $$(command -v $(INTO)))
+# The wheel is built from the archive: what earlier builds left in this folder is in neither.
+dist: $(VENV)/.installed-for-release
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tools.dist dist $(if $(ONLY),--only "$(ONLY)") $(if $(TAG),--tag $(TAG)) $(if $(INTO),--python $$(command -v $(INTO)))
 
 ifdef DETACH
 chaos: install

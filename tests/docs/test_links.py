@@ -18,7 +18,7 @@ import yaml
 from raylaunch.cli.args import subcommands
 from raylaunch.cli.args.flags import matching_flags
 from raylaunch.core.job.job import Job
-from tools import smoke
+from tools import dist, smoke
 from tools.bench.__main__ import BENCHES
 from tools.chaos.faults import FAULTS
 from tools.compat import combinations
@@ -36,6 +36,7 @@ CHOSEN: dict[str, Callable[[str], object]] = {
     "bench": lambda only: set(only.split()) <= set(BENCHES),
     "smoke": lambda only: set(only.split()) <= {each.name for each in smoke.commands(Path())},
     "compat": combinations.chosen,
+    "dist": lambda only: set(only.split()) <= set(dist.supported()),
     "gpu": lambda only: set(only.split()) <= {step.name for step in steps.STEPS},
     "chaos": lambda only: any(re.search(only, fault.name) for _, fault in FAULTS),
 }

@@ -34,7 +34,8 @@ _BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<body>.*?)<!-- /(?P=name) -
 
 def pages() -> list[Path]:
     """All pages that a person reads, README.md first."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+    above = ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "CODE_OF_CONDUCT", "AGENTS")
+    return [*(ROOT / f"{name}.md" for name in above), *sorted(DOCS.rglob("*.md"))]
 
 
 def filled(text: str) -> str:
