@@ -3,6 +3,7 @@
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
 # make smoke: run each tool below with the smallest sizes, to see that it runs (ONLY="bench-1 chaos": these);
 # make profile-restart: where the time of a restart goes (N=10 restarts);
+# make docs: build the site in site/, strictly: a link that leads nowhere is an error;
 # make dist: build a wheel and a source archive, check them, and try both in a clean environment of each supported Python
 # (ONLY="3.11": of these; INTO=python: the wheel in the environment of that Python; TAG=v0.1.0: the tag is the version);
 # make chaos: train on four hosts under faults that come at random (N=60 of them, SEED=1, ONLY="worker|disk";
@@ -41,7 +42,7 @@ JOBS ?= $(shell expr $$(nproc) + 2)
 PARTS := test-node test-agents test-sessions test-worker test-hosts test-runs test-own-cluster test-detached-hosts test-rest test-core test-contract check
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: install run test $(PARTS) fuzz bench smoke profile-restart dist chaos compat gpu gpu-bundle clean
+.PHONY: install run test $(PARTS) fuzz bench smoke profile-restart docs dist chaos compat gpu gpu-bundle clean
 
 # Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
@@ -102,6 +103,9 @@ smoke: $(VENV)/.installed-for-bench
 profile-restart: install
 	$(BIN)/python -m tools.bench.profile_restart $(or $(N),10)
 
+docs: $(VENV)/.installed-for-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
+
 # The wheel is built from the archive: what earlier builds left in this folder is in neither.
 dist: $(VENV)/.installed-for-release
 	rm -rf dist
@@ -131,4 +135,4 @@ gpu-bundle: install
 	$(BIN)/python -m tools.gpu.bundle gpu-bundle $(if $(GPU_PYTHON),--python $(GPU_PYTHON))
 
 clean:
-	rm -rf $(VENV) .compat runs checkpoints build dist gpu-bundle
+	rm -rf $(VENV) .compat runs checkpoints build dist site gpu-bundle

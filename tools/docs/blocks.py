@@ -13,8 +13,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-import raylaunch
-import raylaunch.worker
 from raylaunch.cli.args import subcommands, usage
 from raylaunch.cli.args.flags import attribute_docstrings, default_text
 from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
@@ -27,7 +25,6 @@ from tools.compat import results
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
-_MODULES = (raylaunch, raylaunch.worker)
 _SECTIONS = {"entrypoint": Entrypoint, "ray": RayOptions}
 _BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<body>.*?)<!-- /(?P=name) -->\n", re.DOTALL)
 
@@ -88,32 +85,6 @@ def _keys(kind: type[Any], prefix: str) -> Iterator[tuple[str, str, str]]:
             yield from _keys(NodeRule, "nodes.<which>.")
 
 
-def _api() -> str:
-    """The public names of `raylaunch` and `raylaunch.worker`, and what a program calls of their classes."""
-    public = [(f"{module.__name__}.{name}", getattr(module, name)) for module in _MODULES for name in module.__all__]
-    rows = [row for name, thing in public for row in _api_rows(name, thing)]
-    return _table(("name", "meaning"), [*rows, ("`raylaunch.__version__`", "The version, as text.")])
-
-
-def _api_rows(name: str, thing: Any) -> Iterator[tuple[str, str]]:
-    is_called = inspect.isfunction(thing) or thing is raylaunch.worker.State
-    yield f"`{name}{_parameters(thing) if is_called else ''}`", _first_paragraph(thing)
-    if inspect.isclass(thing):
-        methods = [(key, one) for key, one in vars(thing).items() if not key.startswith("_")]
-        for key, one in methods:
-            if inspect.isfunction(one):
-                yield f"`{name}.{key}{_parameters(one)}`", _first_paragraph(one)
-            elif isinstance(one, property) and one.__doc__:
-                yield f"`{name}.{key}`", _first_paragraph(one)
-
-
-def _parameters(function: Any) -> str:
-    """The parameters of a function or class, without types and defaults."""
-    empty = inspect.Parameter.empty
-    found = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
-    return str(inspect.Signature([one.replace(annotation=empty, default=empty) for one in found]))
-
-
 def _exit_codes() -> str:
     """From `--help`, which says them too."""
     lines = usage.full().partition("Exit codes:\n")[2].partition("\n\n")[0].splitlines()
@@ -159,12 +130,17 @@ def _versions() -> str:
     return _table(head, rows)
 
 
+def _recording() -> str:
+    from tools.docs import recording  # which needs the paths of this module
+
+    return recording.text()
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": usage.commands_table,
     "flags": usage.table,
     "subcommands": subcommands.table,
     "config": _config,
-    "api": _api,
     "exit-codes": _exit_codes,
     "run-folder": _run_folder,
     "events": lambda: _classes(Event),
@@ -173,4 +149,5 @@ GENERATED: dict[str, Callable[[], str]] = {
     "walks": walks.page,
     "compat": _compat,
     "versions": _versions,
+    "recording": _recording,
 }

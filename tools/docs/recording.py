@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,16 @@ def drawn(said: str, result: dict[str, Any], killed: float) -> str:
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">',
         f"<title>{title}</title>",
-        f'<rect width="{_WIDTH}" height="{height}" rx="10" fill="#ffffff"/>',
+        f'<rect width="{_WIDTH}" height="{height}" rx="10" fill="#16161e"/>',
         *body,
         "</svg>\n",
     ])  # fmt: skip
+
+
+def text() -> str:
+    """What the picture says was printed, for pages on which it would be too small."""
+    lines = re.findall(r'monospace"[^>]*>(.*?)</text>', PICTURE.read_text(encoding="utf-8"))
+    return "```text\n" + "".join(unescape(line) + "\n" for line in lines) + "```\n"
 
 
 def shown(said: str) -> list[str]:
@@ -106,7 +112,7 @@ def _lanes(result: dict[str, Any], killed: float) -> list[str]:
     body = []
     for rank in range(4):
         y = _MARGIN + 22 + rank * _LANE
-        body.append(_text(_MARGIN, y + _BAR - 3, f"rank {rank}", "#333333"))
+        body.append(_text(_MARGIN, y + _BAR - 3, f"rank {rank}", "#c0caf5"))
         for attempt in result["attempts"]:
             began = attempt["running_at"]
             ended = killed if rank == 3 and attempt["number"] == 1 else attempt["ended_at"]
@@ -118,16 +124,16 @@ def _lanes(result: dict[str, Any], killed: float) -> list[str]:
     x, y = _LEFT + killed * scale, _MARGIN + 22
     first, second = result["attempts"]
     body += [
-        _text(_LEFT, y - 8, "nodes start", "#888888"),
-        _text(_LEFT + first["running_at"] * scale, y - 8, f"attempt 1: {first['steps']} steps", "#2f5aa8"),
-        _text(x + 12, y - 8, f"attempt 2, {second['pause']:.1f} s later: {second['steps']} steps", "#24733f"),
+        _text(_LEFT, y - 8, "nodes start", "#7f88a8"),
+        _text(_LEFT + first["running_at"] * scale, y - 8, f"attempt 1: {first['steps']} steps", "#7aa2f7"),
+        _text(x + 12, y - 8, f"attempt 2, {second['pause']:.1f} s later: {second['steps']} steps", "#9ece6a"),
         f'<path d="M{x - 6:.1f},{y + 3 * _LANE + 2} l12,12 m0,-12 l-12,12" stroke="#d03050" stroke-width="3"/>',
         f'<line x1="{x:.1f}" y1="{y - 4}" x2="{x:.1f}" y2="{y + 4 * _LANE}" stroke="#d03050" stroke-dasharray="3 3"/>',
         _text(x - 90, y + 4 * _LANE + 14, "kill -9 of rank 3", "#d03050"),
     ]
     every = max(1, round(result["seconds"] / 6))
     marks = [mark for mark in range(0, int(result["seconds"]) + 1, every) if abs(mark - killed) > every]
-    return body + [_text(_LEFT + mark * scale, y + 4 * _LANE + 14, f"{mark} s", "#888888") for mark in marks]
+    return body + [_text(_LEFT + mark * scale, y + 4 * _LANE + 14, f"{mark} s", "#7f88a8") for mark in marks]
 
 
 def _kind(line: str) -> str:
