@@ -25,14 +25,9 @@ _C10D = "torch.distributed.distributed_c10d"
 COMPILER = "torch._dynamo"
 """The module that `DistributedDataParallel()` and `torch.compile()` import, which takes seconds.
 
-For the fork server, which imports it ahead. There is no public name of it. Without it, each worker imports what it
-needs.
+For the fork server, which imports it ahead, and for checks whose time does not include it. There is no public name of
+it. Without it, each worker imports what it needs.
 """
-
-
-def import_compiler() -> None:
-    """Import what `DistributedDataParallel()` and others import late, so that no check's time includes it."""
-    import_module(COMPILER)
 
 
 def release_default_arguments() -> None:
@@ -285,6 +280,21 @@ def watch_meshes(module: types.ModuleType, made: Callable[[], int]) -> None:
             self._thread_id, self._hash = number, None
 
     kind.__init__ = init
+
+
+def dtensor_of(local: Any, mesh: Any, placements: Any, shape: Any, stride: tuple[int, ...]) -> Any:
+    """Return a DTensor with this local part, which may be on another device than its mesh.
+
+    The public `DTensor.from_local` copies it to that device, where what is restored would need its memory twice. The
+    constructor takes a specification, in `_dtensor_spec`, in all torches since 2.6. Without that, it is copied.
+    """
+    kind = import_module("torch.distributed.tensor").DTensor
+    try:
+        module = import_module("torch.distributed.tensor._dtensor_spec")
+        meta = module.TensorMeta(shape, stride, local.dtype)
+        return kind(local, module.DTensorSpec(mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
+    except (ImportError, AttributeError, TypeError):
+        return kind.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def release_model(model: Any) -> None:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, NoReturn
 
 from raylaunch.worker import torch_internals
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _import_torch() -> Any:
     """Import what the checks need, so that no check's time includes it, and hide torch's FutureWarnings."""
-    torch_internals.import_compiler()
+    import_module(torch_internals.COMPILER)
     import torch.distributed as dist  # noqa: PLC0415
 
     import raylaunch.worker.selfcheck.checks  # noqa: F401, PLC0415

@@ -342,7 +342,12 @@ def _often(interval: int) -> str:
 
 
 def _load(target: Any, found: Restored | Resharded, name: str) -> None:
-    """Load an object's state. A module's tensors are copied into its own; other objects take the tensors over."""
+    """Load an object's state. A module's tensors are copied into its own; other objects take the tensors over.
+
+    An optimizer of a survivor gives up its own before, so that a device needs no room for both.
+    """
+    if hasattr(target, "param_groups") and isinstance(getattr(target, "state", None), dict):
+        target.state.clear()
     module = getattr(sys.modules.get("torch.nn"), "Module", ())
     if not isinstance(target, module) or any(key.endswith("_extra_state") for key in target.state_dict()):
         target.load_state_dict(found.item(name))

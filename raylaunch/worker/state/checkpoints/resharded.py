@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed import tensor as dtensors
 from torch.distributed.checkpoint import FileSystemReader, StorageReader
 from torch.distributed.checkpoint.metadata import Metadata
 
+from raylaunch.worker import torch_internals
 from raylaunch.worker.state.checkpoints import dcp_parts, known_pickles
 from raylaunch.worker.state.checkpoints.dcp_parts import RECORDS, PartsReader, RankRecord
 from raylaunch.worker.state.checkpoints.durable_folder import METADATA
@@ -88,16 +90,16 @@ class Resharded:
         return [*self._items]
 
     def item(self, name: str, *, copied: bool = True) -> Any:
-        """Return an item. Its tensors are the caller's own in any case.
+        """Return an item. `copied` False: its DTensors are not on their devices yet.
 
-        Raises ValueError where something has no place in this world, or cannot be read.
+        Its tensors are the caller's own in any case. Raises ValueError where something has no place in this world, or
+        cannot be read.
         """
-        del copied
         item = self._items[name]
         if not item.of_world:
             memory, base = self._memory_of(name)
             return load_item(item, _copies(memory, base), self._empty_dtensor)
-        found = load_item(item, _empty_tensor, self._empty_dtensor)
+        found = load_item(item, _empty_tensor, partial(self._empty_dtensor, device=None if copied else "cpu"))
         targets = dcp_parts.tensors_by_fqn({name.removeprefix(OBJECT): found})
         with torch.no_grad(), _named(self._path):
             dcp_parts.read_into(targets, self._reader, self._metadata)
@@ -121,17 +123,19 @@ class Resharded:
         shape: tuple[int, ...],
         stride: tuple[int, ...],
         offsets: Offsets | None,
+        device: str | None = None,
     ) -> Any:
-        """Return a DTensor as the script has one of this shape; a plain tensor where it has no DTensors at all."""
+        """Return a DTensor as the script has one of this shape; a plain tensor where it has no DTensors at all.
+
+        `device`: where its local part is; None: where the script has that.
+        """
         del stride
         dcp_parts.placed(offsets, placements)
         if not self._meshes:
             return torch.empty(shape, dtype=local.dtype)
         if (alike := self._alike.get((shape, placements))) is not None:
-            own = torch.empty_like(alike.to_local().detach(), dtype=local.dtype)
-            return dtensors.DTensor.from_local(
-                own, alike.device_mesh, placements, run_check=False, shape=alike.shape, stride=alike.stride()
-            )
+            own = torch.empty_like(alike.to_local().detach(), dtype=local.dtype, device=device)
+            return torch_internals.dtensor_of(own, alike.device_mesh, placements, alike.shape, alike.stride())
         found = [one for one in self._meshes if (one.mesh_dim_names, one.ndim) == (mesh[0], len(mesh[1]))]
         if len(found) != 1:
             names = f"the dimensions {', '.join(mesh[0])}" if mesh[0] else f"{len(mesh[1])} dimensions without names"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from raylaunch.worker import torch_internals
 from raylaunch.worker.state import shared_tensors
 from raylaunch.worker.state.commit_buffer import CommitBuffer, round_up
 from raylaunch.worker.state.shared_tensors import PartMemory
@@ -154,9 +155,8 @@ class Restored:
                 f"`State` has a DTensor of a mesh {mesh[1]} over ranks {mesh[2]}, which no parameter of the script has"
             )
             raise ValueError(msg)
-        kind = sys.modules["torch.distributed.tensor"].DTensor
         size = sys.modules["torch"].Size(shape)
-        return kind.from_local(local, self._meshes[mesh], placements, run_check=False, shape=size, stride=stride)
+        return torch_internals.dtensor_of(local, self._meshes[mesh], placements, size, stride)
 
 
 def _copied(pieces: list[Any], target: Any) -> Any:

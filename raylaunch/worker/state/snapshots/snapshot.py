@@ -175,6 +175,8 @@ class _Pickler(pickle.Pickler):
             self.found_shards = self.found_shards or not all(one.is_replicate() for one in placements)
             mesh, offsets = _place(found, placements, shape)
             return dtensor_of, (local, mesh, placements, shape, found.stride(), offsets)
+        if isinstance(found, self._torch.Tensor) and _is_plain(self._torch, type(found)):
+            return of_class, (found.as_subclass(self._torch.Tensor).detach(), type(found), vars(found))
         return NotImplemented
 
 
@@ -193,6 +195,20 @@ def _place(found: Any, placements: tuple[Any, ...], shape: tuple[int, ...]) -> t
             offsets = tuple(chunks[0].offsets)
         _places[key] = mesh_key(mesh), offsets
     return _places[key]
+
+
+def _is_plain(torch: Any, kind: type) -> bool:
+    """Return whether a class of tensors only adds methods and attributes. Of others the tensors within are copied."""
+    names = ("__torch_dispatch__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+    own = {name for one in kind.__mro__[: kind.__mro__.index(torch.Tensor)] for name in vars(one)}
+    return own.isdisjoint((*names, "__slots__")) and kind is not torch.Tensor
+
+
+def of_class(tensor: Any, kind: type, attributes: dict[str, Any]) -> Any:
+    """Return a tensor as one of another class, with these attributes."""
+    found = tensor.as_subclass(kind)
+    vars(found).update(attributes)
+    return found
 
 
 def is_raw(torch: Any, tensor: Any) -> bool:
