@@ -15,6 +15,9 @@ launched by `launch`. FAKE_NCCL_FAULTS, in JSON, says what goes wrong besides:
     destructor_seconds  how long the destructor of an aborted group waits
     version             of NCCL
     spins               whether a wait for the device takes CPU, as a wait for CUDA usually does
+    waits               whether the host waits for each collective: with it, what computes on the host can be trained
+    watchdog            [attempt, number, seconds]: for how long the kernel of this collective may stand until the
+                        watchdog does what TORCH_NCCL_ASYNC_ERROR_HANDLING says
 """
 
 from __future__ import annotations
@@ -23,10 +26,14 @@ import contextlib
 import ctypes
 import functools
 import json
+import math
 import os
+import signal
 import socket
+import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +42,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
 from torch.overrides import TorchFunctionMode
 
 GARBAGE = 1e30
@@ -205,14 +213,24 @@ _aborting: dict[str, bool] = {}
 """Whether each group of this process is being aborted, by its folder's name."""
 
 
-def _watch(name: str, other_end: socket.socket) -> None:
+TEAR_DOWN, SKIP_CLEAN_UP = "1", "3"
+"""Values of TORCH_NCCL_ASYNC_ERROR_HANDLING with which the watchdog ends the process. With the first one it aborts the
+communicators before."""
+_ABORTS_BEFORE_SECONDS = 0.3
+
+
+def _watch(name: str, other_end: socket.socket, group: weakref.ref[FakeNCCL]) -> None:
     """Be the watchdog, by whose name a process with NCCL is known."""
     LIBC.prctl(PR_SET_NAME, b"pt_nccl_watchdg")
+    handling = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", SKIP_CLEAN_UP)
     while not _aborting[name]:
         with contextlib.suppress(BlockingIOError):
             if other_end.recv(1, socket.MSG_DONTWAIT) == b"" and not _aborting[name]:
                 note("sockets", "were shut down before the abort")
                 return
+        if (own := group()) is not None and own.is_late and handling in (TEAR_DOWN, SKIP_CLEAN_UP):
+            own.end_process(aborts=handling == TEAR_DOWN)
+        del own
         time.sleep(0.01)
 
 
@@ -249,7 +267,10 @@ class FakeNCCL(dist.ProcessGroup):
             self._socket = socket.create_connection(listener.getsockname())
             self._other_end, _ = listener.accept()
         _aborting[self._folder.name] = False
-        threading.Thread(target=_watch, args=(self._folder.name, self._other_end), daemon=True).start()
+        #: Of the collectives that have not ended: when they were launched, by number.
+        self._pending: dict[int, float] = {}
+        args = self._folder.name, self._other_end, weakref.ref(self)
+        threading.Thread(target=_watch, args=args, daemon=True).start()
 
     def getBackendName(self) -> str:  # noqa: N802
         return "fakenccl"
@@ -259,10 +280,52 @@ class FakeNCCL(dist.ProcessGroup):
     ) -> Work | None:
         """Launch a kernel that sets a tensor to what follows from the tensors of all ranks."""
         self._number += 1
+        self._pending[self._number] = time.monotonic()
         launch(functools.partial(self._kernel, self._number, tensor, result))
+        if FAULTS.get("waits"):
+            synchronize()
+            future = torch.futures.Future()
+            future.set_result([tensor])
+            return _create_work_from_future(future)
         return Work(self) if options.asyncOp else None
 
     def _kernel(self, number: int, tensor: torch.Tensor, result: Callable[[list[torch.Tensor]], torch.Tensor]) -> bool:
+        has_ended = self._run_kernel(number, tensor, result)
+        if has_ended:
+            del self._pending[number]
+        return has_ended
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a kernel stands for longer than the watchdog lets it."""
+        attempt, number, seconds = FAULTS.get("watchdog", (0, 0, 0))
+        launched = self._pending.get(number, math.inf)
+        return self._attempt == attempt and time.monotonic() - launched > seconds
+
+    def end_process(self, *, aborts: bool) -> None:
+        """Do and say what torch's watchdog does when a collective has timed out (ProcessGroupNCCL.cpp)."""
+        _, number, seconds = FAULTS["watchdog"]
+        said = (
+            f"[Rank {self.rank()}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, "
+            f"OpType=ALLREDUCE, NumelIn=4096, NumelOut=4096, Timeout(ms)={1000 * seconds}) ran for "
+            f"{1000 * seconds + 7} milliseconds before timing out."
+        )
+        if aborts:
+            self.abort()
+            time.sleep(_ABORTS_BEFORE_SECONDS)
+        print(
+            f"[rank{self.rank()}]:[E ProcessGroupNCCL.cpp:632] {said}\n"
+            "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+            f"  what():  [PG ID 0 PG GUID 0(default_pg) Rank {self.rank()}] Process group watchdog thread terminated "
+            f"with exception: {said}",
+            file=sys.stderr,
+            flush=True,
+        )
+        os.kill(os.getpid(), signal.SIGABRT)
+
+    def _run_kernel(
+        self, number: int, tensor: torch.Tensor, result: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> bool:
         own, *others = (self._folder / f"{number}-{(self.rank() + each) % self.size()}" for each in range(self.size()))
         if not own.exists():
             torch.save(tensor, own.with_suffix(".tmp"))
@@ -270,10 +333,12 @@ class FakeNCCL(dist.ProcessGroup):
         is_stuck = [self._attempt, number] == FAULTS.get("stuck")
         if not is_stuck and all(other.exists() for other in others):
             paths = sorted([own, *others], key=lambda path: int(path.name.partition("-")[2]))
-            tensor.copy_(result([torch.load(path) for path in paths]))
+            with torch.no_grad():
+                tensor.copy_(result([torch.load(path) for path in paths]))
             return True
         if self._is_aborted:
-            tensor.fill_(GARBAGE)
+            with torch.no_grad():
+                tensor.fill_(GARBAGE)
         return self._is_aborted
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Work | None:

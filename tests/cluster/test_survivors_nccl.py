@@ -21,7 +21,7 @@ import os, signal, time
 import torch
 import torch.distributed as dist
 import fake_nccl
-from raylaunch.worker import State, elastic
+from raylaunch.worker import State
 
 STEPS, SIZE = 9, 4096
 #: In the first attempt: the step, and who does not take part in its collective, since it is dead, or hangs.
@@ -45,7 +45,7 @@ class Weights:
 weights = Weights()
 
 
-@elastic(backend="fakenccl")
+{begin}
 def train():
     attempt, rank = int(os.environ["RAYLAUNCH_ATTEMPT"]), dist.get_rank()
     state = State(weights=weights, every=1, random_state=False)
@@ -71,6 +71,14 @@ fake_nccl.note("result", f"{{train():g}}")
 """
 
 
+ELASTIC = """
+from raylaunch.worker import elastic
+@elastic(backend="fakenccl")
+"""
+PLAIN = "dist.init_process_group('fakenccl')"
+"""How a script begins that has survivors, and one that has none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """What became of a run of two workers."""
@@ -93,6 +101,7 @@ class Trained:
 def train(
     alone: tuple[dict[str, str], Path],
     *,
+    begin: str = ELASTIC,
     at: int = 5,
     dead: tuple[int, ...] = (),
     hung: tuple[int, ...] = (),
@@ -104,7 +113,7 @@ def train(
     (folder / "fake_nccl.py").write_text(Path(fake_nccl.__file__).read_text(encoding="utf-8"))
     env |= {"FAKE_NCCL": str(folder / "fake"), "FAKE_NCCL_FAULTS": json.dumps(faults or {})}
     (folder / "fake").mkdir()
-    script = TRAINS.format(at=at, dead=dead, hung=hung, after_step=after_step)
+    script = TRAINS.format(begin=begin, at=at, dead=dead, hung=hung, after_step=after_step)
     job = {"nproc_per_node": 1, "max_restarts": 1, "preload": ["torch", "torch.distributed"]} | job
     process = start(env, folder, script, **job)
     _, err = process.communicate(timeout=150)
@@ -128,7 +137,8 @@ def test_a_survivor_goes_on_when_a_rank_has_died(alone):
 @pytest.mark.parametrize(("number", "restored"), [(6, "2 5 15"), (9, "2 8 24")], ids=["commit", "result"])
 def test_no_garbage_is_committed_or_returned_when_all_ranks_hang_in_one_collective(alone, number, restored):
     """All stay. The abort lets the commit that waits for the collective be copied, on all ranks, or training end."""
-    trained = train(alone, faults={"stuck": [1, number]}, hang_timeout=3)
+    faults = {"stuck": [1, number], "watchdog": [1, number, 1]}  # which does nothing in such a script
+    trained = train(alone, faults=faults, hang_timeout=3)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert trained.stayed == 2, trained.err
     assert [lines[1] for lines in trained.notes["seen"]] == [restored] * 2
@@ -148,3 +158,12 @@ def test_the_rank_that_does_not_join_is_named_and_not_those_that_wait_for_their_
     trained = train(alone, hung=(1,), after_step=sleeps, faults={"spins": True}, hang_timeout=4)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert "rank 1 on node-2 hung" in trained.err
+
+
+def test_ranks_that_the_watchdog_ends_leave_no_garbage(alone):
+    """All hang in one collective, and no process can stay. As torchrun has it, torch would abort NCCL before."""
+    trained = train(alone, begin=PLAIN, faults={"stuck": [1, 6], "watchdog": [1, 6, 1]})
+    assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
+    assert [lines[0] for lines in trained.notes["seen"]].count("2 5 15") == 2, trained.notes
+    assert "SIGABRT" in trained.err
+    assert "Watchdog caught collective operation timeout" in trained.err

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
+import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 from raylaunch.core.placement.devices import VARIABLES
 from raylaunch.worker import torch_internals
+from raylaunch.worker.runtime.files_wait import FOLDER_VARIABLE
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 _MAX_ANSWER_BYTES = 4000
@@ -22,18 +26,33 @@ def bind(spec: WorkerSpec) -> None:
     """Bind this process, and all processes that it will start, if the job asks for it. Raises CannotBindError."""
     if spec.numa_binding is None:
         return
+    memory = _memory(spec)
+    with contextlib.suppress(OSError, ValueError):
+        os.sched_setaffinity(0, map(int, memory.read_text().split()))
+        return
     cpus, why_not = _query_in_child(spec.numa_binding, spec.gpus.start, spec.node_devices)
     if not cpus:
         msg = f"cannot bind local rank {spec.local_rank} to the CPUs near its GPU: {why_not or 'there are none'}"
         raise CannotBindError(msg)
+    with contextlib.suppress(OSError):
+        memory.write_text(" ".join(map(str, sorted(cpus))))
     os.sched_setaffinity(0, cpus)
+
+
+def _memory(spec: WorkerSpec) -> Path:
+    """Return the file that has the CPUs, once a worker with this GPU has asked for them.
+
+    It is beside RAYLAUNCH_FAST_DIR, and so goes with the agent.
+    """
+    key = spec.numa_binding, spec.gpus.start, sorted(spec.node_devices.items()), sorted(os.sched_getaffinity(0))
+    return Path(spec.env.get(FOLDER_VARIABLE, "")).parent / f"cpus-{zlib.crc32(repr(key).encode()):08x}"
 
 
 def _query_in_child(mode: str, gpu: int, devices: Mapping[str, str]) -> tuple[set[int], str]:
     """Return the CPUs, or why there are none.
 
-    A child process asks torch, because that initializes CUDA, which must be left to the script. It sees all GPUs of the
-    node, as torchrun does: the workers near the same CPUs divide them.
+    A child process asks torch, because that initializes CUDA, which must be left to the script, and takes seconds on a
+    node with several GPUs. It sees all GPUs of the node, as torchrun does: the workers near the same CPUs divide them.
     """
     readable, writable = os.pipe()
     child = os.fork()
