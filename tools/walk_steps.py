@@ -335,8 +335,7 @@ cluster.fleet.detached_fleet:DetachedFleet | the agents of the run
 cluster.fleet.allocator:Allocator | which slot each of them is in
 cluster.driver.run_folder:RunFolder | the files of the run
 cluster.succession.folder_fence:FolderFence | what another driver writes there from now on is read by nobody
-cluster.takeover.detached_driver:DetachedDriver | the event loop of such a driver
-cluster.driver.driver:Driver.run | the event loop of any driver
+cluster.driver.driver:Driver.run | the event loop
 # Each agent, which the fleet tells the epoch
 cluster.agent.ray_actor:AgentActor.adopt
 # The agent
@@ -347,7 +346,7 @@ cluster.agent.ray_actor:AgentActor.next_report
 node.protocol.node_status:StatusFeed.news | what is true of the node
 cluster.agent.serialization:dump_report | messages between driver and agents as bytes
 # The driver's loop
-cluster.takeover.detached_driver:DetachedDriver._events
+cluster.driver.driver:Driver._take_over
 core.machine.observe:observe | what is new in the node's status, as events
 core.driver_replaced:DriverReplaced | the event of a takeover
 # The state machine

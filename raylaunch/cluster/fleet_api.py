@@ -42,6 +42,8 @@ class AgentLost:
     node: NodeId
     why: str
     error: BaseException | None = None
+    is_host_dead: bool = False
+    """Ray counts its host as dead, which it may also do with one that is cut off."""
     silent: bool = False
     held: tuple[HeldCommit, ...] | None = None
     """The parts of commits that its subreaper still has; None: it was not asked."""

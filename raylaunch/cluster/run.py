@@ -118,8 +118,8 @@ def run_job(
     planning.working_folder()
     with redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:
         seen = GuardedObserver(observer)
-        if succession is not None and succession.ledger is not None:
-            run = _resume(succession, succession.ledger, seen, session)
+        if succession is not None and succession.predecessor is not None:
+            run = _resume(succession, succession.predecessor.ledger, seen, session)
         else:
             run = _prepare(job, job_text, seen, session, submitter_env, payload, keyboard, succession)
         handler.go_to(run.driver.signalled)

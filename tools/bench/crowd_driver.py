@@ -84,8 +84,8 @@ def another(folder: Path) -> None:
     sys.stdin.readline()
     place = succession.find(TOKEN, time.monotonic())
     assert place is not None
-    ledger = place.ledger
-    assert ledger is not None
+    assert place.predecessor is not None
+    ledger = place.predecessor.ledger
     facts = ledger.facts
     path = Path(ledger.folder.path)
     run_folder = RunFolder(path, LAYOUTS[facts.job.log_layout], Redactor.of(facts.job, os.environ), print, 2)

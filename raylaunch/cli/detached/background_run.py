@@ -43,8 +43,8 @@ def drive(run: DetachedRun, tell: Tell, succession: Succession | None = None) ->
     job = replace(run.job, detach=False, keep_warm=0.0, show="none", tee=0, progress=_progress(run.job))
 
     def observe(observer: RunObserver) -> RunObserver:
-        ledger = succession.ledger if succession is not None else None
-        runs = ledger is not None and ledger.decisions.run.phase in (Phase.RUNNING, Phase.SAVING)
+        last = succession.predecessor if succession is not None else None
+        runs = last is not None and last.decisions.run.phase.is_training
         return _StartObserver(observer, log, tell, runs=runs)
 
     def run_it() -> int:

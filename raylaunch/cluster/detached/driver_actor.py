@@ -159,7 +159,7 @@ class DriverActor:
             return self._first() if found is None and self._request is not None else found
 
         place = succession.await_ledger(look, self._patience, self._say)
-        if place is not None and place.ledger is None:
+        if place is not None and place.predecessor is None:
             named_resources.remove_nodes(self._token)  # the last driver may have started some
         return place
 
@@ -175,7 +175,7 @@ class DriverActor:
         code = int(ExitCode.INTERNAL)
         try:
             run, drive = _load(place.request)
-            _take_place_of(run, needs_folder=place.ledger is None)
+            _take_place_of(run, needs_folder=place.predecessor is None)
             code = drive(replace(run, job=replace(run.job, ray=RayOptions())), self._tell, place)
         except ConfigError as error:
             code = error.exit_code

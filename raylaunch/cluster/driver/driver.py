@@ -8,19 +8,28 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from raylaunch.cluster import fleet_api as fleets
 from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.driver.copy_ring import KnownCopies
-from raylaunch.cluster.driver.driver_ledger import DriverLedger
-from raylaunch.cluster.driver.executor import Executor, port_in_use
+from raylaunch.cluster.driver.executor import Executor, last_attempt, port_in_use
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
 from raylaunch.cluster.driver.node_warnings import NodeWarnings
 from raylaunch.cluster.driver.observer import Observer, RunRecord
 from raylaunch.cluster.driver.progress_monitor import ProgressMonitor, tracker_of
-from raylaunch.cluster.fleet_api import AgentLost, Fleet, FleetFailed, HostDraining, ReportReceived, SlotGranted
+from raylaunch.cluster.fleet_api import (
+    AgentAdopted,
+    AgentLost,
+    AgentsAdopted,
+    Fleet,
+    FleetFailed,
+    HostDraining,
+    ReportReceived,
+    SlotGranted,
+)
 from raylaunch.cluster.probes.peer_check import PeerCheck
+from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.commits import RestoreCommit
 from raylaunch.core.machine.events_and_actions import (
@@ -42,6 +51,8 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.observe import observe
+from raylaunch.core.machine.resuming import heard
+from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.state import Done, Phase
 from raylaunch.core.newtypes import HostId, NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
@@ -50,6 +61,9 @@ from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import StacksDumped, StoreOpened
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from raylaunch.node.protocol.terminal_messages import TerminalInput
+
+_HEAR_SECONDS = 5.0
+"""How long a driver that takes over waits for all agents to tell what is true there, before it decides anything."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +77,66 @@ class LoopCall:
 
 
 Item = fleets.Item | LinkDown | LoopCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverLedger:
+    """What a driver writes down of its decisions, for a driver that goes on with the run.
+
+    Plain data: whatever a process has besides, the next one makes anew of this and of what nodes tell.
+    """
+
+    run: Run
+    """Attempt, roster, spent restarts, excluded hosts, requested bounds: all that the machine decides by."""
+    copies: KnownCopies
+    warned: frozenset[str]
+    """What a person was told of nodes."""
+    calls_should_checkpoint: bool
+    """As in `ProgressMonitor`."""
+
+
+class Predecessor(Protocol):
+    """The last driver of the run, after which this one goes on."""
+
+    @property
+    def decisions(self) -> DriverLedger:
+        """What it has written down."""
+
+    def assume_nodes(self, nodes: NodeRegistry, now: float) -> None:
+        """Take over its nodes, which may go on for a while without any driver. `now`: time.monotonic()."""
+
+    def replaced(self, at: RunTime, attempt: int, asked: float) -> DriverReplaced:
+        """Return the event of the takeover. `attempt`: the highest of which a node was told.
+
+        `asked`: the time.monotonic() at which agents were told to obey this driver.
+        """
+
+
+class Leadership(Protocol):
+    """What is different for a driver of a detached run, which others may follow: `takeover/fenced_leadership.py`."""
+
+    predecessor: Predecessor | None
+    """None: this is the first driver of the run."""
+    wake_at: float
+    """When to call `stepped` at the latest, as time.monotonic(); infinity: there is nothing to wait for."""
+
+    def heard(self, item: Item) -> None:
+        """Hear what the driver hears: ends this process if another driver is in command."""
+
+    def take_command(self) -> None:
+        """Begin to command, after another driver: agents obey this one, or had the time to."""
+
+    def lost(self, gone: AgentLost) -> None:
+        """Record that a node is lost."""
+
+    def perform(self, actions: Iterable[Action]) -> None:
+        """Send at once what must not wait, and hold a launch back that another driver may decide too."""
+
+    def stepped(self, decisions: Callable[[], DriverLedger], at: RunTime) -> None:
+        """Send the orders of the last batch, with the ledger, if there is anything new."""
+
+    def ended(self, nodes: NodeRegistry) -> None:
+        """End this process if another driver may go on with the run, whose loop has ended here."""
 
 
 class Driver:
@@ -80,12 +154,14 @@ class Driver:
         observer: Observer,
         began: float,
         links: AgentLinks | None = None,
-        ledger: DriverLedger | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         """`began`: the time.monotonic() of the run's beginning, from which times in events are counted.
 
-        `ledger`: of the driver with whose run this one goes on.
+        `leadership`: of a detached run.
         """
+        last = leadership.predecessor if leadership is not None else None
+        ledger = last.decisions if last is not None else None
         self.machine = Machine(job, ledger.run if ledger is not None else None)
         self._fleet = fleet
         self._journal = journal
@@ -104,7 +180,7 @@ class Driver:
         #: What each node has told last.
         self._statuses: dict[NodeId, NodeStatus] = {}
         self._warnings = NodeWarnings(observer.on_message, ledger.warned if ledger is not None else ())
-        self._wake_at = float("inf")  # when `_stepped` is to be called at the latest
+        self._leadership = leadership
 
     def signalled(self, signal: SignalName) -> None:
         """Take a signal. Any thread and any signal handler may call this: the signal is only enqueued."""
@@ -126,30 +202,97 @@ class Driver:
 
         Raises ClusterError if the run cannot go on: no torch on a node, `master_port` in use, the head lost.
         """
-        self._begin()
         try:
-            while self.machine.phase is not Phase.DONE:
+            self._begin()
+            while True:
+                if self._leadership is not None:
+                    self._leadership.stepped(self.decisions, self._now())
+                if self.machine.phase is Phase.DONE:
+                    break
                 for item in self._next_items():
                     for event in self._events(item):
                         self._step(event)
                 for event in self._due_events():
                     self._step(event)
-                self._stepped()
         finally:
             for item in [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]:
                 if isinstance(item, LoopCall):
                     item.answer.cancel()
+            if self._leadership is not None:
+                self._leadership.ended(self.nodes)
         assert isinstance(self.machine.state, Done)
         return Finish(exit_code=self.machine.state.exit_code, why=self.machine.status)
 
     def _begin(self) -> None:
-        self._record([(None, self._perform(self.machine.start()))])
-        self.nodes.start(self._inbox.put)
-        self._fleet.start(self._tell)
+        """Begin the run; or, after another driver, go on with it, with what the agents tell."""
+        leadership = self._leadership
+        last = leadership.predecessor if leadership is not None else None
+        if leadership is None or last is None:
+            self._record([(None, self._perform(self.machine.start()))])
+            self.nodes.start(self._inbox.put)
+            self._fleet.start(self._tell)
+        elif self.machine.phase is Phase.DONE:
+            leadership.take_command()
+            return  # only the result may not be written
+        else:
+            for event in self._take_over(leadership, last):
+                self._step(event)
         processes.release_memory()  # the agents take seconds to start, and afterwards this process mostly waits
 
-    def _stepped(self) -> None:
-        """Hook: called after each batch of items."""
+    def _take_over(self, leadership: Leadership, last: Predecessor) -> Iterator[Event]:
+        """Wait until all agents obey this driver and have told what is true there, and go on with that.
+
+        Events of what else was heard meanwhile come after it.
+        """
+        asked = time.monotonic()
+        last.assume_nodes(self.nodes, asked)
+        self.nodes.start(self._inbox.put)
+        self._fleet.start(self._tell)
+        adopted: dict[NodeId, AgentAdopted] = {}
+        aside: list[Item] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._inbox.get(timeout=max(0.0, asked + _HEAR_SECONDS - time.monotonic()))
+                leadership.heard(item)
+                if isinstance(item, AgentsAdopted):
+                    break
+                if isinstance(item, AgentAdopted):
+                    adopted[item.node] = item
+                else:
+                    aside.append(item)
+        leadership.take_command()
+        self._executor.resume({node: agent.goal for node, agent in adopted.items()})
+        if not self.machine.world.has_progressed:
+            self._peers.launched(self._now())
+        attempt = max((last_attempt(agent.goal) for agent in adopted.values()), default=0)
+        yield last.replaced(self._now(), attempt, asked)
+        for agent in adopted.values():
+            yield from self._adopted(agent)
+        for item in aside:
+            yield from self._events(item)
+
+    def _adopted(self, agent: AgentAdopted) -> Iterator[Event]:
+        """Hear of a node from this moment on: it has no minute without a driver any more."""
+        node, status = agent.node, agent.report.status
+        if node in self.machine.nodes:
+            self.nodes.heard(node, agent.at)
+            self.nodes.came_up(node, self.machine.nodes[node].host, agent.at)
+        if status is not None:
+            workers = status.workers
+            self._statuses[node] = NodeStatus(workers=heard(self.machine.run, node, workers))
+            if workers.pids is not None:
+                started = WorkersStarted(at=self._now(), attempt=workers.attempt, node=node, pids=workers.pids)
+                self.monitor.started(started)
+        yield from self._report(ReportReceived(node=node, report=agent.report, at=agent.at))
+
+    def decisions(self) -> DriverLedger:
+        """Return what another driver needs to go on with the run."""
+        return DriverLedger(
+            run=self.machine.run,
+            copies=self._executor.copies.known,
+            warned=frozenset(self._warnings.said),
+            calls_should_checkpoint=self.monitor.calls_should_checkpoint,
+        )
 
     def _tell(self, item: fleets.Item) -> None:
         """Enqueue an item of the fleet, in its thread, so that a node counts as heard of while the driver is busy."""
@@ -171,8 +314,9 @@ class Driver:
         handled.
         """
         checks = (self._peers.next_check, self._run_time(self.nodes.next_check))
-        training = (self.monitor.next_check,) if self._is_training() else ()
-        nearest = min(self._executor.wake_at, self._wake_at, *checks, *training)
+        training = (self.monitor.next_check,) if self.machine.phase.is_training else ()
+        leading = (self._run_time(self._leadership.wake_at),) if self._leadership is not None else ()
+        nearest = min(self._executor.wake_at, *checks, *training, *leading)
         with contextlib.suppress(queue.Empty):
             yield self._inbox.get(timeout=None if nearest == float("inf") else max(0.0, nearest - self._now()))
             for _ in range(self._inbox.qsize()):
@@ -188,6 +332,8 @@ class Driver:
         self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
 
     def _perform(self, actions: list[Action]) -> tuple[Action, ...]:
+        if self._leadership is not None:
+            self._leadership.perform(actions)
         self._executor.perform(actions, self._now())
         if any(isinstance(action, Launch) for action in actions):
             self._peers.launched(self._now())
@@ -206,13 +352,7 @@ class Driver:
                 if isinstance(action, RestoreCommit) and (action.commit is None or action.lost_steps):
                     self._observer.on_message(action.why)
                 if isinstance(action, RequestCheckpoint):
-                    self._observer.on_message(self._saving(action.why))
-
-    def _saving(self, why: str) -> str:
-        """Return what the workers do before a planned change, for a person."""
-        if self.monitor.can_save:
-            return f"requesting a checkpoint: {why}"
-        return f"{why}; the workers have not called `should_checkpoint`, and are stopped without a checkpoint"
+                    self._observer.on_message(_saving(action.why, can_save=self.monitor.can_save))
 
     def _write_stacks(self, attempt: int, text: str) -> None:
         if where := self._journal.write_stacks(attempt, text):
@@ -229,17 +369,15 @@ class Driver:
         if now >= self._executor.wake_at:
             self._executor.wake_at = float("inf")
             yield Tick(at=now)
-        if self._is_training():
+        if self.machine.phase.is_training:
             yield from self.monitor.due_events(now)
         yield from self._peers.due_events(now)
-
-    def _is_training(self) -> bool:
-        """Return whether workers make steps, so that their progress is followed."""
-        return self.machine.phase in (Phase.RUNNING, Phase.SAVING)
 
     # From the fleet's reports to events.
 
     def _events(self, item: Item) -> Iterator[Event]:
+        if self._leadership is not None:
+            self._leadership.heard(item)
         match item:
             case LoopCall():
                 yield from item.work(self._now())
@@ -247,17 +385,26 @@ class Driver:
                 yield from self._host_draining(item)
             case FleetFailed():
                 raise item.error
-            case fleets.AgentAdopted() | fleets.AgentsAdopted():
-                return  # after a takeover, which `DetachedDriver` knows of
+            case AgentsAdopted():
+                return  # those that were waited for
             case _ if self.nodes.is_lost(item.node):
                 return  # a report that was on its way when the node was given up
             case _:
                 yield from self._of_node(item)
 
-    def _of_node(self, item: SlotGranted | AgentLost | LinkDown | ReportReceived) -> Iterator[Event]:
+    def _of_node(self, item: SlotGranted | AgentAdopted | AgentLost | LinkDown | ReportReceived) -> Iterator[Event]:
         match item:
+            case SlotGranted() if item.node in self.machine.nodes:
+                return  # the fleet says again what an earlier driver may not have heard
             case SlotGranted():
                 yield NodeGranted(at=self._now(), node=item.node, address=item.address)
+            case AgentAdopted():  # its agent did not answer in time when this driver began
+                self._executor.resume_node(item.node, item.goal)
+                if self._executor.differs(item.node, item.goal):
+                    why = "the last driver had not told it what it told others"
+                    yield from self._node_lost(AgentLost(node=item.node, why=why))
+                else:
+                    yield from self._adopted(item)
             case AgentLost():
                 if not self.nodes.must_be_proved(item):
                     yield from self._node_lost(item)
@@ -267,6 +414,8 @@ class Driver:
                 yield from self._report(item)
 
     def _node_lost(self, gone: AgentLost) -> Iterator[Event]:
+        if self._leadership is not None:
+            self._leadership.lost(gone)
         if self._executor.copies.asks_subreaper(gone, self._inbox.put):
             return  # the loss comes again with the answer
         self.nodes.give_up(gone.node)
@@ -277,8 +426,11 @@ class Driver:
 
     def _host_draining(self, item: HostDraining) -> Iterator[Event]:
         self._draining[item.host] = item
-        if item.ours:
+        if item.ours and self._leadership is None:
             self._observer.on_message("the host that this command runs on is being drained: with it the run ends")
+        elif item.ours:
+            why = "the host of the driver is being drained: another driver takes over when it is gone"
+            self._observer.on_message(why)
         for node in self.nodes.on_host(item.host):
             yield self._node_draining(node, item)
 
@@ -368,3 +520,10 @@ class Driver:
             return
         self._warnings.warn(word.why)
         self._executor.store_open(node, word)
+
+
+def _saving(why: str, *, can_save: bool) -> str:
+    """Return what the workers do before a planned change, for a person."""
+    if can_save:
+        return f"requesting a checkpoint: {why}"
+    return f"{why}; the workers have not called `should_checkpoint`, and are stopped without a checkpoint"

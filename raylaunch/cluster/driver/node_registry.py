@@ -9,6 +9,7 @@ Then the agent is told to end, and one of the other two proofs is awaited.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,6 +44,8 @@ class _Node:
     heard_at: float = -_NEVER
     reported: AgentLost | None = None
     """Ray's report that the node is gone, which is not proved yet."""
+    outlives_report: float = 0.0
+    """For how many seconds the node may be alive after Ray has reported its host dead; 0: that is a proof."""
 
 
 class NodeRegistry:
@@ -74,7 +77,8 @@ class NodeRegistry:
         """Record that a report of the node arrived. Any thread may call this, so that a busy driver misses none."""
         with self._lock:
             if node not in self._lost:
-                self._nodes.setdefault(node, _Node()).heard_at = at
+                found = self._nodes.setdefault(node, _Node())
+                found.heard_at, found.outlives_report = at, 0.0
 
     def last_heard(self, node: NodeId) -> float:
         """Return when the node was last heard of; minus infinity: never. Any thread may call this."""
@@ -89,6 +93,15 @@ class NodeRegistry:
             found.heard_at = max(found.heard_at, at)
         self._next_check = min(self._next_check, found.heard_at + self._timeout)
 
+    def assume(self, node: NodeId, host: HostId, until: float, *, outlives_report: float = 0.0) -> None:
+        """Take over a node of another driver, as one that is up. Until then it need not be heard of.
+
+        `outlives_report`: the seconds for which the node may go on after Ray has reported its host dead.
+        """
+        with self._lock:
+            self._nodes[node] = _Node(is_up=True, host=host, heard_at=until, outlives_report=outlives_report)
+        self._next_check = min(self._next_check, until + self._timeout)
+
     def is_lost(self, node: NodeId) -> bool:
         """Return whether the node was given up. Whatever still arrives of it must be ignored."""
         return node in self._lost
@@ -98,8 +111,16 @@ class NodeRegistry:
         return [name for name, node in self._up() if node.host == host]
 
     def must_be_proved(self, gone: AgentLost) -> bool:
-        """Take Ray's report that a node is gone. True: its link is still up, so end the agent and wait for a proof."""
+        """Take Ray's report that a node is gone. True: it may be alive: wait for a proof.
+
+        If its link is up, its agent is told to end.
+        """
         node = self._nodes.get(gone.node)
+        if node is not None and node.outlives_report and gone.is_host_dead:
+            node.heard_at = min(node.heard_at, time.monotonic() + node.outlives_report)
+            node.outlives_report = 0.0
+            self._next_check = min(self._next_check, node.heard_at + self._timeout)
+            return True
         if node is None or not node.is_up or self._links is None or not self._links.is_up(gone.node):
             return False
         node.reported = gone

@@ -88,7 +88,7 @@ class RunFolder:
         #: The journal. Only the writer's thread uses it.
         self._events: TextIO | None = None
         self._has_given_up = False
-        self._count = 0  # see `FolderState`
+        self.count = 0  # see `FolderState`
         self._last: deque[JournalEntry] = deque(maxlen=_MOST_LAST)
 
     @classmethod
@@ -140,12 +140,12 @@ class RunFolder:
     def state(self) -> FolderState:
         """Return what the driver needs that goes on with this folder."""
         return FolderState(
-            path=self.where, began=self._began, status=self._status, count=self._count, last=[*self._last]
+            path=self.where, began=self._began, status=self._status, count=self.count, last=[*self._last]
         )
 
     def resume(self, state: FolderState, job: Job) -> None:
         """Go on with the folder of another driver, as soon as `take_command` is called."""
-        self._status, self._began, self._count = state.status, state.began, state.count
+        self._status, self._began, self.count = state.status, state.began, state.count
         self._last.extend(state.last)
         if self._writer is not None:
             header = journal.header(self._secrets.shown(job), state.began, 0.0, _versions(), epoch=self._epoch)
@@ -204,7 +204,7 @@ class RunFolder:
 
     def append(self, entry: JournalEntry) -> None:
         """Append a step of the machine to the journal, without waiting for the disk."""
-        self._count += 1
+        self.count += 1
         self._last.append(entry)
         with self._status_lock:
             self._status.add(entry)

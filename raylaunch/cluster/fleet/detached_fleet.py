@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import NodeDiedError
 
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
@@ -241,8 +240,9 @@ class DetachedFleet(RayFleet):
         lost = [node for node in self._allocator.up_nodes() if node not in self._actors]
         alive = {str(each["NodeID"]) for each in ray.nodes() if each["Alive"]}
         for node in lost:
-            error = None if self._allocator.host_of(node) in alive else NodeDiedError("Ray counts its host as dead")
-            self._tell(AgentLost(node=node, why="its host died" if error else "its agent died", error=error))
+            is_host_dead = self._allocator.host_of(node) not in alive
+            why = "its host died" if is_host_dead else "its agent died"
+            self._tell(AgentLost(node=node, why=why, is_host_dead=is_host_dead))
         for slot in granted:
             self._watch(slot)
 

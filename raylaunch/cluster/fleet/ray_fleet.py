@@ -138,7 +138,8 @@ class RayFleet(FleetBase):
 
     def _gone(self, node: NodeId, error: BaseException) -> None:
         if node in self._actors:
-            self._tell(AgentLost(node=node, why=actor_errors.summary(error), error=error))
+            is_host_dead = actor_errors.is_of_dead_host(error)
+            self._tell(AgentLost(node=node, why=actor_errors.summary(error), error=error, is_host_dead=is_host_dead))
 
     def _drained(self, found: Mapping[HostId, int]) -> None:
         for notice in self._notices.new(found):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pickle
 import time
 from dataclasses import dataclass
+from math import inf
 
 from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.driver.driver_ledger import DriverLedger
+from raylaunch.cluster.driver.driver import DriverLedger
+from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.driver.run_folder import FolderState
 from raylaunch.cluster.fleet.allocator import Allocator
+from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS
+from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
-from raylaunch.core.newtypes import NO_HOST, HostId
+from raylaunch.core.newtypes import NO_HOST, HostId, RunTime
 from raylaunch.core.placement.plan import Plan
 
 
@@ -72,14 +76,45 @@ def load(message: bytes) -> Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeoverFacts:
-    """What a driver that takes over knows of the time before it."""
+class LastDriver:
+    """The driver after which this one goes on, and what is known of the time since then."""
 
+    ledger: Ledger
     driver: int
     process_seconds: float
     state_seconds: float
-    """See `DriverReplaced`."""
+    """See `DriverReplaced`. `driver` is the number of this one."""
     found_at: float
-    """The time.monotonic() at which it had the ledger."""
-    is_driver_gone: bool
+    """The time.monotonic() at which the ledger was found."""
+    is_gone: bool
     """Whether an agent has seen the end of the last driver's process."""
+
+    @property
+    def decisions(self) -> DriverLedger:
+        """What it has decided."""
+        return self.ledger.decisions
+
+    def assume_nodes(self, nodes: NodeRegistry, now: float) -> None:
+        """Take over its nodes, each of which may go on for a while without any driver.
+
+        If the last driver may be alive, its host stands still or is cut off, perhaps with others. If its process has
+        ended, a node may have seen that before it was cut off, and go on for a minute. Only a host of which both the
+        driver's process and the raylet have ended is dead: Ray's report alone is no proof for the others.
+        """
+        run = self.ledger.decisions.run
+        for node, member in run.nodes.items():
+            is_proof = self.is_gone and member.host == self.ledger.host
+            lives = inf if self.is_gone else self.ledger.facts.job.node_timeout  # then that driver has missed others
+            nodes.assume(node, member.host, now + SUCCESSION_SECONDS, outlives_report=0.0 if is_proof else lives)
+
+    def replaced(self, at: RunTime, attempt: int, asked: float) -> DriverReplaced:
+        """Return the event of the takeover. `asked`: when agents were told to obey this driver."""
+        return DriverReplaced(
+            at=at,
+            driver=self.driver,
+            process_seconds=self.process_seconds,
+            state_seconds=self.state_seconds,
+            prepare_seconds=asked - self.found_at,
+            agents_seconds=time.monotonic() - asked,
+            attempt=attempt,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -12,6 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
+from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import Observer
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
@@ -19,8 +21,8 @@ from raylaunch.cluster.ray_api import gcs_monitor
 from raylaunch.cluster.succession import interim_keeper, named_resources
 from raylaunch.cluster.succession.agent_session import Adoption, DetachedSettings
 from raylaunch.cluster.succession.interim_keeper import InterimState
-from raylaunch.cluster.takeover.detached_driver import DetachedDriver
-from raylaunch.cluster.takeover.ledger import Ledger, RunFacts, TakeoverFacts, load
+from raylaunch.cluster.takeover.fenced_leadership import FencedLeadership, end_nodes
+from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts, load
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import natural_key
@@ -53,10 +55,8 @@ class Succession:
     epoch: int = 1
     on_command: Callable[[str], None] = _nothing
     """Is called with the path of the run folder when this driver has taken over, in its thread."""
-    ledger: Ledger | None = None
-    """The ledger of the driver before; None: this is the first one."""
-    takeover: TakeoverFacts | None = None
-    """None: as `ledger`."""
+    predecessor: LastDriver | None = None
+    """None: this is the first driver."""
 
     def facts(self, asked: Job, job: Job, plan: Plan, run_id: str, began: str, spec: AgentSpec) -> RunFacts:
         """Return what the drivers of the run need. The arguments are its fields."""
@@ -82,9 +82,10 @@ class Succession:
     ) -> DetachedFleet:
         """Return the agents: those that there are, or none yet. `leave` ends this process, if it was replaced."""
         slots = None
-        if self.ledger is not None:
-            slots = self.ledger.slots
-            slots.shift(self.ledger.clock_shift())
+        if self.predecessor is not None:
+            ledger = self.predecessor.ledger
+            slots = ledger.slots
+            slots.shift(ledger.clock_shift())
         return DetachedFleet(plan, spec, say, epoch=self.epoch, leave=leave, allocator=slots)
 
     def driver(
@@ -95,27 +96,17 @@ class Succession:
         observer: Observer,
         began: float,
         links: LinkServer | None,
-    ) -> DetachedDriver:
+    ) -> Driver:
         """Return the driver. `began`: the time.monotonic() of the run's beginning."""
-        driver = DetachedDriver(
-            facts,
-            fleet,
-            folder,
-            observer,
-            began,
-            links,
-            self.ledger,
-            self.takeover,
-            self.is_in_command,
-            self.on_command,
-        )
-        folder.fence.on_leave = driver.end_nodes
+        leadership = FencedLeadership(facts, fleet, folder, self.predecessor, self.is_in_command, self.on_command)
+        driver = Driver(facts.job, facts.run_id, fleet, folder, observer, began, links, leadership)
+        folder.fence.on_leave = partial(end_nodes, driver.nodes)
         return driver
 
     def describe(self) -> str:
         """Return what to say of the takeover."""
-        takeover = self.takeover
-        gone = takeover.process_seconds + takeover.state_seconds if takeover is not None else 0.0
+        last = self.predecessor
+        gone = last.process_seconds + last.state_seconds if last is not None else 0.0
         return f"driver {self.epoch} has taken over, {duration(gone)} after the last one was gone"
 
 
@@ -172,15 +163,15 @@ def find(token: str, since: float) -> Succession | None:
         return None
     named_resources.announce(token, newest.epoch)
     now = time.monotonic()
-    takeover = TakeoverFacts(
+    last = LastDriver(
+        ledger=newest.ledger,
         driver=newest.epoch,
         process_seconds=max(0.0, newest.alone - (now - since)),
         state_seconds=now - since,
         found_at=now,
-        is_driver_gone=newest.saw_end,
+        is_gone=newest.saw_end,
     )
-    ledger = newest.ledger
-    return Succession(token=token, request=ledger.facts.request, epoch=newest.epoch, ledger=ledger, takeover=takeover)
+    return Succession(token=token, request=newest.ledger.facts.request, epoch=newest.epoch, predecessor=last)
 
 
 class _Newest:

@@ -241,7 +241,7 @@ class StatusBuilder:
 
     def _rate(self) -> float | None:
         progress = self._progress
-        if progress is None or progress.attempt != self._attempt or self._phase not in (Phase.RUNNING, Phase.SAVING):
+        if progress is None or progress.attempt != self._attempt or not self._phase.is_training:
             return None
         return None if self._is_first_report and not progress.rate else progress.rate
 

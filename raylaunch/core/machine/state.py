@@ -33,6 +33,11 @@ class Phase(StrEnum):
     DONE = "done"
     """The run is over. Nothing changes any more."""
 
+    @property
+    def is_training(self) -> bool:
+        """Whether workers make steps."""
+        return self in (Phase.RUNNING, Phase.SAVING)
+
 
 TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.GATHERING: frozenset({Phase.STARTING, Phase.DONE}),

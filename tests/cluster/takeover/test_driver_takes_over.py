@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.cluster.agent.agent import AgentReport
-from raylaunch.cluster.driver.driver import LoopCall
+from raylaunch.cluster.driver import driver as drivers
+from raylaunch.cluster.driver.driver import Driver, LoopCall
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet_api import AgentAdopted, AgentLost, AgentsAdopted, HostDraining, ReportReceived
-from raylaunch.cluster.takeover import detached_driver
-from raylaunch.cluster.takeover.detached_driver import DetachedDriver
-from raylaunch.cluster.takeover.ledger import RunFacts, TakeoverFacts, load
+from raylaunch.cluster.takeover.fenced_leadership import FencedLeadership
+from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts, load
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.history.run_status import StatusBuilder
@@ -58,6 +58,8 @@ class KeptFleet(FakeFleet):
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes)
         self.goals = NodeGoals()
+        #: What its agents tell a driver that takes over.
+        self.told: list[Any] = []
 
     def reported(self, node, number) -> None:
         pass
@@ -95,7 +97,8 @@ class MuteFleet(KeptFleet):
         self.orders: list[tuple[str, object]] = []
 
     def start(self, tell) -> None:
-        pass
+        for item in self.told:
+            tell(item)
 
     def send(self, node, order) -> None:
         self.goals.add(node, order)
@@ -108,32 +111,42 @@ class MuteFleet(KeptFleet):
         self.orders.append((gone.node, "replace"))
 
 
-def driver(fleet, job: Job, ledger=None, kind: type[DetachedDriver] = DetachedDriver, *, gone: bool = True) -> Any:
+def driver(fleet, job: Job, ledger=None, kind: type[Driver] = Driver, *, gone: bool = True) -> Any:
     facts = RunFacts(
         request=b"", asked=job, job=job, plan=make_plan(job, (), local=False), run_id="run", began="", spec=None
     )
     recorder = RunRecorder()
     folder = RunFolder(None, None, None, print)
     folder._status = StatusBuilder(job)
-    recorder.state, recorder.take_command, recorder.where = folder.state, folder.take_command, ""
-    takeover = (
-        TakeoverFacts(driver=2, process_seconds=1.0, state_seconds=0.1, found_at=time.monotonic(), is_driver_gone=gone)
-        if ledger
-        else None
-    )
-    found = kind(facts, fleet, recorder, recorder, time.monotonic(), ledger=ledger, takeover=takeover)
-    found.entries = recorder.entries
+    folder.append = recorder.append
+    last = None
+    if ledger:
+        seconds = {"process_seconds": 1.0, "state_seconds": 0.1, "found_at": time.monotonic()}
+        last = LastDriver(ledger=ledger, driver=2, is_gone=gone, **seconds)
+    leadership = FencedLeadership(facts, fleet, folder, last)
+    found = kind(job, "run", fleet, recorder, recorder, time.monotonic(), leadership=leadership)
+    found.entries, found.folder = recorder.entries, folder
     return found
 
 
-def feed(found: DetachedDriver, items) -> None:
+def written(found: Any) -> Ledger:
+    """Return the ledger that a driver would write now."""
+    return load(found._leadership.dumped(found.decisions(), found._now()))
+
+
+def sends(found: Any) -> None:
+    """Have a driver send its orders, as at the end of each batch."""
+    found._leadership.stepped(found.decisions, found._now())
+
+
+def feed(found: Driver, items) -> None:
     for item in items:
         for event in found._events(item):
             found._step(event)
-        found._stepped()
+        sends(found)
 
 
-class SimulatedDriver(DetachedDriver):
+class SimulatedDriver(Driver):
     """Its clock is set by the test."""
 
     clock = 0.0
@@ -296,7 +309,7 @@ pauses = st.sampled_from((0.0, 0.1, 3.0))
 def memory_is_not_released():
     """This process starts a thousand drivers, and to look for what it could release takes 15 ms each time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(detached_driver.processes, "release_memory", lambda: None)
+        patch.setattr(drivers.processes, "release_memory", lambda: None)
         yield
 
 
@@ -340,17 +353,15 @@ def test_in_any_course_a_driver_that_takes_over_at_any_entry_goes_on_as_the_last
 
 
 def takes_over(
-    before: SimulatedDriver, fleet: CourseFleet, told: list[Any], ledger: bytes | None = None
+    before: SimulatedDriver, fleet: CourseFleet, told: list[Any], ledger: Ledger | None = None
 ) -> SimulatedDriver:
     """Return a driver that goes on with the ledger of another one, and with what the nodes have told it."""
-    after: SimulatedDriver = driver(fleet, JOB, load(ledger or before._dumped()), kind=SimulatedDriver)
-    after._begin()
+    after: SimulatedDriver = driver(fleet, JOB, ledger or written(before), kind=SimulatedDriver)
     after._began, after.clock = before._began, before.clock
     there = {item.node for item in told if isinstance(item, AgentAdopted)}
     gone = [AgentLost(node=node, why="its agent died") for node in after.machine.nodes if node not in there]
-    for item in [*told, *gone]:
-        for event in after._events(item):
-            after._step(event)
+    fleet.told = [*gone, *told]
+    after._begin()
     return after
 
 
@@ -378,7 +389,7 @@ def test_drivers_that_die_before_they_have_told_all_nodes(course, unreached):
                 return
             names = unreached.pop() if unreached else set()
             fleet.unreached = {f"node-{number}" for number in names}
-            ledger = present._dumped() if 0 in names else None
+            ledger = written(present) if 0 in names else None
             present.hear(*thing)
             fleet.unreached = set()
             if names and present.machine.phase is not Phase.DONE:
@@ -502,13 +513,11 @@ def between(nodes: int, **more: Any) -> tuple[SimulatedDriver, DeafFleet]:
     while fleet.unheard:
         before.hear(before.clock, fleet.unheard.popleft())
     assert before.machine.phase is Phase.RUNNING
-    after: SimulatedDriver = driver(deaf, job, load(before._dumped()), kind=SimulatedDriver)
-    after._begin()
+    after: SimulatedDriver = driver(deaf, job, written(before), kind=SimulatedDriver)
     deaf.names, deaf._parts, deaf.statuses = fleet.names, fleet._parts, fleet.statuses
     after._began, after.clock = before._began, before.clock + GAP_SECONDS
-    for item in fleet.adopted():
-        for event in after._events(item):
-            after._step(event)
+    deaf.told = fleet.adopted()
+    after._begin()
     return after, deaf
 
 

@@ -9,15 +9,14 @@ import time
 from dataclasses import replace
 
 import pytest
-from ray.exceptions import NodeDiedError
 
 from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.cluster.driver import driver as drivers
 from raylaunch.cluster.fleet_api import AgentLost, ReportReceived
-from raylaunch.cluster.takeover import detached_driver
-from raylaunch.cluster.takeover.ledger import load
+from raylaunch.cluster.takeover import fenced_leadership
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.node.protocol.messages import LaunchWorkers, ProcessesExited
-from tests.cluster.takeover.test_detached_driver import CourseFleet, driver, feed
+from tests.cluster.takeover.test_driver_takes_over import CourseFleet, driver, feed, sends, written
 from tests.fakes import process_failure
 
 
@@ -59,7 +58,7 @@ class OrderlyFleet(CourseFleet):
 def heard(found, fleet: OrderlyFleet) -> None:
     """Have the driver deal with all that its agents say, until they say no more."""
     feed(found, [])
-    found._stepped()
+    sends(found)
     while fleet.unheard:
         feed(found, [fleet.unheard.popleft()])
 
@@ -69,7 +68,7 @@ def two_nodes():
     job = Job(entrypoint=Entrypoint(script="train.py"), nnodes="1:2", max_restarts=1, last_call=0.0, join_timeout=20.0)
     fleet = OrderlyFleet()
     found = driver(fleet, job)
-    found._folder.fence = Fence()
+    found.folder.fence = Fence()
     found._begin()
     fleet.join_on("host-0")
     fleet.join_on("host-1")
@@ -124,47 +123,54 @@ def test_the_end_of_a_run(monkeypatch, answer, is_silent, heard_at, why):
 
     `answer`: what the head says, None: nothing. `heard_at`: when the agent on the other host has reported last.
     """
-    monkeypatch.setattr(detached_driver, "_OTHERS_SECONDS", 0.05)
+    monkeypatch.setattr(fenced_leadership, "_OTHERS_SECONDS", 0.05)
     found, fleet = two_nodes()
-    found._is_in_command = lambda: answer
+    found._leadership._is_in_command = lambda: answer
     if is_silent:
         lose(found, fleet, silent("node-2"))
     monkeypatch.setattr(found.nodes, "last_heard", lambda _: heard_at)
-    monkeypatch.setattr(detached_driver.Driver, "run", lambda _: "the end")
     if why:
         with pytest.raises(LeftError, match=why):
-            found.run()
+            found._leadership.ended(found.nodes)
     else:
-        assert found.run() == "the end"
+        found._leadership.ended(found.nodes)
 
 
 def test_a_driver_that_nobody_has_obeyed_writes_no_result(monkeypatch):
     """The head is lost, or this host is cut off, before an agent obeys it."""
-    found, agents = taken_over(is_driver_gone=True)
-    found._folder.fence, told = Fence(), []
-    found._on_command = told.append
-    found._is_in_command = lambda: None
-    monkeypatch.setattr(found, "_is_cut_off", lambda _: False)
-    monkeypatch.setattr(detached_driver.Driver, "run", lambda _: "the end")
+    found, agents = taking_over(is_driver_gone=True)
+    leadership, told = found._leadership, []
+    found.folder.fence = Fence()
+    leadership._on_command = told.append
+    leadership._is_in_command = lambda: None
+    monkeypatch.setattr(leadership, "_is_cut_off", lambda *_: False)
     with pytest.raises(LeftError, match="reaches neither"):
-        found.run()
-    feed(found, agents[:1])
-    assert (told, found.run()) == ([""], "the end")
+        leadership.ended(found.nodes)
+    leadership.heard(agents[0])
+    leadership.ended(found.nodes)
+    assert told == [""]
 
 
-def taken_over(*, is_driver_gone: bool):
-    """Return a driver that takes over from one on the first host of two, and what its agents will say."""
+def taking_over(*, is_driver_gone: bool):
+    """Return a driver that will take over from one on the first host of two, and what its agents will say."""
     before, fleet = two_nodes()
-    found = driver(OrderlyFleet(), before.machine.job, load(before._dumped()), gone=is_driver_gone)
+    return driver(OrderlyFleet(), before.machine.job, written(before), gone=is_driver_gone), fleet.adopted()
+
+
+def taken_over(*told, is_driver_gone: bool = True):
+    """Return a driver that has taken over, after its agents have said this."""
+    found, _ = taking_over(is_driver_gone=is_driver_gone)
+    found._fleet.told = told
     found._begin()
-    return found, fleet.adopted()
+    return found
 
 
 def test_nodes_that_obey_have_no_minute_without_a_driver_any_more():
     """So a driver that is cut off right after it has taken over misses them as soon as its successor expects."""
-    found, (first, _, end) = taken_over(is_driver_gone=True)
+    _, (first, _, end) = taking_over(is_driver_gone=True)
+    found = taken_over(end)
     assert found.nodes.last_heard("node-1") > time.monotonic() + 30
-    feed(found, [first, end])
+    found = taken_over(first, end)
     assert found.nodes.last_heard("node-1") <= time.monotonic()
     assert found.nodes.last_heard("node-2") > time.monotonic() + 30
 
@@ -172,38 +178,34 @@ def test_nodes_that_obey_have_no_minute_without_a_driver_any_more():
 @pytest.mark.parametrize(("is_driver_gone", "lost"), [(True, {"node-1"}), (False, set())])
 def test_a_host_that_ray_counts_as_dead(is_driver_gone, lost):
     """It may be cut off, unless it was that of the last driver, whose process has ended."""
-    found, (*_, end) = taken_over(is_driver_gone=is_driver_gone)
-    for node in ("node-1", "node-2"):
-        feed(found, [AgentLost(node=node, why="its host died", error=NodeDiedError("its host died"))])
-    feed(found, [end])
+    _, (*_, end) = taking_over(is_driver_gone=is_driver_gone)
+    gone = [AgentLost(node=node, why="its host died", is_host_dead=True) for node in ("node-1", "node-2")]
+    found = taken_over(*gone, end, is_driver_gone=is_driver_gone)
     assert {node for node in ("node-1", "node-2") if found.nodes.is_lost(node)} == lost
 
 
 def test_an_agent_that_is_slow_to_answer_holds_nobody_up(monkeypatch):
     """After a while the run goes on with the others. When it answers, it gets the orders that have come meanwhile."""
-    monkeypatch.setattr(detached_driver, "_HEAR_SECONDS", 0.0)
-    found, (first, second, _) = taken_over(is_driver_gone=True)
-    feed(found, [first])
+    monkeypatch.setattr(drivers, "_HEAR_SECONDS", 0.0)
+    _, (first, second, _) = taking_over(is_driver_gone=True)
+    found = taken_over(first)
     fail(found, first)
-    assert found.machine.attempt == 1, "it has decided before all had the time to answer"
-    for event in found._due_events():
-        found._step(event)
     assert found.machine.attempt == 2
     assert found.machine.roster == ("node-1", "node-2")
     goal = second.goal
-    for node, order in found._detached.waiting:
-        goal = goal.after(order) if node == "node-2" else goal
+    for order in found._fleet.goals.of("node-2").since(0):
+        goal = goal.after(order)
     feed(found, [replace(second, goal=goal)])
     assert not found.nodes.is_lost("node-2")
 
 
 def test_an_agent_that_knows_of_an_attempt_that_the_ledger_has_not():
     """The last driver died when only this one had the order. All begin an attempt that nobody has heard of."""
-    found, (first, second, end) = taken_over(is_driver_gone=True)
+    _, (first, second, end) = taking_over(is_driver_gone=True)
     goal = second.goal
     launches = [order for _, order in goal.orders if isinstance(order, LaunchWorkers)]
     later = replace(launches[-1], assignment=replace(launches[-1].assignment, attempt=2))
-    feed(found, [first, replace(second, goal=goal.after(later)), end])
+    found = taken_over(first, replace(second, goal=goal.after(later)), end)
     assert (found.machine.attempt, found.machine.roster, found.machine.restarts) == (3, ("node-1", "node-2"), 0)
 
 
