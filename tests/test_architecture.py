@@ -56,7 +56,6 @@ LARGE_CLASSES = {
     "Driver": (15, 29),
     "ProgressMonitor": (17, 0),
     "RunFolder": (17, 0),
-    "DetachedFleet": (22, 26),
     "RayFleet": (18, 32),
     "LocalFleet": (0, 28),
     "Allocator": (0, 39),
@@ -73,7 +72,6 @@ LARGE_CLASSES = {
 """Classes that are older than these limits: the numbers of attributes and of methods. They may only become less."""
 HEIRS = {
     "_PlainJob(Job)",
-    "DetachedFleet(RayFleet)",
     "HangProbe(StackProbe)",
     "Failure(FailureRecord)",
     "Starting(AwaitingNodes)",

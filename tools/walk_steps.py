@@ -35,7 +35,7 @@ _LAUNCH = """
 cluster.driver.executor:Executor.perform | actions become orders
 core.placement.environment:assign | the ranks, and the environment that tells them
 node.protocol.messages:LaunchWorkers | what happens on a node, and orders to it
-cluster.fleet.ray_fleet:RayFleet.send | sends them with a call of the agent
+cluster.fleet.ray_fleet:RayAgents.send | sends them with a call of the agent
 node.protocol.node_goal:NodeGoals.add | all orders to a node that still matter
 cluster.agent.serialization:dump_goal
 # The agent of each node
@@ -88,7 +88,7 @@ cluster.session.worker_template:worker_template | what workers of all nodes have
 node.protocol.node_spec:WorkerTemplate | the same, as agents are told; later each worker's specification
 cluster.driver.driver:Driver.run | the event loop
 # The fleet's thread
-cluster.fleet.ray_fleet:RayFleet.start | makes requests of Ray
+cluster.fleet.ray_fleet:RayFleet._reserve | makes requests of Ray
 cluster.fleet.fleet_base:FleetBase._decide | asks the allocator, and performs its requests
 cluster.fleet.allocator:Allocator.take_requests | which slots to reserve, and where to start agents
 # The allocator
@@ -102,7 +102,7 @@ cluster.agent.serialization:dump_spec | messages between driver and agents as by
         + _START_OF_AGENT
         + """
 # The driver's loop
-cluster.fleet.ray_fleet:RayFleet._listen
+cluster.fleet.ray_fleet:RayAgents._listen
 cluster.agent.serialization:load_report
 # The driver's loop, for the report
 cluster.driver.driver:Driver._came_up
@@ -137,7 +137,7 @@ cluster.agent.outbox:Outbox.take | output of the worker first, then its end
 node.protocol.node_status:StatusFeed.news | what is true of the node
 cluster.agent.serialization:dump_report | messages between driver and agents as bytes
 # The fleet
-cluster.fleet.ray_fleet:RayFleet._listen | receives the answer, and calls again
+cluster.fleet.ray_fleet:RayAgents._listen | receives the answer, and calls again
 cluster.agent.serialization:load_report
 # The driver's loop
 cluster.driver.driver:Driver.run | takes it from its inbox
@@ -173,7 +173,7 @@ cluster.agent.serialization:dump_spec | messages between driver and agents as by
         + _START_OF_AGENT
         + """
 # The driver's loop
-cluster.fleet.ray_fleet:RayFleet._listen
+cluster.fleet.ray_fleet:RayAgents._listen
 cluster.agent.serialization:load_report
 # The driver's loop, for the report
 cluster.driver.driver:Driver._came_up | the event loop
@@ -191,7 +191,7 @@ core.machine.events_and_actions:RequestCheckpoint
 # The driver's loop, for the actions
 cluster.driver.executor:Executor.perform | for the checkpoint it proposes a step, and fixes it when no rank is past it
 node.protocol.messages:ProposeCheckpoint | what happens on a node, and orders to it
-cluster.fleet.ray_fleet:RayFleet.send
+cluster.fleet.ray_fleet:RayAgents.send
 node.protocol.node_goal:NodeGoals.add | all orders to a node that still matter
 cluster.agent.serialization:dump_goal
 # The agent of each node
@@ -288,7 +288,7 @@ core.machine.commits:RestoreCommit
 # The driver's loop, for the actions
 cluster.driver.executor:Executor.perform
 node.protocol.messages:AnnounceCommit
-cluster.fleet.ray_fleet:RayFleet.send
+cluster.fleet.ray_fleet:RayAgents.send
 node.protocol.node_goal:NodeGoals.add
 cluster.agent.serialization:dump_goal
 # The agent of each node
@@ -330,8 +330,8 @@ cli.detached.background_run:drive | runs the job as a command would
 cli.run_once:run | turns errors into messages and exit codes
 cluster.run:run_job | goes on with a run instead of beginning one
 cluster.session.session_base:Session | the place of the run
-cluster.takeover.succession:Succession | the place of the driver among the drivers of the run
-cluster.fleet.detached_fleet:DetachedFleet | the agents of the run
+cluster.takeover.succession:Succession.fleet | the place of the driver among the drivers of the run
+cluster.fleet.ray_fleet:RayFleet | the agents of the run
 cluster.fleet.allocator:Allocator | which slot each of them is in
 cluster.driver.run_folder:RunFolder | the files of the run
 cluster.succession.folder_fence:FolderFence | what another driver writes there from now on is read by nobody

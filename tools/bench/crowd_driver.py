@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from raylaunch.cluster.driver.run_folder import RunFolder
-from raylaunch.cluster.fleet import detached_fleet, ray_fleet
+from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.succession import named_resources
 from raylaunch.cluster.takeover import succession
 from raylaunch.cluster.takeover.succession import Succession
@@ -101,8 +101,7 @@ def main() -> None:
     crowds = Crowds(ACTORS, 60.0, NPROC, name="raylaunch-crowd")
     replaced: Any = ray_fleet
     replaced.PlacementGroups, replaced.actor_class = Room, lambda: crowds
-    replaced = detached_fleet
-    replaced.PlacementGroups, Room.seats = Room, agents
+    Room.seats = agents
     replaced = named_resources
     replaced.agents = lambda _token: {f"node-{number}": f"node-{number}" for number in range(1, agents + 1)}
     named = ray.get_actor

@@ -26,15 +26,23 @@ class FleetBase(ABC):
     """How a request is done, and how a node is sent an order, is up to the fleet: `_put` and `send` are its own."""
 
     def __init__(
-        self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], *, start_timeout: float = math.inf
+        self,
+        plan: Plan,
+        spec: AgentSpec,
+        say: Callable[[str], None],
+        *,
+        start_timeout: float = math.inf,
+        allocator: Allocator | None = None,
     ) -> None:
         """`say` takes a line for a person. It is called in the thread that calls a method of the fleet.
 
-        `start_timeout`: see `Allocator`.
+        `start_timeout`: see `Allocator`. `allocator`: of another driver, with which this one goes on.
         """
         self._spec = spec
         self._say = say
-        self._allocator = Allocator(plan.bundles, plan.min_nodes, spread=plan.spread, start_timeout=start_timeout)
+        self._allocator = allocator or Allocator(
+            plan.bundles, plan.min_nodes, spread=plan.spread, start_timeout=start_timeout
+        )
         self._tell: Tell = lambda _: None
         #: Guards `_allocator`, and the order in which its requests are queued.
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The fleet of agents that are Ray actors: does with Ray what the allocator requests."""
+"""The fleet of agents that are Ray actors: does with Ray what the allocator requests, and talks to the actors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,12 @@ from ray.exceptions import RayError
 
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import serialization
-from raylaunch.cluster.agent.agent import AgentSpec
+from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
 from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, kill, title_of
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
+from raylaunch.cluster.fleet.allocator import Allocator
 from raylaunch.cluster.fleet.fleet_base import FleetBase
 from raylaunch.cluster.fleet.slot_table import (
     AnnounceNode,
@@ -32,16 +33,28 @@ from raylaunch.cluster.fleet.slot_table import (
     StartAgent,
     StopAgent,
 )
-from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted, Tell
+from raylaunch.cluster.fleet_api import (
+    AgentAdopted,
+    AgentLost,
+    AgentsAdopted,
+    FleetFailed,
+    ReportReceived,
+    SlotGranted,
+    Tell,
+)
 from raylaunch.cluster.ray_api import actor_errors, drain_monitor
 from raylaunch.cluster.ray_api.gcs_monitor import GcsMonitor
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.cluster.ray_internals import AuthenticationError
-from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
+from raylaunch.cluster.succession import named_resources
+from raylaunch.cluster.succession.agent_session import SUPERSEDED, Adoption
+from raylaunch.cluster.succession.registry_key import NAMESPACE
+from raylaunch.core.newtypes import NO_HOST, HostId, NodeId, NodeTime
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
+from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.messages import Order
 from raylaunch.node.protocol.node_goal import NodeGoals
 from raylaunch.node.state.checkpoint_writes import LastWrite
@@ -58,65 +71,74 @@ _FREE_SECONDS = 2.0
 """How long an agent may take to free its memory, before it is killed."""
 
 
-class RayFleet(FleetBase):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenure:
+    """Which driver of a detached run commands the agents, which outlive it."""
+
+    token: str
+    epoch: int
+    leave: Callable[[str], None]
+    """Ends this process, since another driver is in command; takes the reason."""
+
+
+class RayAgents:
     """One call of `next_report` is always pending at each agent, so whatever happens is pushed to the driver.
 
-    Requests to Ray are made in a thread of the fleet's, in order, because Ray may block.
+    In a detached run, orders wait until `flush` sends them.
     """
 
-    def __init__(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], pool: AgentPool | None = None) -> None:
-        """`say` takes a line for a person, in the thread that calls the fleet. `pool`: idle agents between runs."""
-        setup = _SETUP_SECONDS if ray.get_runtime_context().runtime_env else 0.0
-        super().__init__(plan, spec, say, start_timeout=_START_SECONDS + setup)
-        self._plan = plan
-        self._placement_groups = PlacementGroups(spread=plan.spread)
+    def __init__(
+        self,
+        epoch: int,
+        tenure: Tenure | None,
+        started: Callable[[NodeId], None],
+        begin_again: Callable[[NodeId], None],
+    ) -> None:
+        """`epoch`: of this driver's calls. `tenure`: of a detached run.
+
+        `started` is called when an agent has reported; `begin_again` for one that no driver has told what to do. Any
+        thread calls both.
+        """
         self.actor_class = actor_class()
         #: Actor handles of all and only the agents that were started and are neither lost nor released.
         self._actors: dict[NodeId, Any] = {}
         self._goals = NodeGoals()
-        #: That of this driver's calls.
-        self._epoch = spec.epoch
-        self._to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        self._pool = pool
-        self._agent_reuse: AgentReuse | None = None
-        if pool is not None:
-            self._agent_reuse = AgentReuse(pool, self._placement_groups.options, self._start, self._take, self._to_do)
-        #: Slots that have a host, or had one.
-        self._placed: set[int] = set()
-        self._addresses: dict[HostId, str] = {}
-        #: The host of this process.
-        self._here = NO_HOST
-        self._thread = threading.Thread(target=self._work, daemon=True, name="raylaunch-fleet")
-        self._notices = drain_monitor.DrainNotices()
-        self._drains = drain_monitor.DrainMonitor(self._drained)
-        self._head = GcsMonitor(self._head_answers, lambda error: self._tell(FleetFailed(error=error)))
+        self._epoch = epoch
+        self._tenure = tenure
+        self.tell: Tell = lambda _: None
+        self._started = started
+        self._begin_again = begin_again
+        #: Nodes whose goals `flush` will send.
+        self._unsent: dict[NodeId, None] = {}
+        #: Nodes that were asked to obey this driver, and have not answered: what they were told is not known.
+        self._unadopted: set[NodeId] = set()
+        #: The nodes among them that are up.
+        self._awaited: set[NodeId] = set()
 
-    def start(self, tell: Tell) -> None:
-        """Reserve the gang; each agent starts as soon as its slot is granted. Raises ClusterError where Ray refuses."""
-        self._tell = tell
-        self._here = HostId(ray.get_runtime_context().get_node_id())
-        if self._pool is not None:
-            specs = (replace(self._spec, nproc=bundle.nproc) for bundle in self._plan.bundles)
-            self._pool.retain(map(agent_pool.key_of, specs))
-        self._decide(self._allocator.start)
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._actors
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return iter([*self._actors])
+
+    def start(self, request: StartAgent, spec: AgentSpec, options: Mapping[str, Any]) -> None:
+        """Start an agent. `options`: Ray's, for the creation of the actor."""
+        named = {}
+        if self._tenure is not None:
+            name = named_resources.agent_name(self._tenure.token, self._tenure.epoch, request.node)
+            named = {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
         try:
-            for _ in range(self._to_do.qsize()):
-                self._to_do.get()()  # here, so that whoever asked hears what is wrong with it
-        except RayError as error:
-            raise ClusterError(f"no nodes can be asked for: {actor_errors.summary(error)}") from error
-        self._thread.start()
-        self._drains.start()
-        self._head.start()
+            actor = self.actor_class.options(**options, **named).remote(title_of(spec))
+            actor.begin.remote(serialization.dump_spec(spec))
+        except (RayError, RuntimeError) as error:
+            self.tell(AgentLost(node=request.node, why=actor_errors.summary(error), error=error))
+        else:
+            self.take(request.node, actor)
 
-    # Orders.
-
-    def send(self, node: NodeId, order: Order) -> None:
-        """Show the actor its goal. Nothing comes back: `next_report` raises what goes wrong there."""
-        if (actor := self._actors.get(node)) is not None:
-            actor.obey.remote(self._epoch, serialization.dump_goal(self._goals.add(node, order)))
-
-    # What is heard.
+    def take(self, node: NodeId, actor: Any) -> None:
+        """Add an actor that is running already."""
+        self._actors[node] = actor
+        self._listen(node)
 
     def _listen(self, node: NodeId) -> None:
         if (actor := self._actors.get(node)) is None:
@@ -128,23 +150,290 @@ class RayFleet(FleetBase):
             except Exception as error:  # noqa: BLE001
                 self._gone(node, error)
                 return
-            with self._lock:
-                self._allocator.reported(node)
-            self._tell(ReportReceived(node=node, at=time.monotonic(), report=report))
+            self._started(node)
+            self.tell(ReportReceived(node=node, at=time.monotonic(), report=report))
             self._listen(node)
 
         # The name of the pending call is what Ray shows in the title of the agent's process.
         actor.next_report.options(name=TITLE).remote(self._epoch).future().add_done_callback(heard)
 
     def _gone(self, node: NodeId, error: BaseException) -> None:
+        if self._tenure is not None and SUPERSEDED in str(error):
+            self._tenure.leave(f"{node} obeys another driver")
         if node in self._actors:
             is_host_dead = actor_errors.is_of_dead_host(error)
-            self._tell(AgentLost(node=node, why=actor_errors.summary(error), error=error, is_host_dead=is_host_dead))
+            self.tell(AgentLost(node=node, why=actor_errors.summary(error), error=error, is_host_dead=is_host_dead))
+
+    # Orders.
+
+    def send(self, node: NodeId, order: Order) -> None:
+        """Show the actor its goal. Nothing comes back: `next_report` raises what goes wrong there."""
+        if (actor := self._actors.get(node)) is None:
+            return
+        goal = self._goals.add(node, order)
+        if self._tenure is None:
+            actor.obey.remote(self._epoch, serialization.dump_goal(goal))
+        else:
+            self._unsent[node] = None
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether orders wait for `flush` that it can send."""
+        return any(node not in self._unadopted for node in self._unsent)
+
+    @property
+    def obeying(self) -> list[NodeId]:
+        """The nodes of which it is known what they were told."""
+        return [node for node in self._actors if node not in self._unadopted]
+
+    def flush(self, keepers: Sequence[NodeId], number: int, ledger: bytes) -> None:
+        """Send the orders that wait, first to the agents that also get the ledger with this number."""
+        unsent = [node for node in self._unsent if node not in self._unadopted]
+        self._unsent = {node: None for node in self._unsent if node in self._unadopted}
+        for node in dict.fromkeys((*keepers, *unsent)):
+            if (actor := self._actors.get(node)) is not None:
+                kept = ledger if node in keepers else b""
+                actor.obey.remote(self._epoch, serialization.dump_goal(self._goals.of(node)), number, kept)
+
+    # After another driver.
+
+    def adopt(self, actors: Mapping[NodeId, Any], awaited: Collection[NodeId], link: SecretAddress | None) -> None:
+        """Command the agents of another driver. `AgentsAdopted` is told when those of `awaited` have answered.
+
+        `link`: where they open their links to this driver.
+        """
+        self._actors.update(actors)
+        self._unadopted, self._awaited = {*actors}, {*awaited}
+        if not awaited:
+            self.tell(AgentsAdopted())
+        for node in actors:
+            self._ask_to_obey(node, link)
+
+    def begin(self, node: NodeId, spec: AgentSpec) -> None:
+        """Tell an agent what to do, whose driver has died before, and adopt it."""
+        if (actor := self._actors.get(node)) is not None:
+            actor.begin.remote(serialization.dump_spec(spec))
+            self._ask_to_obey(node, spec.link_address)
+
+    def _ask_to_obey(self, node: NodeId, link: SecretAddress | None) -> None:
+        answer = self._actors[node].adopt.remote(self._epoch, link)
+        answer.future().add_done_callback(partial(self._answered, node))
+
+    def _answered(self, node: NodeId, future: Any) -> None:
+        self._adopted(node, future)
+        if node in self._awaited:
+            self._awaited.discard(node)
+            if not self._awaited:
+                self.tell(AgentsAdopted())
+
+    def _adopted(self, node: NodeId, future: Any) -> None:
+        found: Adoption
+        try:
+            found, message = future.result()
+            report = serialization.load_report(message) if message else AgentReport(sent_at=NodeTime(0.0))
+        except Exception as error:  # noqa: BLE001
+            self._gone(node, error)
+            return
+        if not found.has_begun:
+            self._begin_again(node)
+            return
+        goal = self._goals.take_over(node, found.goal)
+        self._unadopted.discard(node)
+        if found.is_over:
+            self.tell(AgentLost(node=node, why="nothing was heard of the driver for too long"))
+            return
+        self.tell(AgentAdopted(node=node, goal=goal, report=report, at=time.monotonic()))
+        self._listen(node)
+
+    # What single agents are asked for.
+
+    def free_memory(self, node: NodeId) -> None:
+        """Let an agent free its memory, for seconds at most."""
+        if (actor := self._actors.get(node)) is not None:
+            ray.wait([actor.free_memory.remote(self._epoch)], timeout=_FREE_SECONDS)
+
+    def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
+        """Ask the actor, by a call of its own."""
+        return ask_for_logs(self._actors.get(node), asked)
+
+    def read_result(self, node: NodeId, rank: int, offset: int) -> Future[bytes]:
+        """Ask the actor. Ray moves each part through the object stores of both hosts."""
+        answer: Future[bytes] = Future()
+
+        def heard(future: Any) -> None:
+            try:
+                answer.set_result(future.result())
+            except Exception as error:  # noqa: BLE001
+                answer.set_exception(ClusterError(actor_errors.summary(error)))
+
+        if (actor := self._actors.get(node)) is None:
+            answer.set_exception(LookupError("it has no agent any more"))
+        else:
+            actor.read_result.options(name=TITLE).remote(rank, offset).future().add_done_callback(heard)
+        return answer
+
+    def write_last(self, node: NodeId) -> Future[LastWrite]:
+        """Ask the actor, by a call of its own."""
+        actor = self._actors.get(node)
+        if actor is None:
+            raise LookupError("there is no agent")
+        future: Future[LastWrite] = actor.write_last.remote().future()
+        return future
+
+    # The end.
+
+    def end(self, request: StopAgent) -> None:
+        """Kill an agent. In a detached run it ends itself, if this driver is in command: Ray would kill it anyhow."""
+        actor = self._actors.pop(request.node, None)
+        if actor is None:
+            return
+        if self._tenure is not None and not request.never_started:
+            actor.leave.remote(self._epoch)
+        else:
+            with contextlib.suppress(Exception):  # dead already
+                ray.kill(actor)
+
+    def hand_over(self, nodes: Collection[NodeId]) -> dict[NodeId, Any]:
+        """Return the actors of these nodes, which are no agents of this run any more."""
+        return {node: self._actors.pop(node) for node in nodes}
+
+
+class RayFleet(FleetBase):
+    """Requests to Ray are made in a thread of the fleet's, in order, because Ray may block."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: AgentSpec,
+        say: Callable[[str], None],
+        pool: AgentPool | None = None,
+        tenure: Tenure | None = None,
+        allocator: Allocator | None = None,
+    ) -> None:
+        """`say` takes a line for a person, in the thread that calls the fleet. `pool`: idle agents between runs.
+
+        `tenure`: of a detached run. `allocator`: of the driver before, whose agents this one adopts.
+        """
+        setup = _SETUP_SECONDS if ray.get_runtime_context().runtime_env else 0.0
+        super().__init__(plan, spec, say, start_timeout=_START_SECONDS + setup, allocator=allocator)
+        self._plan = plan
+        self._takes_over = allocator is not None
+        self._placement_groups = PlacementGroups(spread=plan.spread, token=tenure.token if tenure is not None else "")
+        self.agents = RayAgents(
+            spec.epoch if tenure is None else tenure.epoch,
+            tenure,
+            self._started,
+            lambda node: self.to_do.put(partial(self._begin_again, node)),
+        )
+        self.is_detached = tenure is not None
+        #: What the thread is to call, which may wait for Ray.
+        self.to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._pool = pool
+        self._agent_reuse: AgentReuse | None = None
+        if pool is not None:
+            self._agent_reuse = AgentReuse(
+                pool, self._placement_groups.options, self.agents.start, self.agents.take, self.to_do
+            )
+        #: Slots that have a host, or had one.
+        self._placed: set[int] = set()
+        self._addresses: dict[HostId, str] = {}
+        #: The host of this process.
+        self.here = NO_HOST
+        #: The time.monotonic() at which the head has said last that this host is alive: no other driver was started.
+        self.head_answered_at = 0.0
+        self._thread = threading.Thread(target=self._work, daemon=True, name="raylaunch-fleet")
+        self._notices = drain_monitor.DrainNotices()
+        self._drains = drain_monitor.DrainMonitor(self._drained)
+        self._head = GcsMonitor(self._head_answers, lambda error: self._tell(FleetFailed(error=error)))
+
+    def start(self, tell: Tell) -> None:
+        """Reserve the gang; or, after another driver, adopt its agents and go on with its reservations.
+
+        Each agent starts as soon as its slot is granted. Raises ClusterError where Ray refuses.
+        """
+        self._tell = self.agents.tell = tell
+        self.here = HostId(ray.get_runtime_context().get_node_id())
+        if self._takes_over:
+            self._take_over()
+        else:
+            self._reserve()
+        self._thread.start()
+        self._drains.start()
+        self._head.start()
+
+    def _reserve(self) -> None:
+        if self._pool is not None:
+            specs = (replace(self._spec, nproc=bundle.nproc) for bundle in self._plan.bundles)
+            self._pool.retain(map(agent_pool.key_of, specs))
+        self._decide(self._allocator.start)
+        try:
+            for _ in range(self.to_do.qsize()):
+                self.to_do.get()()  # here, so that whoever asked hears what is wrong with it
+        except RayError as error:
+            raise ClusterError(f"no nodes can be asked for: {actor_errors.summary(error)}") from error
+
+    # After another driver.
+
+    def _take_over(self) -> None:
+        """Command all agents that a slot still has, end the others, and do what the last driver had not come to."""
+        assert self._spec.detached is not None
+        self._placement_groups.restore()
+        actors: dict[NodeId, Any] = {}
+        for name, node in named_resources.agents(self._spec.detached.token).items():
+            actor = named_resources.actor(name)
+            if actor is None:
+                continue  # it has just died
+            if NodeId(node) in actors or self._allocator.start_of(NodeId(node)) is None:
+                ray.kill(actor)
+            else:
+                actors[NodeId(node)] = actor
+        awaited = [node for node in actors if self._allocator.is_up(node)]
+        self.agents.adopt(actors, awaited, self._spec.link_address)
+        groups = self._placement_groups.slots
+        with self._lock:
+            for request in self._allocator.unfinished({slot for group in groups for slot in group}, actors):
+                self._put(request)
+        self.to_do.put(partial(self._look_at_hosts, [min(group) for group in groups]))
+
+    def _begin_again(self, node: NodeId) -> None:
+        """Start and adopt an agent whose driver died before it had told the agent to begin. In the thread."""
+        with self._lock:
+            request = self._allocator.start_of(node)
+        if request is not None:
+            self.agents.begin(node, self._spec_for(request))
+
+    def _look_at_hosts(self, granted: Sequence[int]) -> None:
+        """Tell of agents that are gone, and wait for the groups of these slots to be granted. In the thread."""
+        lost = [node for node in self._allocator.up_nodes() if node not in self.agents]
+        alive = {str(each["NodeID"]) for each in ray.nodes() if each["Alive"]}
+        for node in lost:
+            is_host_dead = self._allocator.host_of(node) not in alive
+            why = "its host died" if is_host_dead else "its agent died"
+            self._tell(AgentLost(node=node, why=why, is_host_dead=is_host_dead))
+        for slot in granted:
+            self._watch(slot)
+
+    @contextlib.contextmanager
+    def slots(self) -> Iterator[Allocator]:
+        """Yield what is known of slots. While the block lasts, it does not change."""
+        with self._lock:
+            yield self._allocator
+
+    # Agents.
+
+    def send(self, node: NodeId, order: Order) -> None:
+        """Show the actor its goal."""
+        self.agents.send(node, order)
+
+    def _started(self, node: NodeId) -> None:
+        with self._lock:
+            self._allocator.reported(node)
 
     def _drained(self, found: Mapping[HostId, int]) -> None:
         for notice in self._notices.new(found):
-            self._tell(replace(notice, ours=notice.host == self._here))
-        self._to_do.put(partial(self._decide, partial(self._allocator.draining, found)))
+            self._tell(replace(notice, ours=notice.host == self.here))
+        self.to_do.put(partial(self._decide, partial(self._allocator.draining, found)))
 
     # Which nodes there are.
 
@@ -154,16 +443,12 @@ class RayFleet(FleetBase):
         `frees_memory`: else the subreaper holds it for a minute, for another agent of the host.
         """
         if frees_memory:
-            self._to_do.put(partial(self._free_memory, node))
+            self.to_do.put(partial(self.agents.free_memory, node))
         self._lose(node)
-
-    def _free_memory(self, node: NodeId) -> None:
-        if (actor := self._actors.get(node)) is not None:
-            ray.wait([actor.free_memory.remote(self._epoch)], timeout=_FREE_SECONDS)
 
     def replace(self, gone: AgentLost) -> None:
         """Start another agent in the slot; where agents are spread, reserve another slot too."""
-        never_came_up = gone.node in self._actors and not self._allocator.is_up(gone.node)
+        never_came_up = gone.node in self.agents and not self._allocator.is_up(gone.node)
         host = self._allocator.host_of(gone.node)
         pause = self._lose(gone.node, silent=gone.silent)
         if never_came_up and self._is_hopeless(gone):
@@ -184,7 +469,7 @@ class RayFleet(FleetBase):
     # What is done about it, in the thread.
 
     def _put(self, request: Request) -> None:
-        self._to_do.put(partial(self._do, request))
+        self.to_do.put(partial(self._do, request))
 
     def _work(self) -> None:
         try:
@@ -201,7 +486,7 @@ class RayFleet(FleetBase):
         wake = self._wake(now)
         wait = min(LOOK_SECONDS, LOOK_SECONDS if wake is None else max(0.0, wake - now))
         try:
-            do = self._to_do.get(timeout=wait)
+            do = self.to_do.get(timeout=wait)
         except queue.Empty:
             self._decide(self._allocator.tick)
         else:
@@ -222,11 +507,12 @@ class RayFleet(FleetBase):
         return None
 
     def _head_answers(self) -> None:
+        self.head_answered_at = time.monotonic()
         self._drains.check()
         with self._lock:
             astray = self._allocator.may_gang_have_moved()
         if astray:
-            self._to_do.put(self._find_moved_gang)
+            self.to_do.put(self._find_moved_gang)
 
     def _find_moved_gang(self) -> None:
         with contextlib.suppress(RayError, RuntimeError):  # the head does not answer; it is asked again
@@ -253,34 +539,21 @@ class RayFleet(FleetBase):
                 self._placement_groups.release(request.slot)
 
     def _watch(self, slot: int) -> None:
-        self._placement_groups.when_granted(slot, lambda: self._to_do.put(partial(self._granted, slot)))
+        self._placement_groups.when_granted(slot, lambda: self.to_do.put(partial(self._granted, slot)))
 
     def _granted(self, slot: int) -> None:
         hosts = self._placement_groups.hosts(slot)
         self._placed.update(hosts)
         self._decide(partial(self._allocator.granted, hosts))
         if self._agent_reuse is not None:  # after what follows of the grant: some may not be wanted there
-            self._to_do.put(partial(self._agent_reuse.granted, hosts, self._address))
+            self.to_do.put(partial(self._agent_reuse.granted, hosts, self._address))
 
     def _start_agent(self, request: StartAgent) -> None:
         spec = self._spec_for(request)
         if self._agent_reuse is not None and request.slot not in self._placed:
             self._agent_reuse.start_when_granted(request, spec)
         else:
-            self._start(request, spec, self._placement_groups.options(request.slot, request.bundle))
-
-    def _start(self, request: StartAgent, spec: AgentSpec, options: Mapping[str, Any]) -> None:
-        try:
-            actor = self.actor_class.options(**options).remote(title_of(spec))
-            actor.begin.remote(serialization.dump_spec(spec))
-        except (RayError, RuntimeError) as error:
-            self._tell(AgentLost(node=request.node, why=actor_errors.summary(error), error=error))
-        else:
-            self._take(request.node, actor)
-
-    def _take(self, node: NodeId, actor: Any) -> None:
-        self._actors[node] = actor
-        self._listen(node)
+            self.agents.start(request, spec, self._placement_groups.options(request.slot, request.bundle))
 
     def _address(self, host: HostId) -> str:
         if self._spec.address:
@@ -292,45 +565,23 @@ class RayFleet(FleetBase):
     def _end(self, request: StopAgent) -> None:
         if self._agent_reuse is not None:
             self._agent_reuse.stopped(request.node)
-        if (actor := self._actors.pop(request.node, None)) is not None:
-            self._kill(actor, request)
+        self.agents.end(request)
         if request.why:
             self._tell(AgentLost(node=request.node, why=request.why))
 
-    def _kill(self, actor: Any, request: StopAgent) -> None:
-        del request
-        with contextlib.suppress(Exception):  # dead already
-            ray.kill(actor)
-
     def logs(self, node: NodeId, asked: LogQuery | LogRead) -> Future[LogAnswer]:
         """Ask the actor, by a call of its own."""
-        return ask_for_logs(self._actors.get(node), asked)
+        return self.agents.logs(node, asked)
 
     # The end.
 
     def read_result(self, node: NodeId, rank: int, offset: int) -> Future[bytes]:
-        """Ask the actor. Ray moves each part through the object stores of both hosts."""
-        answer: Future[bytes] = Future()
-
-        def heard(future: Any) -> None:
-            try:
-                answer.set_result(future.result())
-            except Exception as error:  # noqa: BLE001
-                answer.set_exception(ClusterError(actor_errors.summary(error)))
-
-        if (actor := self._actors.get(node)) is None:
-            answer.set_exception(LookupError("it has no agent any more"))
-        else:
-            actor.read_result.options(name=TITLE).remote(rank, offset).future().add_done_callback(heard)
-        return answer
+        """Ask the actor."""
+        return self.agents.read_result(node, rank, offset)
 
     def write_last(self, node: NodeId) -> Future[LastWrite]:
-        """Ask the actor, by a call of its own."""
-        actor = self._actors.get(node)
-        if actor is None:
-            raise LookupError("there is no agent")
-        future: Future[LastWrite] = actor.write_last.remote().future()
-        return future
+        """Ask the actor."""
+        return self.agents.write_last(node)
 
     def make_idle(self) -> None:
         """Put agents into the pool, where `keep_warm` is set: those that are alive, on hosts that are not draining."""
@@ -339,24 +590,29 @@ class RayFleet(FleetBase):
         self._stop_thread()
         staying = [
             node
-            for node in self._actors
+            for node in self.agents
             if self._allocator.is_on_usable_host(node) and self._agent_reuse.can_be_idle(node)
         ]
-        self._agent_reuse.make_idle({node: self._actors.pop(node) for node in staying}, self._spec.keep_warm)
+        self._agent_reuse.make_idle(self.agents.hand_over(staying), self._spec.keep_warm)
 
     def close(self) -> None:
-        """Make each agent end its processes, for seconds at most; then kill it and return what was reserved."""
+        """Make each agent end its processes, for seconds at most; then kill it and return what was reserved.
+
+        In a detached run their own processes, and what was reserved, stay until the driver has written the result,
+        since they keep the ledger: see `named_resources.remove_nodes`.
+        """
         self._stop_thread()
         if self._agent_reuse is not None:
             self._agent_reuse.close()
-        actors, self._actors = dict(self._actors), {}
+        actors = self.agents.hand_over([*self.agents])
         close([actor for node, actor in actors.items() if self._allocator.is_up(node)])
-        kill(list(actors.values()), then=self._placement_groups.cancel)
+        if not self.is_detached:
+            kill(list(actors.values()), then=self._placement_groups.cancel)
 
     def _stop_thread(self) -> None:
         self._head.close()
         self._drains.close()
         self._closed.set()
-        self._to_do.put(lambda: None)
+        self.to_do.put(lambda: None)
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)

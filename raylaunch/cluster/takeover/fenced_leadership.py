@@ -15,10 +15,10 @@ from raylaunch.cluster.agent.link import LinkDown
 from raylaunch.cluster.driver.driver import DriverLedger, Item, Predecessor
 from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.driver.run_folder import RunFolder
-from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
 from raylaunch.cluster.fleet_api import AgentAdopted, AgentLost, ReportReceived
 from raylaunch.cluster.takeover import ledger as ledgers
 from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts
+from raylaunch.cluster.takeover.ledger_keepers import LedgerKeepers
 from raylaunch.core.machine.events_and_actions import Action, Launch, Stop
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import RunTime
@@ -38,7 +38,7 @@ class FencedLeadership:
     def __init__(
         self,
         facts: RunFacts,
-        fleet: DetachedFleet,
+        keepers: LedgerKeepers,
         folder: RunFolder,
         predecessor: LastDriver | None = None,
         is_in_command: Callable[[], bool | None] = lambda: True,
@@ -48,7 +48,7 @@ class FencedLeadership:
         self.predecessor: Predecessor | None = predecessor
         self.wake_at = float("inf")
         self._facts = facts
-        self._fleet = fleet
+        self._keepers = keepers
         self._folder = folder
         self._is_in_command = is_in_command
         self._on_command = on_command
@@ -64,7 +64,7 @@ class FencedLeadership:
     @property
     def _is_in_doubt(self) -> bool:
         """Whether nodes were lost that may rather be on the other side of a network that is cut."""
-        return self._doubt_at >= self._fleet.head_answered_at
+        return self._doubt_at >= self._keepers.fleet.head_answered_at
 
     def heard(self, item: Item) -> None:
         """Begin to command with the first agent that obeys this driver, and end if one obeys another driver."""
@@ -73,7 +73,7 @@ class FencedLeadership:
         if isinstance(item, AgentAdopted):
             self.take_command()
         if isinstance(item, ReportReceived):
-            self._fleet.reported(item.node, item.report.kept)
+            self._keepers.reported(item.node, item.report.kept)
             if item.report.status is not None:
                 self._saved = None
 
@@ -95,13 +95,13 @@ class FencedLeadership:
             return
         for stop in [action for action in actions if isinstance(action, Stop)]:
             for node in stop.nodes:  # else the launch would stop its workers
-                self._fleet.send(node, StopWorkers(attempt=stop.attempt, grace=stop.grace, signal=stop.signal))
-        self._fleet.flush(b"")
+                self._keepers.fleet.send(node, StopWorkers(attempt=stop.attempt, grace=stop.grace, signal=stop.signal))
+        self._keepers.flush(b"")
         self._holds_launch = True
 
     def stepped(self, decisions: Callable[[], DriverLedger], at: RunTime) -> None:
         """Send orders and ledger, if there is anything new. A ledger without orders waits for others."""
-        now, has_orders = time.monotonic(), self._fleet.has_unsent
+        now, has_orders = time.monotonic(), self._keepers.fleet.agents.has_unsent
         if self._saved == self._folder.count and not has_orders:
             return  # an agent has it
         self._holds_launch &= self._is_in_doubt
@@ -115,11 +115,11 @@ class FencedLeadership:
             return
         self.wake_at = float("inf")
         self._saved, self._saved_at = self._folder.count, now
-        self._fleet.flush(self.dumped(ledger, at))
+        self._keepers.flush(self.dumped(ledger, at))
 
     def dumped(self, decisions: DriverLedger, at: RunTime) -> bytes:
         """Return the ledger at this time of the run, for `ledger.load`."""
-        with self._fleet.allocator() as slots:
+        with self._keepers.fleet.slots() as slots:
             return ledgers.dump(
                 Ledger(
                     facts=self._facts,
@@ -129,7 +129,7 @@ class FencedLeadership:
                     now=at,
                     wall=time.time(),
                     clock=time.monotonic(),
-                    host=self._fleet.here,
+                    host=self._keepers.fleet.here,
                 )
             )
 
@@ -146,7 +146,7 @@ class FencedLeadership:
         """Return whether this host may be cut off, while the head does not answer. Waits for reports of other hosts."""
         if self._is_in_doubt:
             return True
-        others = [node for node, host in nodes.hosts().items() if host != self._fleet.here]
+        others = [node for node, host in nodes.hosts().items() if host != self._keepers.fleet.here]
         while others and not any(nodes.last_heard(node) > since for node in others):
             if time.monotonic() > since + _OTHERS_SECONDS:
                 return True

@@ -16,13 +16,14 @@ from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import Observer
 from raylaunch.cluster.driver.run_folder import RunFolder
-from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
+from raylaunch.cluster.fleet.ray_fleet import RayFleet, Tenure
 from raylaunch.cluster.ray_api import gcs_monitor
 from raylaunch.cluster.succession import interim_keeper, named_resources
 from raylaunch.cluster.succession.agent_session import Adoption, DetachedSettings
 from raylaunch.cluster.succession.interim_keeper import InterimState
 from raylaunch.cluster.takeover.fenced_leadership import FencedLeadership, end_nodes
 from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts, load
+from raylaunch.cluster.takeover.ledger_keepers import LedgerKeepers
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import natural_key
@@ -77,28 +78,29 @@ class Succession:
         except Exception:  # noqa: BLE001
             return None
 
-    def fleet(
-        self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], leave: Callable[[str], None]
-    ) -> DetachedFleet:
+    def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], leave: Callable[[str], None]) -> RayFleet:
         """Return the agents: those that there are, or none yet. `leave` ends this process, if it was replaced."""
         slots = None
         if self.predecessor is not None:
             ledger = self.predecessor.ledger
             slots = ledger.slots
             slots.shift(ledger.clock_shift())
-        return DetachedFleet(plan, spec, say, epoch=self.epoch, leave=leave, allocator=slots)
+        tenure = Tenure(token=self.token, epoch=self.epoch, leave=leave)
+        return RayFleet(plan, spec, say, tenure=tenure, allocator=slots)
 
     def driver(
         self,
         facts: RunFacts,
-        fleet: DetachedFleet,
+        fleet: RayFleet,
         folder: RunFolder,
         observer: Observer,
         began: float,
         links: LinkServer | None,
     ) -> Driver:
         """Return the driver. `began`: the time.monotonic() of the run's beginning."""
-        leadership = FencedLeadership(facts, fleet, folder, self.predecessor, self.is_in_command, self.on_command)
+        assert facts.spec.detached is not None
+        keepers = LedgerKeepers(fleet, facts.spec.detached, self.epoch)
+        leadership = FencedLeadership(facts, keepers, folder, self.predecessor, self.is_in_command, self.on_command)
         driver = Driver(facts.job, facts.run_id, fleet, folder, observer, began, links, leadership)
         folder.fence.on_leave = partial(end_nodes, driver.nodes)
         return driver

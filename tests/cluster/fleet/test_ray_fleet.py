@@ -25,14 +25,14 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from raylaunch.cluster.agent import ray_actor, serialization
 from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
 from raylaunch.cluster.fleet import ray_fleet
-from raylaunch.cluster.fleet.detached_fleet import DetachedFleet
-from raylaunch.cluster.fleet.ray_fleet import RayFleet
+from raylaunch.cluster.fleet.ray_fleet import RayFleet, Tenure
 from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.cluster.session.ray_session import nodes
 from raylaunch.cluster.succession import named_resources
 from raylaunch.cluster.succession.agent_session import Adoption, AgentSession, DetachedSettings
 from raylaunch.cluster.succession.registry_key import NAMESPACE
+from raylaunch.cluster.takeover.ledger_keepers import LedgerKeepers
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.plan import make_plan
@@ -291,20 +291,21 @@ class DetachedCrew(Crew):
 
     ledger: bytes = b""
     plan: Any = None
+    keepers: Any = None
 
     def reported(self, item: ReportReceived) -> None:
-        self.fleet.reported(item.node, item.report.kept)
+        self.keepers.reported(item.node, item.report.kept)
 
     def dealt_with(self) -> None:
-        with self.fleet.allocator() as slots:
+        with self.fleet.slots() as slots:
             self.ledger = pickle.dumps(slots)
-        self.fleet.flush(self.ledger)
+        self.keepers.flush(self.ledger)
 
     def die(self) -> None:
         """Do nothing any more, as if the process were gone."""
         self.fleet._stop_thread()  # noqa: SLF001
-        self.fleet._tell = lambda _: None  # noqa: SLF001
-        self.fleet._actors = {}  # noqa: SLF001
+        self.fleet._tell = self.fleet.agents.tell = lambda _: None  # noqa: SLF001
+        self.fleet.agents.hand_over([*self.fleet.agents])
 
 
 @pytest.fixture
@@ -318,9 +319,11 @@ def detached(hosts: Cluster) -> Iterator[Callable[..., DetachedCrew]]:
         spec = replace(SPEC, detached=DetachedSettings(token=TOKEN, driver_timeout=600.0))
         lines: list[str] = []
         slots = pickle.loads(after.ledger) if after else None
-        fleet = DetachedFleet(plan, spec, lines.append, epoch=2 if after else 1, leave=lambda _: None, allocator=slots)
-        found = DetachedCrew(fleet, lines=lines, plan=plan, up={**after.up} if after else {})
-        fleet.actor_class = ray.remote(max_restarts=0)(agent)
+        tenure = Tenure(token=TOKEN, epoch=2 if after else 1, leave=lambda _: None)
+        fleet = RayFleet(plan, spec, lines.append, tenure=tenure, allocator=slots)
+        keepers = LedgerKeepers(fleet, spec.detached, tenure.epoch)
+        found = DetachedCrew(fleet, lines=lines, plan=plan, keepers=keepers, up={**after.up} if after else {})
+        fleet.agents.actor_class = ray.remote(max_restarts=0)(agent)
         crews.append(found)
         fleet.start(found.tell)
         return found
@@ -342,7 +345,7 @@ def crew(hosts: Cluster) -> Iterator[Callable[..., Crew]]:
         plan = make_plan(wanted, nodes(local=False), local=False)
         lines: list[str] = []
         found = Crew(RayFleet(plan, SPEC, lines.append), lines=lines)
-        found.fleet.actor_class = ray.remote(max_restarts=0)(agent)
+        found.fleet.agents.actor_class = ray.remote(max_restarts=0)(agent)
         crews.append(found)
         found.fleet.start(found.tell)
         return found
@@ -506,7 +509,7 @@ def test_orders_are_carried_out_in_the_order_in_which_they_were_sent(crew):
 def test_orders_are_carried_out_in_the_order_in_which_they_were_flushed(detached):
     """As in an attached run."""
     found = detached("1", Obedient)
-    assert_ordered(found, lambda: found.fleet.flush(b""))
+    assert_ordered(found, lambda: found.keepers.flush(b""))
 
 
 def assert_ordered(found: Crew, flush: Callable[[], None]) -> None:

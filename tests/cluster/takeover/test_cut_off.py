@@ -30,7 +30,7 @@ class Fence:
 
 
 class OrderlyFleet(CourseFleet):
-    """Sends its orders when the driver says so, as `DetachedFleet` does."""
+    """Sends its orders when the driver says so, as that of a detached run does."""
 
     here = "host-0"
 

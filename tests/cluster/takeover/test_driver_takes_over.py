@@ -49,7 +49,7 @@ from tests.profiles import examples
 
 
 class KeptFleet(FakeFleet):
-    """Knows what its nodes were told. Each flush takes the driver's ledger."""
+    """Knows what its nodes were told. It keeps the ledger itself, and its agents are itself."""
 
     has_unsent = False
     head_answered_at = 0.0
@@ -58,6 +58,7 @@ class KeptFleet(FakeFleet):
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes)
         self.goals = NodeGoals()
+        self.fleet = self.agents = self
         #: What its agents tell a driver that takes over.
         self.told: list[Any] = []
 
@@ -68,7 +69,7 @@ class KeptFleet(FakeFleet):
         pass
 
     @contextlib.contextmanager
-    def allocator(self):
+    def slots(self):
         yield None
 
     def send(self, node, order) -> None:
