@@ -15,13 +15,12 @@ from typing import Any, Generic, TypeVar
 
 from raylaunch.cli.api import CheckedLaunch
 from raylaunch.cli.runs import follow_logs
-from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, summary
 from raylaunch.cluster.control.control_client import ControlError
 from raylaunch.cluster.control.control_messages import ControlRequest, StopRun
 from raylaunch.cluster.control.run_control import RunControl
-from raylaunch.cluster.driver.run_registry import DriverProcess
+from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.state import Phase
 from raylaunch.errors import ExitCode, InterruptedByUserError, RunStoppedError, end_state
@@ -47,13 +46,13 @@ class Handle(Generic[Value_co]):
         self._stops: deque[StopRun] = deque()
         self._lock = threading.Lock()
         began = datetime.now(timezone.utc).isoformat()
-        self._run = _known_run(checked.job, "", began)
+        self._run = RunReader(_entry(checked.job, "", began))
         self._future: Future[Value_co] = Future()
         self._future.set_running_or_notify_cancel()  # nobody can cancel it, as an awaiting task would
         threading.Thread(target=self._drive, daemon=True, name=f"raylaunch-{checked.job.title}").start()
 
     def __repr__(self) -> str:
-        return f"<raylaunch.Handle of {self._run.title.rstrip()}: {self.status().state}>"
+        return f"<raylaunch.Handle of {self._run.entry.title.rstrip()}: {self.status().state}>"
 
     def _drive(self) -> None:
         try:
@@ -67,7 +66,7 @@ class Handle(Generic[Value_co]):
 
     def _begun(self, control: RunControl) -> None:
         with self._lock:
-            self._run = _known_run(self._checked.job, control.run_dir, self._run.began)
+            self._run = RunReader(_entry(self._checked.job, control.run_dir, self._run.entry.began))
             self._control = control
         self._send_stops()
 
@@ -81,16 +80,16 @@ class Handle(Generic[Value_co]):
         """Whether there is a run to ask now: it has begun, and its workers have not ended."""
         return self._control is not None and not self._control.is_over
 
-    def _now(self) -> KnownRun:
+    def _now(self) -> RunReader:
         """Return the run with what can be asked of it now."""
-        if self._is_open and self._control is not None and not self._run.reader.has_driver:
-            self._run = replace(self._run, reader=RunReader(self._run.folder, client=_OwnDriver(self._control)))
+        if self._is_open and self._control is not None and not self._run.has_driver:
+            self._run = RunReader(self._run.entry, client=_OwnDriver(self._control))
         return self._run
 
     @property
     def run_dir(self) -> str:
         """The path of the run folder; `""`: nothing is kept, or the folder is not made yet."""
-        return self._run.folder
+        return self._run.entry.folder
 
     def done(self) -> bool:
         """Return whether the run has ended."""
@@ -105,7 +104,7 @@ class Handle(Generic[Value_co]):
         :raises JobFailedError: as `launch` does. So are the other errors.
         """
         if not self._wait(timeout):
-            msg = f"{self._run.title} has not ended within {timeout:g} s; it goes on"
+            msg = f"{self._run.entry.title} has not ended within {timeout:g} s; it goes on"
             raise TimeoutError(msg)
         return self._future.result()
 
@@ -166,17 +165,10 @@ class Handle(Generic[Value_co]):
         return found
 
 
-def _known_run(job: Job, run_dir: str, began: str) -> KnownRun:
-    """Return the run of this process, as `summary` takes it. `run_dir`: `""` before it has a folder."""
-    return KnownRun(
-        id=os.path.basename(run_dir),
-        name=job.title,
-        folder=run_dir,
-        began=began,
-        cluster="",
-        driver=DriverProcess.this(),
-        exit_code=None,
-        reader=RunReader(run_dir),
+def _entry(job: Job, run_dir: str, began: str) -> RegisteredRun:
+    """Return what is known of the run of this process. `run_dir`: `""` before it has a folder."""
+    return RegisteredRun(
+        id=os.path.basename(run_dir), name=job.title, folder=run_dir, began=began, driver=DriverProcess.this()
     )
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 from raylaunch.cli.detached import background_process, background_run
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import known_runs, run_requests
-from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.run import find_cluster
@@ -140,7 +140,7 @@ def _stop(run: DetachedStart) -> bool:
     return True
 
 
-def _known(run: DetachedStart, deadline: float) -> KnownRun:
+def _known(run: DetachedStart, deadline: float) -> RunReader:
     """Return the run as commands know it, as soon as its driver's thread has entered it. Raises ConfigError."""
     while True:
         try:
@@ -149,7 +149,7 @@ def _known(run: DetachedStart, deadline: float) -> KnownRun:
             if time.monotonic() > deadline:
                 raise
         else:
-            if known.driver is not None or time.monotonic() > deadline:
+            if known.entry.driver is not None or time.monotonic() > deadline:
                 return known
         time.sleep(_LOOK_SECONDS)
 

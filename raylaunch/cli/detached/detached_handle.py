@@ -16,7 +16,6 @@ from raylaunch.cli.config import job_file
 from raylaunch.cli.detached import detach
 from raylaunch.cli.handle import Handle
 from raylaunch.cli.runs import follow_logs, known_runs
-from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, summary
 from raylaunch.cluster.control.control_client import ControlError
@@ -48,7 +47,7 @@ def attached(text: str | None) -> DetachedHandle:
 class DetachedHandle(Handle[RunResult]):
     """A run that another process drives, and that goes on when this process ends."""
 
-    def __init__(self, run: KnownRun) -> None:
+    def __init__(self, run: RunReader) -> None:
         self._run = run
         self._lock = threading.Lock()
 
@@ -66,15 +65,15 @@ class DetachedHandle(Handle[RunResult]):
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not (found := self.status()).is_over:
             if time.monotonic() >= deadline:
-                msg = f"{self._run.title} has not ended within {timeout:g} s; it goes on"
+                msg = f"{self._run.entry.title} has not ended within {timeout:g} s; it goes on"
                 raise TimeoutError(msg)
             time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
         with self._lock:
             if found.exit_code is not None:
                 self._run.await_result()
-            status = self._run.reader.status()
+            status = self._run.status()
         if found.exit_code is None or status is None:
-            raise ClusterError(f"{self._run.title} is {found.state}: {found.why}")
+            raise ClusterError(f"{self._run.entry.title} is {found.state}: {found.why}")
         if status.result.ok:
             return status.result
         error = error_of(RunOutcome(result=status.result))
@@ -92,11 +91,11 @@ class DetachedHandle(Handle[RunResult]):
         why = ""
         with self._lock:
             try:
-                self._run.reader.client.ask(StopRun(by=procfs.user_name(), save_seconds=grace, at_once=now))
+                self._run.client.ask(StopRun(by=procfs.user_name(), save_seconds=grace, at_once=now))
             except (ControlError, RefusedError) as error:
                 why = str(error)
         if why and not self.done():
-            raise ClusterError(f"the driver of {self._run.title} cannot be asked: {why}")
+            raise ClusterError(f"the driver of {self._run.entry.title} cannot be asked: {why}")
 
     def logs(
         self, *, ranks: int | Iterable[int] | None = None, attempt: int | None = None, tail: int | None = None
@@ -104,7 +103,7 @@ class DetachedHandle(Handle[RunResult]):
         """Return what workers have written; see `Handle.logs`."""
         is_over = self.done()
         with self._lock:
-            if is_over and os.path.isdir(self._run.folder):
-                self._run.reader.close()
-                self._run = replace(self._run, reader=RunReader(self._run.folder))
+            if is_over and os.path.isdir(self._run.entry.folder):
+                self._run.close()
+                self._run = RunReader(replace(self._run.entry, control=None))
             return follow_logs.text(self._run, ranks, attempt, tail)

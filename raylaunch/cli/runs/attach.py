@@ -13,7 +13,7 @@ from raylaunch.cli.output.async_writer import AsyncWriter
 from raylaunch.cli.output.console import is_coloured
 from raylaunch.cli.output.live_line import LiveLine, LiveStatus
 from raylaunch.cli.runs.follow_logs import LogFollower
-from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary
 from raylaunch.cli.runs.worker_logs import LineFormat, LogChoice
 from raylaunch.core.history.run_status import NodeState, RunStatus
@@ -22,7 +22,7 @@ from raylaunch.core.text import printable
 from raylaunch.errors import ExitCode
 
 
-def attach(run: KnownRun, arguments: Namespace) -> int:
+def attach(run: RunReader, arguments: Namespace) -> int:
     """Show the run until it ends, and return its exit code; 130 on Ctrl-C, which only detaches. Raises ConfigError."""
     since = arguments.since and flag_values.time_since(arguments.since, "--since", time.time())
     choice = LogChoice(
@@ -39,7 +39,7 @@ def attach(run: KnownRun, arguments: Namespace) -> int:
 class AttachedView:
     """What one who is attached sees: messages and, on a terminal, a live line, with the output of workers."""
 
-    def __init__(self, run: KnownRun, choice: LogChoice) -> None:
+    def __init__(self, run: RunReader, choice: LogChoice) -> None:
         self._run = run
         self._writer = AsyncWriter(sys.stdout, sys.stderr)
         self._live = LiveLine(is_coloured(os.environ, is_terminal=sys.stderr is not None and sys.stderr.isatty()))
@@ -56,14 +56,14 @@ class AttachedView:
                 self._logs.wait(shown)
             return self._logs.end(shown)
         except KeyboardInterrupt:
-            self._say(f"detached; {self._run.title} goes on")
+            self._say(f"detached; {self._run.entry.title} goes on")
             return ExitCode.INTERRUPTED
         finally:
-            self._run.reader.close()
+            self._run.close()
             self._writer.close()
 
     def _say_news(self, shown: RunSummary) -> None:
-        status = self._run.reader.status()
+        status = self._run.status()
         if status is not None:
             self._live.on_status(_live_status(shown, status))
         text = f"{shown.state}: {shown.why}" if shown.why else shown.state
@@ -71,7 +71,7 @@ class AttachedView:
             text += f"; it waits for {shown.waits_for}"
         if text != self._said:
             self._said = text
-            self._say(f"{self._run.title}: {text}")
+            self._say(f"{self._run.entry.title}: {text}")
 
     def _say(self, text: str) -> None:
         self._writer.say(f"raylaunch: {printable(text)}\n".encode(errors="backslashreplace"))

@@ -24,7 +24,7 @@ from raylaunch.cli.daemon import status as daemons
 from raylaunch.cli.daemon.socket_dir import NoDaemonError
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import attach, follow_logs, known_runs, run_requests, run_tables
-from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, details, summary
 from raylaunch.core.text import printable
 from raylaunch.errors import ConfigError, ExitCode, signal_exit_code
@@ -71,17 +71,17 @@ def _ps(arguments: Namespace, environ: Mapping[str, str]) -> int:
 
 def _summaries(environ: Mapping[str, str], *, every: bool) -> list[RunSummary]:
     now = _now()
-    known = [run for run in known_runs.all_runs(environ) if every or run.exit_code is None]
+    known = [run for run in known_runs.all_runs(environ) if every or run.entry.exit_code is None]
     with ThreadPoolExecutor(_MOST_ASKED) as pool:  # a driver may take seconds to answer, or not to
         found = list(pool.map(lambda run: _summary(run, now), known))
     for run in known_runs.forget_lost(known):
-        say(f"{run.title} of {run.user or 'somebody'} is lost: its driver is gone; it is listed no more")
+        say(f"{run.entry.title} of {run.entry.user or 'somebody'} is lost: its driver is gone; it is listed no more")
     return [run for run in found if every or not run.is_over]
 
 
-def _summary(run: KnownRun, now: datetime) -> RunSummary:
+def _summary(run: RunReader, now: datetime) -> RunSummary:
     shown = summary(run, now)
-    run.reader.close()
+    run.close()
     return shown
 
 
@@ -114,12 +114,12 @@ def _status(arguments: Namespace, environ: Mapping[str, str]) -> int:
     if _is_json(arguments):
         print(json.dumps(details(run, summary(run, _now())), indent=2))
         return ExitCode.OK
-    return _shown(arguments, lambda: _status_text(run), run.reader.wait)
+    return _shown(arguments, lambda: _status_text(run), run.wait)
 
 
-def _status_text(run: KnownRun) -> tuple[str, bool]:
+def _status_text(run: RunReader) -> tuple[str, bool]:
     shown = summary(run, _now())
-    return run_tables.page(shown, run.reader.status()), shown.is_over
+    return run_tables.page(shown, run.status()), shown.is_over
 
 
 def _logs(arguments: Namespace, environ: Mapping[str, str]) -> int:
@@ -177,12 +177,14 @@ def _candidates(words: Sequence[str], environ: Mapping[str, str]) -> int:
     def runs() -> Iterator[Candidate]:
         with contextlib.suppress(ConfigError):
             known = known_runs.all_runs(environ)
-            yield from (Candidate(run.id, run.name) for run in known)
-            yield from (Candidate(name, "the newest of this name") for name in dict.fromkeys(run.name for run in known))
+            yield from (Candidate(run.entry.id, run.entry.name) for run in known)
+            yield from (
+                Candidate(name, "the newest of this name") for name in dict.fromkeys(run.entry.name for run in known)
+            )
 
     def nodes() -> Iterator[Candidate]:
         with contextlib.suppress(ConfigError):
-            reader = known_runs.find(None, environ).reader
+            reader = known_runs.find(None, environ)
             reader.refresh()
             status = reader.status()
             yield from (Candidate(node.name, node.address) for node in (status.nodes if status is not None else ()))

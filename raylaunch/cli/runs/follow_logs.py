@@ -15,7 +15,7 @@ from pathlib import Path
 from raylaunch.cli.args import flag_values
 from raylaunch.cli.args.flag_values import is_whole
 from raylaunch.cli.run_once import say
-from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, seconds_since, summary
 from raylaunch.cli.runs.worker_logs import AttemptLogs, LineFormat, LogChoice
 from raylaunch.core.failures.failure import root_cause
@@ -33,7 +33,7 @@ _TAIL = "100"
 """The value of `--tail` by default, without `--since`."""
 
 
-def show(run: KnownRun, arguments: Namespace) -> int:
+def show(run: RunReader, arguments: Namespace) -> int:
     """Print the chosen lines, and follow the run if that is asked for. Raises ConfigError."""
     choice = _choice(arguments)
     others = [name for name in ("attempt", "previous", "failed") if getattr(arguments, name)]
@@ -44,11 +44,13 @@ def show(run: KnownRun, arguments: Namespace) -> int:
     if len(others) > 1 or (others and arguments.follow) or (arguments.failed and arguments.rank):
         named = "`--attempt`, `--previous`, `--failed` and `--follow`"
         raise ConfigError(f"{named} exclude each other, and so do `--failed` and `--rank`", hint="remove one of them")
-    run.reader.refresh()
-    status = run.reader.status()
-    if status is None or not run.reader.has_logs:
-        why = run.reader.problem or "nothing was written yet"
-        raise ConfigError(f"there are no logs of {run.title}: {why}", hint="`log_dir` says where a run keeps them")
+    run.refresh()
+    status = run.status()
+    if status is None or not run.has_logs:
+        why = run.problem or "nothing was written yet"
+        raise ConfigError(
+            f"there are no logs of {run.entry.title}: {why}", hint="`log_dir` says where a run keeps them"
+        )
     if arguments.sync_down:
         return _copy(run, choice, Path(arguments.sync_down), status)
     if arguments.follow:
@@ -58,22 +60,23 @@ def show(run: KnownRun, arguments: Namespace) -> int:
         failures = [failure for each in status.result.attempts if each.number == attempt for failure in each.failures]
         failure = root_cause(failures)
         if failure is None:
-            say(f"no worker of {run.title} has failed")
+            say(f"no worker of {run.entry.title} has failed")
             return ExitCode.OK
         say(f"rank {failure.rank} on {failure.node} {failure.what} (attempt {attempt})")
         choice = replace(choice, ranks=(range(failure.rank, failure.rank + 1),))
     found = attempt_logs(run, choice, attempt, status)
     _write(found.last(whole=True))
     if found.is_empty:
-        say(f"there are no such files of attempt {attempt} in {run.folder}; each node keeps those of its own ranks")
+        where = f"attempt {attempt} in {run.entry.folder}"
+        say(f"there are no such files of {where}; each node keeps the files of its own ranks")
     if found.missing:
         say(f"{', '.join(found.missing)} did not answer: the logs there are missing here")
     return ExitCode.OK
 
 
-def _copy(run: KnownRun, choice: LogChoice, folder: Path, status: RunStatus) -> int:
+def _copy(run: RunReader, choice: LogChoice, folder: Path, status: RunStatus) -> int:
     """Copy the logs of all attempts to a folder. Raises ConfigError."""
-    layout = LAYOUTS[run.reader.log_layout]
+    layout = LAYOUTS[run.log_layout]
     copied, missing = 0, set[str]()
     try:
         for attempt in range(1, status.attempt + 1):
@@ -82,7 +85,7 @@ def _copy(run: KnownRun, choice: LogChoice, folder: Path, status: RunStatus) -> 
             missing |= set(found.missing)
     except OSError as error:
         raise ConfigError(f"cannot copy the logs to {folder}: {error}", hint="name a folder with room") from None
-    say(f"copied {count(copied, 'log file')} of {run.title} to {folder}")
+    say(f"copied {count(copied, 'log file')} of {run.entry.title} to {folder}")
     if missing:
         say(f"{', '.join(sorted(missing))} did not answer: the logs there are missing here")
     return ExitCode.OK
@@ -125,13 +128,13 @@ def _attempt(arguments: Namespace, status: RunStatus) -> int:
     return int(text)
 
 
-def attempt_logs(run: KnownRun, choice: LogChoice, attempt: int, status: RunStatus) -> AttemptLogs:
+def attempt_logs(run: RunReader, choice: LogChoice, attempt: int, status: RunStatus) -> AttemptLogs:
     """Return the chosen files of an attempt. `status`: the status of the run, as just read."""
     sizes = {each.number: each.world_size for each in status.result.attempts}
-    return AttemptLogs(run.reader, choice, attempt, sizes.get(attempt) or status.world_size)
+    return AttemptLogs(run, choice, attempt, sizes.get(attempt) or status.world_size)
 
 
-def text(run: KnownRun, ranks: int | Iterable[int] | None, attempt: int | None, tail: int | None) -> str:
+def text(run: RunReader, ranks: int | Iterable[int] | None, attempt: int | None, tail: int | None) -> str:
     """Return what workers have written, stdout and stderr, by rank; `""` if nothing is kept. See `Handle.logs`."""
     chosen = (ranks,) if isinstance(ranks, int) else ranks
     choice = LogChoice(
@@ -141,9 +144,9 @@ def text(run: KnownRun, ranks: int | Iterable[int] | None, attempt: int | None, 
         pattern=None,
         shape=LineFormat(),
     )
-    run.reader.refresh()
-    status = run.reader.status()
-    if status is None or not run.folder:
+    run.refresh()
+    status = run.status()
+    if status is None or not run.entry.folder:
         return ""
     found = attempt_logs(run, choice, attempt or status.attempt, status)
     return b"".join(found.last(whole=True)).decode(errors="replace")
@@ -161,7 +164,7 @@ class LogFollower:
 
     def __init__(
         self,
-        run: KnownRun,
+        run: RunReader,
         choice: LogChoice,
         write: Callable[[Iterable[bytes]], None] = _write,
         say: Callable[[str], None] = say,
@@ -182,22 +185,22 @@ class LogFollower:
             while not (shown := self.step()).is_over:
                 self.wait(shown)
         except KeyboardInterrupt:
-            self._say(f"{self._run.title} goes on; `raylaunch stop {self._run.id}` stops it")
+            self._say(f"{self._run.entry.title} goes on; `raylaunch stop {self._run.entry.id}` stops it")
             return ExitCode.INTERRUPTED
         return self.end(shown)
 
     def wait(self, shown: RunSummary) -> None:
         """Wait for news, for a moment."""
-        self._run.reader.wait(max(_POLL_SECONDS, shown.nodes / _NODES_PER_SECOND))
+        self._run.wait(max(_POLL_SECONDS, shown.nodes / _NODES_PER_SECOND))
 
     def end(self, shown: RunSummary) -> int:
         """Print what is left of a run that is over, and how it ended. Return its exit code."""
         shown = self._with_result(shown)
-        self._show_more(self._run.reader.status())
+        self._show_more(self._run.status())
         self._write(self._logs.rest() if self._logs is not None else ())
-        self._run.reader.close()
+        self._run.close()
         code = ExitCode.INTERNAL if shown.exit_code is None else shown.exit_code
-        self._say(f"{self._run.title}: {shown.outcome}: {shown.why}")
+        self._say(f"{self._run.entry.title}: {shown.outcome}: {shown.why}")
         return code
 
     def _with_result(self, shown: RunSummary) -> RunSummary:
@@ -212,7 +215,7 @@ class LogFollower:
     def step(self) -> RunSummary:
         """Print what is new, after a look at the status: what was written before the end of the run is shown."""
         shown = summary(self._run, datetime.now(timezone.utc))
-        status = self._run.reader.status()
+        status = self._run.status()
         if status is not None and status.attempt and self._logs is None:
             self._attempt = self._first_attempt(status)
             self._logs = self._of(self._attempt, status)
@@ -225,7 +228,7 @@ class LogFollower:
         if status is None or self._logs is None:
             return
         self._write(self._logs.more())
-        if self._run.reader.awaits_logs:
+        if self._run.awaits_logs:
             return  # what follows is another attempt's
         while self._attempt < status.attempt:
             self._write(self._logs.rest())
@@ -240,7 +243,7 @@ class LogFollower:
         if since is None:
             return status.attempt
         now = datetime.now(timezone.utc)
-        began = now.timestamp() - seconds_since(self._run.began, now)
+        began = now.timestamp() - seconds_since(self._run.entry.began, now)
         later = (each.number for each in status.result.attempts if began + each.ended_at >= since)
         return min(later, default=status.attempt)
 

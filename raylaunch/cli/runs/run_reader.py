@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from raylaunch.cli.runs.folder_reader import FolderReader
@@ -27,7 +27,6 @@ from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.machine.state import Phase
 from raylaunch.node.logs.log_files import LogBlock, LogQuery, LogSpan
-from raylaunch.node.protocol.acceptor import SecretAddress
 
 RETRY_SECONDS = 5.0
 """When a driver that could not be asked, and may not be gone, is asked again."""
@@ -36,6 +35,9 @@ _UNKNOWN_SECONDS = 30.0
 _TAKEOVER_SECONDS = SUCCESSION_SECONDS
 """How long it waits for another driver, if the cluster knows the run."""
 _FIND_SECONDS = 0.3
+_RESULT_SECONDS = 10.0
+"""How long a driver may take to write its result, at most, where others wait for it."""
+_LOOK_SECONDS = 0.1
 GOING_ON = (Phase.GATHERING, Phase.STARTING, Phase.RUNNING)
 """The phases of a run of which nobody has requested a change, or in which that has been made."""
 
@@ -63,18 +65,20 @@ class RunReader:
 
     def __init__(
         self,
-        folder: str,
-        control: SecretAddress | None = None,
+        entry: RegisteredRun,
         find: Callable[[], RegisteredRun | None] | None = None,
         client: DriverClient | None = None,
+        *,
+        is_registered: bool = False,
     ) -> None:
-        """`control`: where the driver can be asked. `client`: asks a driver that needs no address.
+        """`entry`: what is known of the run. `client`: asks a driver that needs no address.
 
         `find` returns what is known of the run when its driver does not answer; None: nothing, so that its driver must
-        be gone. Without it, a driver that does not answer may be there.
+        be gone. Without it, a driver that does not answer may be there. `is_registered`: in the registry of this user.
         """
-        self.files = FolderReader(folder)
-        self._control = control
+        self.entry = entry
+        self.is_registered = is_registered
+        self.files = FolderReader(entry.folder)
         self._find = find
         self._client = client
         self._state: RunState | None = None
@@ -82,8 +86,6 @@ class RunReader:
         self._loss: _Loss | None = None
         #: Whether it is known that the driver is gone.
         self.is_gone = False
-        #: Why no driver is in command of a detached run, as the one says that looks for the state; "": one is.
-        self.no_driver = ""
         #: Whether the driver was lost when logs were asked for the last time: there may be more of them.
         self.has_missed_logs = False
         #: How often another driver has answered in the place of the last one.
@@ -96,7 +98,7 @@ class RunReader:
     @property
     def has_driver(self) -> bool:
         """Whether there is, or was, a driver to ask."""
-        return self._control is not None or self._client is not None
+        return self.entry.control is not None or self._client is not None
 
     @property
     def is_asked(self) -> bool:
@@ -110,13 +112,18 @@ class RunReader:
             return "" if self.has_driver else self.files.problem
         return self.files.problem if self.files.status() else f"its driver cannot be asked: {self._loss.why}"
 
+    @property
+    def no_driver(self) -> str:
+        """Why no driver is in command of a detached run, as the driver says that looks for the ledger; "": one is."""
+        why = "" if self.is_asked or self.files.result() else self.entry.no_driver
+        return f"no driver is in command: {why}" if why else ""
+
     def refresh(self) -> None:
         """Ask for the state of the run."""
         self.wait(0.0)
 
     def wait(self, seconds: float) -> None:
         """Wait until the run has ended, or for these seconds at most, and then ask for its state."""
-        self.no_driver = ""
         if self._state is not None and self._state.ended:
             return
         if self._loss is not None and not self.is_gone and time.monotonic() >= self._loss.retry_at:
@@ -148,9 +155,9 @@ class RunReader:
         self.is_gone = self._unknown_since is not None and now >= self._unknown_since + patience
         if found is None:
             return
-        self.no_driver = f"no driver is in command: {found.no_driver}" if found.no_driver else ""
-        if found.control not in (self._control, None):
-            self._control, self._loss, self.takeovers = found.control, None, self.takeovers + 1
+        before, self.entry = self.entry, replace(found, folder=self.entry.folder)
+        if found.control not in (before.control, None):
+            self._loss, self.takeovers = None, self.takeovers + 1
             self._look(0.0)
             self.is_gone = False
 
@@ -158,10 +165,10 @@ class RunReader:
     def client(self) -> DriverClient:
         """What asks the driver. Raises ControlError."""
         if self._client is None:
-            if self._control is None:
+            if self.entry.control is None:
                 msg = "it does not listen"
                 raise ControlError(msg)
-            self._client = ControlClient(self._control)
+            self._client = ControlClient(self.entry.control)
         return self._client
 
     def ask(self, request: ControlRequest) -> Any:
@@ -213,6 +220,14 @@ class RunReader:
         if self._state is not None and self._state.ended:
             return {"exit_code": self._state.exit_code, "why": self._state.why}
         return self.files.result()
+
+    def await_result(self, seconds: float = _RESULT_SECONDS) -> None:
+        """Wait for the result of a run whose workers have ended, unless its driver is gone, which writes it last."""
+        deadline = time.monotonic() + seconds
+        while self.entry.exit_code is None and not self.result() and time.monotonic() < deadline:
+            if not (self.entry.is_alive or (self.has_driver and not self.is_gone)):
+                break
+            self.wait(_LOOK_SECONDS)
 
     # Logs.
 
@@ -272,4 +287,4 @@ class RunReader:
         self.files.close()
         if self._client is not None:
             self._client.close()
-            self._client = None if self._control is not None else self._client
+            self._client = None if self.entry.control is not None else self._client

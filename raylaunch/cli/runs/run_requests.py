@@ -17,7 +17,6 @@ from typing import Any
 from raylaunch.cli.args import flag_values
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import known_runs, run_tables
-from raylaunch.cli.runs.known_runs import KnownRun
 from raylaunch.cli.runs.run_reader import GOING_ON, RunReader
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, details, summary
 from raylaunch.cluster.control.control_client import ControlError
@@ -53,22 +52,26 @@ class NotDoneError(RaylaunchError):
     exit_code = ExitCode.JOB_FAILED
 
 
-def stop(run: KnownRun, arguments: Namespace) -> int:
+def stop(run: RunReader, arguments: Namespace) -> int:
     """Stop a run and return 0 when it has ended. Raises ConfigError if its driver cannot be asked."""
     shown = _summary(run)
     if shown.is_over:
-        say(f"{run.title} has ended already: {_outcome(shown)}")
+        say(f"{run.entry.title} has ended already: {_outcome(shown)}")
         if arguments.json:
             _print_json(run)
         return ExitCode.OK
     seconds = flag_values.seconds(arguments.grace, "--grace")
     known_runs.await_driver(run)
-    if not run.reader.is_asked:
-        why = "the registry does not have it" if run.driver is None else run.reader.problem or "it does not listen"
-        end = f"`kill {run.driver.pid}` on {run.driver.host} ends" if run.driver is not None else "its owner can end"
+    if not run.is_asked:
+        why = "the registry does not have it" if run.entry.driver is None else run.problem or "it does not listen"
+        end = (
+            f"`kill {run.entry.driver.pid}` on {run.entry.driver.host} ends"
+            if run.entry.driver is not None
+            else "its owner can end"
+        )
         hint = f"{end} its driver, and the workers with it"
-        raise ConfigError(f"{run.title} cannot be stopped from here: {why}", hint=hint)
-    if _asks(arguments) and not _is_confirmed(_question(shown, run.reader, at_once=arguments.now)):
+        raise ConfigError(f"{run.entry.title} cannot be stopped from here: {why}", hint=hint)
+    if _asks(arguments) and not _is_confirmed(_question(shown, run, at_once=arguments.now)):
         say("nothing was stopped")
         return ExitCode.INTERRUPTED
     try:
@@ -77,18 +80,18 @@ def stop(run: KnownRun, arguments: Namespace) -> int:
             _print_json(run)
         return ExitCode.OK
     except KeyboardInterrupt:
-        say(f"{run.title} is still ending; `raylaunch stop --now {run.id}` does not wait for its workers")
+        say(f"{run.entry.title} is still ending; `raylaunch stop --now {run.entry.id}` does not wait for its workers")
         return ExitCode.INTERRUPTED
 
 
-def _print_json(run: KnownRun) -> None:
+def _print_json(run: RunReader) -> None:
     """Print what `status --json` prints."""
     print(json.dumps(details(run, _summary(run)), indent=2))
 
 
-def _request(run: KnownRun, seconds: float, *, at_once: bool) -> None:
+def _request(run: RunReader, seconds: float, *, at_once: bool) -> None:
     """Ask the driver to end the run, and wait until it has ended."""
-    live = run.reader
+    live = run
     how = "they are killed" if at_once else "they get SIGTERM"
     request = StopRun(by=_by(), save_seconds=seconds, at_once=at_once)
     accepted = _asked(live, request)
@@ -96,15 +99,15 @@ def _request(run: KnownRun, seconds: float, *, at_once: bool) -> None:
         how = f"they save, within {seconds:g} s, and get SIGTERM then"
         if not accepted.can_save:
             how = f"they get SIGTERM; {_CANNOT_SAVE}"
-    where = f" (process {run.driver.pid} on {run.driver.host})" if run.driver is not None else ""
-    say(f"the workers of {run.title} are to end: {how}{where}")
+    where = f" (process {run.entry.driver.pid} on {run.entry.driver.host})" if run.entry.driver is not None else ""
+    say(f"the workers of {run.entry.title} are to end: {how}{where}")
     asked = live.takeovers
-    while not live.result() and (live.is_asked or run.is_detached) and not live.is_gone:
+    while not live.result() and (live.is_asked or run.entry.is_detached) and not live.is_gone:
         live.wait(_WAIT_SECONDS)
         if asked != live.takeovers and (status := live.status()) is not None and status.phase in GOING_ON:
             asked = live.takeovers
             _asked(live, request)  # the driver died before anybody had kept the request
-    say(f"{run.title}: {_outcome(_summary(run))}")
+    say(f"{run.entry.title}: {_outcome(_summary(run))}")
 
 
 def _asked(live: RunReader, request: StopRun) -> Accepted | None:
@@ -162,7 +165,7 @@ def _is_confirmed(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _summary(run: KnownRun) -> RunSummary:
+def _summary(run: RunReader) -> RunSummary:
     return summary(run, datetime.now(timezone.utc))
 
 
@@ -175,13 +178,13 @@ def _outcome(shown: RunSummary) -> str:
 # What leaves the run going on.
 
 
-def restart(run: KnownRun, arguments: Namespace) -> int:
+def restart(run: RunReader, arguments: Namespace) -> int:
     """Begin another attempt, and return 0 when its workers run. Raises NotDoneError, ConfigError and ClusterError."""
     seconds = 0.0 if arguments.now else flag_values.seconds(arguments.grace, "--grace")
     return _Change(run).make(RestartRun(by=_by(), save_seconds=seconds), arguments)
 
 
-def resize(run: KnownRun, arguments: Namespace) -> int:
+def resize(run: RunReader, arguments: Namespace) -> int:
     """Change the bounds of the number of nodes, and return 0 when as many as are there now take part.
 
     Raises NotDoneError, ConfigError and ClusterError.
@@ -193,7 +196,7 @@ def resize(run: KnownRun, arguments: Namespace) -> int:
     return _Change(run).make(ResizeRun(by=_by(), min_nodes=low, max_nodes=high), arguments)
 
 
-def drain(run: KnownRun, arguments: Namespace) -> int:
+def drain(run: RunReader, arguments: Namespace) -> int:
     """Leave the host of a node for good, and return 0 when that is done.
 
     Raises NotDoneError, ConfigError and ClusterError.
@@ -201,7 +204,7 @@ def drain(run: KnownRun, arguments: Namespace) -> int:
     return _Change(run).make(DrainNode(by=_by(), node=arguments.operand), arguments)
 
 
-def stacks(run: KnownRun, arguments: Namespace) -> int:
+def stacks(run: RunReader, arguments: Namespace) -> int:
     """Print what all workers are doing now. Raises NotDoneError, ConfigError and ClusterError."""
     named = flag_values.ranks(arguments.rank, "--rank") if arguments.rank else ()
     if sum(map(len, named)) > _MOST_RANKS:
@@ -220,29 +223,29 @@ def stacks(run: KnownRun, arguments: Namespace) -> int:
     else:
         print("\n".join(printable(line) for line in run_tables.stack_lines(found)))
     if missing:
-        raise NotDoneError(f"{run.title} has no worker of rank {spans(missing)} now")
+        raise NotDoneError(f"{run.entry.title} has no worker of rank {spans(missing)} now")
     return ExitCode.OK
 
 
 class _Change:
     """Asks the driver of a run for something, and waits until the run does it."""
 
-    def __init__(self, run: KnownRun) -> None:
+    def __init__(self, run: RunReader) -> None:
         """Raises NotDoneError and ClusterError."""
         self._run = run
         known_runs.await_driver(run)
         if (shown := _summary(run)).is_over:
-            raise NotDoneError(f"{run.title} has ended: {_outcome(shown)}")
-        self._live = run.reader
+            raise NotDoneError(f"{run.entry.title} has ended: {_outcome(shown)}")
+        self._live = run
 
     def ask(self, request: ControlRequest) -> Any:
         """Return the answer. Raises NotDoneError and ClusterError."""
         try:
             return self._live.ask(request)
         except RefusedError as error:
-            raise NotDoneError(f"{self._run.title}: {error}", hint=error.hint) from None
+            raise NotDoneError(f"{self._run.entry.title}: {error}", hint=error.hint) from None
         except ControlError as error:
-            raise ClusterError(f"the driver of {self._run.title} cannot be asked: {error}") from None
+            raise ClusterError(f"the driver of {self._run.entry.title} cannot be asked: {error}") from None
 
     def make(self, request: RestartRun | ResizeRun | DrainNode, arguments: Namespace) -> int:
         """Change the run, and return 0 when that is done. Ctrl-C ends only the waiting."""
@@ -252,17 +255,18 @@ class _Change:
             return ExitCode.INTERRUPTED
         accepted: Accepted = self.ask(request)
         if not _goes_on(request, accepted):
-            say(f"{self._run.title}: {_what_follows(accepted)}")
+            say(f"{self._run.entry.title}: {_what_follows(accepted)}")
         asked = self._live.takeovers
         try:
             while not (done := self._done(request, accepted)):
                 asked = self._ask_again(request, accepted, asked)
                 time.sleep(_LOOK_SECONDS)
-            say(f"{self._run.title}: {done}")
+            say(f"{self._run.entry.title}: {done}")
             if arguments.json:
                 _print_json(self._run)
         except KeyboardInterrupt:
-            say(f"{self._run.title} goes on with what was requested; `raylaunch status {self._run.id}` shows it")
+            title, name = self._run.entry.title, self._run.entry.id
+            say(f"{title} goes on with what was requested; `raylaunch status {name}` shows it")
             return ExitCode.INTERRUPTED
         finally:
             self._live.close()
@@ -291,11 +295,11 @@ class _Change:
         """Return what was done, for a person; "" as long as it is not. Raises NotDoneError if the run ends before."""
         self._live.refresh()
         status = self._live.status()
-        if status is not None and not self._live.is_asked and self._run.is_detached and not self._live.is_gone:
+        if status is not None and not self._live.is_asked and self._run.entry.is_detached and not self._live.is_gone:
             return ""  # another driver takes over
         if status is None or status.phase is Phase.DONE or not self._live.is_asked:
             shown = _summary(self._run)
-            raise NotDoneError(f"{self._run.title} has ended before that was done: {_outcome(shown)}")
+            raise NotDoneError(f"{self._run.entry.title} has ended before that was done: {_outcome(shown)}")
         if isinstance(request, DrainNode):
             left = all(request.node not in (node.name, node.address) for node in status.nodes)
             return f"no worker runs on {request.node} any more" if left else ""

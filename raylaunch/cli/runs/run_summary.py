@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.commits import CommitRate
@@ -79,19 +79,19 @@ class RunSummary:
         return self.exit_code is not None or self.state == LOST
 
 
-def summary(run: KnownRun, now: datetime) -> RunSummary:
+def summary(run: RunReader, now: datetime) -> RunSummary:
     """Read what is new of a run, and return its summary. `now`: the time of day."""
-    alive = run.is_alive  # first: its last words come before its end
-    run.reader.refresh()
-    found = run.reader.status()
-    if run.reader.is_gone:  # a process that does not listen any more is about to write how the run ended
+    alive = run.entry.is_alive  # first: its last words come before its end
+    run.refresh()
+    found = run.status()
+    if run.is_gone:  # a process that does not listen any more is about to write how the run ended
         alive = bool(alive)
     state, exit_code, why = _outcome(run, found, alive=alive)
     status = found or StatusBuilder(Job()).status()
     is_current = found is not None and state == found.phase
     progress = status.progress
     slowest = progress if status.behind else None
-    began = run.began or status.result.began
+    began = run.entry.began or status.result.began
     last, trained = status.result.seconds, status.result.training_seconds
     seconds = max(last, seconds_since(began, now)) if is_current else last
     if is_current and state in (Phase.RUNNING, Phase.SAVING):
@@ -101,8 +101,8 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
         trains = state == Phase.RUNNING and status.steps_per_second != 0
         goodput = (goodput * last + (seconds - last if trains else 0.0)) / seconds
     return RunSummary(
-        id=run.id,
-        name=run.name,
+        id=run.entry.id,
+        name=run.entry.name,
         state=state,
         exit_code=exit_code,
         why=why,
@@ -126,12 +126,12 @@ def summary(run: KnownRun, now: datetime) -> RunSummary:
         seconds=seconds,
         goodput=goodput,
         began=began,
-        host=run.driver.host if run.driver is not None else "",
-        user=run.user,
-        pid=run.driver.pid if run.driver is not None else None,
-        cluster=run.cluster,
-        folder=run.folder,
-        problem=run.reader.no_driver or (run.reader.problem if run.folder or run.control is not None else ""),
+        host=run.entry.driver.host if run.entry.driver is not None else "",
+        user=run.entry.user,
+        pid=run.entry.driver.pid if run.entry.driver is not None else None,
+        cluster=run.entry.cluster,
+        folder=run.entry.folder,
+        problem=run.no_driver or (run.problem if run.entry.folder or run.entry.control is not None else ""),
     )
 
 
@@ -140,14 +140,14 @@ def _last_of(completed: int | None) -> int | None:
     return completed - 1 if completed is not None else None
 
 
-def _outcome(run: KnownRun, status: RunStatus | None, *, alive: bool | None) -> tuple[str, int | None, str]:
+def _outcome(run: RunReader, status: RunStatus | None, *, alive: bool | None) -> tuple[str, int | None, str]:
     """Return state, exit code and reason. `alive`: whether the driver is; None: not known."""
-    if result := run.reader.result():
+    if result := run.result():
         return end_state(result["exit_code"]), result["exit_code"], str(result.get("why", ""))
     if status is not None and status.phase is Phase.DONE:
         return end_state(status.result.exit_code), status.result.exit_code, status.why
-    if run.exit_code is not None:
-        return end_state(run.exit_code), run.exit_code, "it ended before it had a result"
+    if run.entry.exit_code is not None:
+        return end_state(run.entry.exit_code), run.entry.exit_code, "it ended before it had a result"
     if alive is False:
         return LOST, None, "its driver is gone, and has written no result"
     return (UNKNOWN, None, "") if status is None else (status.phase, None, status.why)
@@ -161,9 +161,9 @@ def seconds_since(began: str, now: datetime) -> float:
         return 0.0
 
 
-def details(run: KnownRun, shown: RunSummary) -> dict[str, Any]:
+def details(run: RunReader, shown: RunSummary) -> dict[str, Any]:
     """Return the JSON object of `raylaunch status`: the summary, with the nodes and the attempts."""
-    status = run.reader.status()
+    status = run.status()
     nodes = [asdict(node) for node in status.nodes] if status is not None else []
     attempts = [asdict(attempt) for attempt in status.result.attempts] if status is not None else []
     return asdict(shown) | {"node_states": nodes, "attempts": attempts}

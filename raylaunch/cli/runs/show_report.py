@@ -13,7 +13,7 @@ from raylaunch.cli.html_report import page, run_report
 from raylaunch.cli.html_report.outcome_text import RunEnd
 from raylaunch.cli.html_report.report_facts import ReportFacts, as_json
 from raylaunch.cli.run_once import say, version
-from raylaunch.cli.runs.known_runs import KnownRun
+from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import summary
 from raylaunch.core.record.run_layout import REPORT
 from raylaunch.core.text import printable
@@ -23,7 +23,7 @@ from raylaunch.worker.path_owners import refuse_strangers
 _STDOUT = "/dev/stdout"
 
 
-def show(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int:
+def show(run: RunReader, arguments: Namespace, environ: Mapping[str, str]) -> int:
     """Write the report and print its path, or print JSON. Raises ConfigError."""
     if arguments.json and (arguments.output or arguments.open):
         raise ConfigError("`--json` excludes `--output` and `--open`", hint="JSON goes to stdout: `--json > FILE`")
@@ -31,7 +31,7 @@ def show(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int
     if arguments.json:
         print(json.dumps(as_json(found), indent=2))
         return ExitCode.OK
-    path = Path(arguments.output or Path(run.folder) / REPORT)
+    path = Path(arguments.output or Path(run.entry.folder) / REPORT)
     if _write(path, page.html(found, version()), is_named=bool(arguments.output)):
         print(printable(str(path)))
     if arguments.open and not webbrowser.open(path.absolute().as_uri()):
@@ -39,17 +39,19 @@ def show(run: KnownRun, arguments: Namespace, environ: Mapping[str, str]) -> int
     return ExitCode.OK
 
 
-def _facts(run: KnownRun, environ: Mapping[str, str]) -> ReportFacts:
+def _facts(run: RunReader, environ: Mapping[str, str]) -> ReportFacts:
     shown = summary(run, datetime.now(timezone.utc))
-    run.reader.close()
-    if not run.folder:
-        raise ConfigError(f"there is no report of {run.title}: the run keeps no files", hint="`log_dir` says where")
-    if run.driver is not None and run.driver.is_alive is None and not Path(run.folder).is_dir():
-        msg = f"there is no report of {run.title} here: the run folder {run.folder} is not on this machine"
-        raise ConfigError(msg, hint=f"make it on {run.driver.host}, or copy the folder")
-    alive = True if run.reader.is_asked else run.driver.is_alive if run.driver is not None else None
+    run.close()
+    if not run.entry.folder:
+        raise ConfigError(
+            f"there is no report of {run.entry.title}: the run keeps no files", hint="`log_dir` says where"
+        )
+    if run.entry.driver is not None and run.entry.driver.is_alive is None and not Path(run.entry.folder).is_dir():
+        msg = f"there is no report of {run.entry.title} here: the run folder {run.entry.folder} is not on this machine"
+        raise ConfigError(msg, hint=f"make it on {run.entry.driver.host}, or copy the folder")
+    alive = True if run.is_asked else run.entry.driver.is_alive if run.entry.driver is not None else None
     end = RunEnd(state=shown.state, exit_code=shown.exit_code, why=shown.why, is_alive=alive)
-    return run_report.collect(Path(run.folder), run.id, end, environ, shown.seconds if alive else 0.0)
+    return run_report.collect(Path(run.entry.folder), run.entry.id, end, environ, shown.seconds if alive else 0.0)
 
 
 def _write(path: Path, text: str, *, is_named: bool) -> bool:

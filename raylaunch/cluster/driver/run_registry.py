@@ -68,16 +68,17 @@ class DriverProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredRun:
-    """An entry of the registry."""
+    """What is known of a run before its journal is read: an entry of the registry."""
 
     id: str
     name: str
     folder: str
     """The run folder; "" if nothing is kept."""
-    driver: DriverProcess
-    began: str
-    """The time of day, in ISO 8601."""
-    cluster: str
+    driver: DriverProcess | None = None
+    """None: of a folder that no registry has."""
+    began: str = ""
+    """The time of day, in ISO 8601; "": only the journal knows."""
+    cluster: str = ""
     """The address of the Ray cluster; "" without one."""
     ended: str = ""
     """When it ended; "" if it has not, or if its driver could not tell."""
@@ -97,6 +98,16 @@ class RegisteredRun:
     def is_detached(self) -> bool:
         """Whether another driver may follow this one."""
         return self.token != ""
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether its driver is; None: not known, or the run may have another one by now."""
+        return None if self.driver is None or (self.is_detached and not self.ended) else self.driver.is_alive
+
+    @property
+    def title(self) -> str:
+        """Name and id, as messages name the run."""
+        return f"{self.name} {self.id}"
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -200,7 +211,7 @@ def prune(directory: Path) -> None:
     kept = ended = 0
     for path in reversed(_files(directory)):
         run = _read(path)
-        alive = run is not None and not run.ended and run.driver.is_alive
+        alive = run is not None and run.driver is not None and not run.ended and run.driver.is_alive
         has_ended = run is None or run.ended != "" or alive is False
         is_surplus = (has_ended and ended >= MOST_ENDED) or (kept >= MOST_ENTRIES and not alive)
         if is_surplus or (run is not None and has_ended and _is_gone(run)):
@@ -212,7 +223,8 @@ def prune(directory: Path) -> None:
 
 def _is_gone(run: RegisteredRun) -> bool:
     """Whether the folder was removed. Another machine may have it on a disk of its own."""
-    return not run.folder or (run.driver.host == socket.gethostname() and not os.path.lexists(run.folder))
+    is_here = run.driver is not None and run.driver.host == socket.gethostname()
+    return not run.folder or (is_here and not os.path.lexists(run.folder))
 
 
 def _files(directory: Path) -> list[Path]:

@@ -34,7 +34,7 @@ def three(registry, tmp_path):
 )
 def test_a_run_is_found(three, text, meant):
     """By id, beginning of an id, name, name and id, or folder; without a word it is the newest."""
-    assert known_runs.find(text, three.environ).id == meant
+    assert known_runs.find(text, three.environ).entry.id == meant
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,15 @@ def test_runs_of_the_working_folder_are_meant_first(registry, tmp_path, monkeypa
         registry.add(make_folder(tmp_path / project / "runs" / "train" / run_id, "budget-spent"), **how)
     for folder, newest, going_on in ((".", "3", None), ("a", "2", "1"), ("b", "3", "3")):
         monkeypatch.chdir(tmp_path / folder)
-        assert known_runs.find(None, registry.environ).id == newest
+        assert known_runs.find(None, registry.environ).entry.id == newest
         if going_on is not None:
-            assert known_runs.find_to_change(None, registry.environ).id == going_on
+            assert known_runs.find_to_change(None, registry.environ).entry.id == going_on
     monkeypatch.chdir(tmp_path / "a" / "runs" / "train" / "2")
-    assert known_runs.find(None, registry.environ).id == "2"
+    assert known_runs.find(None, registry.environ).entry.id == "2"
     with pytest.raises(ConfigError, match="2 runs go on: which one is meant") as caught:
         known_runs.find_to_change(None, registry.environ)
     assert "write `train/3`, `train/1`" in caught.value.hint
-    assert known_runs.find_to_change("1", registry.environ).id == "1"
+    assert known_runs.find_to_change("1", registry.environ).entry.id == "1"
 
 
 def test_who_changes_a_run_means_one_that_goes_on(registry, tmp_path):
@@ -86,7 +86,7 @@ def test_who_changes_a_run_means_one_that_goes_on(registry, tmp_path):
         registry.add(make_folder(tmp_path / "runs" / "train" / run_id, "budget-spent"), **how)
     with pytest.raises(ConfigError, match="may be one of 3 runs"):
         known_runs.find("2026", registry.environ)
-    assert known_runs.find_to_change("2026", registry.environ).id == "2026-2"
+    assert known_runs.find_to_change("2026", registry.environ).entry.id == "2026-2"
 
 
 def test_no_run_yet(registry):
@@ -99,11 +99,11 @@ def test_no_run_yet(registry):
 
 def test_a_folder_that_the_registry_does_not_have(registry, tmp_path):
     """Its name is in its journal; without a journal it is that of the folder above."""
-    found = known_runs.find(str(make_folder(tmp_path / "copied" / "it", "budget-spent")), registry.environ)
+    found = known_runs.find(str(make_folder(tmp_path / "copied" / "it", "budget-spent")), registry.environ).entry
     assert (found.name, found.id, found.driver, found.began[:4]) == ("train", "it", None, "2026")
     (tmp_path / "copied" / "new").mkdir()
     (tmp_path / "copied" / "new" / "job.yaml").touch()
-    assert known_runs.find("copied/new", registry.environ).name == "copied"
+    assert known_runs.find("copied/new", registry.environ).entry.name == "copied"
 
 
 def test_a_folder_of_another_user(registry, tmp_path, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_folder_that_is_removed_is_not_listed(three, tmp_path):
     three.add(tmp_path / "runs" / "bert" / "none", exit_code=0, ended="2026-01-01T00:00:00+00:00")
     bert = [run for run in run_registry.runs(three.folder) if run.name == "bert"]
     assert len(bert) == 2
-    assert [run.id for run in known_runs.all_runs(three.environ) if run.id == "none"] == []
+    assert [run for run in known_runs.all_runs(three.environ) if run.entry.id == "none"] == []
 
 
 def test_no_home(registry, monkeypatch):

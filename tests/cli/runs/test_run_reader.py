@@ -28,6 +28,7 @@ from raylaunch.cluster.control.control_messages import (
     StopRun,
 )
 from raylaunch.cluster.control.control_server import ControlServer
+from raylaunch.cluster.driver.run_registry import RegisteredRun
 from raylaunch.core.history.run_status import RunStatus, StatusBuilder
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.record import journal
@@ -168,9 +169,9 @@ def test_a_run_of_another_user_is_meant_only_if_it_is_named(registry, driver, mo
     (own,) = known_runs.run_registry.runs(registry.folder)
     theirs = replace(own, id="theirs", name="b", began="2027", user="bob")
     monkeypatch.setattr(cluster_registry, "runs", lambda _: [theirs, replace(theirs, id="newer", name="a")])
-    assert known_runs.find(None, registry.environ).id == "far"
-    assert known_runs.find("a", registry.environ).id == "far"
-    assert known_runs.find("b", registry.environ).id == "theirs"
+    assert known_runs.find(None, registry.environ).entry.id == "far"
+    assert known_runs.find("a", registry.environ).entry.id == "far"
+    assert known_runs.find("b", registry.environ).entry.id == "theirs"
     for path in registry.folder.iterdir():
         path.unlink()
     assert main.main(["stop", "-y"]) == ExitCode.USAGE
@@ -229,7 +230,7 @@ def test_a_detached_run_without_a_driver_is_not_followed_into_another_attempt(re
     """The last driver may have written that one begins when nobody knew yet: the next driver decides that anew."""
     make_folder(tmp_path / "run")
     (entry,) = known_runs.run_registry.runs(registry.folder)
-    reader = RunReader(str(tmp_path / "run"), driver.address, lambda: entry)
+    reader = RunReader(replace(entry, folder=str(tmp_path / "run")), lambda: entry)
     reader.refresh()
     assert (reader.is_asked, reader.awaits_logs) == (True, False)
     driver.close()
@@ -250,11 +251,10 @@ def test_the_last_attempt_of_a_detached_run_is_seen_though_its_driver_is_gone(re
     """The driver is gone with its agents before it could be asked again, and the result comes a moment later."""
     folder = make_folder(tmp_path / "run")
     (entry,) = known_runs.run_registry.runs(registry.folder)
-    reader = RunReader(str(folder), driver.address, lambda: entry)
-    run = replace(known_runs.find("far", registry.environ), is_detached=True, folder=str(folder), reader=reader)
+    reader = RunReader(replace(entry, folder=str(folder), token="t"), lambda: entry)
     choice = LogChoice(streams=("stdout",), ranks=None, lines=0, pattern=None, shape=LineFormat(is_prefixed=False))
     lines: list[bytes] = []
-    follower = follow_logs.LogFollower(run, choice, lines.extend, lambda _: None)
+    follower = follow_logs.LogFollower(reader, choice, lines.extend, lambda _: None)
     for attempt in range(1, status(len(ENTRIES)).attempt + 1):
         log = folder / f"attempt-{attempt}" / "rank-0" / "stdout.log"
         log.parent.mkdir(parents=True)
@@ -274,7 +274,7 @@ def test_the_last_attempt_of_a_detached_run_is_seen_though_its_driver_is_gone(re
 def test_a_driver_that_dies_before_it_has_answered(registry, driver, monkeypatch, has_begun, asked):
     """The next one is asked, unless it does already what the last one was asked for: else that would be done twice."""
     (entry,) = known_runs.run_registry.runs(registry.folder)
-    reader = RunReader("", driver.address, lambda: entry)
+    reader = RunReader(replace(entry, folder=""), lambda: entry)
     driver.count = next(count for count in range(len(ENTRIES)) if status(count).phase is Phase.RUNNING)
     reader.refresh()
     known = reader.status()
@@ -359,7 +359,8 @@ def test_a_run_that_answers_after_it_was_not_known_is_known_again(tmp_path, monk
             pass
 
     monkeypatch.setattr(run_reader.time, "monotonic", lambda: clock[0])
-    reader = RunReader(str(tmp_path), find=lambda: None, client=Client())
+    entry = RegisteredRun(id="x", name="x", folder=str(tmp_path))
+    reader = RunReader(entry, find=lambda: None, client=Client())
     for seconds, there in ((0, True), (10, False), (20, True), (100, False)):
         clock[0], is_there[0] = float(seconds), there
         reader.refresh()

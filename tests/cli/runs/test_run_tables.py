@@ -44,7 +44,7 @@ def test_ps(several, tmp_path, golden):
 def test_status(several, tmp_path, golden, run_id):
     """What a run does and why, its nodes and its attempts."""
     run = known_runs.find(run_id, several.environ)
-    text = run_tables.page(summary(run, NOW), run.reader.status())
+    text = run_tables.page(summary(run, NOW), run.status())
     golden(f"status_{run_id}", text.replace(str(tmp_path), "/home/me"))
 
 
@@ -59,7 +59,7 @@ def test_what_nodes_hold_for_state(several):
     run = known_runs.find("large", several.environ)
     rate = CommitRate(every=4, commit_seconds=0.0067, step_seconds=0.0828)
     shown = replace(summary(run, NOW), committed_step=840, copied_step=820, commit_rate=rate)
-    status = run.reader.status()
+    status = run.status()
     memory = NodeMemory(node=status.nodes[0].name, own=200 << 20, copies=0, files=3 << 20)
     nodes = (replace(status.nodes[0], memory=memory), *status.nodes[1:])
     text = run_tables.page(shown, replace(status, nodes=nodes))
@@ -73,7 +73,7 @@ def test_what_nodes_hold_for_state(several):
 def test_a_run_with_very_many_attempts(several):
     """The last ones are shown, and the others are counted."""
     run = known_runs.find(str(make_folder(several.folder / "x" / "y", "chaos-on-hosts")), several.environ)
-    text = run_tables.page(summary(run, NOW), run.reader.status())
+    text = run_tables.page(summary(run, NOW), run.status())
     assert "26 earlier attempts: see events.jsonl" in text
     assert "\n38 " in text
 

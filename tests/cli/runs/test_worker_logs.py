@@ -6,12 +6,15 @@ import re
 
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.worker_logs import AttemptLogs, LineFormat, LogChoice
+from raylaunch.cluster.driver.run_registry import RegisteredRun
 
 
 def logs(folder, **settings: object) -> AttemptLogs:
     """Return the files of the second attempt, which has 11 ranks."""
     every = {"streams": ("stdout", "stderr"), "ranks": None, "lines": None, "pattern": None, "shape": LineFormat()}
-    return AttemptLogs(RunReader(str(folder)), LogChoice(**{**every, **settings}), 2, 11)
+    return AttemptLogs(
+        RunReader(RegisteredRun(id="x", name="x", folder=str(folder))), LogChoice(**{**every, **settings}), 2, 11
+    )
 
 
 def test_what_is_written_later(tmp_path):
