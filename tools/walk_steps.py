@@ -329,7 +329,8 @@ cluster.succession.agent_session:AgentSession | what an agent keeps of its drive
 cli.detached.background_run:drive | runs the job as a command would
 cli.run_once:run | turns errors into messages and exit codes
 cluster.run:run_job | goes on with a run instead of beginning one
-cluster.session.session_base:Session | the place of the run
+cluster.run:_resume
+cluster.session.session_base:Session.links | the place of the run
 cluster.takeover.succession:Succession.fleet | the place of the driver among the drivers of the run
 cluster.fleet.ray_fleet:RayFleet | the agents of the run
 cluster.fleet.allocator:Allocator | which slot each of them is in
