@@ -103,8 +103,9 @@ smoke: $(VENV)/.installed-for-bench
 profile-restart: install
 	$(BIN)/python -m tools.bench.profile_restart $(or $(N),10)
 
+# Not `--quiet`: then mkdocs does not count its warnings, and `--strict` refuses nothing.
 docs: $(VENV)/.installed-for-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The wheel is built from the archive: what earlier builds left in this folder is in neither.
 dist: $(VENV)/.installed-for-release
