@@ -79,7 +79,7 @@ class RunStoppedError(RaylaunchError):
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int = signal_exit_code(15)) -> None:
         super().__init__(message, hint=hint)
-        #: As that of a run which a signal stopped.
+        #: As for a run that a signal stopped.
         self.exit_code = exit_code
 
 

@@ -42,7 +42,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be run: the script with so many deaths, on so many agents with so many workers each.
+    """What is to be run: the script with this many deaths, on this many agents with this many workers each.
 
     It trains for `first` seconds before the first death, for `each` before each other one. `options` are further
     ones of the script.

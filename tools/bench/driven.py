@@ -1,6 +1,6 @@
 """The real driver with agents that are none: `python -m tools.bench.driven FOLDER AGENTS FAULTS SECONDS [ADDRESS]`.
 
-Driver, machine, orders, run folder and console are those of a run. With the address of a Ray cluster so are the fleet
+Driver, machine, orders, run folder and console are as in a run. With the address of a Ray cluster so are the fleet
 and the calls to actors, each of which plays many agents; only the agents' places are made up. Without one, agents
 answer in the driver's own process, which shows what the driver itself takes. SECONDS: how long it is looked at while all is well. What was measured is in `scale.json`.
 """

@@ -89,13 +89,13 @@ class Goal:
 
 
 def times_better(bound: float, peer: str = TORCHRUN) -> Goal:
-    """The peer's median is at least so many times ours."""
+    """The peer's median is at least this many times ours."""
     words = f">= {bound:g} x {peer}"
     return Goal(words=words, bound=bound, value=lambda figure: figure.times_better(peer), is_floor=True)
 
 
 def ratio(bound: float, peer: str = TORCHRUN) -> Goal:
-    """Our median is at most so many times the peer's."""
+    """Our median is at most this many times the peer's."""
 
     def value(figure: Figure) -> float | None:
         ours, theirs = figure.median(RAYLAUNCH), figure.median(peer)
@@ -120,7 +120,7 @@ def worst_at_most(bound: float) -> Goal:
 
 
 def worst_to_median(bound: float) -> Goal:
-    """Our worst is at most so many times our median."""
+    """Our worst is at most this many times our median."""
 
     def value(figure: Figure) -> float | None:
         worst, median = figure.worst(RAYLAUNCH), figure.median(RAYLAUNCH)

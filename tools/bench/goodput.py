@@ -87,7 +87,7 @@ class Goodput:
 
 
 def goodput(steps: Iterable[Step], seconds: float) -> Goodput:
-    """Return the goodput of so many seconds from the end of the first step on."""
+    """Return the goodput of this many seconds from the end of the first step on."""
     steps = sorted(steps)
     counted = [step for step in steps[1:] if step.ended <= steps[0].ended + seconds]
     different = {step.number for step in counted} - {steps[0].number}

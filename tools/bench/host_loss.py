@@ -1,9 +1,9 @@
 """A host is lost: from the driver's notice until all ranks have made a step from the copies that other hosts have.
 
 3 hosts of network namespaces, of which two have a node with 2 workers each, and one has a spare node. The state is 100
-MB per rank; ranks meet in an `all_reduce` of gloo in each step. The host of a node, not that of the driver, is killed.
+MB per rank; ranks meet in an `all_reduce` of gloo in each step. A node's host, not the driver's, is killed.
 All hosts are on this machine, so copies between them go through its memory and share its CPUs with the workers. The
-cost of the copies is that of the same steps after they are turned off by a limit of memory that does not suffice.
+cost of the copies is measured against the same steps after they are turned off by a limit of memory that does not suffice.
 """
 
 from __future__ import annotations

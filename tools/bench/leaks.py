@@ -2,7 +2,7 @@
 
 One node with two workers. Each attempt prints to both streams, then one worker is killed or raises an exception. First
 without Ray, where the agent is in the driver's process; then on a Ray cluster, with 10, 50 and 100 restarts. Memory is
-that of anonymous pages (`Anonymous` in smaps_rollup), which does not depend on who else has a page.
+the anonymous pages (`Anonymous` in smaps_rollup), which do not depend on who else has a page.
 """
 
 from __future__ import annotations

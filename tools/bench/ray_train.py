@@ -24,7 +24,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 _HERE = str(Path(__file__).parent)
 _PASSED = ("BENCH_MODULE", "BENCH_TMPFS")
-"""Variables that workers get: those of Ray's own processes are older."""
+"""Variables that workers get: the variables of Ray's own processes are older."""
 
 
 def train(config: dict[str, list[str]]) -> None:

@@ -174,7 +174,7 @@ def _parts(jobs: Sequence[Job]) -> str:
 
 
 def _survivors_back(cluster: Cluster, scratch: Path, task: Task, deaths: int, seconds: float) -> tuple[Figure, str]:
-    """Return when survivors are ready, and in words what a preparation of so many seconds adds."""
+    """Return when survivors are ready, and in words what a preparation of this many seconds adds."""
     prepared = raylaunch(cluster, scratch, replace(task, deaths=deaths, options=("--prepare", str(seconds))))
     figure = Figure(
         name="survivors back",

@@ -24,7 +24,7 @@ Start = Callable[[], AbstractContextManager[Started]]
 
 
 def in_turn(rounds: int, contestants: Mapping[str, Start]) -> dict[str, list[Times]]:
-    """Start each contender so many times, in turn. What is raylaunch's has its driver's stations too."""
+    """Start each contender this often, in turn. What is raylaunch's has its driver's stations too."""
     found: dict[str, list[Times]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, start in contestants.items():

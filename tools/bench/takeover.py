@@ -1,7 +1,7 @@
 """From the SIGKILL of the driver of a detached run until another one is in command: all agents obey it.
 
 A run of 2 x 2 on a Ray cluster of this machine, with `-d`; its driver is killed again and again. The agents notice the end
-of its process by their links, so the time begins with the kill; the phases are those of `DriverReplaced` in the journal.
+of its process by their links, so the time begins with the kill; the phases are as in `DriverReplaced` in the journal.
 Then, with one driver, what somebody costs who is attached: CPU seconds of the driver, per second, while four ranks print
 100 lines per second each. Seconds without and with an attached command take turns.
 

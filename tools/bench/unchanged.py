@@ -6,7 +6,7 @@ writes FOLDER/death-GENERATION and sends itself SIGKILL.
 
 --stay      ranks of the last generation stay idle until FOLDER/leave is there
 --width N   of the layers of the model of `unchanged_ddp.py`; what it takes falls with the square
---first S   train for so many seconds before the first death, 0.4 otherwise; `--each S`: before each other one
+--first S   train for this many seconds before the first death, 0.4 otherwise; `--each S`: before each other one
 
 Times are CLOCK_MONOTONIC, which all processes of a machine share. Generations are counted by the deaths, not by
 TORCHELASTIC_RESTART_COUNT: torchrun counts that for each agent by itself. Rank 1 knows how many there were, and the

@@ -3,7 +3,7 @@
 The same options and files as `unchanged.py`, and what is passed is the first step after the state was restored.
 
 --anew        without the decorator, so that all workers are started again
---prepare S   what a script prepares before it trains takes so many seconds
+--prepare S   what a script prepares before it trains takes this many seconds
 
 Under torchrun rank 0 writes what `State` would hold to tmpfs each 20 steps.
 """

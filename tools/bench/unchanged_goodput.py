@@ -4,7 +4,7 @@
 id to FOLDER/pid-RANK. Rank 0 notes each step in FOLDER/PID.steps: STEP BEGAN ENDED SAVED, in seconds of CLOCK_MONOTONIC,
 which all processes of a machine share; what comes after ENDED is the commit or the checkpoint.
 
-Under raylaunch the state is that of `State`, with its defaults, and workers that were not killed stay (`elastic`).
+Under raylaunch `State` has the state, with its defaults, and workers that were not killed stay (`elastic`).
 Otherwise rank 0 writes a checkpoint to tmpfs with `torch.save` after each 20 steps, and all ranks read it when they start.
 """
 

@@ -3,7 +3,7 @@
     python -m tools.chaos [--faults 60] [--minutes 30] [--seed 1] [--only "subreaper|disk"] [--state] [--elastic]
         [--detach]
 
-In the end: the final parameters are bit for bit those of a run without faults, no two attempts trained at one time, no
+In the end: the final parameters are bit for bit the same as without faults, no two attempts trained at one time, no
 planned resize lost a step, only failures of workers spent restarts, the event log leads to the same decisions again,
 and nothing is left behind on any host. With `--state` the job has no checkpoints, but `raylaunch.worker.State`: only
 what a lost host had not copied yet is done again. With `--elastic` it commits as often as is cheap (`every="auto"`),
@@ -117,7 +117,7 @@ class Chaos:
         return False
 
     def _others(self) -> list[Host]:
-        """Hosts with workers, beside the head and that of the driver. None as long as there is no driver."""
+        """Hosts with workers, beside the head and the driver's host. None as long as there is no driver."""
         if (driver := self.job.driver) is None:
             return []
         return [host for host in self.hosts.hosts[1:] if self.job.runs_on(host) and host is not driver[1]]
@@ -216,7 +216,7 @@ class Chaos:
         self.complaints += verdict.replayed(self.job.log, sum(spends[each.fault] for each in self.struck))
         final = self.job.training / "final.bin"
         if final.read_bytes() != reference(scratch / "reference", found[-1].last).read_bytes():
-            self.complaints.append("the final parameters are not those of a run without faults")
+            self.complaints.append("the final parameters differ from a run without faults")
         left = wait_for(lambda: not self._left(), 100) or self._left()
         if left is not True:
             self.complaints.append(f"left behind: {left}")
@@ -266,7 +266,7 @@ def summary(job: Job) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=60)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no further fault after so many minutes")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no further fault after this many minutes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--only", default="", help="choose among the faults whose names have this regular expression")

@@ -34,7 +34,7 @@ class AttemptSteps:
     size: int
     first: int
     last: int
-    """Steps; the last is that of the rank that was furthest."""
+    """Steps; the last one is of the rank that was furthest."""
     began: int
     ended: int
     """When the first step began on any rank, and when the last one ended."""

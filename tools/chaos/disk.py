@@ -18,7 +18,7 @@ _DISK_MIB = 512
 
 
 def stalled_disk(job: Job, host: Host) -> tuple[str, ...]:
-    """Writes into the run folder and by the workers wait, as those of a network file system whose server is away."""
+    """Writes into the run folder and by the workers wait, as on a network file system whose server is away."""
     del host
     disk = str(job.folder.parent)
     subprocess.run(["fsfreeze", "--freeze", disk], check=True)

@@ -187,7 +187,7 @@ class Job:
         return [each.pid for each in self.processes(host) if parent(each.pid) in servers and each.pid not in workers]
 
     def stores(self, host: Host) -> list[int]:
-        """Return the process ids of stores: the host of rank 0 has that of its attempt and the next one's."""
+        """Return the process ids of stores: the host of rank 0 has its attempt's and the next one's."""
         return [pid for pid in self.helpers(host) if _name(pid) == "rl:store"]
 
     def zygotes(self, host: Host) -> list[int]:
@@ -223,7 +223,7 @@ def _name(pid: int) -> str:
 
 
 def wait_for(what: Callable[[], Any], seconds: float) -> Any:
-    """Poll until this returns something true, for so many seconds at most; return its last result."""
+    """Poll until this returns something true, for `seconds` at most; return its last result."""
     deadline = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < deadline:
         time.sleep(0.02)

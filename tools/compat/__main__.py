@@ -1,6 +1,6 @@
 """`python -m tools.compat`: try combinations of versions one after another, and print the table.
 
---only "py3.12 ray2.52 torch2.15" tries those of the usual combinations that have these versions, or makes one of them;
+--only "py3.12 ray2.52 torch2.15" tries the usual combinations that have these versions, or makes one of them;
 commas part several, and `cheap` stands for two that CI tries. Versions may be `newest`. `today` is what pip would
 install today, with which more tests are run; `cuda` a torch with CUDA, of which one sees which processes touch it. `--smoke` tries nothing new: it runs two tests with this Python, to see
 that this program works.

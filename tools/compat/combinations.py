@@ -64,7 +64,7 @@ DEFAULT = (
 def chosen(only: str) -> list[Combination]:
     """Return what `--only` asks for: `cheap`, `today`, `cuda`, or words such as `py3.12 ray2.52`, between commas.
 
-    Words pick those of the default combinations that have these versions; if none has, they make one. Raises
+    Words pick the default combinations that have these versions; if none has, they make one. Raises
     ValueError.
     """
     if not only.strip():

@@ -1,4 +1,4 @@
-"""The Python environment of `make gpu`: that of this machine, with the wheels of a bundle before it.
+"""The Python environment of `make gpu`: this machine's own, with the wheels of a bundle before it.
 
 It uses the standard library alone, and no pip: a machine with a GPU may have neither.
 """

@@ -28,7 +28,7 @@ class TestResult:
 
 @dataclass(kw_only=True)
 class StepResult:
-    """One test file. `outcome`: that of the worst of its tests. `output`: the end of what it printed, unless it passed."""
+    """One test file. `outcome`: of the worst of its tests. `output`: the end of what it printed, unless it passed."""
 
     name: str
     outcome: str

@@ -96,7 +96,7 @@ TABLE = (
             Flag(
                 name="follow",
                 short="f",
-                help="go on over restarts until the run ends; the exit code is that of the run",
+                help="go on over restarts until the run ends; the exit code is the run's",
             ),
             Flag(
                 name="tail",
@@ -131,7 +131,7 @@ TABLE = (
     Subcommand(
         name="attach",
         summary="watch a run, such as one that `-d` started",
-        help="watch a run and the output of rank 0 until it ends; Ctrl-C detaches; the exit code is that of the run",
+        help="watch a run and the output of rank 0 until it ends; Ctrl-C detaches; the exit code is the run's",
         flags=(
             Flag(name="since", metavar="TIME", help="the output since then, as for `logs`; default: from now on"),
             Flag(name="rank", metavar="RANKS", default="0", help="the output of these ranks: 0,3-5"),

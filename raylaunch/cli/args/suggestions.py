@@ -30,7 +30,7 @@ _FOREIGN_FLAGS = {
     **dict.fromkeys(("--num-gpus", "--gpus", "--gpus-per-node"), "did you mean `--nproc-per-node`?"),
     **dict.fromkeys(("--ntasks-per-node", "--nproc-per-machine"), "did you mean `--nproc-per-node`?"),
     **dict.fromkeys(("-c", "-f", "--config", "--config-file"), _JOB_FILE),
-    **dict.fromkeys(("-H", "--hostfile", "--hosts"), "the nodes are those of the Ray cluster; see `--plan`"),
+    **dict.fromkeys(("-H", "--hostfile", "--hosts"), "raylaunch uses the nodes of the Ray cluster; see `--plan`"),
     "--dry-run": "did you mean `--plan`?",
     "--machine-rank": "did you mean `--node-rank`?",
     "--main-process-ip": "did you mean `--master-addr`?",

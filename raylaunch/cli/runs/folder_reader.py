@@ -90,7 +90,7 @@ class FolderReader:
     def log_spans(self, query: LogQuery, node: str = "") -> LogsListed:
         """Return the log files that there are. Raises ConfigError for a node: files do not tell whose they are."""
         if node:
-            msg = f"it is not known which files are those of {node}"
+            msg = f"the folder does not tell which files {node} has written"
             raise ConfigError(msg, hint="`--node` is for runs that go on; `--rank` works for all")
         return LogsListed(spans=tuple(log_files.spans(str(self.folder), self.log_layout, query)))
 

@@ -10,7 +10,7 @@ from raylaunch.core.environ import snapshot
 from raylaunch.core.job.job import Job
 
 _RAYS = "RAY_"
-"""The variables with this prefix describe a process of Ray, and are not those of another."""
+"""The variables with this prefix describe one process of Ray, and hold for no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

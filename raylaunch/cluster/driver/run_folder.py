@@ -162,7 +162,9 @@ class RunFolder:
         try:
             self._events, missing = self.fence.take_journal(header, state.count - len(last), last)
             if missing:
-                self._warn(f"{self.where} is not that of the last driver: {missing} entries of the journal are missing")
+                self._warn(
+                    f"{self.where} is not the last driver's folder: {missing} entries of the journal are missing"
+                )
             if self.status().phase is not Phase.DONE:
                 self.fence.remove(run_layout.RESULT, run_layout.REPORT)
         except (OSError, ValueError) as error:

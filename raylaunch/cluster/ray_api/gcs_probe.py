@@ -26,7 +26,7 @@ _DEFAULT_PORT = 6379
 _AUTH_HINT = "give its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, with RAY_AUTH_MODE=token"
 _MATCH_LEVEL = "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL"
 """Ray's own variable: with `minor`, the third number of Python's version may differ."""
-_ILLEGAL = "the token has characters other than those of ASCII that can be printed, such as a line break"
+_ILLEGAL = "the token has characters that are not printable ASCII, such as a line break"
 
 
 def probe(address: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def probe(address: str) -> dict[str, Any]:
         msg = f"`{address}` is an address for Ray Client, which raylaunch does not use"
         raise ClusterError(msg, hint="run on a node of the cluster, or with `ray job submit`")
     if address.startswith(("http://", "https://")):
-        msg = f"`{address}` is the address of Ray's jobs API, and raylaunch needs that of the cluster itself"
+        msg = f"`{address}` is the address of Ray's jobs API, and raylaunch needs the cluster's own address"
         submit = f"to submit a job from here: `ray job submit --address {address} --working-dir . -- raylaunch ...`"
         raise ClusterError(msg, hint=f"{submit}\non a node of the cluster: set RAY_ADDRESS to `HOST:{_DEFAULT_PORT}`")
     host, _, port = address.rpartition(":") if ":" in address else (address, ":", str(_DEFAULT_PORT))

@@ -180,7 +180,7 @@ class Job:
     """Streams whose lines are shown with a prefix: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, as in
     `0:3,1:2`."""
     redirects: int | str = 0
-    """Streams that are not shown, unless `tee` names them. Values are those of `tee`."""
+    """Streams that are not shown, unless `tee` names them. Values are as for `tee`."""
     local_ranks_filter: str = ""
     """Local ranks whose output is shown, as in `0,1`; empty: all. The other filters apply too."""
     duplicate_stdout_filters: list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ class ProgressTracker:
     """Follows one attempt after the other. All times are on one clock; only reports need it to be the run's."""
 
     def __init__(self, hang_timeout: float | None, auto: bool, *, calls_should_checkpoint: bool = False) -> None:
-        """The first arguments are those of `HangLimits.of`."""
+        """The first arguments are as for `HangLimits.of`."""
         self._limits = HangLimits.of(hang_timeout, auto=auto)
         #: Whether all workers of an earlier attempt have called `should_checkpoint`.
         self.calls_should_checkpoint = calls_should_checkpoint

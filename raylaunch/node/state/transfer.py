@@ -46,7 +46,7 @@ _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 32 * 2**20
 """The longest request or answer."""
 TRAILER = struct.Struct("!?I")
-"""Whether the bytes are those of one state of the part or file; their CRC-32."""
+"""Whether the part or file did not change while the bytes were read; their CRC-32."""
 
 _Value = TypeVar("_Value")
 

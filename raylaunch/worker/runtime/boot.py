@@ -81,7 +81,7 @@ def set_up_process(spec: WorkerSpec, files: WorkerFiles, parent: int) -> None:
     """Give this process a session of its own, default signals, the worker's output files, folder and environment.
 
     `parent` is the process id of the fork server; this process is killed when that one dies. Of the file descriptors
-    above stderr, only those of `files` stay open. Raises OSError where a file or a folder cannot be opened, and
+    above stderr, only `files` stay open. Raises OSError where a file or a folder cannot be opened, and
     ValueError where the environment has a value that no environment can hold.
     """
     os.setsid()

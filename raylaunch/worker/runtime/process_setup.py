@@ -44,7 +44,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def close_other_fds(*fds: int) -> None:
-    """Close every file descriptor above stderr except `fds`, and those of NVML, which may be in use."""
+    """Close every file descriptor above stderr except `fds`, and NVML's, which may be in use."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in fds:  # noqa: PLR2004
             with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now

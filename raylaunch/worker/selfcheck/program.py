@@ -217,7 +217,7 @@ def _availability(problems: dict[str, str], backend: str) -> CheckOutcome:
 def _make_nccl_raise() -> None:
     """Let NCCL operations raise on a timeout; by default NCCL's watchdog thread ends the process.
 
-    The variables are those of `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`.
+    `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp` has the variables.
     """
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"

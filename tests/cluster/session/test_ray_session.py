@@ -58,7 +58,7 @@ def test_wrong_token(launcher, cluster):
     ("address", "words"),
     [
         ("ray://127.0.0.1:10001", "Ray Client"),
-        ("http://127.0.0.1:8265", "is the address of Ray's jobs API, and raylaunch needs that of the cluster itself"),
+        ("http://127.0.0.1:8265", "is the address of Ray's jobs API, and raylaunch needs the cluster's own address"),
         ("127.0.0.1:port", "is not a Ray address"),
         ("no.such.host", "no Ray cluster"),
     ],
@@ -115,7 +115,7 @@ def test_a_cluster_of_this_machine_is_found_by_its_raylet(launcher, cluster):
     [
         ({"RAY_AUTH_TOKEN": "f" * 64}, "refused our token (its address is from the raylet with process id "),
         ({}, "refused our token"),
-        ({"RAY_AUTH_TOKEN": "a\nb"}, "the token has characters other than those of ASCII that can be printed"),
+        ({"RAY_AUTH_TOKEN": "a\nb"}, "the token has characters that are not printable ASCII"),
         ({"RAY_AUTH_MODE": "token"}, "no token can be sent to the Ray cluster at "),
         ({"RAY_AUTH_TOKEN_PATH": "/nowhere"}, "RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty"),
     ],

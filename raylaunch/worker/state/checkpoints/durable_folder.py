@@ -132,7 +132,7 @@ class DurableFolder:
                 if other.partition(" on ")[0] != run.partition(" on ")[0]:  # else this run has a survivor there
                     print(
                         f"raylaunch: another run, {printable(other)}, writes checkpoints to {self.path} too: each "
-                        "removes those of the other; give one of them another folder",
+                        "removes the other's; give one of them another folder",
                         file=sys.stderr,
                         flush=True,
                     )
