@@ -198,7 +198,7 @@ class RayAgents:
     # After another driver.
 
     def adopt(self, actors: Mapping[NodeId, Any], awaited: Collection[NodeId], link: SecretAddress | None) -> None:
-        """Command the agents of another driver. `AgentsAdopted` is told when those of `awaited` have answered.
+        """Command the agents of another driver. `AgentsAdopted` is told when the agents of `awaited` have answered.
 
         `link`: where they open their links to this driver.
         """
