@@ -33,7 +33,7 @@ def _pattern(pattern: str, hint: str) -> _Pattern:
     return _Pattern(re.compile(pattern, re.IGNORECASE), hint)
 
 
-_PATTERNS = (
+PATTERNS = (
     _pattern(
         r"(?:CUDA|HIP) out of memory",
         "the memory of the GPU ran out: a smaller batch, gradient checkpointing, or, if much is reserved but "
@@ -182,7 +182,7 @@ def _of_message(cause: Failure) -> list[str]:
     text = error.text if error is not None else cause.tail
     return [
         pattern.hint.replace("{0}", match[1] if match.lastindex else "")
-        for pattern in _PATTERNS
+        for pattern in PATTERNS
         if (match := pattern.pattern.search(text)) is not None
     ]
 
