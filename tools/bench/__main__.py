@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from tests.private_cluster import Cluster, private_cluster
 from tools.bench import (
+    claims,
     cold,
     commit,
     detect,
@@ -93,7 +94,7 @@ def _run(names: Sequence[str], *, smoke: bool) -> int:
         print(f"\n{_words(_machine())}\n\n{tables.text([*outcomes.values()])}")
         if not smoke:
             _RECORD.write_text(json.dumps(_record(outcomes), indent=2) + "\n")
-            print(f"\nall samples are in {_RECORD}")
+            print(f"\nall samples are in {_RECORD}\n\n{claims.text(outcomes)}")
     if failed := [name for name in names if name not in outcomes]:
         print(f"\ncould not run: {', '.join(failed)}; see above", file=sys.stderr)
     return 1 if failed else 0
