@@ -185,13 +185,14 @@ class Crowd:
         stub.say(WorkersForked(attempt=part.attempt, pids=pids, timings=TIMINGS))
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def obey(self, node: str, epoch: int, goal: bytes, number: int = 0, ledger: bytes = b"") -> None:
+    async def obey(self, node: str, epoch: int, goal: bytes, ledger: bytes = b"") -> None:
         """Carry out what is new in a goal, and keep the ledger of a detached run's driver."""
         session = self._stub(node).session
         session.check(epoch)
+        shown = serialization.load_goal(goal)
         if ledger:
-            session.keep(epoch, number, ledger)
-        for order in session.new_orders(epoch, serialization.load_goal(goal)):
+            session.keep(epoch, shown.generation, ledger)
+        for order in session.new_orders(epoch, shown):
             self._obey(self._stubs[node], order)
 
     async def look(self, node: str) -> Adoption:

@@ -114,7 +114,7 @@ class AgentReport:
     heartbeat: Heartbeat | None = None
     """The progress of the node's workers."""
     kept: int = 0
-    """The number of the driver's ledger that is kept here."""
+    """The generation of the driver's ledger that is kept here."""
 
 
 class LeaseExpiredError(Exception):

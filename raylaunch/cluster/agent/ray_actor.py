@@ -134,7 +134,7 @@ class AgentActor:
             raise AgentError(_described(error)) from None
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
-    async def obey(self, epoch: int, goal: bytes, number: int = 0, ledger: bytes = b"") -> None:
+    async def obey(self, epoch: int, goal: bytes, ledger: bytes = b"") -> None:
         """Carry out what is new in a goal, and keep the driver's ledger, unless that driver is in command no more.
 
         `epoch`: the driver's epoch in a detached run; else 0. `ledger`: empty if this agent is not to keep it. Nobody
@@ -146,9 +146,10 @@ class AgentActor:
         session = self._agent.session
         try:
             session.check(epoch)
+            shown = serialization.load_goal(goal)
             if ledger:
-                session.keep(epoch, number, ledger)
-            for order in session.new_orders(epoch, serialization.load_goal(goal)):
+                session.keep(epoch, shown.generation, ledger)
+            for order in session.new_orders(epoch, shown):
                 self._agent.handle(order)
         except SupersededError:
             pass

@@ -186,14 +186,16 @@ class RayAgents:
         """The nodes of which it is known what they were told."""
         return [node for node in self._actors if node not in self._unadopted]
 
-    def flush(self, keepers: Sequence[NodeId], number: int, ledger: bytes) -> None:
-        """Send the orders that wait, first to the agents that also get the ledger with this number."""
+    def flush(self, keepers: Sequence[NodeId], ledger: bytes) -> int:
+        """Send the orders that wait, first to the agents that also get the ledger. Return the generation of that."""
+        generation = self._goals.next_generation()
         unsent = [node for node in self._unsent if node not in self._unadopted]
         self._unsent = {node: None for node in self._unsent if node in self._unadopted}
         for node in dict.fromkeys((*keepers, *unsent)):
             if (actor := self._actors.get(node)) is not None:
-                kept = ledger if node in keepers else b""
-                actor.obey.remote(self._epoch, serialization.dump_goal(self._goals.of(node)), number, kept)
+                goal = serialization.dump_goal(replace(self._goals.of(node), generation=generation))
+                actor.obey.remote(self._epoch, goal, ledger if node in keepers else b"")
+        return generation
 
     # After another driver.
 

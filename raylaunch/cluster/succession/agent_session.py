@@ -41,7 +41,7 @@ class Adoption:
     """The highest that it has seen."""
     kept: tuple[int, int] = (0, 0)
     ledger: bytes = field(default=b"", repr=False)
-    """The ledger that it keeps, and the epoch and the number of that; zeros: none."""
+    """The ledger that it keeps, and the epoch and generation of the goal with which that came; zeros: none."""
     goal: NodeGoal = field(default_factory=NodeGoal, repr=False)
     """The newest that it was shown."""
     has_begun: bool = True
@@ -67,7 +67,7 @@ class AgentSession:
         #: That of the last driver that has adopted this agent, or has started it.
         self._adopted = epoch
         self._goal = NodeGoal()
-        #: Epoch and number of the ledger.
+        #: Epoch and generation of the ledger.
         self._kept = (0, 0)
         self._ledger = b""
         self._alone_since: float | None = None
@@ -139,15 +139,15 @@ class AgentSession:
             self._goal = goal
         yield from goal.since(done)
 
-    def keep(self, epoch: int, number: int, ledger: bytes) -> None:
-        """Keep the ledger of a driver, unless a newer one is kept."""
-        if (epoch, number) > self._kept:
-            self._kept, self._ledger = (epoch, number), ledger
+    def keep(self, epoch: int, generation: int, ledger: bytes) -> None:
+        """Keep the ledger that came with a goal, unless a newer one is kept."""
+        if (epoch, generation) > self._kept:
+            self._kept, self._ledger = (epoch, generation), ledger
 
     # What drivers are told.
 
     @property
     def kept(self) -> int:
-        """The number of the ledger that is kept, if it is of the driver in command; else 0."""
-        epoch, number = self._kept
-        return number if epoch == self.epoch else 0
+        """The generation of the ledger that is kept, if it is of the driver in command; else 0."""
+        epoch, generation = self._kept
+        return generation if epoch == self.epoch else 0

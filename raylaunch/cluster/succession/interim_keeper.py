@@ -30,7 +30,7 @@ class InterimState:
     request: bytes = field(default=b"", repr=False)
     """See `RunFacts`."""
     kept: tuple[int, int] = (0, 0)
-    """The epoch and the number of the ledger."""
+    """The epoch and the generation of the ledger."""
     ledger: bytes = field(default=b"", repr=False)
     epoch: int = 1
     """That which the driver that asks for it may have."""

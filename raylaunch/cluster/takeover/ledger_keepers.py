@@ -25,9 +25,7 @@ class LedgerKeepers:
         self.fleet = fleet
         self._settings = settings
         self._epoch = epoch
-        #: The number of the last ledger.
-        self._number = 0
-        #: The number of the last ledger that the interim keeper has; None: it has ended.
+        #: The generation of the last ledger that the interim keeper has; None: it has ended.
         self._interim: int | None = 0
         self._has_other_hosts = sum(node["Alive"] for node in ray.nodes()) > 1
 
@@ -37,14 +35,12 @@ class LedgerKeepers:
         `ledger`: empty if orders must not wait for it.
         """
         keepers = self._keepers() if ledger else []
-        if ledger:
-            self._number += 1
+        generation = self.fleet.agents.flush(keepers, ledger)
         if ledger and self._needs_interim(keepers):
-            self._interim = self._number
-            found = InterimState(kept=(self._epoch, self._number), ledger=ledger)
+            self._interim = generation
+            found = InterimState(kept=(self._epoch, generation), ledger=ledger)
             keep = partial(interim_keeper.keep, self._settings.token, self._settings.driver_timeout, found)
             self.fleet.to_do.put(keep)
-        self.fleet.agents.flush(keepers, self._number, ledger)
 
     def _keepers(self) -> list[NodeId]:
         here = self.fleet.here
@@ -60,8 +56,8 @@ class LedgerKeepers:
         with self.fleet.slots() as slots:
             return not any(not self._has_other_hosts or slots.host_of(node) != self.fleet.here for node in keepers)
 
-    def reported(self, node: NodeId, number: int) -> None:
-        """Learn that an agent has this ledger, or a later one. 0: none of this driver."""
-        if self._interim is not None and number > self._interim and not self._needs_interim([node]):
+    def reported(self, node: NodeId, generation: int) -> None:
+        """Learn that an agent has the ledger of this generation. 0: none of this driver."""
+        if self._interim is not None and generation > self._interim and not self._needs_interim([node]):
             self._interim = None
             self.fleet.to_do.put(partial(interim_keeper.end, self._settings.token))

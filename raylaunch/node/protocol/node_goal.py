@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.protocol.copy_messages import CopyTo
@@ -24,7 +24,7 @@ class NodeGoal:
     """
 
     generation: int = 0
-    """The number of the newest order; 0: there was none."""
+    """Which goal of the driver's this is, and the number of an order with which it came; 0: there was none."""
     orders: tuple[tuple[int, Order], ...] = ()
     """In the order of their numbers."""
 
@@ -59,17 +59,28 @@ def _replaces(order: Order, other: Order) -> bool:
 
 
 class NodeGoals:
-    """The goals of all nodes, as a driver has them. Any thread may call its methods."""
+    """The goals of all nodes, as a driver has them. Any thread may call its methods.
+
+    The generations of all of them are of one count, so that the newest of what nodes keep can be told.
+    """
 
     def __init__(self) -> None:
+        self._generation = 0
         self._goals: dict[NodeId, NodeGoal] = {}
         self._lock = threading.Lock()
 
     def add(self, node: NodeId, order: Order) -> NodeGoal:
         """Add an order to the goal of a node, and return the goal."""
         with self._lock:
-            goal = self._goals[node] = self.of(node).after(order)
+            goal = self._goals[node] = replace(self.of(node), generation=self._generation).after(order)
+            self._generation = goal.generation
             return goal
+
+    def next_generation(self) -> int:
+        """Return the generation of goals that are shown with something new beside the orders."""
+        with self._lock:
+            self._generation += 1
+            return self._generation
 
     def of(self, node: NodeId) -> NodeGoal:
         """Return the goal of a node."""
@@ -81,4 +92,5 @@ class NodeGoals:
             for order in self.of(node).since(0):
                 goal = goal.after(order)
             self._goals[node] = goal
+            self._generation = max(self._generation, goal.generation)
         return goal

@@ -192,9 +192,9 @@ class Kept(Agent):
         self.told.add(epoch)
         return serialization.dump_report(AgentReport(sent_at=float(os.getpid()), status=self.unsaid[0]))
 
-    async def obey(self, epoch: int, goal: bytes, number: int = 0, ledger: bytes = b"") -> None:
+    async def obey(self, epoch: int, goal: bytes, ledger: bytes = b"") -> None:
         self.session.check(epoch)
-        self.session.keep(epoch, number, ledger)
+        self.session.keep(epoch, serialization.load_goal(goal).generation, ledger)
 
     async def look(self) -> Adoption:
         return replace(self.session.look(), has_begun=self.begun.is_set())
@@ -217,8 +217,8 @@ class Obedient(Kept):
         super().__init__(title)
         self.carried_out: list[int] = []
 
-    async def obey(self, epoch: int, goal: bytes, number: int = 0, ledger: bytes = b"") -> None:
-        await super().obey(epoch, goal, number, ledger)
+    async def obey(self, epoch: int, goal: bytes, ledger: bytes = b"") -> None:
+        await super().obey(epoch, goal, ledger)
         self.carried_out += [order.attempt for order in self.session.new_orders(epoch, serialization.load_goal(goal))]
 
     async def read_result(self, _rank: int, _offset: int) -> bytes:

@@ -74,6 +74,16 @@ def test_each_node_has_its_own_goal():
     assert goals.of("b") == NodeGoal()
 
 
+def test_the_generations_of_all_goals_are_of_one_count():
+    """What two nodes keep of a driver can be compared by them. A node has no order again that it has carried out."""
+    goals = NodeGoals()
+    goals.add("a", launch(1))
+    assert goals.add("b", launch(1)).generation == goals.next_generation() - 1 == 2
+    assert [*goals.add("a", DumpStacks(attempt=1)).since(3)] == [DumpStacks(attempt=1)]
+    goals.take_over("c", NodeGoal(generation=9))
+    assert goals.next_generation() == 10
+
+
 def test_another_driver_goes_on_with_the_goal_of_a_node():
     """What it has to tell before it knows that goal comes after what the node was told."""
     others = NodeGoals()
