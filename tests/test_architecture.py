@@ -53,7 +53,7 @@ LARGE_CLASSES = {
     "Agent": (22, 0),
     "FileCopies": (15, 0),
     "DriverActor": (16, 0),
-    "Driver": (15, 29),
+    "Driver": (13, 29),
     "ProgressMonitor": (17, 0),
     "RunFolder": (17, 0),
     "RayFleet": (18, 32),

@@ -54,7 +54,7 @@ from raylaunch.core.machine.observe import observe
 from raylaunch.core.machine.resuming import heard
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.state import Done, Phase
-from raylaunch.core.newtypes import HostId, NodeId, RunTime, SignalName
+from raylaunch.core.newtypes import NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
@@ -176,9 +176,6 @@ class Driver:
         self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes.give_up, copies)
         #: Gets the stacks of the workers of each node, in the thread of `run`.
         self.on_stacks: Callable[[StacksDumped], None] = lambda _: None
-        self._draining: dict[HostId, HostDraining] = {}
-        #: What each node has told last.
-        self._statuses: dict[NodeId, NodeStatus] = {}
         self._warnings = NodeWarnings(observer.on_message, ledger.warned if ledger is not None else ())
         self._leadership = leadership
 
@@ -279,7 +276,7 @@ class Driver:
             self.nodes.came_up(node, self.machine.nodes[node].host, agent.at)
         if status is not None:
             workers = status.workers
-            self._statuses[node] = NodeStatus(workers=heard(self.machine.run, node, workers))
+            self.nodes.told(node, NodeStatus(workers=heard(self.machine.run, node, workers)))
             if workers.pids is not None:
                 started = WorkersStarted(at=self._now(), attempt=workers.attempt, node=node, pids=workers.pids)
                 self.monitor.started(started)
@@ -419,13 +416,12 @@ class Driver:
         if self._executor.copies.asks_subreaper(gone, self._inbox.put):
             return  # the loss comes again with the answer
         self.nodes.give_up(gone.node)
-        self._statuses.pop(gone.node, None)
         yield NodeLost(at=self._now(), node=gone.node, why=gone.why, held=gone.held or ())
         if self.machine.phase is not Phase.DONE:
             self._fleet.replace(gone)
 
     def _host_draining(self, item: HostDraining) -> Iterator[Event]:
-        self._draining[item.host] = item
+        self.nodes.draining[item.host] = item
         if item.ours and self._leadership is None:
             self._observer.on_message("the host that this command runs on is being drained: with it the run ends")
         elif item.ours:
@@ -453,10 +449,10 @@ class Driver:
 
     def _status_changed(self, item: ReportReceived, new: NodeStatus) -> Iterator[Event]:
         """Do what follows from all that is new in a node's status."""
-        node, old = item.node, self._statuses.get(item.node, NodeStatus())
+        node, old = item.node, self.nodes.status(item.node)
         if new.generation <= old.generation:
             return
-        self._statuses[node] = new
+        self.nodes.told(node, new)
         if new.up is not None and new.up != old.up:
             yield from self._came_up(item, new.up)
         for store in new.stores:
@@ -501,8 +497,8 @@ class Driver:
         hosts = {member.host for member in self.machine.nodes.values()}
         self._warnings.came_up(up, several_hosts=bool(hosts - {up.host}), shares_host=up.host in hosts)
         yield NodeJoined(at=self._now(), node=node, address=up.address, nproc=up.nproc, host=up.host)
-        if up.host in self._draining:
-            yield self._node_draining(node, self._draining[up.host])
+        if up.host in self.nodes.draining:
+            yield self._node_draining(node, self.nodes.draining[up.host])
 
     def _reject(self, node: NodeId, why: str) -> Iterator[Event]:
         """Give up a node that is alive but of no use."""

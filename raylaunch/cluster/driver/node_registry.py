@@ -1,4 +1,4 @@
-"""The registry of a run's nodes: which exist, where, when each was last heard of, and which are lost for good.
+"""The registry of a run's nodes: which exist, where, what each has told last and when, and which are lost for good.
 
 A node that is lost must not have workers that go on training. Three things prove that it has none: its link is down,
 so its agent's process is gone; nothing was heard of it for as long as its lease may last; or Ray reports it dead. Ray's
@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.cluster.agent.link import LinkDown
-from raylaunch.cluster.fleet_api import AgentLost
+from raylaunch.cluster.fleet_api import AgentLost, HostDraining
 from raylaunch.core.newtypes import NO_HOST, HostId, NodeId
+from raylaunch.node.protocol.node_status import NodeStatus
 
 _NEVER = float("inf")
 _MOST_LOST = 10_000
@@ -46,6 +47,8 @@ class _Node:
     """Ray's report that the node is gone, which is not proved yet."""
     outlives_report: float = 0.0
     """For how many seconds the node may be alive after Ray has reported its host dead; 0: that is a proof."""
+    status: NodeStatus = field(default_factory=NodeStatus)
+    """What it has told last."""
 
 
 class NodeRegistry:
@@ -59,6 +62,8 @@ class NodeRegistry:
         #: Held while the nodes are changed, or read as a whole.
         self._lock = threading.Lock()
         self._links = links
+        #: By host, what Ray has said last of its end.
+        self.draining: dict[HostId, HostDraining] = {}
         #: The nodes that are not lost.
         self._nodes: dict[NodeId, _Node] = {}
         #: The names of the nodes that were lost last, as keys: of these something may still arrive.
@@ -84,6 +89,16 @@ class NodeRegistry:
         """Return when the node was last heard of; minus infinity: never. Any thread may call this."""
         found = self._nodes.get(node)
         return -_NEVER if found is None else found.heard_at
+
+    def status(self, node: NodeId) -> NodeStatus:
+        """Return what a node has told last."""
+        found = self._nodes.get(node)
+        return NodeStatus() if found is None else found.status
+
+    def told(self, node: NodeId, status: NodeStatus) -> None:
+        """Record what a node has told."""
+        with self._lock:
+            self._nodes.setdefault(node, _Node()).status = status
 
     def came_up(self, node: NodeId, host: HostId, at: float) -> None:
         """Record that a node is up on a host (Ray's node id). From now on it must be heard of."""
