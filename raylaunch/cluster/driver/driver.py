@@ -391,8 +391,6 @@ class Driver:
 
     def _of_node(self, item: SlotGranted | AgentAdopted | AgentLost | LinkDown | ReportReceived) -> Iterator[Event]:
         match item:
-            case SlotGranted() if item.node in self.machine.nodes:
-                return  # the fleet says again what an earlier driver may not have heard
             case SlotGranted():
                 yield NodeGranted(at=self._now(), node=item.node, address=item.address)
             case AgentAdopted():  # its agent did not answer in time when this driver began

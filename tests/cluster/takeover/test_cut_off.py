@@ -14,7 +14,9 @@ from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.driver import driver as drivers
 from raylaunch.cluster.fleet_api import AgentLost, ReportReceived
 from raylaunch.cluster.takeover import fenced_leadership
+from raylaunch.cluster.takeover.ledger import load
 from raylaunch.core.job.job import Entrypoint, Job
+from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.node.protocol.messages import LaunchWorkers, ProcessesExited
 from tests.cluster.takeover.test_driver_takes_over import CourseFleet, driver, feed, sends, written
 from tests.fakes import process_failure
@@ -74,6 +76,23 @@ def two_nodes():
     fleet.join_on("host-1")
     heard(found, fleet)
     return found, fleet
+
+
+def test_a_ledger_is_sent_only_when_there_is_something_new():
+    """A heartbeat is nothing that another driver needs: agents tell it again."""
+    found, fleet = two_nodes()
+    ledgers: list[bytes] = []
+    fleet.flush = ledgers.append
+    found._leadership._saved_at = 0.0  # long ago
+    sends(found)
+    ledgers.clear()
+    found._leadership._saved_at = 0.0
+    fleet.report("node-1", heartbeat=Heartbeat(attempt=1, marks=()))
+    heard(found, fleet)
+    assert ledgers == []
+    fleet.join_on("host-2")
+    heard(found, fleet)
+    assert load(ledgers[-1]).decisions.run.nodes.keys() == {"node-1", "node-2", "node-3"}
 
 
 def silent(node: str) -> AgentLost:
