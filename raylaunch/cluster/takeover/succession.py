@@ -21,9 +21,8 @@ from raylaunch.cluster.ray_api import gcs_monitor
 from raylaunch.cluster.succession import interim_keeper, named_resources
 from raylaunch.cluster.succession.agent_session import Adoption, DetachedSettings
 from raylaunch.cluster.succession.interim_keeper import InterimState
-from raylaunch.cluster.takeover.fenced_leadership import FencedLeadership, end_nodes
+from raylaunch.cluster.takeover.fenced_leadership import FencedLeadership, LedgerKeepers, end_nodes
 from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts, load
-from raylaunch.cluster.takeover.ledger_keepers import LedgerKeepers
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import natural_key

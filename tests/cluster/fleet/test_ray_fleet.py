@@ -32,7 +32,7 @@ from raylaunch.cluster.session.ray_session import nodes
 from raylaunch.cluster.succession import named_resources
 from raylaunch.cluster.succession.agent_session import Adoption, AgentSession, DetachedSettings
 from raylaunch.cluster.succession.registry_key import NAMESPACE
-from raylaunch.cluster.takeover.ledger_keepers import LedgerKeepers
+from raylaunch.cluster.takeover.fenced_leadership import LedgerKeepers
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.plan import make_plan
