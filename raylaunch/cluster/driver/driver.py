@@ -42,7 +42,6 @@ from raylaunch.core.machine.events_and_actions import (
     NodeGranted,
     NodeJoined,
     NodeLost,
-    Progressed,
     ReportUnsaved,
     RequestCheckpoint,
     StopRequested,
@@ -259,8 +258,7 @@ class Driver:
                     aside.append(item)
         leadership.take_command()
         self._executor.resume({node: agent.goal for node, agent in adopted.items()})
-        if not self.machine.world.has_progressed:
-            self._peers.launched(self._now())
+        self._peers.launched(self._now())
         attempt = max((last_attempt(agent.goal) for agent in adopted.values()), default=0)
         yield last.replaced(self._now(), attempt, asked)
         for agent in adopted.values():
@@ -339,8 +337,6 @@ class Driver:
     def _record(self, steps: Iterable[tuple[Event | None, tuple[Action, ...]]]) -> None:
         for event, actions in steps:
             entry = JournalEntry(event=event, actions=actions)
-            if isinstance(event, Progressed):
-                self._peers.progressed(event)
             self._journal.append(entry)
             self._observer.on_entry(entry, self.machine)
             if any(isinstance(action, ReportUnsaved) for action in actions) and (text := self._executor.unsaved()):

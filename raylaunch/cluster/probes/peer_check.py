@@ -1,7 +1,7 @@
 """Finds nodes that cannot reach each other, though the driver reaches all of them.
 
 In a check, one node of each host listens for a while (`ListenForPeers`), and each of these nodes connects to the others
-(`ProbePeers`). There is a check when an attempt makes no first step, and when a worker fails like one that lost a peer.
+(`ProbePeers`). There is a check when an attempt makes no steps, and when a worker fails like one that lost a peer.
 The machine decides what follows.
 """
 
@@ -19,7 +19,6 @@ from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.machine.events_and_actions import (
     Event,
     PeersUnreachable,
-    Progressed,
     UnreachablePeer,
     WorkersExited,
     WorkersHung,
@@ -91,17 +90,6 @@ class PeerCheck:
         self._launched_at = now
         self._form_at = now + FORM_SECONDS if self._peers() else _NEVER
 
-    def progressed(self, event: Progressed) -> None:
-        """Drop the limit when the attempt has made steps: its workers reach each other.
-
-        One step does not say that. A script may call `heartbeat()` once before its first collective.
-        """
-        if event.marks <= 1:
-            return
-        self._form_at = _NEVER
-        if self._check is not None and not self._check.after_failure:
-            self._check = None
-
     def holds(self, event: Event, now: RunTime) -> bool:
         """Take an event before the machine does. True: it must not have it yet. `due_events` will yield it.
 
@@ -159,7 +147,7 @@ class PeerCheck:
         """When `due_events` must be called next."""
         check = self._check
         if check is None:
-            return min(self._form_at, self._failed_at)
+            return min(_NEVER if self._machine.world.has_progressed else self._form_at, self._failed_at)
         if check.probe is not None:
             return check.probe.next_check
         return check.deadline if check.missing else 0.0
@@ -237,6 +225,8 @@ class PeerCheck:
 
     def _end(self, check: _Check, now: RunTime) -> Iterator[Event]:
         self._check = None
+        if self._machine.world.has_progressed and not check.after_failure:
+            return  # its workers reach each other
         if check.probe is not None and not check.after_failure:
             ranks = [rank for part in self._parts() for rank in part.ranks]
             if not all(group.waits for group in grouped(check.probe.stacks, ranks)):

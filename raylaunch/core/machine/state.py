@@ -73,7 +73,7 @@ class World:
     finishing: bool = False
     """Whether all workers of some node have ended with exit code 0: the script is coming to its end."""
     has_progressed: bool = False
-    """Whether its workers have made a step."""
+    """Whether its workers have made more than one step."""
     failures: list[Failure] = field(default_factory=list)
     drain_deadline: float | None = None
     """The earliest time at which a node of the world will be taken away."""

@@ -19,6 +19,7 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStarted,
 )
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
 from raylaunch.node.protocol.messages import DumpStacks, ProcessesExited, StacksDumped
 from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerListening, PeersProbed, ProbePeers
@@ -95,6 +96,22 @@ def test_nodes_that_do_not_answer_are_no_reason_to_wait_long(monkeypatch):
     assert run_driver(fleet, nnodes=2, max_restarts=0)[1].exit_code == 1
 
 
+def test_an_attempt_is_checked_though_the_one_before_made_steps(monkeypatch):
+    """Its last steps become known only when it has failed."""
+    monkeypatch.setattr("raylaunch.cluster.probes.peer_check.FORM_SECONDS", 0.01)
+    fleet = FakeFleet(2)
+
+    def step_and_fail() -> None:
+        for node, ranks in (("node-1", (0, 1)), ("node-2", (2, 3))):
+            marks = tuple(WorkerProgress(rank=rank, marks=5, age=0.0) for rank in ranks)
+            fleet.report(node, heartbeat=Heartbeat(attempt=1, marks=marks))
+        fleet.fail(1)
+
+    fleet.on_launched = {1: step_and_fail, 2: lambda: None}
+    fleet.overrides[ListenForPeers] = lambda *_: fleet.finish()
+    assert run_driver(fleet, nnodes=2, max_restarts=1)[1].exit_code == 0
+
+
 def progressed(marks: int) -> Progressed:
     return Progressed(at=11.0, attempt=1, marks=marks, low=0, high=0, marked=11.0)
 
@@ -121,8 +138,10 @@ class Checked:
 
     def send(self, node: str, order: object) -> None:
         self.sent.append((node, order))
-        if not self.answers:
-            return
+        if self.answers:
+            self.answer(node, order)
+
+    def answer(self, node: str, order: object) -> None:
         match order:
             case ListenForPeers(check=check):
                 self.check.listening(node, PeerListening(check=check, port=1, token="0"))
@@ -152,9 +171,9 @@ def test_an_attempt_that_makes_no_step_is_checked():
     assert run.sent == []
     assert run.events(8 * FORM_SECONDS) == []
     assert len(run.orders(ListenForPeers)) == 2 * 4
-    run.check.progressed(progressed(1))
+    run.machine.handle(progressed(1))
     assert run.check.next_check < float("inf")
-    run.check.progressed(progressed(2))
+    run.machine.handle(progressed(2))
     assert run.events(100 * FORM_SECONDS) == []
     assert len(run.orders(ListenForPeers)) == 2 * 4
 
@@ -174,10 +193,15 @@ def test_hosts_that_are_apart_are_reported_if_all_workers_wait():
 
 def test_a_step_during_the_check_ends_it():
     run = Checked("a", "b", answer=False)
+    run.unreachable = {"node-0": ("node-1",), "node-1": ("node-0",)}
     assert run.events(FORM_SECONDS) == []
     assert len(run.sent) == 2
-    run.check.progressed(progressed(2))
-    assert run.check.next_check == float("inf")
+    for node, order in run.orders(ListenForPeers):
+        run.answer(node, order)
+    run.answers = True
+    run.machine.handle(progressed(2))
+    assert run.events(100 * FORM_SECONDS) == []
+    assert len(run.orders(ProbePeers)) == 2
 
 
 def test_one_node_of_each_host_takes_part():
