@@ -223,28 +223,30 @@ def write_newest(
     TimeoutError if other nodes do not come, and what `CheckpointWriter.write` raises.
     """
     writers = _writers(folder, buffers, seconds, progress)
-    chosen = None
+    if not writers or folder.has(writers[0].commit.steps):
+        return ""
     try:
-        if not writers or folder.has(writers[0].commit.steps):
-            return ""
         for writer in writers:
             writer.publish_plans()
-        began, deadline = time.monotonic(), time.monotonic() + seconds
-        while chosen is None and time.monotonic() < deadline:
-            is_late = time.monotonic() - began > _GRACE_SECONDS
-            chosen = next((one for one in (writers if is_late else writers[:1]) if one.has_all_plans), None)
-            time.sleep(0 if chosen is not None else _POLL_SECONDS)
-        return (chosen or _nothing()).write()
+        chosen = _whole(writers, seconds)
+        path = chosen.write()
     except BaseException:
-        chosen = None
-        raise
-    finally:
         for writer in writers:
-            if writer is not chosen:
-                writer.discard()
+            writer.discard()
+        raise
+    for writer in writers[: writers.index(chosen)]:
+        writer.discard()  # but no older one, which others may be about to publish: `complete` removes it
+    return path
 
 
-def _nothing() -> CheckpointWriter:
+def _whole(writers: Sequence[CheckpointWriter], seconds: float) -> CheckpointWriter:
+    """Wait until the newest commit has the parts of all ranks, or, after a while, an older one. Return its writer."""
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < seconds:
+        for writer in writers if waited > _GRACE_SECONDS else writers[:1]:
+            if writer.has_all_plans:
+                return writer
+        time.sleep(_POLL_SECONDS)
     raise TimeoutError("there is no commit of which the nodes that are left have the parts of all ranks")
 
 

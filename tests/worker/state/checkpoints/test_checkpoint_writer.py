@@ -231,6 +231,32 @@ def test_at_the_end_the_newest_commit_that_all_have_is_written(folder):
     assert write_newest(folder, [common[0]], SECONDS) == "", "it is there already"
 
 
+def test_at_the_end_a_node_may_still_publish_an_older_commit(folder, monkeypatch):
+    """When the other one has already written its part of the newest, which is whole."""
+    older = [sealed_again(one, 7) for one in committed(2, (2,), FSDP)]
+    common = committed(2, (2,), FSDP)
+    is_written = threading.Event()
+    makedirs = os.makedirs
+
+    def slow(path, **options):
+        makedirs(path, **options)
+        if threading.current_thread().name == "slow" and "step-7" in path:
+            is_written.wait(SECONDS)
+
+    def write_first() -> str:
+        found = write_newest(folder, [older[1], common[1]], SECONDS)
+        is_written.set()
+        return found
+
+    def write_slowly() -> str:
+        threading.current_thread().name = "slow"
+        return write_newest(folder, [older[0], common[0]], SECONDS)
+
+    monkeypatch.setattr(checkpoint_writer.os, "makedirs", slow)
+    assert in_threads(write_first, write_slowly) == ["", f"{folder.path}/step-8"]
+    assert os.listdir(folder.path) == ["step-8"]
+
+
 def test_at_the_end_an_incomplete_checkpoint_after_as_many_steps_is_replaced(folder):
     """Its file with the metadata is not there, so `State.restore` has passed over it."""
     path = os.path.join(folder.path, "step-8")
