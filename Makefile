@@ -1,6 +1,8 @@
 # make run: set up and train; make test: set up and prove;
 # make fuzz: draw new cases for all properties (SECONDS=600, SEED=any); make test always draws the same ones;
 # make bench: measure against torchrun and Ray Train (ONLY="restart cold": these alone), which installs what those need;
+# make examples: run each script of examples/ under both launchers, and kill a rank of it (ONLY="digits fsdp2": these),
+# which installs what they need;
 # make smoke: run each tool below with the smallest sizes, to see that it runs (ONLY="bench-1 chaos": these);
 # make profile-restart: where the time of a restart goes (N=10 restarts);
 # make docs: build the site in site/, strictly: a link that leads nowhere is an error;
@@ -32,6 +34,11 @@ $(VENV)/.installed-for-%: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,$*]"
 	touch $@
 
+# So do the examples.
+$(VENV)/.installed-for-examples: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,examples]"
+	touch $@
+
 run: install
 	$(BIN)/python -m raylaunch conf/job.yaml ray.address=local
 
@@ -42,7 +49,7 @@ JOBS ?= $(shell expr $$(nproc) + 2)
 PARTS := test-node test-agents test-sessions test-worker test-hosts test-runs test-own-cluster test-detached-hosts test-rest test-core test-contract check
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: install run test $(PARTS) fuzz bench smoke profile-restart docs dist chaos compat gpu gpu-bundle clean
+.PHONY: install run test $(PARTS) fuzz bench examples smoke profile-restart docs dist chaos compat gpu gpu-bundle clean
 
 # Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
@@ -96,6 +103,9 @@ fuzz: install
 
 bench: $(VENV)/.installed-for-bench
 	$(BIN)/python -m tools.bench $(ONLY)
+
+examples: $(VENV)/.installed-for-examples
+	$(BIN)/python -m tools.examples $(ONLY)
 
 smoke: $(VENV)/.installed-for-bench
 	$(BIN)/python -m tools.smoke $(ONLY)

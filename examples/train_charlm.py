@@ -223,10 +223,11 @@ def train(trainer: Trainer) -> None:
         trainer.state.commit(at.step - 1)  # the number of the step just done, from 0 on
     trainer.state.finish()
 
-    say(f"validation loss {trainer.validation_loss():.3f}")
+    loss = trainer.validation_loss()
+    say(f"validation loss {loss:.3f}")
     if args.save and dist.get_rank() == 0:
         torch.save(trainer.net.state_dict(), args.save)
-    say("done")
+    say(f"final loss {loss!r}")
 
 
 def leave_world() -> None:

@@ -23,6 +23,7 @@ from tools.bench.__main__ import BENCHES
 from tools.chaos.faults import FAULTS
 from tools.compat import combinations
 from tools.docs import blocks
+from tools.examples import example
 from tools.gpu import steps
 
 PAGES = pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
@@ -35,6 +36,7 @@ _MODULE = re.compile(r"(?<![\w/.-])raylaunch(?:\.[A-Za-z_]\w*)+")
 CHOSEN: dict[str, Callable[[str], object]] = {
     "bench": lambda only: set(only.split()) <= set(BENCHES),
     "smoke": lambda only: set(only.split()) <= {each.name for each in smoke.commands(Path())},
+    "examples": lambda only: bool(example.chosen(only.split())),
     "compat": combinations.chosen,
     "dist": lambda only: set(only.split()) <= set(dist.supported()),
     "gpu": lambda only: set(only.split()) <= {step.name for step in steps.STEPS},

@@ -67,7 +67,7 @@ def whole(warm_torch: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> t
 def test_learns_under_plain_torchrun(whole: tuple[Path, str]) -> None:
     output = whole[1]
     assert output.startswith("starting from scratch\n")
-    assert output.endswith("done\n")
+    assert re.search(r"^final loss [\d.]+$", output, re.MULTILINE)
     assert float(losses(output)[-1]) < float(losses(output)[0]) - 0.3
 
 
@@ -90,7 +90,3 @@ def test_killed_and_started_again_is_the_same_run(start: Start, whole: tuple[Pat
     left, right = (torch.load(path, weights_only=True) for path in (model, whole[0]))
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
-
-    again = finished(start(1))
-    assert "already finished: step 30 of 30\n" in again
-    assert losses(again) == []

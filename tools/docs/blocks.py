@@ -21,6 +21,7 @@ from raylaunch.core.machine.state import TRANSITIONS, Phase
 from raylaunch.core.record import run_layout
 from tools import walks
 from tools.compat import results
+from tools.examples.example import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -31,7 +32,7 @@ _BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n(?P<body>.*?)<!-- /(?P=name) -
 
 def pages() -> list[Path]:
     """All pages that a person reads, README.md first."""
-    above = ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "CODE_OF_CONDUCT", "AGENTS")
+    above = ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "CODE_OF_CONDUCT", "AGENTS", "examples/README")
     return [*(ROOT / f"{name}.md" for name in above), *sorted(DOCS.rglob("*.md"))]
 
 
@@ -119,6 +120,21 @@ def _first_paragraph(thing: Any) -> str:
     return " ".join(inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].split())
 
 
+def _examples() -> str:
+    return _table(
+        ("example", "what it shows", "goes on from", "final loss after a kill"),
+        (
+            (
+                f"[{each.script}]({each.script}){' '.join(('', *each.arguments)) if '--state' in each.arguments else ''}",
+                each.what,
+                "its own files" if each.files else "`State`",
+                f"within {each.tolerance:g}" if each.tolerance else "bitwise equal",
+            )
+            for each in EXAMPLES
+        ),
+    )
+
+
 def _compat() -> str:
     head, *rows = results.table(results.read())
     left_out = "".join(f"- {line}\n" for line in results.notes(results.read()))
@@ -150,4 +166,5 @@ GENERATED: dict[str, Callable[[], str]] = {
     "compat": _compat,
     "versions": _versions,
     "recording": _recording,
+    "examples": _examples,
 }
