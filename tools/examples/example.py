@@ -90,6 +90,12 @@ EXAMPLES = (
         kill_at=r"step 200 ",
         needs=("accelerate", "sklearn"),
     ),
+    Example(
+        script="trackers.py",
+        what="TensorBoard, W&B and MLflow, which go on in the same run after a restart, without a network",
+        kill_at=r"step 100 ",
+        needs=("tensorboard", "wandb", "mlflow"),
+    ),
 )
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +47,8 @@ def undisturbed(example: Example) -> Ended:
         return ended
 
 
-def killed_under_raylaunch(example: Example) -> Ended:
-    """Kill rank 1 in the middle under raylaunch, which restarts once."""
+def killed_under_raylaunch(example: Example, look: Callable[[Path], None] | None = None) -> Ended:
+    """Kill rank 1 in the middle under raylaunch, which restarts once. `look`: sees the working folder before it goes."""
     with _Run(example, _raylaunch()) as run:
         run.wait_for(example.kill_at, example.files)
         run.kill(_pid_of_raylaunch(run.folder))
@@ -56,6 +56,8 @@ def killed_under_raylaunch(example: Example) -> Ended:
         (record,) = run.folder.glob("runs/*/latest/result.json")
         if (restarts := json.loads(record.read_text())["restarts"]) != 1:
             raise RunError(run.describe(f"had {restarts} restarts instead of 1"))
+        if look is not None:
+            look(run.folder)
         return run.resumed(ended)
 
 
