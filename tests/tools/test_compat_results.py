@@ -47,8 +47,6 @@ def test_the_table() -> None:
         ("ok", "not tried"),
         ("ok",) * 2,
     ]
-    _, *lines = results.table(rows, each_column=False)
-    assert [line[4] for line in lines] == ["1 of 9 failed", "ok; spawn not tried", "ok"]
     assert list(results.notes(rows)) == [
         "Python 3.10.13, Ray 2.44.1, torch 2.13.0+cpu, restart: `on_ray::test_restart` failed"
     ]

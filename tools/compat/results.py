@@ -41,32 +41,20 @@ def failures(row: Row) -> list[str]:
     return [test for found in row["found"].values() for test in found["failed"]]
 
 
-def table(rows: list[Row], *, each_column: bool = True) -> Iterator[list[str]]:
-    """Yield the head and the rows of the table; without `each_column`, one column says what came of all tests."""
+def table(rows: list[Row]) -> Iterator[list[str]]:
+    """Yield the head and the rows of the table."""
     columns = dict.fromkeys(name for row in rows for name in row["found"])
-    yield ["Python", "Ray", "torch", "omegaconf", *(columns if each_column else ["tests"]), "date"]
+    yield ["Python", "Ray", "torch", "omegaconf", *columns, "date"]
     for row in rows:
-        found = {name: row["found"].get(name, Found().record()) for name in columns}
-        cells = [_cell({name: each}) for name, each in found.items()] if each_column else [_cell(found)]
+        cells = [_cell(row["found"].get(name, Found().record())) for name in columns]
         yield [*(row[name] for name in VERSIONS), *cells, row["date"]]
 
 
-def _cell(found: Mapping[str, Mapping[str, Any]]) -> str:
-    failed, passed = sum(map(_failed, found.values())), sum(map(_passed, found.values()))
+def _cell(found: Mapping[str, Any]) -> str:
+    failed = len(found["failed"])
     if failed:
-        return f"{failed} of {failed + passed} failed"
-    if not passed:
-        return "not tried"
-    missing = [name for name, each in found.items() if not each["passed"]]
-    return f"ok; {', '.join(missing)} not tried" if missing else "ok"
-
-
-def _failed(found: Mapping[str, Any]) -> int:
-    return len(found["failed"])
-
-
-def _passed(found: Mapping[str, Any]) -> int:
-    return int(found["passed"])
+        return f"{failed} of {failed + int(found['passed'])} failed"
+    return "ok" if found["passed"] else "not tried"
 
 
 def notes(rows: list[Row]) -> Iterator[str]:

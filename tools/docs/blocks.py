@@ -141,11 +141,6 @@ def _compat() -> str:
     return _table(head, rows) + (f"\n{left_out}" if left_out else "")
 
 
-def _versions() -> str:
-    head, *rows = results.table(results.read(), each_column=False)
-    return _table(head, rows)
-
-
 def _recording() -> str:
     from tools.docs import recording  # which needs the paths of this module
 
@@ -164,7 +159,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "phases": _phases,
     "walks": walks.page,
     "compat": _compat,
-    "versions": _versions,
     "recording": _recording,
     "examples": _examples,
 }

@@ -69,14 +69,14 @@ def commands_table() -> str:
 
 
 def table() -> str:
-    """Return the table of flags of the documentation, in Markdown."""
+    """Return the table of flags of the documentation, in Markdown. Its table of keys has the flags of keys."""
     lines = ["| flag | default | meaning |", "|---|---|---|"]
-    for group in Group:
+    for group in (group for group in Group if group is not Group.KEYS):
         note = {Group.ACCEPTED: "accepted without effect: ", Group.OURS: "raylaunch only: "}.get(group, "")
         for flag in TABLE[group]:
             name = signature(flag).strip().replace("|", "\\|")
-            text = f"the key `{flag.setting}`" if group is Group.KEYS else flag.help.replace("|", "\\|")
             default = f"`{flag.default}`" if flag.default and " " not in flag.default else flag.default
+            text = flag.help.replace("|", "\\|")
             lines.append(f"| `{name}` | {default} | {note}{text} |")
     return "\n".join(lines) + "\n"
 
