@@ -34,11 +34,6 @@ $(VENV)/.installed-for-%: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,$*]"
 	touch $@
 
-# So do the examples.
-$(VENV)/.installed-for-examples: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,examples]"
-	touch $@
-
 run: install
 	$(BIN)/python -m raylaunch conf/job.yaml ray.address=local
 

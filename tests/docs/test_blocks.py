@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from dataclasses import fields
@@ -50,6 +51,10 @@ def test_every_public_name_has_an_entry() -> None:
     """`::: NAME`, which the site fills with its signature and docstring."""
     entries = re.findall(r"^::: (.+)$", (blocks.DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     public = [f"{module.__name__}.{name}" for module in (raylaunch, raylaunch.worker) for name in module.__all__]
+    for path in (blocks.ROOT / "raylaunch" / "integrations").glob("[a-z]*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        defined = [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        public += [f"raylaunch.integrations.{path.stem}.{name}" for name in defined if not name.startswith("_")]
     assert sorted(entries) == sorted(public)
 
 
