@@ -387,6 +387,8 @@ class Driver:
 
     def _of_node(self, item: SlotGranted | AgentAdopted | AgentLost | LinkDown | ReportReceived) -> Iterator[Event]:
         match item:
+            case SlotGranted() if item.node in self.machine.nodes:
+                return  # after a takeover, a node may join before the fleet has told again of its slot
             case SlotGranted():
                 yield NodeGranted(at=self._now(), node=item.node, address=item.address)
             case AgentAdopted():  # its agent did not answer in time when this driver began

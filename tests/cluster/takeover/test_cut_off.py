@@ -12,7 +12,7 @@ import pytest
 
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.driver import driver as drivers
-from raylaunch.cluster.fleet_api import AgentLost, ReportReceived
+from raylaunch.cluster.fleet_api import AgentLost, ReportReceived, SlotGranted
 from raylaunch.cluster.takeover import fenced_leadership
 from raylaunch.cluster.takeover.ledger import load
 from raylaunch.core.job.job import Entrypoint, Job
@@ -93,6 +93,14 @@ def test_a_ledger_is_sent_only_when_there_is_something_new():
     fleet.join_on("host-2")
     heard(found, fleet)
     assert load(ledgers[-1]).decisions.run.nodes.keys() == {"node-1", "node-2", "node-3"}
+
+
+def test_a_slot_of_a_node_that_has_joined_is_not_granted_again():
+    """The agent answers a driver that takes over before Ray does. The node would count as one without workers."""
+    found, _ = two_nodes()
+    known = len(found.entries)
+    feed(found, [SlotGranted(node="node-1", host="host-0", address="10.0.0.1")])
+    assert found.entries[known:] == []
 
 
 def silent(node: str) -> AgentLost:
