@@ -168,6 +168,9 @@ def is_there(name: str) -> bool:
     if path.is_dir() or path.with_suffix(".py").is_file():
         return True
     parent = blocks.ROOT / module.replace(".", "/")
+    if module.startswith("raylaunch.integrations."):  # whose library may not be installed
+        text = parent.with_suffix(".py").read_text(encoding="utf-8")
+        return re.search(rf"^(class|def) {attribute}\b", text, re.MULTILINE) is not None
     is_module = parent.is_dir() or parent.with_suffix(".py").is_file()
     return is_module and hasattr(importlib.import_module(module), attribute)
 
