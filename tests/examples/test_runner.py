@@ -55,7 +55,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, ours: str) -> Example:
     """Return an example of which the run that is killed under raylaunch ends with this loss, and the others with 0.5."""
     for name, loss in (("undisturbed", "0.5"), ("killed_under_raylaunch", ours), ("killed_under_torchrun", "0.5")):
         monkeypatch.setattr(runs, name, lambda _, loss=loss: runs.Ended(loss, (3,), 1.0))
-    return Example(script="count.py", what="", kill_at="", tolerance=1e-6)
+    return Example(script="count.py", what="", kill_at="step", tolerance=1e-6)
 
 
 def test_another_loss_after_a_death_is_a_failure(monkeypatch) -> None:
@@ -81,7 +81,7 @@ def test_a_run_that_begins_anew_is_a_failure(counting) -> None:
 
 
 def test_a_script_that_fails_is_shown_with_its_output(counting) -> None:
-    with pytest.raises(runs.RunError, match=r"(?s)count ended with 1 and 0 final losses.*ZeroDivisionError"):
+    with pytest.raises(runs.RunError, match=r"(?s)count ended with exit code 1.*ZeroDivisionError"):
         runs.killed_under_raylaunch(counting("1 / 0"))
 
 
@@ -112,4 +112,6 @@ def test_a_name_that_no_example_has_is_refused() -> None:
 
 
 def test_every_script_has_its_example() -> None:
-    assert {each.script for each in EXAMPLES} == {path.name for path in FOLDER.iterdir() if path.suffix == ".py"}
+    assert {each.script for each in EXAMPLES} == {
+        path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb")
+    }

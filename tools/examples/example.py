@@ -13,13 +13,16 @@ FOLDER = ROOT / "examples"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A script in `examples/`, which prints `resuming after step N` when it goes on, and `final loss X` at its end."""
+    """A script in `examples/`, which prints `resuming after step N` when it goes on, and `final loss X` at its end.
+
+    Or a notebook, which does all of that by itself.
+    """
 
     script: str
     what: str
     """One line for README.md of the folder."""
-    kill_at: str
-    """A regular expression: rank 1 is killed once the output has a match."""
+    kill_at: str = ""
+    """A regular expression: rank 1 is killed once the output has a match. "": it kills and compares by itself."""
     arguments: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     """Modules besides torch and raylaunch."""
@@ -95,6 +98,11 @@ EXAMPLES = (
         what="TensorBoard, W&B and MLflow, which go on in the same run after a restart, without a network",
         kill_at=r"step 100 ",
         needs=("tensorboard", "wandb", "mlflow"),
+    ),
+    Example(
+        script="notebook.ipynb",
+        what="`raylaunch.launch` and `start` in a notebook, which kills one of its workers and compares the results",
+        needs=("nbclient", "ipykernel", "sklearn"),
     ),
 )
 

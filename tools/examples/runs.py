@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,12 @@ def killed_under_torchrun(example: Example) -> Ended:
         return run.resumed(run.result())
 
 
+def executed(example: Example) -> float:
+    """Execute all cells of a notebook, and return how many seconds that takes."""
+    with _Run(example, (sys.executable, "-c", "from nbclient.cli import main; main()")) as run:
+        return run.wait()
+
+
 def _torchrun(restarts: int) -> tuple[str, ...]:
     words = ("torch.distributed.run", "--standalone", "--max-restarts", str(restarts), "--nproc-per-node", str(RANKS))
     return (sys.executable, "-m", *words)
@@ -92,9 +99,12 @@ class _Run:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"}
         env |= {"XDG_STATE_HOME": str(self.folder / "state"), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
+        script = FOLDER / example.script
+        if script.suffix == ".ipynb":
+            script = Path(shutil.copy(script, self.folder))  # a kernel works in the folder of its notebook
         with (self.folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
-                [*launcher, str(FOLDER / example.script), *example.arguments],
+                [*launcher, str(script), *example.arguments],
                 cwd=self.folder,
                 env=env | (variables or {}),
                 stdin=subprocess.DEVNULL,
@@ -135,16 +145,23 @@ class _Run:
         """Kill one of its ranks."""
         os.kill(pid, signal.SIGKILL)
 
-    def result(self) -> Ended:
-        """Wait for its end, which must be good."""
+    def wait(self) -> float:
+        """Wait for its end, which must be good, and return how many seconds it took."""
         while self.process.poll() is None:
             self._check_time()
             time.sleep(0.05)
+        if self.process.returncode:
+            raise RunError(self.describe(f"ended with exit code {self.process.returncode}"))
+        return time.monotonic() - self._began
+
+    def result(self) -> Ended:
+        """Wait for its end, and return what it has printed of its result."""
+        seconds = self.wait()
         losses = re.findall(r"^final loss (\S+)$", self.output, re.MULTILINE)
-        if self.process.returncode or len(losses) != 1:
-            raise RunError(self.describe(f"ended with {self.process.returncode} and {len(losses)} final losses"))
+        if len(losses) != 1:
+            raise RunError(self.describe(f"printed {len(losses)} final losses instead of one"))
         resumed = tuple(int(step) for step in re.findall(r"^resuming after step (\d+)", self.output, re.MULTILINE))
-        return Ended(losses[0], resumed, time.monotonic() - self._began)
+        return Ended(losses[0], resumed, seconds)
 
     def resumed(self, ended: Ended) -> Ended:
         """Return the same, if it went on once, and not from its beginning."""
