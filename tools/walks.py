@@ -1,4 +1,4 @@
-"""Counts the modules that walks through the code cross: `python -m tools.walks`.
+"""Lists and counts the modules that walks through the code cross: `python -m tools.walks`.
 
 `walk_steps` says which functions and classes a walk reaches. The way from one to the next counts too: the shortest chain
 of calls from the last step from which there is one. So a module through which a walk passes cannot be left out.
@@ -223,28 +223,22 @@ def about(module: str) -> str:
 
 
 def page() -> str:
-    """Return the walks as Markdown."""
-    lines = []
-    for title, (begin, steps) in WALKS.items():
-        rows = walk(steps)
-        lines += [
-            f"### {title}: {len(rows)} modules",
-            "",
-            begin,
-            "",
-            "| | module | what happens there |",
-            "|---|---|---|",
-        ]
-        part = ""
-        for number, row in enumerate(rows, 1):
-            if row.part != part:
-                part = row.part
-                lines.append(f"| | **{part}** | |")
-            lines.append(f"| {number} | `{path_of(row.module)}` | {row.what} |")
-        lines.append("")
+    """Return the walks as a table in Markdown: where each begins and ends, and how many modules it crosses."""
+    rows = (f"| {title} | {begin} | {len(walk(steps))} |" for title, (begin, steps) in WALKS.items())
+    return "\n".join(["| walk | what happens | modules |", "|---|---|---|", *rows, ""])
+
+
+def listing(steps: str) -> str:
+    """Return the modules of a walk, as a person reads them in a terminal."""
+    lines, part = [], ""
+    for number, row in enumerate(walk(steps), 1):
+        if row.part != part:
+            part = row.part
+            lines.append(f"    {part}")
+        lines.append(f"{number:3} {path_of(row.module)}: {row.what}")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    for name, (_, listed) in WALKS.items():
-        print(f"{len(walk(listed)):3} modules: {name}")
+    for name, (begin, listed) in WALKS.items():
+        print(f"{name}: {len(walk(listed))} modules\n{begin}\n{listing(listed)}\n")
