@@ -10,6 +10,7 @@ memory files it opens by their names in /proc. It then removes the folder, and t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import socket
@@ -46,12 +47,18 @@ def serve(fds: Mapping[str, int]) -> PartServer | None:
 
 
 def wait_for_heir(fds: Mapping[str, int], seconds: float = KEEP_SECONDS) -> None:
-    """Wait until another agent has taken what is in `fds`, or time is over. Returns at once if that is nothing."""
+    """Wait until another agent has taken what is in `fds`, or time is over. Returns at once if that is nothing.
+
+    Then nobody has a lock on the folder any more, not even the agent that was killed: it has the same one, and its end
+    may take a while.
+    """
     deadline = time.monotonic() + seconds
     folder = fds.get(FOLDER, -1)
-    path = f"/proc/self/fd/{folder}"
-    if folder < 0 or not (len(fds) > 1 or any(files for base, _, files in os.walk(path) if base != path)):
+    if folder < 0:
         return
+    path = f"/proc/self/fd/{folder}"
     lock = os.path.join(path, scratch.AGENT_LOCK)
-    while os.fstat(folder).st_nlink and (time.monotonic() < deadline or scratch.is_locked(lock)):
-        time.sleep(_LOOK_SECONDS)
+    if len(fds) > 1 or any(files for base, _, files in os.walk(path) if base != path):
+        while os.fstat(folder).st_nlink and (time.monotonic() < deadline or scratch.is_locked(lock)):
+            time.sleep(_LOOK_SECONDS)
+    fcntl.flock(folder, fcntl.LOCK_UN)

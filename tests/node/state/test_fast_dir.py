@@ -110,8 +110,17 @@ def test_files_are_kept_for_the_next_agent_for_a_while(folder):
     began = time.monotonic()
     inheritance.wait_for_heir(fds, 0.2)
     assert time.monotonic() - began >= 0.2
-    assert scratch.is_locked(folder.root)
     os.close(fds[FOLDER])
+
+
+def test_the_lock_that_the_subreaper_has_in_common_with_an_agent_that_ends_does_not_count(folder):
+    """The agent was killed, but its descriptors are not all closed yet."""
+    fds = {FOLDER: os.dup(folder.hold())}
+    assert scratch.is_locked(folder.root)
+    inheritance.wait_for_heir(fds, 0.0)
+    os.close(fds[FOLDER])
+    scratch.remove_unless_locked(folder.root)
+    assert not os.path.exists(folder.root)
 
 
 def test_memory_of_state_is_kept_without_a_file(folder):
