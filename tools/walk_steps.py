@@ -84,8 +84,7 @@ core.placement.plan:make_plan | makes the plan
 core.placement.packing:pack | decides how many workers run on which node
 core.job.node_rules:nproc | what differs on single nodes
 cluster.planning:agent_spec
-cluster.session.worker_template:worker_template | what workers of all nodes have in common
-node.protocol.node_spec:WorkerTemplate | the same, as agents are told; later each worker's specification
+node.protocol.node_spec:AgentSpec | what an agent is told: the job, and what the driver knows besides; later each worker's specification
 cluster.driver.driver:Driver.run | the event loop
 # The fleet's thread
 cluster.fleet.ray_fleet:RayFleet._reserve | makes requests of Ray

@@ -6,18 +6,19 @@ import itertools
 import os
 from dataclasses import replace
 
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
-from raylaunch.core.job import outputs
 from raylaunch.core.job.job import Job
+from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.placement.packing import NodeFacts
-from raylaunch.core.placement.plan import Plan, make_plan
+from raylaunch.core.placement.plan import Plan, make_plan, settled
+from raylaunch.core.text import count
 from raylaunch.errors import ClusterError, ConfigError
 from raylaunch.node.linux.working_folder import current
-from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec
+from raylaunch.node.protocol.terminal_messages import TerminalSpec
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
@@ -95,21 +96,34 @@ def refuse_durable(job: Job, session: Session) -> None:
 
 
 def agent_spec(
-    job: Job, session: Session, template: WorkerTemplate, submitter_env: dict[str, str], links: LinkServer | None
+    job: Job,
+    plan: Plan,
+    session: Session,
+    run_dir: str,
+    submitter_env: dict[str, str],
+    links: LinkServer | None,
+    *,
+    payload: bytes,
+    terminal: TerminalSpec | None,
 ) -> AgentSpec:
-    """Return what all agents are told; the fleet adds the rest for each."""
+    """Return what all agents are told; the fleet adds the rest for each.
+
+    Raises ConfigError if there is no such rank as that which gets the terminal.
+    """
+    if terminal is not None and terminal.rank >= plan.workers:
+        msg = f"there is no rank {terminal.rank}: the job has {count(plan.workers, 'worker')}"
+        raise ConfigError(msg)
     return AgentSpec(
-        template=template,
+        job=replace(settled(job, plan), name=Redactor.of(job, os.environ).hide(job.title)),
+        run_dir=run_dir,
+        payload=payload,
+        terminal=terminal,
+        state_secret="" if session.in_process else os.urandom(16).hex(),  # else agents end with this process
         address=local_machine.LOOPBACK if session.local else None,
-        nproc=0,
-        rules=job.nodes,
         submitter_env=submitter_env,
         niceness=os.getpriority(os.PRIO_PROCESS, 0),
         cwd=None if session.brings_files else working_folder(),
         ray_address=session.address,
-        view=outputs.view(job),
-        node_timeout=job.node_timeout,
         link_address=links.address if links else None,
-        keep_warm=job.keep_warm,
         epoch=next(_epochs),
     )

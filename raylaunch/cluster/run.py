@@ -32,7 +32,6 @@ from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
-from raylaunch.cluster.session.worker_template import worker_template
 from raylaunch.core.job.job import Job, RayOptions
 from raylaunch.core.job.redaction import Redactor, redacted_errors
 from raylaunch.core.newtypes import HostId
@@ -226,21 +225,16 @@ def _prepare(
     losses = future_losses(folder.where, planning.working_folder(), job.entrypoint.args, unpacked=session.brings_files)
     for warning in (*session.notes, *plan.warnings, *losses):
         observer.on_message(warning)
-    template = worker_template(
-        job,
-        plan,
-        folder.where,
-        payload=payload,
-        terminal=keyboard.spec if keyboard is not None else None,
-        on_cluster=not session.in_process,
-    )
     links = session.links()
     if session.in_process:
         job = replace(job, node_timeout=math.inf)  # agents in this process cannot be lost without it
     if why := agent_pool.why_unusable(job, plan, in_process=session.in_process):
         observer.on_message(f"keep_warm has no effect: {why}")
         job = replace(job, keep_warm=0.0)
-    spec = planning.agent_spec(job, session, template, submitter_env, links)
+    terminal = keyboard.spec if keyboard is not None else None
+    spec = planning.agent_spec(
+        job, plan, session, folder.where, submitter_env, links, payload=payload, terminal=terminal
+    )
     if succession is not None:
         facts = succession.facts(job, settled(job, plan), plan, run_id, began.isoformat(), spec)
         return _detached(succession, facts, folder, observer, began_at, links)

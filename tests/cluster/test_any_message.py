@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylaunch.cluster.agent import agent, ray_actor, serialization
-from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
+from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
 from raylaunch.cluster.driver.driver import Driver
@@ -37,6 +37,7 @@ from raylaunch.errors import ClusterError
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol.messages import LaunchWorkers, Order, StacksDumped
 from raylaunch.node.protocol.node_goal import NodeGoal
+from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import NodeStatus
 from tests import profiles
 from tests.cluster.agent.test_ray_actor import SPEC
@@ -216,8 +217,8 @@ async def tell_agent(messages: list[Order | bytes], folder: str) -> None:
 
     asyncio.get_running_loop().set_exception_handler(print_error)
     actor = ray_actor.AgentActor()
-    template = replace(SPEC.template, run_dir=folder)
-    await actor.begin(serialization.dump_spec(replace(SPEC, node_timeout=1000.0, template=template)))
+    job = replace(SPEC.job, node_timeout=1000.0)
+    await actor.begin(serialization.dump_spec(replace(SPEC, job=job, run_dir=folder)))
     try:
         serialization.load_report(await actor.next_report())
         goal = NodeGoal()

@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raylaunch.cli.output.console import Console
-from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
+from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.fleet import local_fleet
 from raylaunch.cluster.fleet.local_fleet import LocalFleet
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, ReportReceived, SlotGranted
@@ -28,12 +29,11 @@ from raylaunch.cluster.local.slots import LocalSlots
 from raylaunch.cluster.run import plan_job
 from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
-from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.packing import Bundle
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
 from raylaunch.node.protocol.messages import Ready, StopWorkers
-from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from tests.cluster.conftest import wait_until
 from tests.private_cluster import MARK, end_marked, marked
@@ -456,19 +456,13 @@ class Crew:
     def __init__(self, nnodes: str, **job: Any) -> None:
         wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes, **job)
         plan = make_plan(wanted, [local_machine.facts(wanted)], local=True)
-        template = WorkerTemplate(
-            run_dir="", kind="script", target="", args=(), env={}, backend=None, preload=(), start_method=""
-        )
         told = AgentSpec(
-            template=template,
+            job=replace(wanted, node_timeout=float("inf"), gpus_per_worker=0),
+            run_dir="",
             address=None,
-            nproc=0,
-            rules={},
             submitter_env={},
             cwd=None,
             ray_address="",
-            view=view(wanted),
-            node_timeout=float("inf"),
         )
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.lines: list[str] = []

@@ -16,16 +16,17 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raylaunch.core.failures.failure import Failure
+from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
 from raylaunch.core.machine.events_and_actions import WorkerEvent, WorkersExited, WorkersStarted, WorkersStopped
 from raylaunch.core.machine.observe import WorkersStatus, observe
-from raylaunch.core.newtypes import NodeTime, RunTime
+from raylaunch.core.newtypes import NodeId, NodeTime, RunTime
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import (
@@ -40,7 +41,7 @@ from raylaunch.node.protocol.messages import (
     SupervisorEvent,
     WorkersForked,
 )
-from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
 from raylaunch.node.protocol.node_status import NodeStatus
 from raylaunch.node.supervisor.supervisor import Supervisor
 from tests import private_cluster
@@ -122,19 +123,24 @@ class Node:
 
     def __init__(self, start_method: str = "forkserver", **changes: Any) -> None:
         self.mark = uuid.uuid4().hex
-        template = WorkerTemplate(
+        job = Job(preload=["torch"], start_method=start_method, gpus_per_worker=0, backend="gloo")
+        own = {"address": ADDRESS, "env": basic_env(self.mark), "cwd": "/"}
+        own |= {name: changes.pop(name) for name in list(changes) if name in own}
+        told = AgentSpec(
+            job=job,
             run_dir="/nonexistent",
-            kind="script",
-            target="",
-            args=(),
-            env={},
-            backend="gloo",
-            preload=("torch",),
-            start_method=start_method,
+            node=NodeId("node-0"),
+            address=None,
+            submitter_env={},
+            cwd=None,
+            ray_address="",
         )
-        spec = {"node": "node-0", "address": ADDRESS, "env": basic_env(self.mark), "cwd": "/"}
-        spec |= {name: changes.pop(name) for name in list(changes) if name in spec}
-        self.supervisor = Supervisor(replace(template, **changes), **spec)
+        preload = changes.get("preload", ())
+        if changes.pop("preload_auto", False):
+            changes["preload"] = "auto"
+        self.supervisor = Supervisor(_changed(told, changes), **own)
+        if self.supervisor.spec.agent.job.preload == "auto":
+            self.supervisor._preload = tuple(preload)  # noqa: SLF001, it takes time to import torch
         self.attempt = 0
         self.folder = Path("/nonexistent")
         self.unseen: list[Event] = []
@@ -152,10 +158,13 @@ class Node:
         self.set(run_dir=str(folder / "run"), cwd=str(folder), env=env)
 
     def set(self, **changes: Any) -> None:
-        """Change fields of the node's specification or of its template, for the next attempts."""
+        """Change fields of the node's specification, of what its agent was told, or of its job, for the next attempts.
+
+        `kind`, `target` and the fields of `Entrypoint` make a new entry point.
+        """
         spec = self.supervisor.spec
-        of_node = {name: changes.pop(name) for name in list(changes) if hasattr(spec, name)}
-        self.supervisor.spec = replace(spec, template=replace(spec.template, **changes), **of_node)
+        of_node = {name: changes.pop(name) for name in list(changes) if name in _names(NodeSpec)}
+        self.supervisor.spec = replace(spec, agent=_changed(spec.agent, changes), **of_node)
 
     def script(self, text: str, name: str = "train.py") -> str:
         """Write a script; return its path."""
@@ -167,7 +176,7 @@ class Node:
         """Launch the next attempt; return its number."""
         self.attempt += 1
         defaults = {"kwargs": {}, "payload": b"", "pass_local_rank": False, "numa_binding": None}
-        self.set(**({"kind": "script", "target": target, "args": args} | defaults | changes))
+        self.set(**({"kind": "script", "target": target, "args": list(args)} | defaults | changes))
         part = assign(self.attempt, [Member(node="node-0", address=ADDRESS, nproc=nproc)])[0]
         rendezvous = Rendezvous(
             master_addr=self.supervisor.spec.address,
@@ -262,6 +271,21 @@ class Node:
         if self.attempt:
             self.stop()
         self.unseen.clear()
+
+
+def _names(kind: type) -> set[str]:
+    return {one.name for one in fields(kind)}
+
+
+def _changed(told: AgentSpec, changes: dict[str, Any]) -> AgentSpec:
+    """Return what an agent is told with other fields of its own, of the job or of the job's entry point."""
+    entry = told.job.entrypoint
+    kind, target = changes.pop("kind", entry.kind or "script"), changes.pop("target", entry.target)
+    more = {name: changes.pop(name) for name in ("args", "kwargs", "pass_local_rank") if name in changes}
+    what = {**dict.fromkeys(ENTRYPOINT_KINDS), "function" if kind == "pickle" else kind: target}
+    of_agent = {name: changes.pop(name) for name in list(changes) if name in _names(AgentSpec)}
+    job = replace(told.job, entrypoint=replace(entry, **what, **more), **changes)
+    return replace(told, job=job, **of_agent)
 
 
 def as_core_event(event: SupervisorEvent) -> Event:

@@ -14,20 +14,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
 
 from raylaunch.cli.output.console import Console
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import Fleet, Item, ReportReceived, Tell
-from raylaunch.core.job.job import Entrypoint, Job, StartMethod
-from raylaunch.core.job.outputs import view
+from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import NodeLost
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
@@ -36,7 +35,7 @@ from raylaunch.core.placement.packing import Bundle
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.node.protocol.messages import LaunchWorkers, Order, StopWorkers
-from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec
 from tests.fakes import FakeFleet
 from tools.bench.crowd import Crowds, Room, Told
 
@@ -290,26 +289,13 @@ def _plan(agents: int) -> Plan:
 
 
 def _settings(job: Job, run_dir: str) -> AgentSpec:
-    template = WorkerTemplate(
-        run_dir=run_dir,
-        kind="script",
-        target="train.py",
-        args=(),
-        env={},
-        backend=None,
-        preload=(),
-        start_method=StartMethod.FORKSERVER,
-    )
     return AgentSpec(
-        template=template,
+        job=replace(job, gpus_per_worker=0),
+        run_dir=run_dir,
         address=_ADDRESS,
-        nproc=0,
-        rules={},
         submitter_env={},
         cwd="/",
         ray_address="",
-        view=view(job),
-        node_timeout=job.node_timeout,
     )
 
 

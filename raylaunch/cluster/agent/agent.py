@@ -17,12 +17,11 @@ from raylaunch.cluster.agent.log_shipper import LogShipper, ended_attempt
 from raylaunch.cluster.agent.outbox import Outbox
 from raylaunch.cluster.agent.peer_probe import PeerProbe
 from raylaunch.cluster.agent.worker_terminal import WorkerTerminal
-from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession, DetachedSettings
-from raylaunch.core.job.job import NodeRule
+from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession
+from raylaunch.core.job import outputs
 from raylaunch.core.job.node_rules import NodeAttributes, matching
-from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.monitoring.heartbeat import Heartbeat
-from raylaunch.core.newtypes import NO_NODE, HostId, NodeId, NodeTime
+from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement import devices
 from raylaunch.core.placement.environment import base_env, interface_env
 from raylaunch.node.linux import interfaces, limits, processes, working_folder
@@ -42,7 +41,7 @@ from raylaunch.node.protocol.messages import (
     StacksDumped,
     WorkersForked,
 )
-from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
 from raylaunch.node.protocol.peer_messages import PeerOrder
 from raylaunch.node.protocol.terminal_messages import TerminalInput
@@ -50,40 +49,6 @@ from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSpec:
-    """What an agent is told at its start. `PER_RUN` and `PER_PROCESS` are explained in `node_spec`."""
-
-    template: WorkerTemplate = field(metadata=PER_RUN)
-    node: NodeId = field(default=NO_NODE, metadata=PER_RUN)
-    """The node's name in the run. The fleet gives each agent its own."""
-    address: str | None = field(metadata=PER_RUN)
-    """Where the node's stores listen; None: at the node's own address, as its cluster knows it."""
-    nproc: int = field(metadata=PER_PROCESS)
-    """Workers of this agent. The fleet gives each agent its own number."""
-    rules: dict[str, NodeRule] = field(metadata=PER_PROCESS)
-    submitter_env: dict[str, str] = field(repr=False, metadata=PER_PROCESS)
-    """The environment of the process that submitted the run. Each agent makes its workers' of it and of its node's."""
-    niceness: int = field(default=0, metadata=PER_PROCESS)
-    """That of the process that submitted the run, which all processes of the node get (nice(1))."""
-    cwd: str | None = field(metadata=PER_PROCESS)
-    """The submitter's working folder; None: the folder into which Ray unpacked its copy."""
-    ray_address: str = field(metadata=PER_PROCESS)
-    """Where scripts find Ray; `""`: there is none, and RAY_ADDRESS is not set."""
-    view: OutputView = field(metadata=PER_RUN)
-    """Which workers' output is sent to the driver."""
-    node_timeout: float = field(metadata=PER_RUN)
-    """Seconds without a call from the driver after which the node ends everything of the run. Infinity: never."""
-    link_address: SecretAddress | None = field(default=None, metadata=PER_RUN)
-    """Where the agent opens its link to the driver; None: nowhere."""
-    keep_warm: float = field(default=0.0, metadata=PER_RUN)
-    """Seconds that the agent stays idle after the run, for the next one; 0: it ends with the run."""
-    epoch: int = field(default=0, metadata=PER_RUN)
-    """Epoch of the driver's calls; calls of an earlier run have a lower one. 0: any, since the run is detached."""
-    detached: DetachedSettings | None = field(default=None, metadata=PER_RUN)
-    """Set if the agent outlives its driver, and serves the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +98,7 @@ class Agent:
     ) -> None:
         """Start the supervisor. Raises FileNotFoundError without the working folder, ValueError with too few GPUs.
 
-        `client`: what the agent of an earlier run left, whose specification was equal in all `PER_PROCESS` fields.
+        `client`: what the agent of an earlier run left, whose specification had an equal `agent_pool.key_of`.
         `end` is called in a thread when the lease has expired.
         """
         address = spec.address or home.address
@@ -141,15 +106,15 @@ class Agent:
         env = base_env(
             home.environ,
             spec.submitter_env,
-            (spec.template.env, *(rule.env for rule in matching(spec.rules, place).values())),
+            (spec.env, *(rule.env for rule in matching(spec.job.nodes, place).values())),
             place=place,
             nproc=spec.nproc,
-            cpus_per_worker=spec.template.cpus_per_worker,
+            cpus_per_worker=spec.job.cpus_per_worker,
             ray_address=spec.ray_address,
         )
         #: For worlds of several hosts.
         self._interface_env = interface_env(place, home.host_addresses, interfaces.bridges(), env)
-        self._view, self._address = spec.view, address
+        self._view, self._address = outputs.view(spec.job), address
         threads = env.get("OMP_NUM_THREADS", "")
         self._up = partial(AgentReady, host=home.host, address=address, nproc=spec.nproc, threads=threads)
         self._supervisor = self._started_supervisor(spec, env, client)
@@ -167,17 +132,17 @@ class Agent:
         self._copies = StateCopies(self._supervisor.state, address, self._report, self._in_loop)
         self._log_reader = LogReader()
         self._terminal: WorkerTerminal | None = None
-        if spec.template.terminal is not None:
-            self._terminal = WorkerTerminal(spec.template.terminal, self._outbox, self._wake_if_needed)
+        if spec.terminal is not None:
+            self._terminal = WorkerTerminal(spec.terminal, self._outbox, self._wake_if_needed)
             self._supervisor.spec = replace(self._supervisor.spec, terminal=self._terminal.path)
         self._logs = LogShipper(self._outbox, self._wake_if_needed, self._supervisor.page)
-        self._report_interval = report_interval(spec.node_timeout)
+        self._report_interval = report_interval(spec.job.node_timeout)
         self.session = AgentSession(spec.epoch)
-        self._lease = Lease(spec.node_timeout, self._supervisor.renew_lease, end)
+        self._lease = Lease(spec.job.node_timeout, self._supervisor.renew_lease, end)
         self._lease.start()
         gone = None
-        if spec.detached is not None:
-            gone = partial(self._in_loop, partial(self._driver_gone, spec.detached.driver_timeout))
+        if spec.token:
+            gone = partial(self._in_loop, partial(self._driver_gone, spec.job.driver_timeout))
         self._link = Link(spec.link_address, spec.node, end_this_process, gone) if spec.link_address else None
 
     def _started_supervisor(self, spec: AgentSpec, env: dict[str, str], client: ForkServerClient | None) -> Supervisor:
@@ -185,18 +150,16 @@ class Agent:
         if not os.path.isdir(cwd):
             msg = f"the folder {cwd} does not exist on the node {address}"
             raise FileNotFoundError(msg)
-        if (folder := DurableFolder.of(None, spec.template.env)) is not None:
+        if (folder := DurableFolder.of(None, spec.env)) is not None:
             try:
                 folder.check_writable()
             except OSError as error:
                 msg = f"checkpoints cannot be written to {folder.path} on the node {address}: {error.strerror}"
                 raise OSError(error.errno, msg) from None
-        if spec.template.virtual_local_rank:  # known before the first attempt
-            devices.own(devices.indices(spec.nproc - 1, spec.nproc, spec.template.gpus_per_worker), env)
+        if spec.job.virtual_local_rank:  # known before the first attempt
+            devices.own(devices.indices(spec.nproc - 1, spec.nproc, spec.gpus_per_worker), env)
         try:
-            found = Supervisor(
-                spec.template, node=spec.node, address=address, env=env, interface_env=more, cwd=cwd, client=client
-            )
+            found = Supervisor(spec, address=address, env=env, interface_env=more, cwd=cwd, client=client)
             found.start()
         except OSError as error:
             raise OSError(error.errno, limits.explained(error, "the agent")) from error
@@ -288,9 +251,9 @@ class Agent:
 
     async def logs(self, asked: LogQuery | LogRead) -> LogAnswer:
         """Return what the log files of workers on this node have. Raises OSError."""
-        template = self._supervisor.spec.template
+        spec = self._supervisor.spec.agent
         return await self._log_reader.read(
-            lambda: log_files.answer(template.run_dir, template.layout, asked) if template.kept else LogAnswer()
+            lambda: log_files.answer(spec.run_dir, spec.job.log_layout, asked) if spec.kept else LogAnswer()
         )
 
     async def read_result(self, rank: int, offset: int) -> bytes:

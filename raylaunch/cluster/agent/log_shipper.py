@@ -40,9 +40,9 @@ class LogShipper:
     def follow(self, assignment: Assignment, spec: NodeSpec, view: OutputView, terminal: WorkerTerminal | None) -> None:
         """Follow what is shown of the workers of an attempt, which begins."""
         sources = log_sources(
-            view, assignment, LAYOUTS[spec.template.layout], spec.run_dir, kept=spec.template.kept, page=self._page
+            view, assignment, LAYOUTS[spec.agent.job.log_layout], spec.run_dir, kept=spec.agent.kept, page=self._page
         )
-        own = spec.template.terminal
+        own = spec.agent.terminal
         if terminal is not None and own is not None:
             has_it = terminal.launched(assignment, lambda rank: str(spec.rank_dir(assignment.attempt, rank) / STDOUT))
             sources = [

@@ -17,18 +17,19 @@ from ray.exceptions import RayError
 
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import agent, serialization
-from raylaunch.cluster.agent.agent import AgentSpec, Home, LeaseExpiredError
+from raylaunch.cluster.agent.agent import Home, LeaseExpiredError
 from raylaunch.cluster.agent.lease import end_this_process
 from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
 from raylaunch.cluster.succession import named_resources
-from raylaunch.cluster.succession.agent_session import Adoption, DetachedSettings, SupersededError
+from raylaunch.cluster.succession.agent_session import Adoption, SupersededError
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.copy_messages import FreeMemory
+from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
@@ -53,7 +54,7 @@ class IdleAgent:
 
 def title_of(spec: AgentSpec) -> str:
     """Return what Ray's dashboard shows of an agent. One that `keep_warm` keeps serves other runs and nodes later."""
-    whose = "kept by keep_warm" if spec.keep_warm else f"{spec.node} ({spec.template.name})"
+    whose = "kept by keep_warm" if spec.job.keep_warm else f"{spec.node} ({spec.job.title})"
     return printable(f"{TITLE} {whose}")
 
 
@@ -110,7 +111,7 @@ class AgentActor:
         try:
             spec = serialization.load_spec(message)
             processes.set_niceness(spec.niceness)
-            end = functools.partial(self._lease_expired, asyncio.get_running_loop(), spec.detached)
+            end = functools.partial(self._lease_expired, asyncio.get_running_loop(), spec)
             self._agent = agent.Agent(spec, self._home, end=end)
         except VersionMismatchError as error:
             self._error = AgentVersionError(f"its host {self._home.address} {error}")
@@ -197,12 +198,12 @@ class AgentActor:
             self._agent.session.check(epoch)
             self._agent.handle(FreeMemory())
 
-    def _lease_expired(self, loop: asyncio.AbstractEventLoop, detached: DetachedSettings | None) -> None:
+    def _lease_expired(self, loop: asyncio.AbstractEventLoop, spec: AgentSpec) -> None:
         """End this process or, in a detached run, only the node: the state is kept until no driver can come any more.
 
         In the thread of the lease. A loop that does not answer could not give the state to anybody: then all ends.
         """
-        if detached is None or self._agent is None:
+        if not spec.token or self._agent is None:
             end_this_process()
             return
         try:
@@ -210,10 +211,10 @@ class AgentActor:
         except Exception:  # noqa: BLE001
             end_this_process()
         session = self._agent.session
-        while (left := detached.driver_timeout - session.alone) > 0:
+        while (left := spec.job.driver_timeout - session.alone) > 0:
             time.sleep(left)
-        if not named_resources.has_driver(detached.token):  # else only this node had none
-            named_resources.remove(detached.token)
+        if not named_resources.has_driver(spec.token):  # else only this node had none
+            named_resources.remove(spec.token)
         end_this_process()
 
     async def logs(self, message: bytes) -> bytes:

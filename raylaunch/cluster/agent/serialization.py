@@ -18,10 +18,11 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
+from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
 from raylaunch.node.protocol.node_goal import NodeGoal
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 _Message = TypeVar("_Message")
 _ORDERS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Order)}

@@ -11,17 +11,16 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkDown, LinkServer
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import is_of_a_terminal
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.node_spec import PER_RUN, WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 Key = Mapping[str, Any]
 """What an idle agent's fork server was started with. A run can use the agent if it has an equal key."""
@@ -46,18 +45,15 @@ class PooledAgent:
 
 
 def key_of(spec: AgentSpec) -> Key:
-    """Return the key of an agent: all fields that its fork server was started with, which no later run can change."""
-    environ = {"submitter_env": without_terminal(spec.submitter_env)}
-    return {**_kept_fields(spec.template), **_kept_fields(spec), **environ}
+    """Return the key of an agent: all that its fork server was started with, which no later run can change."""
+    of_job = {name: getattr(spec.job, name) for name in ("nodes", "cpus_per_worker", "preload", "start_method")}
+    of_agent = {name: getattr(spec, name) for name in ("kept", "env", "nproc", "niceness", "cwd", "ray_address")}
+    return {**of_job, **of_agent, "submitter_env": without_terminal(spec.submitter_env)}
 
 
 def without_terminal(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without variables that describe a terminal, which do not matter to a fork server."""
     return {name: value for name, value in environ.items() if not is_of_a_terminal(name)}
-
-
-def _kept_fields(spec: AgentSpec | WorkerTemplate) -> Key:
-    return {one.name: getattr(spec, one.name) for one in fields(spec) if one.metadata != PER_RUN}
 
 
 def why_unusable(job: Job, plan: Plan, *, in_process: bool) -> str:

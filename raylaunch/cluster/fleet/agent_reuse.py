@@ -17,13 +17,13 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.ray_actor import IdleAgent, dismiss
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, PooledAgent
 from raylaunch.cluster.fleet.slot_table import StartAgent
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.packing import Bundle
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 _REUSE_SECONDS = 10.0
 """How long an idle agent has to answer a run that wants to use it."""

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.fleet.allocator import Allocator
 from raylaunch.cluster.fleet.slot_table import Request, StartAgent
 from raylaunch.cluster.fleet_api import Tell
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.messages import Order
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 Answer = TypeVar("Answer")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home
+from raylaunch.cluster.agent.agent import Agent, Home
 from raylaunch.cluster.agent.log_reader import in_thread
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, Key, PooledAgent
@@ -41,6 +41,7 @@ from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order, StopWorkers
+from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
@@ -273,13 +274,13 @@ class LocalFleet(FleetBase):
         """End the agents and put their fork servers into the pool, where `keep_warm` is set."""
         if self._pool is not None:
             resting = asyncio.run_coroutine_threadsafe(self._make_idle(), self._loop).result()
-            self._pool.put(resting, self._spec.keep_warm)
+            self._pool.put(resting, self._spec.job.keep_warm)
 
     async def _make_idle(self) -> list[PooledAgent]:
         agents = [self._agents.pop(node) for node in [*self._agents] if self._allocator.is_up(node)]
         for local in agents:
             local.reports.cancel()
-        left = await asyncio.gather(*(local.agent.become_idle(self._spec.keep_warm) for local in agents))
+        left = await asyncio.gather(*(local.agent.become_idle(self._spec.job.keep_warm) for local in agents))
         return [
             PooledAgent(
                 name=NO_NODE,

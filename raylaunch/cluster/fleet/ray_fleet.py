@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import serialization
-from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
+from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, kill, title_of
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool
@@ -57,6 +57,7 @@ from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.messages import Order
 from raylaunch.node.protocol.node_goal import NodeGoals
+from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.state.checkpoint_writes import LastWrite
 
 _JOIN_SECONDS = 2.0
@@ -379,10 +380,9 @@ class RayFleet(FleetBase):
 
     def _take_over(self) -> None:
         """Command all agents that a slot still has, end the others, and do what the last driver had not come to."""
-        assert self._spec.detached is not None
         self._placement_groups.restore()
         actors: dict[NodeId, Any] = {}
-        for name, node in named_resources.agents(self._spec.detached.token).items():
+        for name, node in named_resources.agents(self._spec.token).items():
             actor = named_resources.actor(name)
             if actor is None:
                 continue  # it has just died
@@ -595,7 +595,7 @@ class RayFleet(FleetBase):
             for node in self.agents
             if self._allocator.is_on_usable_host(node) and self._agent_reuse.can_be_idle(node)
         ]
-        self._agent_reuse.make_idle(self.agents.hand_over(staying), self._spec.keep_warm)
+        self._agent_reuse.make_idle(self.agents.hand_over(staying), self._spec.job.keep_warm)
 
     def close(self) -> None:
         """Make each agent end its processes, for seconds at most; then kill it and return what was reserved.

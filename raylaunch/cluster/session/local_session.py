@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.local_fleet import LocalFleet
@@ -14,6 +13,7 @@ from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job.job import Job
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan
+from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 
@@ -38,9 +38,9 @@ class LocalSession(Session):
 
     def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> Fleet:
         """Return agents in this process."""
-        if not spec.keep_warm:
+        if not spec.job.keep_warm:
             FORK_SERVERS.close()
-        return LocalFleet(plan, spec, say, gpus.visible(), FORK_SERVERS if spec.keep_warm else None)
+        return LocalFleet(plan, spec, say, gpus.visible(), FORK_SERVERS if spec.job.keep_warm else None)
 
 
 def _end(fork_servers: Sequence[ForkServerClient]) -> None:

@@ -18,7 +18,6 @@ from ray.job_config import JobConfig
 
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import ray_actor
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
@@ -33,6 +32,7 @@ from raylaunch.core.newtypes import HostId
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan
 from raylaunch.errors import ClusterError
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 Made = TypeVar("Made")
 
@@ -127,9 +127,9 @@ class RaySession(Session):
 
     def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> Fleet:
         """Return agents that are Ray actors."""
-        if not spec.keep_warm:
+        if not spec.job.keep_warm:
             AGENTS.close()
-        return RayFleet(plan, spec, say, AGENTS if spec.keep_warm else None)
+        return RayFleet(plan, spec, say, AGENTS if spec.job.keep_warm else None)
 
 
 @contextlib.contextmanager

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.core.job.job import Job
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

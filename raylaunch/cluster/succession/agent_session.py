@@ -24,16 +24,6 @@ SUPERSEDED = "another driver has taken over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetachedSettings:
-    """What is different for the agents of a detached run, which outlive a driver."""
-
-    token: str
-    """Is part of the names of all that the run has in the cluster."""
-    driver_timeout: float
-    """Seconds without any driver after which nothing of the run is left."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
     """What an agent tells a driver that takes over."""
 

@@ -21,7 +21,6 @@ from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import AgentAdopted, AgentLost, ReportReceived
 from raylaunch.cluster.succession import interim_keeper
-from raylaunch.cluster.succession.agent_session import DetachedSettings
 from raylaunch.cluster.succession.interim_keeper import InterimState
 from raylaunch.cluster.takeover import ledger as ledgers
 from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts
@@ -29,6 +28,7 @@ from raylaunch.core.machine.events_and_actions import Action, Launch, Stop
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.node.protocol.messages import StopWorkers
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 _SAVE_SECONDS = 0.05
 """A ledger without orders waits so long for others: at the start of a big run many nodes join at the same time."""
@@ -44,10 +44,10 @@ _MOST_KEEPERS = 3
 class LedgerKeepers:
     """Sends the orders of a batch, with the ledger that follows from it."""
 
-    def __init__(self, fleet: RayFleet, settings: DetachedSettings, epoch: int) -> None:
-        """`epoch`: the driver's epoch."""
+    def __init__(self, fleet: RayFleet, spec: AgentSpec, epoch: int) -> None:
+        """`spec`: what the agents of the run are told. `epoch`: the driver's epoch."""
         self.fleet = fleet
-        self._settings = settings
+        self._spec = spec
         self._epoch = epoch
         #: The generation of the last ledger that the interim keeper has; None: it has ended.
         self._interim: int | None = 0
@@ -63,7 +63,7 @@ class LedgerKeepers:
         if ledger and self._needs_interim(keepers):
             self._interim = generation
             found = InterimState(kept=(self._epoch, generation), ledger=ledger)
-            keep = partial(interim_keeper.keep, self._settings.token, self._settings.driver_timeout, found)
+            keep = partial(interim_keeper.keep, self._spec.token, self._spec.job.driver_timeout, found)
             self.fleet.to_do.put(keep)
 
     def _keepers(self) -> list[NodeId]:
@@ -84,7 +84,7 @@ class LedgerKeepers:
         """Learn that an agent has the ledger of this generation. 0: none of this driver."""
         if self._interim is not None and generation > self._interim and not self._needs_interim([node]):
             self._interim = None
-            self.fleet.to_do.put(partial(interim_keeper.end, self._settings.token))
+            self.fleet.to_do.put(partial(interim_keeper.end, self._spec.token))
 
 
 class FencedLeadership:

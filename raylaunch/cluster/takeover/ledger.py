@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from math import inf
 
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.driver.driver import DriverLedger
 from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.driver.run_folder import FolderState
@@ -17,6 +16,7 @@ from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NO_HOST, HostId, RunTime
 from raylaunch.core.placement.plan import Plan
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

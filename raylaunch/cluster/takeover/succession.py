@@ -11,7 +11,6 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.link import LinkServer
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import Observer
@@ -19,7 +18,7 @@ from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet.ray_fleet import RayFleet, Tenure
 from raylaunch.cluster.ray_api import gcs_monitor
 from raylaunch.cluster.succession import interim_keeper, named_resources
-from raylaunch.cluster.succession.agent_session import Adoption, DetachedSettings
+from raylaunch.cluster.succession.agent_session import Adoption
 from raylaunch.cluster.succession.interim_keeper import InterimState
 from raylaunch.cluster.takeover.fenced_leadership import FencedLeadership, LedgerKeepers, end_nodes
 from raylaunch.cluster.takeover.ledger import LastDriver, Ledger, RunFacts, load
@@ -28,6 +27,7 @@ from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import natural_key
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import capped, duration
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 _LOOK_SECONDS = 2.0
 """How long agents may take to say what they keep."""
@@ -60,8 +60,7 @@ class Succession:
 
     def facts(self, asked: Job, job: Job, plan: Plan, run_id: str, began: str, spec: AgentSpec) -> RunFacts:
         """Return what the drivers of the run need. The arguments are its fields."""
-        detached = DetachedSettings(token=self.token, driver_timeout=job.driver_timeout)
-        spec = replace(spec, detached=detached, epoch=0)
+        spec = replace(spec, token=self.token, epoch=0)
         return RunFacts(request=self.request, asked=asked, job=job, plan=plan, run_id=run_id, began=began, spec=spec)
 
     def is_in_command(self) -> bool | None:
@@ -97,8 +96,7 @@ class Succession:
         links: LinkServer | None,
     ) -> Driver:
         """Return the driver. `began`: the time.monotonic() of the run's beginning."""
-        assert facts.spec.detached is not None
-        keepers = LedgerKeepers(fleet, facts.spec.detached, self.epoch)
+        keepers = LedgerKeepers(fleet, facts.spec, self.epoch)
         leadership = FencedLeadership(facts, keepers, folder, self.predecessor, self.is_in_command, self.on_command)
         driver = Driver(facts.job, facts.run_id, fleet, folder, observer, began, links, leadership)
         folder.fence.on_leave = partial(end_nodes, driver.nodes)

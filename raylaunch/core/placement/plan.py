@@ -160,10 +160,11 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
 
 
 def settled(job: Job, plan: Plan) -> Job:
-    """Return the job with the number of nodes that `nprocs` takes.
+    """Return the job with the numbers of the plan: of nodes, where `nprocs` gives that of workers, and of GPUs.
 
     If agents share hosts, hosts are not excluded for failures: that would take out healthy agents too.
     """
+    job = replace(job, gpus_per_worker=plan.gpus_per_worker)
     if job.nprocs is not None:
         job = replace(job, nnodes=plan.max_nodes)
     return job if plan.spread else replace(job, exclude_after=0)

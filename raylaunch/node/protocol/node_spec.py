@@ -1,17 +1,17 @@
-"""What workers are started from: the template that the driver sends, and the specification that a node makes of it."""
+"""What workers are started from: what the driver tells an agent, and the specification that a node makes of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any
 
-from raylaunch.core.job.job import StartMethod
-from raylaunch.core.newtypes import NodeId
+from raylaunch.core.job.job import Job
+from raylaunch.core.newtypes import NO_NODE, NodeId
 from raylaunch.core.placement import devices
 from raylaunch.core.placement.environment import Assignment, Rendezvous, worker_env
 from raylaunch.core.record.run_layout import ERROR, LAYOUTS, STDERR, STDOUT
 from raylaunch.core.text import printable
+from raylaunch.node.protocol.acceptor import SecretAddress
 from raylaunch.node.protocol.forkserver_messages import StartStore
 from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.protocol.terminal_messages import LONG_TIMEOUT, TerminalSpec
@@ -20,62 +20,88 @@ from raylaunch.worker.heartbeats import shared_page, slot_owner
 from raylaunch.worker.runtime import entry, files_wait
 from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.state import buffer_client
+from raylaunch.worker.state.checkpoints import durable_folder
 from raylaunch.worker.survivors import survivor_link
-
-PER_RUN = {"lasts": "run"}
-"""Metadata of a field that each run sets anew, also for an agent that an earlier run left idle."""
-PER_PROCESS = {"lasts": "process"}
-"""Metadata of a field that the fork server is started with: only runs with an equal value can use an idle agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerTemplate:
-    """What workers of all nodes and attempts have in common. The driver sends it to every agent."""
+class AgentSpec:
+    """What an agent is told at its start: the job itself, and what the driver knows besides."""
 
-    run_dir: str = field(metadata=PER_RUN)
-    """The folder for logs. Not used where they are not kept."""
-    layout: str = field(default="raylaunch", metadata=PER_RUN)
-    """A key of `LAYOUTS`: where files are in `run_dir`."""
-    name: str = field(default="", metadata=PER_RUN)
-    """The job's name, for people."""
-    kept: bool = field(default=True, metadata=PER_PROCESS)
-    """False: logs go to a temporary folder of each node, which is removed at the end of the run."""
-    kind: str = field(metadata=PER_RUN)
-    target: str = field(metadata=PER_RUN)
-    args: tuple[Any, ...] = field(repr=False, metadata=PER_RUN)
-    pass_local_rank: bool = field(default=False, metadata=PER_RUN)
-    numa_binding: str | None = field(default=None, metadata=PER_RUN)
-    kwargs: dict[str, Any] = field(default_factory=dict, repr=False, metadata=PER_RUN)
-    payload: bytes = field(default=b"", repr=False, metadata=PER_RUN)
-    env: dict[str, str] = field(repr=False, metadata=PER_PROCESS)
-    """The job's own variables."""
-    cpus_per_worker: float = field(default=1.0, metadata=PER_PROCESS)
-    gpus_per_worker: float = field(default=0.0, metadata=PER_RUN)
-    virtual_local_rank: bool = field(default=False, metadata=PER_RUN)
-    master_addr: str = field(default="", metadata=PER_RUN)
-    master_port: int = field(default=0, metadata=PER_RUN)
-    """0: each attempt's store takes a free port."""
-    several_nodes: bool = field(default=False, metadata=PER_RUN)
-    """The job may use more than one node."""
-    backend: str | None = field(metadata=PER_RUN)
-    preload: tuple[str, ...] = field(metadata=PER_PROCESS)
-    preload_auto: bool = field(default=False, metadata=PER_PROCESS)
-    """`preload: auto`: also preload what an attempt's workers import, for the next attempt's workers."""
-    start_method: StartMethod = field(metadata=PER_PROCESS)
-    terminal: TerminalSpec | None = field(default=None, metadata=PER_RUN)
+    job: Job = field(repr=False)
+    """With the numbers that the plan has for it, and a name in which no hidden value is."""
+    run_dir: str
+    """The folder for logs; `""`: they go to a temporary folder of each node, which is removed at the end of the run."""
+    payload: bytes = field(default=b"", repr=False)
+    """Runs instead of the job's entry point, unless it is empty: cloudpickle of (function, args, kwargs)."""
+    terminal: TerminalSpec | None = None
     """Which rank has a terminal; None: none has."""
-    state_bytes: int | None = field(default=None, metadata=PER_RUN)
-    """What `State` may use of each node's memory; None: a share of what is free."""
-    state_secret: str = field(default="", repr=False, metadata=PER_RUN)
+    state_secret: str = field(default="", repr=False)
     """By it an agent finds what one of the run that was killed on its host has left; `""`: there cannot be one."""
+    node: NodeId = NO_NODE
+    """The node's name in the run. The fleet gives each agent its own."""
+    nproc: int = 0
+    """Workers of this agent. The fleet gives each agent its own number."""
+    address: str | None
+    """Where the node's stores listen; None: at the node's own address, as its cluster knows it."""
+    submitter_env: dict[str, str] = field(repr=False)
+    """The environment of the process that submitted the run. Each agent makes its workers' of it and of its node's."""
+    niceness: int = 0
+    """That of the process that submitted the run, which all processes of the node get (nice(1))."""
+    cwd: str | None
+    """The submitter's working folder; None: the folder into which Ray unpacked its copy."""
+    ray_address: str
+    """Where scripts find Ray; `""`: there is none, and RAY_ADDRESS is not set."""
+    link_address: SecretAddress | None = None
+    """Where the agent opens its link to the driver; None: nowhere."""
+    epoch: int = 0
+    """Epoch of the driver's calls; calls of an earlier run have a lower one. 0: any, since the run is detached."""
+    token: str = ""
+    """Part of the names of all that a detached run has in the cluster; `""`: agents end with their driver."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether logs are kept."""
+        return self.run_dir != ""
+
+    @property
+    def kind(self) -> str:
+        """What workers run, as in `WorkerSpec`."""
+        return "pickle" if self.payload else self.job.entrypoint.kind
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The job's own variables, and those by which `State` knows where checkpoints are."""
+        if not self.job.durable:
+            return self.job.env
+        return {
+            durable_folder.FOLDER_VARIABLE: self.job.durable,
+            durable_folder.EVERY_VARIABLE: f"{self.job.durable_every:g}",
+            durable_folder.KEEP_VARIABLE: f"{self.job.durable_keep}",
+            **self.job.env,
+        }
+
+    @property
+    def gpus_per_worker(self) -> float:
+        """How many GPUs each worker has."""
+        return float(self.job.gpus_per_worker)
+
+    @property
+    def backend(self) -> str | None:
+        """The backend of functions: NCCL needs a GPU for each rank. None: the device's own."""
+        return self.job.backend or (None if self.gpus_per_worker >= 1 else "gloo")
+
+    @property
+    def state_bytes(self) -> int | None:
+        """What `State` may use of the node's memory; None: a share of what is free."""
+        return None if self.job.state_memory is None else int(self.job.state_memory * 2**30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """The template, and what the node itself found out. Nothing in it changes from attempt to attempt."""
+    """What the agent was told, and what the node itself found out. Nothing in it changes from attempt to attempt."""
 
-    template: WorkerTemplate
-    node: NodeId
+    agent: AgentSpec
     address: str
     """Where the node's stores listen, and what its workers are told."""
     env: dict[str, str]
@@ -84,7 +110,7 @@ class NodeSpec:
     """More variables, for an attempt on several hosts; see `core/placement/environment.py`."""
     cwd: str
     run_dir: str
-    """The template's, or a temporary folder where logs are not kept."""
+    """The agent's, or a temporary folder where logs are not kept."""
     terminal: str = ""
     """The path of the terminal for the rank that has one; `""`: there is none."""
     page: str
@@ -98,12 +124,12 @@ class NodeSpec:
 
     def rank_dir(self, attempt: int, rank: int) -> PurePath:
         """Return the folder for a worker's files."""
-        return LAYOUTS[self.template.layout].rank_dir(self.run_dir, attempt, rank)
+        return LAYOUTS[self.agent.job.log_layout].rank_dir(self.run_dir, attempt, rank)
 
     def temporary_folders(self) -> list[str]:
         """Return the folders that are removed at the end of the run."""
         files = str(PurePath(self.fast_dir).parent)
-        return [files] if self.template.kept else [files, self.run_dir]
+        return [files] if self.agent.kept else [files, self.run_dir]
 
     def workers(self, order: LaunchWorkers) -> tuple[WorkerSpec, ...]:
         """Return the specifications of the workers of an attempt, by local rank."""
@@ -114,32 +140,32 @@ class NodeSpec:
 
     def worker(self, assignment: Assignment, local_rank: int, rendezvous: Rendezvous) -> WorkerSpec:
         """Return the specification of one worker of an attempt. Raises ValueError where there are too few GPUs."""
-        template, terminal = self.template, self.template.terminal
+        agent, job, terminal = self.agent, self.agent.job, self.agent.terminal
         rank = assignment.ranks[local_rank]
         folder = self.rank_dir(assignment.attempt, rank)
-        error_file = str(folder / ERROR) if template.kept else ""
+        error_file = str(folder / ERROR) if agent.kept else ""
         ranks = worker_env(assignment, local_rank, rendezvous, error_file=error_file, given=self.env)
-        gpus = devices.indices(local_rank, assignment.nproc, template.gpus_per_worker)
-        if template.virtual_local_rank:
+        gpus = devices.indices(local_rank, assignment.nproc, agent.gpus_per_worker)
+        if job.virtual_local_rank:
             ranks |= {"LOCAL_RANK": "0", **devices.own(gpus, self.env)}
         interface = self.interface_env if assignment.nhosts > 1 else {}
         env = self.env | interface | ranks | self._own_env(assignment.attempt, local_rank)
-        if not template.kept:
+        if not agent.kept:
             env.pop(RUN_DIR_VARIABLE, None)  # of a run whose worker started this one
         return WorkerSpec(
             rank=rank,
             local_rank=local_rank,
-            kind=template.kind,
-            target=template.target,
-            args=entry.worker_args(template.args, local_rank, pass_local_rank=template.pass_local_rank),
-            kwargs=template.kwargs,
-            payload=template.payload,
+            kind=agent.kind,
+            target=job.entrypoint.target,
+            args=entry.worker_args(job.entrypoint.args, local_rank, pass_local_rank=job.entrypoint.pass_local_rank),
+            kwargs=job.entrypoint.kwargs,
+            payload=agent.payload,
             env=env,
             cwd=self.cwd,
             stdout=str(folder / STDOUT),
             stderr=str(folder / STDERR),
-            backend=template.backend,
-            numa_binding=template.numa_binding,
+            backend=agent.backend,
+            numa_binding=job.numa_binding,
             gpus=gpus,
             node_devices={name: self.env[name] for name in devices.VARIABLES if name in self.env},
             title=self._title(rank, assignment.world_size),
@@ -150,27 +176,27 @@ class NodeSpec:
 
     def _title(self, rank: int, world_size: int) -> str:
         """Return what `ps` shows of a worker: `raylaunch: train.py rank 3 of 8 (charlm)`."""
-        target = PurePath(self.template.target).name
-        return printable(f"raylaunch: {target} rank {rank} of {world_size} ({self.template.name})")
+        target = PurePath(self.agent.job.entrypoint.target).name
+        return printable(f"raylaunch: {target} rank {rank} of {world_size} ({self.agent.job.title})")
 
     def _own_env(self, attempt: int, local_rank: int) -> dict[str, str]:
         """Variables that `raylaunch.worker` reads. A worker beyond the page's slots shows no progress."""
         has_slot = local_rank < shared_page.MAX_WORKERS
         slot = {shared_page.PAGE_VARIABLE: f"{self.page}:{local_rank}"} if has_slot else {}
-        run_dir = {RUN_DIR_VARIABLE: self.run_dir} if self.template.kept else {}
+        run_dir = {RUN_DIR_VARIABLE: self.run_dir} if self.agent.kept else {}
         state = {buffer_client.ADDRESS_VARIABLE: self.state_address, files_wait.FOLDER_VARIABLE: self.fast_dir}
-        if has_slot and self.template.kind != "command":
+        if has_slot and self.agent.kind != "command":
             state[survivor_link.ADDRESS_VARIABLE] = self.survivors_address
         return slot | run_dir | state | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
 
     def store(self, attempt: int, port: int) -> StartStore:
         """Return the order for the store of an attempt. `port` counts where the job fixes none; 0: any."""
-        template = self.template
+        job = self.agent.job
         return StartStore(
             attempt=attempt,
             address=self.address,
-            master_addr=template.master_addr,
-            several_nodes=template.several_nodes,
-            port=template.master_port or port,
-            fixed=template.master_port != 0,
+            master_addr=job.master_addr or "",
+            several_nodes=job.max_nodes > 1,
+            port=job.master_port or port,
+            fixed=job.master_port != 0,
         )

@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping
 from typing import TypeVar
 
-from raylaunch.core.newtypes import NodeId
+from raylaunch.core.job.job import StartMethod
 from raylaunch.node.forkserver import file_timer, subreaper
 from raylaunch.node.linux import processes, procfs, scratch
 from raylaunch.node.linux.processes import CLEANUP_WAIT_SECONDS
 from raylaunch.node.protocol import forkserver_messages, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store import FdStoreClient
 from raylaunch.worker.heartbeats.shared_page import SharedPage
@@ -116,17 +116,14 @@ class ForkServerClient:
         #: Our end of the socket to the fork server, while there is one.
         self.control: socket.socket | None = None
 
-    def complete(
-        self, template: WorkerTemplate, *, node: NodeId, address: str, env: dict[str, str], cwd: str
-    ) -> NodeSpec:
+    def complete(self, spec: AgentSpec, *, address: str, env: dict[str, str], cwd: str) -> NodeSpec:
         """Return a run's specification on this node, with the page, folder and variables of this client."""
         return NodeSpec(
-            template=template,
-            node=node,
+            agent=spec,
             address=address,
             env={encodable(name): encodable(value) for name, value in (env | self._timer_env).items()},
             cwd=encodable(cwd),
-            run_dir=self._folder or encodable(template.run_dir),
+            run_dir=self._folder or encodable(spec.run_dir),
             page=f"/proc/{os.getpid()}/fd/{self._page_fd}",
             fast_dir=self.fast_dir.path,
         )
@@ -138,12 +135,13 @@ class ForkServerClient:
         with theirs:
             self._server = ForkServerProcess(spec, theirs, self.fd_store)
         self.control = ours
+        job = spec.agent.job
         initialize = forkserver_messages.Initialize(
             preload=preload,
-            start_method=spec.template.start_method,
+            start_method=StartMethod(job.start_method),
             page=spec.page,
-            preload_auto=spec.template.preload_auto,
-            script=spec.template.target if spec.template.kind == "script" else "",
+            preload_auto=isinstance(job.preload, str),
+            script=job.entrypoint.target if spec.agent.kind == "script" else "",
             manifest=self.manifest,
         )
         wire.send(ours, initialize)

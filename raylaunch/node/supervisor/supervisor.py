@@ -11,7 +11,7 @@ from dataclasses import replace
 from raylaunch.core.job.job import StartMethod
 from raylaunch.core.machine.observe import ProcessFailure
 from raylaunch.core.monitoring.heartbeat import Heartbeat
-from raylaunch.core.newtypes import NodeId, assert_never
+from raylaunch.core.newtypes import assert_never
 from raylaunch.node.linux import limits
 from raylaunch.node.linux.oom import OomKills
 from raylaunch.node.protocol import forkserver_messages, lease_page, messages, wire
@@ -30,7 +30,7 @@ from raylaunch.node.protocol.messages import (
     SupervisorEvent,
     WorkerOrder,
 )
-from raylaunch.node.protocol.node_spec import NodeSpec, WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
 from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.attempt_state import AttemptState
@@ -50,9 +50,8 @@ class Supervisor:
 
     def __init__(
         self,
-        template: WorkerTemplate,
+        spec: AgentSpec,
         *,
-        node: NodeId,
         address: str,
         env: dict[str, str],
         interface_env: dict[str, str] | None = None,
@@ -63,12 +62,12 @@ class Supervisor:
 
         `client`: from an earlier run with equal per-process fields, whose fork server is active again.
         """
-        self.client = ForkServerClient(env, kept=template.kept) if client is None else client
+        self.client = ForkServerClient(env, kept=spec.kept) if client is None else client
         #: What this agent shares with the fork server and the workers.
         self.page = self.client.page
-        own = self.client.complete(template, node=node, address=address, env=env, cwd=cwd)
+        own = self.client.complete(spec, address=address, env=env, cwd=cwd)
         self.state = StateMemory(
-            self.page, template.state_secret, template.state_bytes, self.client.fast_dir, self.client.fd_store
+            self.page, spec.state_secret, spec.state_bytes, self.client.fast_dir, self.client.fd_store
         )
         self._survivors = SurvivorTable()
         own = replace(own, state_address=self.state.address, survivors_address=self._survivors.address)
@@ -78,14 +77,14 @@ class Supervisor:
         #: The fork server's process id, 0 until it is ready.
         self.server_pid = 0
         self.attempt_state: AttemptState | None = None
-        self._poller = PagePoller(self.page, node)
+        self._poller = PagePoller(self.page, spec.node)
         self._epoll = select.epoll()
         self._epoll.register(self._poller, select.EPOLLIN)
         self._epoll.register(self.state, select.EPOLLIN)
         self._epoll.register(self._survivors, select.EPOLLIN)
         self.pending = _PendingOrders()
-        self._preload = template.preload
-        #: Why `_preload` is less than the template's.
+        self._preload = spec.job.preloaded
+        #: Why `_preload` is less than the job's.
         self._why: tuple[str, ...] = ()
         #: Fork servers in a row that died before they were ready.
         self._false_starts = 0
@@ -173,7 +172,7 @@ class Supervisor:
 
     def heartbeat(self) -> Heartbeat | None:
         """Return the progress of the present attempt's workers; None where none are started."""
-        memory = self.state.usage(self.spec.node)
+        memory = self.state.usage(self.spec.agent.node)
         return None if self._closed else read_heartbeat(self.page, self.attempt_state, memory)
 
     def read_result(self, rank: int, offset: int) -> bytes:
@@ -192,7 +191,7 @@ class Supervisor:
         Waits for the end of the run's processes, for seconds at most.
         """
         client = self.client
-        if not (self.ready and self._preload == self.spec.template.preload and client.reset()):
+        if not (self.ready and self._preload == self.spec.agent.job.preloaded and client.reset()):
             self.close()
             return None
         self._closed = True
@@ -292,7 +291,7 @@ class Supervisor:
 
     def _failure(self, exited: forkserver_messages.WorkerExited, report: Report) -> ProcessFailure:
         folder = self.spec.rank_dir(exited.attempt, exited.rank)
-        return process_failure.failure(exited, report, folder, self._oom_kills, kept=self.spec.template.kept)
+        return process_failure.failure(exited, report, folder, self._oom_kills, kept=self.spec.agent.kept)
 
     def _exits(self, failures: list[ProcessFailure]) -> Iterator[ProcessesExited]:
         """Make one event per attempt of these failures, and clear them; or one that says that all workers finished."""

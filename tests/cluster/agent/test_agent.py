@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from raylaunch.cluster.agent.agent import Agent, AgentSpec, Home, LeaseExpiredError
-from raylaunch.cluster.succession.agent_session import DetachedSettings
+from raylaunch.cluster.agent.agent import Agent, Home, LeaseExpiredError
 from raylaunch.core.newtypes import HostId
 from raylaunch.node.protocol.messages import OpenStore
+from raylaunch.node.protocol.node_spec import AgentSpec
 from tests.cluster.agent.test_ray_actor import SPEC
 from tests.private_cluster import MARK, end_marked, marked
 
@@ -22,9 +22,8 @@ pytestmark = pytest.mark.timeout(100)
 def spec(tmp_path) -> AgentSpec:
     """A node of a detached run, whose lease lasts 1.8 s. No process of it is left after the test."""
     mark = os.urandom(8).hex()
-    template = replace(SPEC.template, run_dir=str(tmp_path), env={MARK: mark})
-    settings = DetachedSettings(token="t", driver_timeout=100.0)
-    yield replace(SPEC, template=template, cwd=str(tmp_path), node_timeout=2.0, epoch=0, detached=settings)
+    job = replace(SPEC.job, env={MARK: mark}, node_timeout=2.0, driver_timeout=100.0)
+    yield replace(SPEC, job=job, run_dir=str(tmp_path), cwd=str(tmp_path), epoch=0, token="t")
     left = marked(mark)
     end_marked(mark)
     assert left == []
@@ -48,7 +47,7 @@ def test_a_node_whose_driver_stands_still(spec):
         status = None
         while status is None or status.up is None:  # until the fork server is ready
             status = (await agent.next_report()).status or status
-        assert marked(spec.template.env[MARK])
+        assert marked(spec.env[MARK])
         folder = agent._supervisor.state.files.folder.root  # noqa: SLF001
         assert is_there(folder)
         await expired.wait()
@@ -56,7 +55,7 @@ def test_a_node_whose_driver_stands_still(spec):
         await asyncio.sleep(0)
         assert not called.done(), "nothing proves yet that the workers have ended"
         await agent.end_node()
-        assert marked(spec.template.env[MARK]) == []
+        assert marked(spec.env[MARK]) == []
         assert not is_there(folder), "if this process is killed now, nobody would remove that"
         assert agent.session.look().is_over
         for _ in range(2):
@@ -70,7 +69,7 @@ def test_a_node_whose_driver_stands_still(spec):
 
 def test_a_node_that_cannot_write_checkpoints(spec):
     """It is not started."""
-    template = replace(spec.template, env={**spec.template.env, "RAYLAUNCH_DURABLE": "/proc/new"})
+    job = replace(spec.job, durable="/proc/new")
     home = Home(host=HostId("a"), address="10.0.0.7", environ=os.environ)
     with pytest.raises(OSError, match=r"to /proc/new on the node 10\.0\.0\.7: /proc cannot be written: No such file"):
-        Agent(replace(spec, template=template, address="10.0.0.7"), home, end=lambda: None)
+        Agent(replace(spec, job=job, address="10.0.0.7"), home, end=lambda: None)

@@ -15,34 +15,21 @@ from types import SimpleNamespace
 import pytest
 
 from raylaunch.cluster.agent import ray_actor, serialization
-from raylaunch.cluster.agent.agent import AgentSpec
-from raylaunch.cluster.succession.agent_session import AgentSession, DetachedSettings
-from raylaunch.core.job.job import Job, StartMethod
-from raylaunch.core.job.outputs import view
+from raylaunch.cluster.succession.agent_session import AgentSession
+from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.node.protocol.messages import OpenStore, Order, StopWorkers
 from raylaunch.node.protocol.node_goal import NodeGoal
-from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec
 
 SPEC = AgentSpec(
-    template=WorkerTemplate(
-        run_dir="",
-        kind="script",
-        target="t.py",
-        args=(),
-        env={},
-        backend=None,
-        preload=(),
-        start_method=StartMethod.SPAWN,
-    ),
+    job=Job(entrypoint=Entrypoint(script="t.py"), preload=[], start_method="spawn", gpus_per_worker=0),
+    run_dir="",
     address=None,
     nproc=1,
-    rules={},
     submitter_env={},
     niceness=7,
     cwd=None,
     ray_address="",
-    view=view(Job()),
-    node_timeout=5.0,
     epoch=1,
 )
 
@@ -198,9 +185,11 @@ def test_all_runs_of_a_process_use_one_actor_class():
 def test_what_the_dashboard_shows(actor):
     """Node and run. An agent that may serve other runs later has neither, since Ray asks once."""
     assert repr(actor) == "raylaunch: agent"
-    spec = replace(SPEC, node="node-2", template=replace(SPEC.template, name="char\nlm"))
+    spec = replace(SPEC, node="node-2", job=replace(SPEC.job, name="char\nlm"))
     assert ray_actor.title_of(spec) == r"raylaunch: agent node-2 (char\nlm)"
-    assert ray_actor.title_of(replace(spec, keep_warm=9.0)) == "raylaunch: agent kept by keep_warm"
+    assert (
+        ray_actor.title_of(replace(spec, job=replace(SPEC.job, keep_warm=9.0))) == "raylaunch: agent kept by keep_warm"
+    )
 
 
 # Of a detached run, when the lease of the node expires: in the thread of the lease.
@@ -240,10 +229,9 @@ def expiring(monkeypatch, actor):
     monkeypatch.setattr(
         ray_actor.agent, "Agent", lambda *args, **more: agents.append(EndingAgent(*args, **more)) or agents[0]
     )
-    settings = DetachedSettings(token="t", driver_timeout=0.0)
 
     async def begin() -> EndingAgent:
-        await actor.begin(serialization.dump_spec(replace(SPEC, detached=settings)))
+        await actor.begin(serialization.dump_spec(replace(SPEC, job=replace(SPEC.job, driver_timeout=0.0), token="t")))
         return agents[0]
 
     return begin

@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from raylaunch.cluster.agent.agent import AgentSpec
 from raylaunch.cluster.agent.lease import Lease
 from raylaunch.cluster.agent.link import Link, LinkServer
 from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet.agent_pool import AgentPool, PooledAgent
 from raylaunch.cluster.session.ray_session import SharedConnection
-from raylaunch.core.job import outputs
-from raylaunch.core.job.job import Job, RayOptions
+from raylaunch.core.job.job import Entrypoint, Job, RayOptions
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.node.protocol.acceptor import SecretAddress
-from raylaunch.node.protocol.node_spec import PER_PROCESS, PER_RUN, WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec
 
-TEMPLATE = WorkerTemplate(
-    run_dir="/runs/1",
-    kind="script",
-    target="train.py",
-    args=("--lr", 1),
-    env={"A": "1"},
-    backend=None,
-    preload=("torch",),
-    start_method="forkserver",
-)
+JOB = Job(entrypoint=Entrypoint(script="train.py", args=["--lr", 1]), env={"A": "1"}, preload=["torch"])
 TOLD = AgentSpec(
-    template=TEMPLATE,
+    job=JOB,
+    run_dir="/runs/1",
     node="node-1",
     address=None,
     nproc=2,
-    rules={},
     submitter_env={"B": "2", "COLUMNS": "80"},
     cwd="/home/me",
     ray_address="10.0.0.1:6379",
-    view=outputs.view(Job()),
-    node_timeout=5.0,
 )
 
 
@@ -52,34 +39,23 @@ def differs(before: AgentSpec, after: AgentSpec) -> bool:
 
 def test_another_run_of_the_same_kind_has_the_same_key():
     """Another script, other arguments, another folder for logs, another window."""
-    template = replace(TEMPLATE, run_dir="/runs/2", target="eval.py", args=(), payload=b"f")
-    told = replace(TOLD, template=template, node="node-2", submitter_env={"B": "2", "COLUMNS": "120"}, node_timeout=9.0)
+    job = replace(JOB, entrypoint=Entrypoint(script="eval.py"), node_timeout=9.0)
+    told = replace(TOLD, job=job, run_dir="/runs/2", payload=b"f", node="node-2")
+    told = replace(told, submitter_env={"B": "2", "COLUMNS": "120"})
     assert not differs(TOLD, replace(told, link_address=SecretAddress(host="", port=1, secret="")))
 
 
-@pytest.mark.parametrize("name", ["env", "preload", "start_method", "kept"])
+@pytest.mark.parametrize("name", ["env", "durable", "preload", "start_method", "nodes", "cpus_per_worker"])
 def test_what_a_fork_server_was_started_with_is_in_the_key(name):
-    template = replace(TEMPLATE, **{name: object()})
-    assert differs(TOLD, replace(TOLD, template=template))
+    changed = {"env": {"A": "2"}, "durable": "/checkpoints"}.get(name, object())
+    assert differs(TOLD, replace(TOLD, job=replace(JOB, **{name: changed})))
+    assert differs(TOLD, replace(TOLD, run_dir="")), "logs go to a folder of the fork server's"
 
 
-@pytest.mark.parametrize("name", ["nproc", "rules", "cwd", "ray_address"])
+@pytest.mark.parametrize("name", ["nproc", "niceness", "cwd", "ray_address"])
 def test_what_an_agent_makes_its_environment_of_is_in_the_key(name):
     assert differs(TOLD, replace(TOLD, **{name: object()}))
     assert differs(TOLD, replace(TOLD, submitter_env={"B": "3"}))
-
-
-@pytest.mark.parametrize("spec", [AgentSpec, WorkerTemplate])
-def test_every_field_says_how_long_it_lasts(spec):
-    """Whoever adds a field must decide whether an idle agent can be told it anew."""
-    assert {one.name for one in fields(spec) if one.metadata not in (PER_RUN, PER_PROCESS)} == set()
-
-
-def test_the_fields_in_the_key():
-    names = (
-        "kept env cwd preload preload_auto start_method nproc cpus_per_worker niceness rules submitter_env ray_address"
-    )
-    assert set(agent_pool.key_of(TOLD)) == set(names.split())
 
 
 class Agents:

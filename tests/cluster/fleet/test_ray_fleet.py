@@ -23,22 +23,21 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from raylaunch.cluster.agent import ray_actor, serialization
-from raylaunch.cluster.agent.agent import AgentReport, AgentSpec
+from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.fleet import ray_fleet
 from raylaunch.cluster.fleet.ray_fleet import RayFleet, Tenure
 from raylaunch.cluster.fleet_api import AgentLost, AgentsAdopted, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.cluster.ray_api.placement_groups import PlacementGroups
 from raylaunch.cluster.session.ray_session import nodes
 from raylaunch.cluster.succession import named_resources
-from raylaunch.cluster.succession.agent_session import Adoption, AgentSession, DetachedSettings
+from raylaunch.cluster.succession.agent_session import Adoption, AgentSession
 from raylaunch.cluster.succession.registry_key import NAMESPACE
 from raylaunch.cluster.takeover.fenced_leadership import LedgerKeepers
 from raylaunch.core.job.job import Entrypoint, Job
-from raylaunch.core.job.outputs import view
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
 from raylaunch.node.protocol.messages import OpenStore
-from raylaunch.node.protocol.node_spec import WorkerTemplate
+from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from tests.cluster.conftest import left_in_ray, wait_until
 from tests.fakes import READY
@@ -65,24 +64,12 @@ def hosts() -> Iterator[Cluster]:
 
 
 SPEC = AgentSpec(
-    template=WorkerTemplate(
-        run_dir="",
-        kind="script",
-        target="train.py",
-        args=(),
-        env={},
-        backend=None,
-        preload=(),
-        start_method="forkserver",
-    ),
+    job=Job(entrypoint=Entrypoint(script="train.py"), preload=[], gpus_per_worker=0),
+    run_dir="",
     address=None,
-    nproc=0,
-    rules={},
     submitter_env={"API_KEY": "the environment of the submitter"},
     cwd=None,
     ray_address="",
-    view=view(Job()),
-    node_timeout=5.0,
 )
 
 
@@ -316,12 +303,12 @@ def detached(hosts: Cluster) -> Iterator[Callable[..., DetachedCrew]]:
     def start(nnodes: str = "", agent: type = Kept, *, after: DetachedCrew | None = None, **job: Any) -> DetachedCrew:
         wanted = Job(entrypoint=Entrypoint(script="train.py"), nnodes=nnodes, **job)
         plan = after.plan if after else make_plan(wanted, nodes(local=False), local=False)
-        spec = replace(SPEC, detached=DetachedSettings(token=TOKEN, driver_timeout=600.0))
+        spec = replace(SPEC, token=TOKEN)
         lines: list[str] = []
         slots = pickle.loads(after.ledger) if after else None
         tenure = Tenure(token=TOKEN, epoch=2 if after else 1, leave=lambda _: None)
         fleet = RayFleet(plan, spec, lines.append, tenure=tenure, allocator=slots)
-        keepers = LedgerKeepers(fleet, spec.detached, tenure.epoch)
+        keepers = LedgerKeepers(fleet, spec, tenure.epoch)
         found = DetachedCrew(fleet, lines=lines, plan=plan, keepers=keepers, up={**after.up} if after else {})
         fleet.agents.actor_class = ray.remote(max_restarts=0)(agent)
         crews.append(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from machine_helpers import job
 
@@ -391,12 +393,14 @@ def test_gpus_per_worker_with_nprocs(settings, gpus, assumed):
     assert [line for line in found.assumed if "gpus_per_worker" in line] == ([assumed] if assumed else [])
 
 
-def test_settled_job_has_the_planned_number_of_nodes():
-    """With `nprocs`, `nnodes: 1` means as many as needed; other jobs are unchanged."""
+def test_settled_job_has_the_numbers_of_the_plan():
+    """With `nprocs`, `nnodes: 1` means as many as needed."""
     requested = job(nnodes=1, nprocs=12)
     assert settled(requested, make_plan(requested, [node(1), node(2)], local=False)).nnodes == 2
     requested = job(nnodes="1:2")
-    assert settled(requested, make_plan(requested, [node(1), node(2)], local=False)) is requested
+    assert settled(requested, make_plan(requested, [node(1), node(2)], local=False)) == replace(
+        requested, gpus_per_worker=0
+    )
 
 
 def test_nproc_per_node_gpu_without_gpus_is_an_error():

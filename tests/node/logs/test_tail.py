@@ -581,7 +581,7 @@ def _punches_holes(folder: Path) -> bool:
 
 def test_a_node_that_keeps_nothing(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
     """Its workers write to a scratch folder, have no error file, and their failures name no files."""
-    with running(kept=False, preload=()) as node:
+    with running(run_dir="", preload=()) as node:
         folder = node.supervisor.spec.run_dir
         assert os.stat(folder).st_mode & 0o077 == 0
         node.use_for_test(tmp_path, mark, pipe)
@@ -600,7 +600,7 @@ DIES = """
 import os, sys, time
 from pathlib import Path
 from tests.node.harness import Node, basic_env
-node = Node(kept=False, preload=())
+node = Node(run_dir="", preload=())
 node.start()
 print(node.supervisor.spec.run_dir, flush=True)
 os.kill(os.getpid(), 9)

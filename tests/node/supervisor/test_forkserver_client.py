@@ -54,10 +54,8 @@ def next_run(node: Node) -> Ready:
     client = released_client(node)
     assert client.activate()
     spec = node.supervisor.spec
-    template = replace(spec.template, run_dir=str(node.folder / "second"))
-    node.supervisor = Supervisor(
-        template, node=spec.node, address=spec.address, env=spec.env, cwd=spec.cwd, client=client
-    )
+    told = replace(spec.agent, run_dir=str(node.folder / "second"))
+    node.supervisor = Supervisor(told, address=spec.address, env=spec.env, cwd=spec.cwd, client=client)
     node.attempt = 0
     node.unseen.clear()
     return node.start()
@@ -65,7 +63,7 @@ def next_run(node: Node) -> Ready:
 
 def test_the_folders_are_not_made_before_there_are_processes_that_remove_them(mark: str) -> None:
     """An agent may be killed in its first second, and its subreaper with it, before that is more than an interpreter."""
-    node = Node(env=basic_env(mark), preload=(), kept=False)
+    node = Node(env=basic_env(mark), preload=(), run_dir="")
     with contextlib.closing(node.supervisor):
         node.supervisor.start()
         files, logs = node.supervisor.client.fast_dir.path, node.supervisor.spec.run_dir

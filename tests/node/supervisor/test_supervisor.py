@@ -330,7 +330,7 @@ def test_three_ranks_meet_by_env(torch_node: Node) -> None:
 def test_ranks_of_either_start_method_meet_by_env(torch_either: Node) -> None:
     """Also with a group that the script makes at an address of its own before."""
     (port,) = free_ports(1)
-    nproc = 1 if torch_either.supervisor.spec.template.start_method == "spawn" else 2  # which import torch each
+    nproc = 1 if torch_either.supervisor.spec.agent.job.start_method == "spawn" else 2  # which import torch each
     text = f"""
         import os
         import torch.distributed as dist

@@ -332,7 +332,7 @@ def call(node: Node, function: Any, *args: Any, nproc: int = 1, **kwargs: Any) -
 def test_results_come_back_by_rank(torch_either: Node) -> None:
     """A local function with a closure can be run, with its arguments and a process group."""
     factor = 10
-    spawned = torch_either.supervisor.spec.template.start_method == "spawn"
+    spawned = torch_either.supervisor.spec.agent.job.start_method == "spawn"
     nproc = 1 if spawned else 2  # each spawned worker imports torch
 
     def function(x: int, y: int = 0) -> tuple[int, int, float]:

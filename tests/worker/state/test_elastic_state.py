@@ -308,7 +308,7 @@ GREEDY = """
 
 def test_too_little_memory_is_an_error_of_commit(own_node):
     own_node.supervisor.close()
-    node = Node(env=own_node.supervisor.spec.env, state_bytes=10_000, preload=())
+    node = Node(env=own_node.supervisor.spec.env, state_memory=10_000 / 2**30, preload=())
     node.folder, node.mark = own_node.folder, own_node.mark
     node.start()
     node.set(run_dir=str(own_node.folder / "run"), cwd=str(own_node.folder))
