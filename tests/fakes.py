@@ -6,33 +6,30 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.machine.events_and_actions import RestartTimings
-from raylaunch.core.machine.observe import ProcessFailure
+from raylaunch.core.machine.observe import ProcessFailure, WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.logs.tail import LogOutput
 from raylaunch.node.protocol import messages
 from raylaunch.node.protocol.messages import (
-    CheckpointAnswer,
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
     OpenStore,
     Order,
-    ProcessesExited,
-    ProcessesStopped,
     ProposeCheckpoint,
     SignalWorkers,
     StacksDumped,
     StepProposed,
     StopWorkers,
-    WorkersForked,
 )
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
 from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerListening, PeersProbed, ProbePeers
@@ -144,11 +141,21 @@ class FakeFleet:
     def fail(self, rank: int, *, at: float = 0.0, now: float = 0.0) -> None:
         part = next(part for part in self._parts.values() if rank in part.ranks)
         failure = process_failure(part.attempt, rank, rank - part.base_rank, at=at)
-        self.report(part.node, ProcessesExited(attempt=part.attempt, failures=(failure,)), now=now)
+        self.report(part.node, self.failed(part.node, failure), now=now)
+
+    def workers(self, node: str, attempt: int, **changes: Any) -> WorkersStatus:
+        """Return what is true of a node's workers when this, too, is true of those of an attempt."""
+        before = self.statuses.get(node, NodeStatus()).workers
+        return replace(before if before.attempt == attempt else WorkersStatus(attempt=attempt), **changes)
+
+    def failed(self, node: str, failure: ProcessFailure) -> WorkersStatus:
+        """Return what is true of a node's workers when one more of them has failed."""
+        before = self.workers(node, failure.attempt)
+        return replace(before, failures=(*before.failures, failure))
 
     def finish(self) -> None:
         for node, part in self._parts.items():
-            self.report(node, ProcessesExited(attempt=part.attempt))
+            self.report(node, self.workers(node, part.attempt, succeeded=True))
 
     def lose(self, node: str) -> None:
         self._parts.pop(node, None)
@@ -171,12 +178,12 @@ class FakeFleet:
             case LaunchWorkers():
                 self._launch(node, order.assignment)
             case StopWorkers():
-                self.report(node, ProcessesStopped(attempt=order.attempt))
+                self.report(node, self.workers(node, order.attempt, stopped=()))
             case ProposeCheckpoint(attempt=attempt, step=step):
                 reached = self.reached.pop(node, step - 1)
                 self.report(node, StepProposed(node=node, attempt=attempt, step=step, reached=reached))
             case CommitCheckpoint(attempt=attempt, step=step):
-                self.report(node, CheckpointAnswer(attempt=attempt, step=step))
+                self.report(node, self.workers(node, attempt, has_saved=True, saved=step))
             case DumpStacks(attempt=attempt):
                 self.report(node, StacksDumped(node=node, attempt=attempt, stacks=self.stacks.get(node, ())))
             case ListenForPeers(check=check):
@@ -212,7 +219,7 @@ class FakeFleet:
     def _launch(self, node: str, part: Assignment) -> None:
         self._parts[node] = part
         self._up.add(node)
-        self.report(node, WorkersForked(attempt=part.attempt, pids=(), timings=TIMINGS))
+        self.report(node, self.workers(node, part.attempt, pids=(), timings=TIMINGS))
         if len(self._up) == part.nnodes:
             self._up.clear()
             self.on_launched.get(part.attempt, self.finish)()

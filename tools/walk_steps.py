@@ -129,7 +129,7 @@ node.supervisor.supervisor:Supervisor.poll | reads the message
 node.supervisor.forkserver_client:ForkServerClient.receive | from this connection
 node.supervisor.process_failure:failure | collects the worker's exception, the end of its stderr, and further evidence
 node.linux.oom:OomKills | whether the kernel killed it because memory ran out
-node.protocol.messages:ProcessesExited | what happens on a node, and orders to it
+core.machine.observe:WorkersStatus | what is true of its workers, and later what is new in that, as events
 # The agent, for the driver's pending call
 cluster.agent.ray_actor:AgentActor.next_report | answers it
 cluster.agent.outbox:Outbox.take | output of the worker first, then its end
@@ -140,7 +140,7 @@ cluster.fleet.ray_fleet:RayAgents._listen | receives the answer, and calls again
 cluster.agent.serialization:load_report
 # The driver's loop
 cluster.driver.driver:Driver.run | takes it from its inbox
-core.machine.observe:observe | what is new in the node's status, as events
+core.machine.observe:observe
 core.machine.events_and_actions:WorkersExited | events and actions
 core.machine.machine:Machine.handle | decides
 core.machine.workers:workers_changed | what follows from what workers do
@@ -206,13 +206,13 @@ worker.heartbeats.slot_owner:current_writer | whether this process is the worker
 worker.heartbeats.heartbeat_writer:HeartbeatWriter | whether this step is the one; then waits to be ended
 # The agent
 cluster.agent.agent:Agent._poll_supervisor
-node.protocol.messages:CheckpointAnswer
+core.machine.observe:WorkersStatus | what is true of its workers, and later what is new in that, as events
 # The agent, for the driver's pending call
 cluster.agent.ray_actor:AgentActor.next_report
 cluster.agent.serialization:dump_report
 # The driver's loop, for the report
 cluster.driver.driver:Driver.run
-core.machine.observe:observe | what is new in the node's status, as events
+core.machine.observe:observe
 core.machine.events_and_actions:WorkersCheckpointed
 core.machine.machine:Machine.handle
 core.machine.workers:workers_changed | what follows from what workers do
@@ -268,16 +268,16 @@ core.machine.events_and_actions:Launch
         + _LAUNCH
         + """
 # The agent, when the workers are forked
-node.supervisor.supervisor:Supervisor._started | adds what the node holds
+node.supervisor.supervisor:Supervisor._forked | adds what the node holds
 node.state.state_memory:StateMemory.held
-node.protocol.messages:WorkersForked
+core.machine.observe:WorkersStatus | what is true of its workers, and later what is new in that, as events
 # The agent, for the driver's pending call
 cluster.agent.ray_actor:AgentActor.next_report | answers it
 node.protocol.node_status:StatusFeed.news | what is true of the node
 cluster.agent.serialization:dump_report
 # The driver's loop, for the report
 cluster.driver.driver:Driver.run
-core.machine.observe:observe | what is new in the node's status, as events
+core.machine.observe:observe
 core.machine.events_and_actions:WorkersStarted
 core.machine.machine:Machine.handle
 core.machine.workers:workers_changed | what follows from what workers do

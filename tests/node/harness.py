@@ -30,19 +30,14 @@ from raylaunch.core.newtypes import NodeId, NodeTime, RunTime
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import (
-    CheckpointAnswer,
     LaunchWorkers,
     OpenStore,
-    ProcessesExited,
-    ProcessesStopped,
     Ready,
     StopWorkers,
     StoreOpened,
     SupervisorEvent,
-    WorkersForked,
 )
 from raylaunch.node.protocol.node_spec import AgentSpec, NodeSpec
-from raylaunch.node.protocol.node_status import NodeStatus
 from raylaunch.node.supervisor.supervisor import Supervisor
 from tests import private_cluster
 from tests.private_cluster import MARK
@@ -142,6 +137,8 @@ class Node:
         if self.supervisor.spec.agent.job.preload == "auto":
             self.supervisor._preload = tuple(preload)  # noqa: SLF001, it takes time to import torch
         self.attempt = 0
+        #: What the supervisor has told last of its workers.
+        self.told = WorkersStatus()
         self.folder = Path("/nonexistent")
         self.unseen: list[Event] = []
         self._basic_env = self.supervisor.spec.env
@@ -251,14 +248,24 @@ class Node:
             left = deadline - time.monotonic()
             assert left > 0, f"no {kind.__name__} within {seconds} s"
             if select.select([self.supervisor.fileno()], [], [], left)[0]:
-                self.unseen.extend(map(as_core_event, self.supervisor.poll()))
+                self._poll()
+
+    def _poll(self) -> None:
+        """Add what there is to `unseen`, with the core's events where the workers have changed, as in the driver."""
+        for event in self.supervisor.poll():
+            if isinstance(event, WorkersStatus):
+                before, self.told = self.told, event
+                now, sent_at = RunTime(0.0), NodeTime(0.0)
+                self.unseen.extend(observe(NodeId("node-0"), before, event, now=now, sent_at=sent_at))
+            else:
+                self.unseen.append(event)
 
     def events_within(self, seconds: float) -> list[Event]:
         """Return all events that come within so many seconds."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if select.select([self.supervisor.fileno()], [], [], left)[0]:
-                self.unseen.extend(map(as_core_event, self.supervisor.poll()))
+                self._poll()
         found, self.unseen = self.unseen, []
         return found
 
@@ -286,14 +293,6 @@ def _changed(told: AgentSpec, changes: dict[str, Any]) -> AgentSpec:
     of_agent = {name: changes.pop(name) for name in list(changes) if name in _names(AgentSpec)}
     job = replace(told.job, entrypoint=replace(entry, **what, **more), **changes)
     return replace(told, job=job, **of_agent)
-
-
-def as_core_event(event: SupervisorEvent) -> Event:
-    """Return the core's event for this one, if it has one, as the driver does. Its times stay those of this machine."""
-    if isinstance(event, WorkersForked | ProcessesExited | ProcessesStopped | CheckpointAnswer):
-        before, after = WorkersStatus(attempt=event.attempt), NodeStatus().after(event).workers
-        return observe("node-0", before, after, now=RunTime(0.0), sent_at=NodeTime(0.0))[0]
-    return event
 
 
 def started(event: object) -> bool:

@@ -23,7 +23,7 @@ from raylaunch.cluster.agent.lease import report_interval
 from raylaunch.cluster.succession.agent_session import Adoption, AgentSession
 from raylaunch.core.failures.failure import WorkerError
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.observe import ProcessFailure
+from raylaunch.core.machine.observe import ProcessFailure, WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement.environment import Assignment
@@ -32,12 +32,9 @@ from raylaunch.node.protocol.messages import (
     LaunchWorkers,
     OpenStore,
     Order,
-    ProcessesExited,
-    ProcessesStopped,
     Ready,
     StopWorkers,
     StoreOpened,
-    WorkersForked,
 )
 from raylaunch.node.protocol.node_status import AgentReady, StatusFeed
 from tests.fakes import TIMINGS, process_failure
@@ -76,6 +73,7 @@ class Stub:
     status: StatusFeed = field(default_factory=lambda: StatusFeed(0))
     something: asyncio.Event = field(default_factory=asyncio.Event)
     part: Assignment | None = None
+    workers: WorkersStatus = field(default_factory=WorkersStatus)
     step: int = 0
     sent: Counter[str] = field(default_factory=Counter)
     """Messages that it got, by their names."""
@@ -97,7 +95,8 @@ class Stub:
         part = self.part
         assert part is not None
         failures = tuple(self._failure(part, local_rank, ranks) for local_rank in range(ranks))
-        self.say(ProcessesExited(attempt=part.attempt, failures=failures))
+        self.workers = replace(self.workers, failures=(*self.workers.failures, *failures))
+        self.say(self.workers)
 
     def _failure(self, part: Assignment, local_rank: int, ranks: int) -> ProcessFailure:
         return process_failure(
@@ -171,9 +170,10 @@ class Crowd:
         match order:
             case LaunchWorkers(assignment=part):
                 self._launch(stub, part)
-            case StopWorkers(attempt=attempt):
+            case StopWorkers():
                 stub.part = None
-                stub.say(ProcessesStopped(attempt=attempt))
+                stub.workers = replace(stub.workers, stopped=())
+                stub.say(stub.workers)
             case OpenStore(attempt=attempt):
                 stub.say(StoreOpened(attempt=attempt, port=5000))
             case _:
@@ -182,7 +182,8 @@ class Crowd:
     def _launch(self, stub: Stub, part: Assignment) -> None:
         stub.launched_at, stub.part, stub.step = time.monotonic(), part, 0
         pids = tuple(range(1000, 1000 + part.nproc))
-        stub.say(WorkersForked(attempt=part.attempt, pids=pids, timings=TIMINGS))
+        stub.workers = WorkersStatus(attempt=part.attempt, pids=pids, timings=TIMINGS)
+        stub.say(stub.workers)
 
     @ray.method(num_returns=0)  # type: ignore[untyped-decorator]
     async def obey(self, node: str, epoch: int, goal: bytes, ledger: bytes = b"") -> None:

@@ -13,13 +13,14 @@ from raylaunch.cluster.agent.copies.state_copies import StateCopies
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
 from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.agent.log_reader import LogReader, in_thread
-from raylaunch.cluster.agent.log_shipper import LogShipper, ended_attempt
+from raylaunch.cluster.agent.log_shipper import LogShipper
 from raylaunch.cluster.agent.outbox import Outbox
 from raylaunch.cluster.agent.peer_probe import PeerProbe
 from raylaunch.cluster.agent.worker_terminal import WorkerTerminal
 from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession
 from raylaunch.core.job import outputs
 from raylaunch.core.job.node_rules import NodeAttributes, matching
+from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement import devices
@@ -35,11 +36,8 @@ from raylaunch.node.protocol.messages import (
     LaunchWorkers,
     NodeEvent,
     Order,
-    ProcessesExited,
-    ProcessesStopped,
     Ready,
     StacksDumped,
-    WorkersForked,
 )
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
@@ -333,11 +331,10 @@ class Agent:
             if isinstance(event, Ready):
                 self._outbox.put(self._agent_ready(event), last=False)
                 continue
-            if (ended := ended_attempt(event)) is not None:
-                self._logs.end(ended)
-            self._outbox.put(event, last=ended is not None and not isinstance(event, WorkersForked))
-        if any(isinstance(event, WorkersForked | ProcessesExited | ProcessesStopped) for event in events):
-            self._logs.read()  # a worker's last output is reported before its end
+            if isinstance(event, WorkersStatus):
+                self._logs.end(event.attempt if event.are_gone else event.attempt - 1)
+                self._logs.read()  # a worker's last output is reported before its end
+            self._outbox.put(event, last=isinstance(event, WorkersStatus) and event.are_gone)
         self._wake_if_needed()
 
     def _agent_ready(self, ready: Ready) -> AgentReady:

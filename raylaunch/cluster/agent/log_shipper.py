@@ -13,7 +13,6 @@ from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.core.record.run_layout import LAYOUTS, STDOUT
 from raylaunch.node.logs.tail import LogSource, LogTailer, log_sources
-from raylaunch.node.protocol.messages import NodeEvent, ProcessesExited, ProcessesStopped, WorkersForked
 from raylaunch.node.protocol.node_spec import NodeSpec
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 
@@ -119,14 +118,3 @@ class LogShipper:
             if not self.tailer.has_grown:
                 return self.tailer.poll_interval
         return TAIL_SECONDS
-
-
-def ended_attempt(event: NodeEvent) -> int | None:
-    """Return the attempt whose workers write nothing more after this event."""
-    match event:
-        case WorkersForked():
-            return event.attempt - 1  # its workers were gone before these were forked
-        case ProcessesStopped() | ProcessesExited(failures=()):
-            return event.attempt
-        case _:
-            return None

@@ -56,6 +56,11 @@ class WorkersStatus:
     stopped: tuple[ProcessFailure, ...] | None = None
     """No process of the attempt is left: the workers that failed after they were told to end. None: some may be."""
 
+    @property
+    def are_gone(self) -> bool:
+        """Whether all workers have ended, and none of them will write anything more."""
+        return self.succeeded or self.stopped is not None
+
 
 def observe(
     node: NodeId, old: WorkersStatus, new: WorkersStatus, *, now: RunTime, sent_at: NodeTime

@@ -259,7 +259,9 @@ class ForkServer:
         if self.workers.fork(self.preloader.fork_workers, self._run_worker):
             timings = RestartTimings(ordered=self._ordered_at, ended=self._ended_at, forked=NodeTime(time.monotonic()))
             pids, attempt = self.workers.forked_pids(), self.workers.attempt
-            self._send(messages.WorkersForked(attempt=attempt, pids=pids, timings=timings, stayed=self._stayed))
+            self._send(
+                forkserver_messages.WorkersForked(attempt=attempt, pids=pids, timings=timings, stayed=self._stayed)
+            )
 
     def _run_worker(self, spec: WorkerSpec, report: int, stacks: int, imports: int) -> int:
         command_line.set_worker_title(spec.title)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raylaunch.core.job.job import StartMethod
+from raylaunch.core.machine.events_and_actions import RestartTimings
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.node.protocol.import_manifest import ImportManifest
 from raylaunch.node.protocol.messages import (
@@ -18,7 +19,6 @@ from raylaunch.node.protocol.messages import (
     SignalWorkers,
     StopWorkers,
     StoreOpened,
-    WorkersForked,
 )
 from raylaunch.worker.runtime.spec import WorkerSpec
 
@@ -127,6 +127,17 @@ class ServerFailed:
     """The fork server is about to end, or cannot be started."""
 
     why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersForked:
+    """All workers of the attempt are forked. `pids` are by local rank."""
+
+    attempt: int
+    pids: tuple[int, ...]
+    timings: RestartTimings
+    stayed: int = 0
+    """How many of them were not forked, but are processes of the attempt before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

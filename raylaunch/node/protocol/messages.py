@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.commits import Commit, HeldCommit
-from raylaunch.core.machine.events_and_actions import RestartTimings
-from raylaunch.core.machine.observe import ProcessFailure
+from raylaunch.core.machine.commits import Commit
+from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.copy_messages import CopyAddress, CopyOrder, CopyReport
@@ -30,7 +29,7 @@ from raylaunch.node.protocol.terminal_messages import TerminalInput
 class LaunchWorkers:
     """Kill what is left of earlier attempts, then start this node's workers of the next one.
 
-    Leads to `WorkersForked`, and to `ProcessesExited` when workers end by themselves.
+    What becomes of them is in the `WorkersStatus`.
     """
 
     assignment: Assignment
@@ -54,7 +53,7 @@ class LaunchWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWorkers:
-    """Send all processes of the attempt the signal, and SIGKILL after `grace` seconds. Leads to `ProcessesStopped`."""
+    """Send all processes of the attempt the signal, and SIGKILL after `grace` seconds. Leads to `stopped`."""
 
     attempt: int
     grace: float
@@ -87,7 +86,7 @@ class OpenStore:
 class ProposeCheckpoint:
     """Propose the step at which the attempt's workers save: phase one of two.
 
-    Leads to `StepProposed`, or to `CheckpointAnswer` with step None where the script never asks
+    Leads to `StepProposed`, or to `has_saved` in the status, without a step, where the script never asks
     `should_checkpoint`.
     """
 
@@ -101,7 +100,7 @@ class ProposeCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCheckpoint:
-    """Make the workers save at the step that was proposed last: phase two. Leads to `CheckpointAnswer`."""
+    """Make the workers save at the step that was proposed last: phase two. Leads to `has_saved`."""
 
     attempt: int
     step: int
@@ -173,44 +172,6 @@ class ManifestChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersForked:
-    """All workers of the attempt are forked. `pids` are by local rank."""
-
-    attempt: int
-    pids: tuple[int, ...]
-    timings: RestartTimings
-    held: tuple[HeldCommit, ...] = ()
-    """As in `WorkersStarted`. Then the workers wait for `AnnounceCommit` before they restore."""
-    stayed: int = 0
-    """How many of them were not forked, but are processes of the attempt before."""
-    awaits_commit: bool = False
-    """Whether they wait for it even if no node holds anything."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurvivorsReady:
-    """A worker of the attempt can stay when the next one begins."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessesExited:
-    """Workers ended by themselves: those in `failures` failed; with none in it, all of the node exited with 0."""
-
-    attempt: int
-    failures: tuple[ProcessFailure, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessesStopped:
-    """No process of the attempt is left on the node. `failures` are of workers that ended after the order."""
-
-    attempt: int
-    failures: tuple[ProcessFailure, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepProposed:
     """A step was proposed to the node's workers, phase one of a checkpoint of the whole world."""
 
@@ -222,17 +183,6 @@ class StepProposed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointAnswer:
-    """All workers of the node have saved this step, and wait for their end.
-
-    None: some never ask for checkpoints, or all have ended, which was reported before.
-    """
-
-    attempt: int
-    step: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StacksDumped:
     """The stacks of every live worker of the node's part of the attempt."""
 
@@ -241,12 +191,11 @@ class StacksDumped:
     stacks: tuple[Stack, ...]
 
 
-ProcessEvent = StoreOpened | ManifestChanged | WorkersForked | SurvivorsReady | ProcessesExited | ProcessesStopped
-WorkersEvent = ProcessEvent | StepProposed | CheckpointAnswer | StacksDumped
-"""What the supervisor tells the agent of its workers."""
+ProcessEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | StacksDumped
+"""What the supervisor tells the agent. Of its workers it tells what is true of them now, whenever that has changed."""
 
-NodeEvent = WorkersEvent | PeerReport | CopyReport
+NodeEvent = ProcessEvent | PeerReport | CopyReport
 """What an agent is told, or notices itself, and makes its status of."""
 
-SupervisorEvent = Ready | WorkersEvent
+SupervisorEvent = Ready | ProcessEvent
 """What `Supervisor.poll` returns. The agent makes an `AgentReady` of `Ready`."""

@@ -8,21 +8,14 @@ from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.newtypes import HostId, assert_never
 from raylaunch.node.protocol.copy_messages import CopiesServed, CopyFailed, CopyReport
 from raylaunch.node.protocol.messages import (
-    CheckpointAnswer,
     ManifestChanged,
-    ProcessesExited,
-    ProcessesStopped,
     Ready,
     StepProposed,
     StoreOpened,
-    SurvivorsReady,
-    WorkersForked,
 )
 from raylaunch.node.protocol.peer_messages import PeerListening, PeerReport, PeersProbed
 
-WorkersReport = WorkersForked | SurvivorsReady | ProcessesExited | ProcessesStopped | CheckpointAnswer
-"""What happens to the workers of a node."""
-StatusEvent = WorkersReport | StoreOpened | ManifestChanged | StepProposed | PeerReport | CopyReport
+StatusEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | PeerReport | CopyReport
 """What changes the status of a node that is up: all but the answer to a request."""
 
 _MOST_WARNINGS = 50
@@ -71,7 +64,7 @@ class NodeStatus:
     """What a person should know of the node, each once, the newest last."""
 
     def after(self, event: AgentReady | StatusEvent) -> NodeStatus:
-        """Return the status after something has happened on the node. Events of an earlier attempt change nothing."""
+        """Return the status after something has happened on the node."""
         changed = replace(self, generation=self.generation + 1)
         match event:
             case AgentReady():
@@ -91,8 +84,11 @@ class NodeStatus:
                 if not why or why in self.warnings:
                     return self
                 return replace(changed, warnings=(*self.warnings, why)[-_MOST_WARNINGS:])
+            case WorkersStatus():
+                stores = tuple(store for store in self.stores if store.opened.attempt >= event.attempt)
+                return replace(changed, workers=event, stores=stores)
             case _:
-                return self if event.attempt < self.workers.attempt else _with_workers(changed, event)
+                return assert_never(event)
 
 
 class StatusFeed:
@@ -115,36 +111,3 @@ class StatusFeed:
         """Return what to tell the driver of this epoch; None: it was told that last."""
         last, self._told = self._told, (epoch, self._status)
         return None if last == self._told else self._status
-
-
-def _with_workers(status: NodeStatus, event: WorkersReport) -> NodeStatus:
-    workers, stores = status.workers, status.stores
-    if event.attempt > workers.attempt:
-        workers = WorkersStatus(attempt=event.attempt)
-        stores = tuple(store for store in stores if store.opened.attempt >= event.attempt)
-    return replace(status, workers=_workers_after(workers, event), stores=stores)
-
-
-def _workers_after(workers: WorkersStatus, event: WorkersReport) -> WorkersStatus:
-    match event:
-        case WorkersForked():
-            return replace(
-                workers,
-                pids=event.pids,
-                timings=event.timings,
-                held=event.held,
-                stayed=event.stayed,
-                awaits_commit=event.awaits_commit,
-            )
-        case SurvivorsReady():
-            return replace(workers, can_stay=True)
-        case ProcessesExited(failures=()):
-            return replace(workers, succeeded=True)
-        case ProcessesExited():
-            return replace(workers, failures=(*workers.failures, *event.failures))
-        case CheckpointAnswer():
-            return replace(workers, has_saved=True, saved=event.step)
-        case ProcessesStopped():
-            return replace(workers, stopped=event.failures)
-        case _:
-            return assert_never(event)

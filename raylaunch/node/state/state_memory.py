@@ -12,13 +12,12 @@ import json
 import select
 import socket
 from collections.abc import Collection
-from dataclasses import replace
 
 from raylaunch.core.machine.commits import Commit, HeldCommit, NodeMemory
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol import wire
-from raylaunch.node.protocol.messages import AnnounceCommit, WorkersForked
+from raylaunch.node.protocol.messages import AnnounceCommit
 from raylaunch.node.state.checkpoint_writes import CheckpointWrites, LastWrite
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.fd_store import FdStoreClient
@@ -110,15 +109,15 @@ class StateMemory:
         """
         return self.files.held()
 
-    def forked(self, event: WorkersForked, *, awaits_commit: bool) -> WorkersForked:
-        """Add what the node holds to the word that the workers of the attempt are forked: now that is final.
+    def forked(self, attempt: int, *, awaits_commit: bool) -> tuple[HeldCommit, ...]:
+        """Return what the node holds when the workers of the attempt are forked: now that is final.
 
         `awaits_commit`: the script is known to use `State`. If it is not, there is nothing to wait for.
         """
         held = self.held()
         if not held and not awaits_commit:
-            self.announce(AnnounceCommit(attempt=event.attempt, commit=None))
-        return replace(event, held=held, awaits_commit=awaits_commit)
+            self.announce(AnnounceCommit(attempt=attempt, commit=None))
+        return held
 
     def usage(self, node: NodeId) -> NodeMemory:
         """Return what this node holds."""

@@ -47,7 +47,7 @@ class AttemptState:
     ends: dict[int, int] = field(default_factory=dict)
     """Exit codes by rank, of all and only the workers whose processes are gone."""
     late_failures: list[ProcessFailure] = field(default_factory=list)
-    """Failures of workers that were told to stop, to be reported with `ProcessesStopped`."""
+    """Failures of workers that were told to stop, to be told when all are gone."""
     results: dict[int, ResultFile] = field(default_factory=dict)
     """What functions have returned or raised, by rank."""
     finished: bool = False

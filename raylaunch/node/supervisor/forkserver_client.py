@@ -105,7 +105,7 @@ class ForkServerClient:
         #: What outlives this process.
         self.fd_store = FdStoreClient()
         self._server: ForkServerProcess | None = None
-        #: The fork server's process id, once it was reset.
+        #: The fork server's process id, once it was ready.
         self.pid = 0
         #: What the fork server answered to `activate`, until the supervisor takes it.
         self.ready: messages.Ready | None = None
@@ -154,6 +154,7 @@ class ForkServerClient:
         assert self.control is not None
         event, fd = wire.receive(self.control)
         if isinstance(event, messages.Ready):  # only now: the processes that remove the folders are there
+            self.pid = event.pid
             self.fast_dir.create()
             if self._folder:
                 scratch.create(self._folder)
@@ -163,14 +164,14 @@ class ForkServerClient:
             self.last_words = event.why
         return event, fd
 
-    def end_dead_server(self, server: int, *, is_last: bool) -> str:
+    def end_dead_server(self, *, is_last: bool) -> str:
         """The fork server died: end what it has left. Waits for that, for seconds at most.
 
         `is_last`: no other one will follow, and this process ends soon, too. Returns which process died, and why if it
-        told that, as in `FailureRecord.killed_with`. `server` is the fork server's process id.
+        told that, as in `FailureRecord.killed_with`.
         """
         assert self._server is not None
-        name = self._server.name_of_dead(server)
+        name = self._server.name_of_dead(self.pid)
         if is_last:
             self.leave_state()
         else:
@@ -182,7 +183,6 @@ class ForkServerClient:
         done = self._request(forkserver_messages.Reset(), forkserver_messages.ResetDone, RESET_SECONDS)
         if done is None:
             return False
-        self.pid = done.pid
         if self._folder:
             scratch.clear(self._folder)
         self.fast_dir.clear()

@@ -18,7 +18,6 @@ from raylaunch.node.linux import procfs
 from raylaunch.node.linux.timerfd import TimerFd
 from raylaunch.node.protocol.forkserver_messages import StackDumpStarted
 from raylaunch.node.protocol.messages import (
-    CheckpointAnswer,
     CommitCheckpoint,
     DumpStacks,
     ProposeCheckpoint,
@@ -43,7 +42,19 @@ _NCCL_THREAD = "pt_nccl_watchdg\n"
 _STOPPED = ("T", "t", "Z", procfs.GONE)
 """Process states (proc(5)) in which no signal handler runs."""
 
-PolledEvent = StacksDumped | StepProposed | CheckpointAnswer
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """All workers of the node have saved this step, and wait for their end.
+
+    None: some never ask for checkpoints, or all have ended, which was told before.
+    """
+
+    attempt: int
+    step: int | None
+
+
+PolledEvent = StacksDumped | StepProposed | Saved
 
 
 class PagePoller:
@@ -148,7 +159,7 @@ class CheckpointPoll:
         """Whether there is something to poll for."""
         return self.attempt is not None
 
-    def poll(self, state: AttemptState | None) -> CheckpointAnswer | None:
+    def poll(self, state: AttemptState | None) -> Saved | None:
         """Return the answer once, as soon as all live workers have saved, or as it is known that they never ask."""
         attempt = self.attempt
         if attempt is None:
@@ -160,7 +171,7 @@ class CheckpointPoll:
                 return None
             step = min(self._page.numbers[slot + fields.SAVED_STEP] for slot in slots) - 1
         self.attempt = None
-        return CheckpointAnswer(attempt=attempt, step=step)
+        return Saved(attempt, step)
 
     def _may_all_ask(self, state: AttemptState) -> bool:
         """Return whether there are workers, and each of them has called `should_checkpoint`, or may be about to."""

@@ -7,9 +7,11 @@ import select
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from raylaunch.core.job.job import StartMethod
-from raylaunch.core.machine.observe import ProcessFailure
+from raylaunch.core.machine.commits import HeldCommit
+from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import assert_never
 from raylaunch.node.linux import limits
@@ -22,8 +24,6 @@ from raylaunch.node.protocol.messages import (
     DumpStacks,
     LaunchWorkers,
     OpenStore,
-    ProcessesExited,
-    ProcessesStopped,
     ProposeCheckpoint,
     SignalWorkers,
     StopWorkers,
@@ -35,7 +35,7 @@ from raylaunch.node.state.state_memory import StateMemory
 from raylaunch.node.supervisor import process_failure
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
-from raylaunch.node.supervisor.polling import PagePoller, read_heartbeat
+from raylaunch.node.supervisor.polling import PagePoller, Saved, read_heartbeat
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
 from raylaunch.worker.runtime.spec import Report
 
@@ -74,8 +74,8 @@ class Supervisor:
         self.spec = replace(own, interface_env=interface_env or {})
         #: Whether the fork server has imported everything and takes orders.
         self.ready = False
-        #: The fork server's process id, 0 until it is ready.
-        self.server_pid = 0
+        #: What is true of the workers of the newest attempt.
+        self.workers = WorkersStatus()
         self.attempt_state: AttemptState | None = None
         self._poller = PagePoller(self.page, spec.node)
         self._epoll = select.epoll()
@@ -90,6 +90,11 @@ class Supervisor:
         self._false_starts = 0
         self._oom_kills = OomKills()
         self._closed = False
+
+    @property
+    def server_pid(self) -> int:
+        """The fork server's process id, 0 until one was ready."""
+        return self.client.pid
 
     @property
     def manifest(self) -> ImportManifest | None:
@@ -220,35 +225,51 @@ class Supervisor:
 
     def poll(self) -> list[SupervisorEvent]:
         """Return everything that has happened since the last call."""
+        before = self.workers
         found: list[SupervisorEvent] = []
-        failures: list[ProcessFailure] = []
-        for event, fd in self._receive():
-            self.pending.acknowledge(event)
-            match event:
-                case forkserver_messages.WorkerExited():
-                    failures.extend(self._exited(event, fd))
-                case messages.WorkersForked():
-                    found.extend(self._exits(failures))
-                    found.append(self._started(event))
-                case forkserver_messages.WorkersGone():
-                    found.extend(self._exits(failures))
-                    found.append(self._stopped(event.attempt))
-                case messages.Ready():
-                    found.extend(self._exits(failures))
-                    found.append(self._begin_serving(event))
-                case messages.StoreOpened():
-                    found.append(event)
-                case forkserver_messages.StackDumpStarted():
-                    self._poller.dumps.add_file(event, fd)
-                case messages.ManifestChanged():
-                    found.append(replace(event, manifest=None))
-                case _:
-                    pass  # it is the client's
-        found.extend(self._exits(failures))
-        found.extend(self._poller.poll(self.attempt_state))
+        for message, fd in self._receive():
+            self.pending.acknowledge(message)
+            if (event := self._event_of(message, fd)) is not None:
+                found.append(event)
+        state = self.attempt_state
+        if state is not None and state.take_finished():
+            self._tell(state.attempt, succeeded=True)
+        for polled in self._poller.poll(state):
+            if isinstance(polled, Saved):
+                self._tell(polled.attempt, has_saved=True, saved=polled.step)
+            else:
+                found.append(polled)
         self.state.poll()
-        found.extend(self._survivors.poll(self.attempt_state, self._send))
-        return found
+        if self._survivors.poll(state, self._send) and state is not None:
+            self._tell(state.attempt, can_stay=True)
+        return found if self.workers == before else [*found, self.workers]
+
+    def _event_of(self, message: forkserver_messages.ForkServerEvent, fd: int | None) -> SupervisorEvent | None:
+        """Return what the agent is told of a message; None: nothing, or it is in `workers`."""
+        match message:
+            case forkserver_messages.WorkerExited():
+                self._exited(message, fd)
+            case forkserver_messages.WorkersForked():
+                self._forked(message)
+            case forkserver_messages.WorkersGone():
+                self._gone(message.attempt)
+            case forkserver_messages.StackDumpStarted():
+                self._poller.dumps.add_file(message, fd)
+            case messages.Ready():
+                return self._begin_serving(message)
+            case messages.StoreOpened():
+                return message
+            case messages.ManifestChanged():
+                return replace(message, manifest=None)
+            case _:
+                pass  # it is the client's
+        return None
+
+    def _tell(self, attempt: int, **changes: Any) -> None:
+        """Something is true of the workers of an attempt. Nobody asks about an attempt before the newest."""
+        if attempt >= self.workers.attempt:
+            newest = self.workers if attempt == self.workers.attempt else WorkersStatus(attempt=attempt)
+            self.workers = replace(newest, **changes)
 
     def _receive(self) -> Iterator[tuple[forkserver_messages.ForkServerEvent, int | None]]:
         activated, self.client.ready = self.client.ready, None
@@ -262,57 +283,53 @@ class Supervisor:
                 return
 
     def _begin_serving(self, ready: messages.Ready) -> messages.Ready:
-        self.server_pid = ready.pid
         self.ready = True
         for order in self.pending.take_unsent():
             self._send(order)
         return replace(ready, why=self._why + ready.why)
 
-    def _exited(self, exited: forkserver_messages.WorkerExited, fd: int | None) -> list[ProcessFailure]:
-        """Return the failures to report now. Those of workers that were told to stop wait for `ProcessesStopped`."""
+    def _exited(self, exited: forkserver_messages.WorkerExited, fd: int | None) -> None:
+        """Tell of a failure. Those of workers that were told to stop are told when all are gone."""
         report, result = process_failure.report(fd)
         if exited.why:
             report = Report(error_type="OSError", message=exited.why)
         state = self.attempt_state
-        if state is None or exited.attempt != state.attempt:
+        is_present = state is not None and exited.attempt == state.attempt
+        if state is not None and is_present:
+            state.ends[exited.rank] = exited.exit_code
             if result is not None:
-                result.close()
-            return [self._failure(exited, report)] if exited.exit_code and not exited.stopped else []
-        state.ends[exited.rank] = exited.exit_code
-        if result is not None:
-            state.results[exited.rank] = result
+                state.results[exited.rank] = result
+        elif result is not None:
+            result.close()
         if exited.exit_code == 0:
-            return []
-        failure = self._failure(exited, report)
-        if exited.stopped:
-            state.late_failures.append(failure)
-            return []
-        return [failure]
-
-    def _failure(self, exited: forkserver_messages.WorkerExited, report: Report) -> ProcessFailure:
+            return
         folder = self.spec.rank_dir(exited.attempt, exited.rank)
-        return process_failure.failure(exited, report, folder, self._oom_kills, kept=self.spec.agent.kept)
+        failure = process_failure.failure(exited, report, folder, self._oom_kills, kept=self.spec.agent.kept)
+        if not exited.stopped:
+            before = self.workers.failures if exited.attempt == self.workers.attempt else ()
+            self._tell(exited.attempt, failures=(*before, failure))
+        elif state is not None and is_present:
+            state.late_failures.append(failure)
 
-    def _exits(self, failures: list[ProcessFailure]) -> Iterator[ProcessesExited]:
-        """Make one event per attempt of these failures, and clear them; or one that says that all workers finished."""
-        for attempt in sorted({failure.attempt for failure in failures}):
-            own = tuple(failure for failure in failures if failure.attempt == attempt)
-            yield ProcessesExited(attempt=attempt, failures=own)
-        failures.clear()
-        state = self.attempt_state
-        if state is not None and state.take_finished():
-            yield ProcessesExited(attempt=state.attempt)
+    def _forked(self, event: forkserver_messages.WorkersForked) -> None:
+        state, awaits_commit = self.attempt_state, False
+        held: tuple[HeldCommit, ...] = ()
+        if state is not None and state.attempt == event.attempt:
+            state.pids, awaits_commit = event.pids, state.awaits_commit
+            held = self.state.forked(event.attempt, awaits_commit=awaits_commit)
+        self._tell(
+            event.attempt,
+            pids=event.pids,
+            timings=event.timings,
+            held=held,
+            stayed=event.stayed,
+            awaits_commit=awaits_commit,
+        )
 
-    def _started(self, event: messages.WorkersForked) -> messages.WorkersForked:
-        if self.attempt_state is None or self.attempt_state.attempt != event.attempt:
-            return event
-        self.attempt_state.pids = event.pids
-        return self.state.forked(event, awaits_commit=self.attempt_state.awaits_commit)
-
-    def _stopped(self, attempt: int) -> ProcessesStopped:
+    def _gone(self, attempt: int) -> None:
         state = self.attempt_state
         is_present = state is not None and state.attempt == attempt
-        return ProcessesStopped(attempt=attempt, failures=state.take_late_failures() if state and is_present else ())
+        self._tell(attempt, stopped=state.take_late_failures() if state is not None and is_present else ())
 
     # The fork server's death.
 
@@ -321,7 +338,7 @@ class Supervisor:
 
         Its workers have died with it, and what they leave is killed first.
         """
-        dead = self.client.end_dead_server(self.server_pid, is_last=lease_page.has_expired(self.page))
+        dead = self.client.end_dead_server(is_last=lease_page.has_expired(self.page))
         self._false_starts = 0 if self.ready else self._false_starts + 1
         self.ready = False
         state = self.attempt_state
@@ -387,7 +404,7 @@ class _PendingOrders:
         match event:
             case messages.StoreOpened():
                 self.stores[event.attempt] = event.port
-            case messages.WorkersForked():
+            case forkserver_messages.WorkersForked():
                 self.stores = {attempt: port for attempt, port in self.stores.items() if attempt >= event.attempt}
             case forkserver_messages.WorkersGone():
                 self.stopping.discard(event.attempt)

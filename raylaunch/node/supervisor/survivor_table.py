@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
-from raylaunch.node.protocol.messages import LaunchWorkers, SurvivorsReady
+from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -44,7 +44,6 @@ class SurvivorTable:
         self._candidates: dict[int, _ConnectedWorker] = {}
         #: The workers of the attempt that was ordered last, by local rank.
         self._workers: Sequence[WorkerSpec] = ()
-        self._announced = 0
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
 
@@ -89,10 +88,9 @@ class SurvivorTable:
             to_complete=to_complete,
         )
 
-    def poll(
-        self, state: AttemptState | None, send: Callable[[SurvivorReturned | SurvivorCompleted], None]
-    ) -> Iterator[SurvivorsReady]:
-        """Send the fork server what survivors have done; yield once in an attempt that some workers can stay."""
+    def poll(self, state: AttemptState | None, send: Callable[[SurvivorReturned | SurvivorCompleted], None]) -> bool:
+        """Send the fork server what survivors have done. Return whether a worker has said that it can stay."""
+        can_stay = False
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
@@ -107,9 +105,8 @@ class SurvivorTable:
                 send(SurvivorCompleted(attempt=word.attempt, pid=candidate.pid))
             elif state is not None and word.attempt == state.attempt:
                 candidate.is_ready, candidate.seconds = True, word.seconds
-                if self._announced != state.attempt:
-                    self._announced = state.attempt
-                    yield SurvivorsReady(attempt=state.attempt)
+                can_stay = True
+        return can_stay
 
     def _accept(self) -> None:
         """Accept a worker's connection. Close another user's, since they could use up all descriptors."""

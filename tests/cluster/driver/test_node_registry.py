@@ -15,8 +15,8 @@ from raylaunch.cluster.driver.node_registry import NodeRegistry
 from raylaunch.cluster.fleet_api import AgentLost, FleetFailed, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.job.job import Entrypoint, Job
 from raylaunch.core.machine.events_and_actions import NodeDraining, NodeGranted, NodeJoined, NodeLost, WorkersExited
+from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.errors import ClusterError
-from raylaunch.node.protocol.messages import ProcessesExited
 from tests.fakes import FakeFleet, RunRecorder, process_failure
 
 
@@ -65,8 +65,8 @@ def replaced_by(fleet: FakeFleet, node: str):
     return seen
 
 
-def failed(attempt: int) -> ProcessesExited:
-    return ProcessesExited(attempt=attempt, failures=(process_failure(attempt, 0, exit_code=1),))
+def failed(attempt: int) -> WorkersStatus:
+    return WorkersStatus(attempt=attempt, failures=(process_failure(attempt, 0, exit_code=1),))
 
 
 # The registry alone.

@@ -34,7 +34,7 @@ from raylaunch.core.monitoring.progress_report import ProgressReporter
 from raylaunch.core.monitoring.rank_progress import WARM_UP
 from raylaunch.core.placement.environment import Member, assign
 from raylaunch.core.record.journal import replay
-from raylaunch.node.protocol.messages import CheckpointAnswer, DumpStacks, ProposeCheckpoint, StacksDumped, StopWorkers
+from raylaunch.node.protocol.messages import DumpStacks, ProposeCheckpoint, StacksDumped, StopWorkers
 from tests.fakes import FakeFleet, RunRecorder
 
 FETCH = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 33 in fetch\n'
@@ -152,7 +152,7 @@ class SavingFleet(FakeFleet):
 
     def obey(self, node, order):
         if isinstance(order, ProposeCheckpoint):
-            self.report(node, CheckpointAnswer(attempt=order.attempt, step=None))
+            self.report(node, self.workers(node, order.attempt, has_saved=True))
             return
         if isinstance(order, StopWorkers):
             self.grace()

@@ -21,7 +21,7 @@ from raylaunch.core.machine.events_and_actions import (
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
-from raylaunch.node.protocol.messages import DumpStacks, ProcessesExited, StacksDumped
+from raylaunch.node.protocol.messages import DumpStacks, StacksDumped
 from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerListening, PeersProbed, ProbePeers
 from tests.fakes import FakeFleet, RunRecorder, process_failure
 
@@ -35,7 +35,7 @@ def lose_peer(fleet: FakeFleet, *nodes: str, attempt: int = 1) -> None:
     for node in nodes:
         rank = fleet.names.index(node) * fleet.nproc
         failure = process_failure(attempt, rank, exit_code=1, error=RESET)
-        fleet.report(node, ProcessesExited(attempt=attempt, failures=(failure,)))
+        fleet.report(node, fleet.failed(node, failure))
 
 
 def run_driver(fleet: FakeFleet, **job):

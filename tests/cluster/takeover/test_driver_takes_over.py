@@ -37,7 +37,6 @@ from raylaunch.node.protocol.messages import (
     CommitCheckpoint,
     DumpStacks,
     LaunchWorkers,
-    ProcessesExited,
     ProposeCheckpoint,
     StacksDumped,
     StopWorkers,
@@ -193,7 +192,7 @@ class CourseFleet(MuteFleet):
         self.unreachable[part.node] = tuple(node for node in self._parts if node != part.node)
         error = WorkerError(type="RuntimeError", message="Connection reset by peer", traceback="")
         failure = process_failure(part.attempt, rank, rank - part.base_rank, exit_code=1, error=error)
-        self.report(part.node, ProcessesExited(attempt=part.attempt, failures=(failure,)))
+        self.report(part.node, self.failed(part.node, failure))
 
     def send(self, node, order) -> None:
         if node not in self.unreached:

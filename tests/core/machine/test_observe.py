@@ -42,6 +42,12 @@ def test_times_of_a_node_become_times_of_the_run():
     assert [(one.node, one.rank, one.at) for one in event.failures] == [("a", 0, 8.0)]
 
 
+def test_workers_are_gone_when_all_have_ended_by_themselves_or_were_ended():
+    assert not WorkersStatus(attempt=1, pids=(4,), failures=(failure(0),)).are_gone
+    assert WorkersStatus(attempt=1, succeeded=True).are_gone
+    assert WorkersStatus(attempt=1, stopped=()).are_gone
+
+
 def test_all_that_is_new_in_one_status():
     """In an order in which it can have happened."""
     whole = WorkersStatus(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from raylaunch.core.machine.observe import ProcessFailure
+from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.node.protocol.copy_messages import CopiesServed, CopyFailed
 from raylaunch.node.protocol.messages import (
-    CheckpointAnswer,
     ManifestChanged,
-    ProcessesExited,
-    ProcessesStopped,
     Ready,
     StepProposed,
     StoreOpened,
-    SurvivorsReady,
-    WorkersForked,
 )
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
 from raylaunch.node.protocol.peer_messages import PeerListening, PeersProbed
@@ -31,11 +26,7 @@ def after(*events):
 
 
 def forked(attempt):
-    return WorkersForked(attempt=attempt, pids=(attempt, 7), timings=None)
-
-
-def failure(rank):
-    return ProcessFailure(attempt=1, rank=rank, local_rank=rank, pid=7, exit_code=1, at=0.0)
+    return WorkersStatus(attempt=attempt, pids=(attempt, 7))
 
 
 def test_everything_stays_until_something_newer_comes():
@@ -43,32 +34,10 @@ def test_everything_stays_until_something_newer_comes():
     listening = PeerListening(check=1, port=2, token="0")
     probed = PeersProbed(check=1, unreachable=())
     copies = CopiesServed(host="h", port=3, secret="s")
-    status = after(UP, forked(1), SurvivorsReady(attempt=1), proposed, listening, probed, copies)
+    status = after(UP, forked(1), proposed, listening, probed, copies)
     assert (status.up, status.proposed, status.listening) == (UP, proposed, listening)
-    assert (status.probed, status.copies, status.generation) == (probed, copies, 7)
-    assert (status.workers.attempt, status.workers.pids, status.workers.can_stay) == (1, (1, 7), True)
-
-
-def test_failures_of_an_attempt_add_up():
-    first, second = (
-        ProcessesExited(attempt=1, failures=(failure(0),)),
-        ProcessesExited(attempt=1, failures=(failure(1),)),
-    )
-    status = after(forked(1), first, second, ProcessesStopped(attempt=1, failures=(failure(2),)))
-    assert [one.rank for one in status.workers.failures] == [0, 1]
-    assert [one.rank for one in status.workers.stopped] == [2]
-    assert not status.workers.succeeded
-
-
-def test_the_end_of_all_workers_and_the_step_at_which_they_saved():
-    status = after(forked(1), CheckpointAnswer(attempt=1, step=None), ProcessesExited(attempt=1))
-    assert (status.workers.has_saved, status.workers.saved, status.workers.succeeded) == (True, None, True)
-
-
-def test_events_of_an_earlier_attempt_change_nothing():
-    """The node launches an attempt as soon as it is told to, and may notice the end of the one before later."""
-    status = after(forked(2))
-    assert status.after(ProcessesStopped(attempt=1)) is status
+    assert (status.probed, status.copies, status.generation) == (probed, copies, 6)
+    assert status.workers == forked(1)
 
 
 def test_stores_are_kept_for_this_attempt_and_later_ones():

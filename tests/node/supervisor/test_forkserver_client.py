@@ -16,6 +16,7 @@ import pytest
 
 from raylaunch.core.machine.commits import Commit, HeldCommit
 from raylaunch.core.machine.events_and_actions import WorkersStarted
+from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.node.protocol.messages import Ready
 from raylaunch.node.state.fast_dir import FastDir
 from raylaunch.node.state.state_memory import StateMemory
@@ -56,7 +57,7 @@ def next_run(node: Node) -> Ready:
     spec = node.supervisor.spec
     told = replace(spec.agent, run_dir=str(node.folder / "second"))
     node.supervisor = Supervisor(told, address=spec.address, env=spec.env, cwd=spec.cwd, client=client)
-    node.attempt = 0
+    node.attempt, node.told = 0, WorkersStatus()
     node.unseen.clear()
     return node.start()
 

@@ -11,7 +11,7 @@ import pytest
 
 from raylaunch.core.placement.environment import Member, Rendezvous, assign
 from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
-from raylaunch.node.protocol.messages import LaunchWorkers, SurvivorsReady
+from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
@@ -75,8 +75,8 @@ class Served:
         self.poll()
         return worker
 
-    def poll(self, attempt: int = 1) -> list[SurvivorsReady]:
-        return list(self.table.poll(state(attempt), self.sent.append))
+    def poll(self, attempt: int = 1) -> bool:
+        return self.table.poll(state(attempt), self.sent.append)
 
     def told(self) -> Rejoin | None:
         try:
@@ -106,16 +106,14 @@ def test_all_have_the_time_that_the_slowest_needs_to_return(served):
 def test_a_worker_that_is_ready_stays(served):
     """It is told what has changed in its environment, and where its output goes."""
     served.say("ready", 1)
-    assert served.poll() == [SurvivorsReady(attempt=1)]
-    served.say("ready", 1)
-    assert served.poll() == []
+    assert served.poll()
     assert served.begin(2, state()) == (os.getpid(),)
     changed, out, err = {"MASTER_PORT": "2"}, "/attempt-2/out", "/attempt-2/err"
     assert served.told() == Rejoin(attempt=2, env=changed, removed=["FIRST"], title="attempt 2", stdout=out, stderr=err)
     served.say("returned", 2)
-    assert served.poll() == []
+    assert not served.poll()
     served.say("completed", 2)
-    assert served.poll() == []
+    assert not served.poll()
     pid = os.getpid()
     assert served.sent == [SurvivorReturned(attempt=2, pid=pid), SurvivorCompleted(attempt=2, pid=pid)]
 
@@ -152,13 +150,13 @@ def test_others_do_not_stay(served, before, staying):
 def test_a_worker_that_is_not_ready_does_not_stay(served):
     """It prepares itself, or no commit is complete yet; or it says so of another attempt."""
     served.say("ready", 9)
-    assert served.poll() == []
+    assert not served.poll()
     assert served.begin(2, state()) == ()
 
 
 def test_nonsense_ends_the_connection(served):
     served.worker.send(b"nonsense")
-    assert served.poll() == []
+    assert not served.poll()
     assert served.worker.recv(1) == b""
 
 
