@@ -109,7 +109,7 @@ core.machine.events_and_actions:NodeJoined | events and actions
 # The state machine
 core.machine.machine:Machine.handle | decides
 core.machine.nodes:node_joined | what follows when a node has joined
-core.machine.launching:gather | there are enough nodes
+core.machine.transitions:gather | there are enough nodes
 core.machine.membership:Membership.choose | which of them take part
 core.machine.events_and_actions:Launch
 """
@@ -148,8 +148,8 @@ core.failures.failure:root_cause | which failure is the root cause, and whether 
 # The state machine
 core.machine.workers:workers_changed
 core.machine.restart_policy:RestartBudget | whether a restart is left
-core.machine.stopping:restart_world | from RUNNING to STARTING
-core.machine.launching:launch_world | the next attempt
+core.machine.transitions:restart_world | from RUNNING to STARTING
+core.machine.transitions:launch_world | the next attempt
 core.machine.membership:Membership.choose | which nodes take part in it
 core.machine.events_and_actions:Launch
 """
@@ -217,8 +217,8 @@ core.machine.events_and_actions:WorkersCheckpointed
 core.machine.machine:Machine.handle
 core.machine.workers:workers_changed | what follows from what workers do
 core.machine.saving:stop_if_all_saved
-core.machine.stopping:replace_world | from SAVING to STOPPING, to STARTING
-core.machine.launching:launch_world | the next attempt
+core.machine.transitions:replace_world | from SAVING to STOPPING, to STARTING
+core.machine.transitions:launch_world | the next attempt
 core.machine.events_and_actions:Launch
 """
         + _LAUNCH,
@@ -260,8 +260,8 @@ core.machine.events_and_actions:NodeLost | events and actions
 # The state machine
 core.machine.machine:Machine.handle | decides
 core.machine.nodes:node_lost | what follows when a node is lost
-core.machine.stopping:restart_world | from RUNNING to STARTING
-core.machine.launching:launch_world | the next attempt
+core.machine.transitions:restart_world | from RUNNING to STARTING
+core.machine.transitions:launch_world | the next attempt
 core.machine.membership:Membership.choose | which nodes take part in it
 core.machine.events_and_actions:Launch
 """

@@ -60,7 +60,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Gathering, Phase, Running, Saving, Starting
-from raylaunch.core.machine.stopping import STOP_MARGIN
+from raylaunch.core.machine.transitions import STOP_MARGIN
 
 Scheduled = Event | Callable[[], None]
 

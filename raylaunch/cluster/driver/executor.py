@@ -26,7 +26,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Running, Saving, Starting, Stopping
-from raylaunch.core.machine.stopping import STOP_MARGIN
+from raylaunch.core.machine.transitions import STOP_MARGIN
 from raylaunch.core.newtypes import SIGTERM, NodeId, RunTime
 from raylaunch.core.placement.environment import Rendezvous, assign
 from raylaunch.errors import ClusterError

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from raylaunch.core.machine.events_and_actions import Action, Uncordon
-from raylaunch.core.machine.launching import gather, launch_world
 from raylaunch.core.machine.nodes import could_improve, release_unresponsive
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import save_world, stop_unsaved
 from raylaunch.core.machine.state import Gathering, Running, Saving, Starting, Stopping
-from raylaunch.core.machine.stopping import go_on_if_all_stopped, restart_world
+from raylaunch.core.machine.transitions import gather, go_on_if_all_stopped, launch_world, restart_world
 from raylaunch.core.newtypes import assert_never
 from raylaunch.errors import ExitCode
 

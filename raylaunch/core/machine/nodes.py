@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from raylaunch.core.machine.events_and_actions import Action, Cordon, NodeDraining, NodeJoined, NodeLost, Release
-from raylaunch.core.machine.launching import gather, release_drained
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import end_saving, save_world, seconds_to_save
 from raylaunch.core.machine.state import AwaitingNodes, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
-from raylaunch.core.machine.stopping import STOP_MARGIN, go_on_if_all_stopped, replace_world, restart_world
+from raylaunch.core.machine.transitions import (
+    STOP_MARGIN,
+    gather,
+    go_on_if_all_stopped,
+    release_drained,
+    replace_world,
+    restart_world,
+)
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count

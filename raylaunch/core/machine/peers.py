@@ -10,7 +10,7 @@ from raylaunch.core.machine.nodes import exclude_host_of, go_on_without_lost
 from raylaunch.core.machine.restart_policy import NEEDED_EXCLUSION
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.state import Gathering, Saving, Stopping
-from raylaunch.core.machine.stopping import go_on_if_all_stopped, stop_world
+from raylaunch.core.machine.transitions import go_on_if_all_stopped, stop_world
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count

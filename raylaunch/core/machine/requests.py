@@ -21,12 +21,11 @@ from raylaunch.core.machine.events_and_actions import (
     Stop,
     StopRequested,
 )
-from raylaunch.core.machine.launching import gather, release_surplus
 from raylaunch.core.machine.nodes import plan_resize
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import save_world
 from raylaunch.core.machine.state import Done, Gathering, Running, Saving, Starting, Stopping
-from raylaunch.core.machine.stopping import replace_world, restart_world, stop_world
+from raylaunch.core.machine.transitions import gather, release_surplus, replace_world, restart_world, stop_world
 from raylaunch.core.machine.workers import forward
 from raylaunch.core.newtypes import assert_never
 from raylaunch.core.text import count

@@ -13,7 +13,7 @@ from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import end_saving
 from raylaunch.core.machine.state import Gathering, Running, Saving, Starting, Stopping
-from raylaunch.core.machine.stopping import restart_world
+from raylaunch.core.machine.transitions import restart_world
 from raylaunch.core.newtypes import NodeId
 
 

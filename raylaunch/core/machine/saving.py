@@ -5,7 +5,7 @@ from __future__ import annotations
 from raylaunch.core.machine.events_and_actions import Action, Finish, ReportUnsaved, RequestCheckpoint
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.state import Saving
-from raylaunch.core.machine.stopping import replace_world, restart_world, stop_with_grace, stop_world
+from raylaunch.core.machine.transitions import replace_world, restart_world, stop_with_grace, stop_world
 
 MAX_SAVING_SECONDS = 600.0
 """The longest SAVING phase: all workers have to come to one step and save, and steps and checkpoints may be large."""

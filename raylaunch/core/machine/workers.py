@@ -22,7 +22,7 @@ from raylaunch.core.machine.restoring import restore_commit, take_held
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import end_saving, stop_if_all_saved, stop_unsaved
 from raylaunch.core.machine.state import Running, Saving, Starting, Stopping
-from raylaunch.core.machine.stopping import go_on_if_all_stopped, restart_world, stop_world
+from raylaunch.core.machine.transitions import go_on_if_all_stopped, restart_world, stop_world
 from raylaunch.core.newtypes import NO_HOST, SignalName, assert_never
 from raylaunch.errors import ExitCode
 

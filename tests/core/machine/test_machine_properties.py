@@ -70,7 +70,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
-from raylaunch.core.machine.stopping import STOP_MARGIN
+from raylaunch.core.machine.transitions import STOP_MARGIN
 from raylaunch.core.record import journal
 from tests.profiles import examples
 

@@ -12,7 +12,7 @@ from machine_helpers import job, state_fields, stop_requested
 from simulation import ClusterSimulation
 
 from raylaunch.core.machine.events_and_actions import Finish
-from raylaunch.core.machine.stopping import STOP_MARGIN
+from raylaunch.core.machine.transitions import STOP_MARGIN
 from raylaunch.errors import ExitCode
 from tests.profiles import examples
 
