@@ -63,7 +63,7 @@ WALKS = {
 # The command
 cli.main:main | parses the command line, loads the job, starts the run
 cli.args.parser:parse | splits the command line into flags, job file and `key=value`
-cli.args.flag:Flag | one flag
+cli.args.flags:Flag | one flag
 cli.config.load:load | merges environment, job file and command line into one `Job`
 cli.config.flag_settings:line_settings | flags as settings
 cli.config.job_file:read_job_file | reads and parses the job file; checks that the script exists
@@ -79,7 +79,7 @@ cluster.ray_api.gcs_probe:probe_as_auto | asks its head whether it is up
 # The run begins
 cluster.run:run_job
 cluster.planning:plan_in | what the plan is made of, and what agents are told at their start
-cluster.session.session_base:Session.nodes | the place of the run
+cluster.session.ray_session:RaySession.nodes
 core.placement.plan:make_plan | makes the plan
 core.placement.packing:pack | decides how many workers run on which node
 core.job.node_rules:nproc | what differs on single nodes

@@ -17,8 +17,7 @@ from enum import Enum
 
 from raylaunch.cli.args import subcommands, suggestions
 from raylaunch.cli.args.diagnostics import COMMAND_LINE, Finding, SourceSpan, render
-from raylaunch.cli.args.flag import Flag
-from raylaunch.cli.args.flags import BY_NAME, BY_SHORT, FLAGS, matching_flags
+from raylaunch.cli.args.flags import BY_NAME, BY_SHORT, FLAGS, Flag, matching_flags
 from raylaunch.core.job import secrets
 from raylaunch.errors import ConfigError
 

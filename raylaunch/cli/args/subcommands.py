@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
 
-from raylaunch.cli.args.flag import Flag
+from raylaunch.cli.args.flags import Flag
 from raylaunch.errors import ConfigError
 
 

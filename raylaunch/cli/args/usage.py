@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from raylaunch.cli.args import subcommands
-from raylaunch.cli.args.flag import Flag, Group
-from raylaunch.cli.args.flags import TABLE
+from raylaunch.cli.args.flags import TABLE, Flag, Group
 from raylaunch.cli.args.subcommands import signature
 
 _COMMANDS = (

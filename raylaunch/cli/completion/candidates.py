@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from raylaunch.cli.args import subcommands
-from raylaunch.cli.args.flag import Flag
-from raylaunch.cli.args.flags import FLAGS
+from raylaunch.cli.args.flags import FLAGS, Flag
 from raylaunch.cli.args.subcommands import Subcommand
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from raylaunch.cli.args.diagnostics import Finding, SourceSpan
-from raylaunch.cli.args.flag import Group
-from raylaunch.cli.args.flags import BY_NAME, TABLE
+from raylaunch.cli.args.flags import BY_NAME, TABLE, Group
 from raylaunch.cli.args.parser import CommandLine, GivenValue, Mode, variable_span
 from raylaunch.cli.config import schema
 from raylaunch.core.job import secrets

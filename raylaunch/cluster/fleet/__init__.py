@@ -1,7 +1,7 @@
 """The agents of a run: which are wanted, where they are placed, and how they are started, reached and stopped.
 
 Read `allocator` first: it compares the nodes that are wanted with the slots that exist, and emits requests
-(`slot_table` has both), slowed down by `backoff`. `fleet_base` feeds it; `ray_fleet` and `local_fleet` carry its
+(`slot_table` has both), slowed down by `Backoff`. `fleet_base` feeds it; `ray_fleet` and `local_fleet` carry its
 requests out, with Ray or on this machine, and report to the driver. `agent_pool` holds idle agents between runs
 (`keep_warm`), which `agent_reuse` takes from it and returns to it.
 """

@@ -13,8 +13,7 @@ from torch.distributed.run import get_args_parser
 
 from raylaunch.cli import main
 from raylaunch.cli.args import parser, usage
-from raylaunch.cli.args.flag import Group
-from raylaunch.cli.args.flags import BY_NAME, FLAGS, TABLE, matching_flags
+from raylaunch.cli.args.flags import BY_NAME, FLAGS, TABLE, Group, matching_flags
 from raylaunch.cli.config import flag_settings, load
 from raylaunch.core.job.job import DEFAULT_SIGNALS, Entrypoint, Job, RayOptions
 from raylaunch.errors import ConfigError, ExitCode
