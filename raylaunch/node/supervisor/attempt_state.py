@@ -13,6 +13,7 @@ from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
 from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
+from raylaunch.worker.runtime.spec import WorkerSpec
 
 PART_BYTES = 2**23
 """The size of each part of a result but the last, which is smaller. The agent copies one between two reports."""
@@ -40,6 +41,8 @@ class AttemptState:
     """Begins when the attempt is ordered, before its workers are forked."""
 
     assignment: Assignment
+    workers: tuple[WorkerSpec, ...] = ()
+    """By local rank."""
     awaits_commit: bool = False
     """Whether the driver says what the workers restore, even if this node holds nothing."""
     pids: tuple[int, ...] = ()

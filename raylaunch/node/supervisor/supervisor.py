@@ -147,13 +147,14 @@ class Supervisor:
                 assert_never(order)
 
     def _launch(self, order: LaunchWorkers) -> None:
-        assignment = order.assignment
-        workers, to_complete = self.spec.workers(order), self.state.file_to_complete
-        start = self._survivors.begin(order, workers, self.attempt_state, to_complete)
+        assignment, workers = order.assignment, self.spec.workers(order)
+        start = forkserver_messages.StartWorkers(attempt=order.attempt, workers=workers)
+        if order.staying and self.attempt_state is not None:
+            start = self._survivors.rejoin(start, self.attempt_state, self.state.file_to_complete)
         self._poller.checkpoint.drop()
         if self.attempt_state is not None:
             self.attempt_state.close()
-        self.attempt_state = AttemptState(assignment=assignment, awaits_commit=order.awaits_commit)
+        self.attempt_state = AttemptState(assignment, workers, awaits_commit=order.awaits_commit)
         self.state.begin(assignment)
         self._send(start)
         self._oom_kills.reset()

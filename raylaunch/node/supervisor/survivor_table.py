@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
-from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.worker.runtime.spec import WorkerSpec
@@ -42,8 +41,6 @@ class SurvivorTable:
         #: Where workers connect: an abstract name, without its first byte.
         self.address: str = self._listener.getsockname()[1:].decode()
         self._candidates: dict[int, _ConnectedWorker] = {}
-        #: The workers of the attempt that was ordered last, by local rank.
-        self._workers: Sequence[WorkerSpec] = ()
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
 
@@ -51,28 +48,26 @@ class SurvivorTable:
         """Return a descriptor that is readable when `poll` has something."""
         return self._epoll.fileno()
 
-    def begin(
+    def rejoin(
         self,
-        order: LaunchWorkers,
-        workers: Sequence[WorkerSpec],
-        before: AttemptState | None,
+        start: StartWorkers,
+        before: AttemptState,
         file_to_complete: Callable[[int, Collection[int]], tuple[MemoryFile | None, int]],
     ) -> StartWorkers:
-        """Tell the workers that can stay to join an attempt with these workers; return the fork server's order.
+        """Tell the workers that can stay to join the attempt that starts. Return the order with them.
 
         `before`: the attempt before. The first worker that stays is given what `file_to_complete` returns for its rank
         and for the node's ranks that have died.
         """
-        former, self._workers = self._workers, workers
+        former, workers = before.workers, start.workers
         found: list[int] = []
         to_complete = return_seconds = 0
-        dead = before.ends.keys() if before is not None else ()
         for candidate in list(self._candidates.values()):
             local_rank = candidate.local_rank = _local_rank(candidate, before)
-            if order.staying and candidate.is_ready and 0 <= local_rank < min(len(workers), len(former)):
-                rejoin, fds = _rejoin(order.attempt, former[local_rank], workers[local_rank]), []
+            if candidate.is_ready and 0 <= local_rank < min(len(workers), len(former)):
+                rejoin, fds = _rejoin(start.attempt, former[local_rank], workers[local_rank]), []
                 if not found:
-                    file, newest = file_to_complete(former[local_rank].rank, dead)
+                    file, newest = file_to_complete(former[local_rank].rank, before.ends.keys())
                     rejoin = replace(rejoin, newest=newest)
                     if file is not None:
                         fds, to_complete = [file.fd], file.size
@@ -80,13 +75,7 @@ class SurvivorTable:
                     socket.send_fds(candidate.sock, [survivor_link.encode(rejoin)], fds, socket.MSG_DONTWAIT)
                     found.append(candidate.pid)
                     return_seconds = max(return_seconds, candidate.seconds)
-        return StartWorkers(
-            attempt=order.attempt,
-            workers=tuple(workers),
-            survivors=tuple(found),
-            return_seconds=return_seconds,
-            to_complete=to_complete,
-        )
+        return replace(start, survivors=tuple(found), return_seconds=return_seconds, to_complete=to_complete)
 
     def poll(self, state: AttemptState | None, send: Callable[[SurvivorReturned | SurvivorCompleted], None]) -> bool:
         """Send the fork server what survivors have done. Return whether a worker has said that it can stay."""
@@ -135,9 +124,9 @@ def _received(candidate: _ConnectedWorker) -> SurvivorWord | None:
     return found
 
 
-def _local_rank(candidate: _ConnectedWorker, state: AttemptState | None) -> int:
+def _local_rank(candidate: _ConnectedWorker, state: AttemptState) -> int:
     """Return the local rank of a live worker; -1: there is no such worker."""
-    if state is None or not state.pids:  # the attempt has not begun here
+    if not state.pids:  # the attempt has not begun here
         return candidate.local_rank
     return next((local_rank for local_rank, _, pid in state.live() if pid == candidate.pid), -1)
 

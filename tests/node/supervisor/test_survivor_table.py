@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from raylaunch.core.placement.environment import Member, Rendezvous, assign
+from raylaunch.core.placement.environment import Member, assign
 from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
-from raylaunch.node.protocol.messages import LaunchWorkers
 from raylaunch.node.state.memory_file import MemoryFile
 from raylaunch.node.supervisor.attempt_state import AttemptState
 from raylaunch.node.supervisor.survivor_table import SurvivorTable
@@ -20,17 +19,17 @@ from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
 
 
-def specs(attempt: int, terminal: str = "") -> list[WorkerSpec]:
+def specs(attempt: int, terminal: str = "") -> tuple[WorkerSpec, ...]:
     env = {"RANK": "0", "MASTER_PORT": str(attempt)} | ({"FIRST": "1"} if attempt == 1 else {})
     folder = f"/attempt-{attempt}"
     paths = {"stdout": f"{folder}/out", "stderr": f"{folder}/err"}
     more = {"title": f"attempt {attempt}", "terminal": terminal}
-    return [WorkerSpec(rank=0, local_rank=0, kind="script", target="", env=env, cwd="/", **more, **paths)]
+    return (WorkerSpec(rank=0, local_rank=0, kind="script", target="", env=env, cwd="/", **more, **paths),)
 
 
 def state(attempt: int = 1, pids: tuple[int, ...] = (os.getpid(),), ends: tuple[int, ...] = ()) -> AttemptState:
     assignment = assign(attempt, [Member(node="node-0", address="", nproc=1)])[0]
-    return AttemptState(assignment=assignment, pids=pids, ends=dict(enumerate(ends)))
+    return AttemptState(assignment, specs(attempt), pids=pids, ends=dict(enumerate(ends)))
 
 
 class Served:
@@ -47,18 +46,14 @@ class Served:
         self.files: dict[int, MemoryFile] = {}
         self.dead: list[Collection[int]] = []
         self.poll()
-        assert self.begin(1, None) == ()
 
-    def begin(self, attempt: int, before: AttemptState | None, *, staying: bool = True, terminal: str = ""):
-        return self.ordered(attempt, before, staying=staying, terminal=terminal).survivors
+    def begin(self, attempt: int, before: AttemptState, terminal: str = "") -> tuple[int, ...]:
+        return self.ordered(attempt, before, terminal).survivors
 
-    def ordered(
-        self, attempt: int, before: AttemptState | None, *, staying: bool = True, terminal: str = ""
-    ) -> StartWorkers:
+    def ordered(self, attempt: int, before: AttemptState, terminal: str = "") -> StartWorkers:
         """Begin an attempt; return the order for the fork server."""
-        rendezvous = Rendezvous(master_addr="", master_port=0, run_id="", max_restarts=0, restart_count=0)
-        order = LaunchWorkers(assignment=state(attempt).assignment, rendezvous=rendezvous, staying=staying)
-        return self.table.begin(order, specs(attempt, terminal), before, self._file_to_complete)
+        start = StartWorkers(attempt=attempt, workers=specs(attempt, terminal))
+        return self.table.rejoin(start, before, self._file_to_complete)
 
     def _file_to_complete(self, rank: int, dead: Collection[int]) -> tuple[MemoryFile | None, int]:
         self.dead.append(dead)
@@ -135,15 +130,11 @@ def test_output_to_a_terminal_stays_there(served):
     )
 
 
-@pytest.mark.parametrize(
-    ("before", "staying"),
-    [(state(), False), (state(pids=(1,)), True), (state(ends=(1,)), True), (None, True)],
-    ids=["not wanted", "not a worker", "it has ended", "no attempt before"],
-)
-def test_others_do_not_stay(served, before, staying):
+@pytest.mark.parametrize("before", [state(pids=(1,)), state(ends=(1,))], ids=["not a worker", "it has ended"])
+def test_others_do_not_stay(served, before):
     served.say("ready", 1)
     served.poll()
-    assert served.begin(2, before, staying=staying) == ()
+    assert served.begin(2, before) == ()
     assert served.told() is None
 
 
@@ -203,8 +194,7 @@ def test_the_dead_are_those_of_the_attempt_that_have_ended(served, file):
     before = state()
     before.ends[7] = -9
     served.ordered(2, before)
-    served.ordered(3, None)
-    assert [[*dead] for dead in served.dead] == [[7], []]
+    assert [[*dead] for dead in served.dead] == [[7]]
 
 
 def test_a_worker_that_is_gone_leaves_the_file_to_the_next_one(served, file):
@@ -226,13 +216,3 @@ def test_where_there_is_nothing_to_complete_no_file_is_given(served):
     assert served.ordered(2, state()).to_complete == 0
     order, given = order_with_file(served.worker)
     assert (order.attempt, given) == (2, 0)
-
-
-def test_no_memory_is_reserved_where_no_worker_stays(served, file):
-    served.files[0] = file
-    served.say("ready", 1)
-    served.poll()
-    assert served.ordered(2, state(), staying=False).to_complete == 0
-    assert served.dead == []
-    assert served.ordered(3, state()).to_complete == 12_345
-    assert len(served.dead) == 1
