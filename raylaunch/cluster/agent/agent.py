@@ -25,6 +25,7 @@ from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement import devices
 from raylaunch.core.placement.environment import base_env, interface_env
+from raylaunch.core.record.run_layout import STDOUT
 from raylaunch.node.linux import interfaces, limits, processes, working_folder
 from raylaunch.node.logs import log_files
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
@@ -245,7 +246,10 @@ class Agent:
             return
         self._supervisor.handle(self._copies.launch(order) if isinstance(order, LaunchWorkers) else order)
         if isinstance(order, LaunchWorkers):
-            self._logs.follow(order.assignment, self._supervisor.spec, self._view, self._terminal)
+            spec, part, shown = self._supervisor.spec, order.assignment, None
+            if self._terminal is not None:
+                shown = self._terminal.launched(part, lambda rank: str(spec.rank_dir(part.attempt, rank) / STDOUT))
+            self._logs.follow(part, spec, self._view, shown)
 
     async def logs(self, asked: LogQuery | LogRead) -> LogAnswer:
         """Return what the log files of workers on this node have. Raises OSError."""

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from raylaunch.cluster.agent.outbox import Outbox
-from raylaunch.cluster.agent.worker_terminal import WorkerTerminal
 from raylaunch.core.job.outputs import OutputView
 from raylaunch.core.placement.environment import Assignment
-from raylaunch.core.record.run_layout import LAYOUTS, STDOUT
+from raylaunch.core.record.run_layout import LAYOUTS
 from raylaunch.node.logs.tail import LogSource, LogTailer, log_sources
 from raylaunch.node.protocol.node_spec import NodeSpec
 from raylaunch.worker.heartbeats.shared_page import SharedPage
@@ -36,18 +35,12 @@ class LogShipper:
         #: Set when the outbox has room again.
         self._room = asyncio.Event()
 
-    def follow(self, assignment: Assignment, spec: NodeSpec, view: OutputView, terminal: WorkerTerminal | None) -> None:
-        """Follow what is shown of the workers of an attempt, which begins."""
+    def follow(self, assignment: Assignment, spec: NodeSpec, view: OutputView, shown: int | None) -> None:
+        """Follow what is shown of the workers of an attempt, which begins. `shown`: a rank whose output is already."""
         sources = log_sources(
             view, assignment, LAYOUTS[spec.agent.job.log_layout], spec.run_dir, kept=spec.agent.kept, page=self._page
         )
-        own = spec.agent.terminal
-        if terminal is not None and own is not None:
-            has_it = terminal.launched(assignment, lambda rank: str(spec.rank_dir(assignment.attempt, rank) / STDOUT))
-            sources = [
-                replace(source, prefix=None) if has_it and source.rank == own.rank else source for source in sources
-            ]  # it is shown already
-        self.add(sources)
+        self.add([replace(source, prefix=None) if source.rank == shown else source for source in sources])
 
     def add(self, sources: Sequence[LogSource]) -> None:
         """Also follow the files of these workers."""

@@ -46,14 +46,14 @@ class WorkerTerminal:
         self._log_path = ""
         self._is_reading = False
 
-    def launched(self, assignment: Assignment, log_path: Callable[[int], str]) -> bool:
-        """Return whether the rank that has the terminal is among these. `log_path`: of the stdout of a rank."""
+    def launched(self, assignment: Assignment, log_path: Callable[[int], str]) -> int | None:
+        """Return the rank that has the terminal; None: it is not among these. `log_path`: of the stdout of a rank."""
         self._close_log()
         self._log_path = log_path(self._spec.rank) if self._spec.rank in assignment.ranks else ""
         if self._log_path and not self._is_reading:
             self._is_reading = True
             asyncio.get_running_loop().add_reader(self._master, self._readable)
-        return self._log_path != ""
+        return self._spec.rank if self._log_path else None
 
     def handle(self, order: TerminalInput) -> None:
         """Pass on what was typed. What the worker does not read in time is lost, as with any terminal."""

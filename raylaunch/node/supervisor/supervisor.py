@@ -236,10 +236,10 @@ class Supervisor:
         if state is not None and state.take_finished():
             self._tell(state.attempt, succeeded=True)
         for polled in self._poller.poll(state):
-            if isinstance(polled, Saved):
-                self._tell(polled.attempt, has_saved=True, saved=polled.step)
-            else:
+            if not isinstance(polled, Saved):
                 found.append(polled)
+            elif state is not None and polled.attempt == state.attempt:
+                self._tell(polled.attempt, has_saved=True, saved=polled.step)
         self.state.poll()
         if self._survivors.poll(state, self._send) and state is not None:
             self._tell(state.attempt, can_stay=True)
