@@ -30,11 +30,7 @@ cluster.agent.ray_actor:AgentActor.next_report
 node.protocol.node_status:StatusFeed.news
 cluster.agent.serialization:dump_report
 """
-_LAUNCH = """
-# The driver's loop, for the actions
-cluster.driver.executor:Executor.perform | actions become orders
-core.placement.environment:assign | the ranks, and the environment that tells them
-node.protocol.messages:LaunchWorkers | what happens on a node, and orders to it
+_ORDER = """
 cluster.fleet.ray_fleet:RayAgents.send | sends them with a call of the agent
 node.protocol.node_goal:NodeGoals.add | all orders to a node that still matter
 cluster.agent.serialization:dump_goal
@@ -43,6 +39,16 @@ cluster.agent.ray_actor:AgentActor.obey
 cluster.agent.serialization:load_goal
 cluster.agent.agent:Agent.handle
 node.supervisor.supervisor:Supervisor.handle
+"""
+_LAUNCH = (
+    """
+# The driver's loop, for the actions
+cluster.driver.executor:Executor.perform | actions become orders
+core.placement.environment:assign | the ranks, and the environment that tells them
+node.protocol.messages:LaunchWorkers | what happens on a node, and orders to it
+"""
+    + _ORDER
+    + """
 node.protocol.node_spec:NodeSpec.workers | what all workers of a node have in common, and each one's specification
 worker.runtime.spec:WorkerSpec | what a worker is started with
 core.placement.environment:worker_env
@@ -55,6 +61,7 @@ worker.runtime.boot:set_up_and_run | in each new process: environment, signals, 
 worker.runtime.process_setup:die_with_parent | ends it with the fork server
 worker.runtime.entry:run | runs the script
 """
+)
 
 WALKS = {
     "A job file becomes RANK in a worker's environment": (
@@ -190,14 +197,9 @@ core.machine.events_and_actions:RequestCheckpoint
 # The driver's loop, for the actions
 cluster.driver.executor:Executor.perform | for the checkpoint it proposes a step, and fixes it when no rank is past it
 node.protocol.messages:ProposeCheckpoint | what happens on a node, and orders to it
-cluster.fleet.ray_fleet:RayAgents.send
-node.protocol.node_goal:NodeGoals.add | all orders to a node that still matter
-cluster.agent.serialization:dump_goal
-# The agent of each node
-cluster.agent.ray_actor:AgentActor.obey
-cluster.agent.serialization:load_goal
-cluster.agent.agent:Agent.handle
-node.supervisor.supervisor:Supervisor.handle
+"""
+        + _ORDER
+        + """
 node.supervisor.polling:PagePoller.handle_checkpoint | writes the step to the shared page, and reads the answers
 worker.heartbeats.shared_page:SharedPage | the shared page
 # The script of each worker

@@ -128,11 +128,10 @@ def _nothing_to_run(line: CommandLine) -> int:
 def _plan(job: Job) -> int:
     from raylaunch.cli.output.report import plan_table  # noqa: PLC0415
     from raylaunch.cluster.run import plan_job  # noqa: PLC0415
-    from raylaunch.core.job.redaction import shown  # noqa: PLC0415
+    from raylaunch.core.job.redaction import Redactor  # noqa: PLC0415
 
-    redacted = shown(job, os.environ)
     plan = plan_job(job)
-    print(plan_table(plan, f"{redacted.title}: {redacted.entrypoint}"), end="")
+    print(plan_table(plan, Redactor.of(job, os.environ).headline(job)), end="")
     return ExitCode.OK if plan.possible else ExitCode.UNAVAILABLE
 
 

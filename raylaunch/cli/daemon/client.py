@@ -18,7 +18,7 @@ from raylaunch.cli.run_once import say
 from raylaunch.cluster.driver import signals
 from raylaunch.cluster.session import discovery
 from raylaunch.core.job.job import Job
-from raylaunch.core.job.redaction import shown
+from raylaunch.core.job.redaction import Redactor
 from raylaunch.core.newtypes import SignalName
 from raylaunch.errors import InterruptedByUserError, RaylaunchError, signal_exit_code
 from raylaunch.node.protocol import wire
@@ -69,14 +69,13 @@ def _check_usable(job: Job, environ: Mapping[str, str]) -> None:
 
 
 def _run_request(job: Job, job_text: str) -> RunRequest:
-    redacted = shown(job, os.environ)
     umask = os.umask(0)
     os.umask(umask)
     names = [*job.signals_to_handle, *job.signals_to_forward]
     return RunRequest(
         job=job,
         job_text=job_text,
-        title=f"{redacted.title}: {redacted.entrypoint}",
+        title=Redactor.of(job, os.environ).headline(job),
         cwd=os.getcwd(),
         environ=dict(os.environ),
         umask=umask,

@@ -87,11 +87,10 @@ class Console:
         if job.progress == "auto":
             self._is_live = self._writer.show_row(self._live.text)
             self._progress.is_periodic = not self._is_live
-        seen = self._redactor.shown(job)
         self._fallback = plan.fallback
         if plan.fallback:
             self.on_message(plan.fallback)
-        self.say(f"{seen.title}: {seen.entrypoint}")
+        self.say(self._redactor.headline(job))
         if plan.cluster:
             self.say(f"on the Ray cluster at {plan.cluster}")
         self.say(f"requesting {plan.asked}; {f'logs in {run_dir}' if run_dir else 'no logs are kept'}")

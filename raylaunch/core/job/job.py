@@ -5,11 +5,9 @@ If torchrun has a flag for a setting, the key is that flag with underscores.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from raylaunch.core.job.secrets import HIDDEN
 from raylaunch.core.newtypes import StrEnum
 
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch.utils.data")
@@ -72,16 +70,6 @@ class Entrypoint:
     def target(self) -> str:
         """The value of the script, module, function or command."""
         return str(getattr(self, self.kind)) if self.kind else ""
-
-    def __str__(self) -> str:
-        """The program and its arguments, quoted as a shell needs them; a function is no word of a shell."""
-        target = self.target if self.function or not self.kind else shlex.quote(self.target)
-        return " ".join([target, *(_quoted(str(word)) for word in self.args)])
-
-
-def _quoted(word: str) -> str:
-    """Return a word as a shell needs it, but a hidden value as it is shown everywhere."""
-    return word if HIDDEN in word else shlex.quote(word)
 
 
 ENTRYPOINT_KINDS = ("script", "module", "function", "command")

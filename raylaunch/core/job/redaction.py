@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
@@ -54,6 +55,20 @@ class Redactor:
         if self.values or self.words:
             text = _any_of(self.values, self.words).sub(HIDDEN, text)
         return _URL.sub(_without_password, text) if "://" in text else text
+
+    def headline(self, job: Job) -> str:
+        """Return the title of a job, and its program as a shell needs it but for what is hidden.
+
+        A function is no word of a shell, and neither is a word of which a part is hidden.
+        """
+        entry = job.entrypoint
+        target = self.hide(entry.target) if entry.function or not entry.kind else self._word(entry.target)
+        arguments = (part + HIDDEN if secret else self._word(str(part)) for part, secret in split(entry.args))
+        return f"{self.hide(job.title)}: {' '.join([target, *arguments])}"
+
+    def _word(self, text: str) -> str:
+        hidden = self.hide(text)
+        return shlex.quote(text) if text == hidden else hidden
 
     def shown(self, thing: Thing) -> Thing:
         """Return a redacted copy of a job, a journal entry, or any other value of dataclasses, dicts and sequences."""
