@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +87,64 @@ STUMBLES = re.compile(
     re.MULTILINE,
 )
 """Words over which readers have stumbled."""
+
+CAPABILITIES = {
+    "state": (
+        *(
+            "worker.state",
+            "node.state",
+            "cluster.agent.copies",
+            "cluster.driver.copy_ring",
+            "node.protocol.copy_messages",
+        ),
+        *("core.machine.commits", "core.machine.restoring", "cluster.driver.last_checkpoint"),
+    ),
+    "survivors": ("worker.survivors", "node.supervisor.survivor_table"),
+    "hangs": (
+        "cluster.probes.hang_probe",
+        *(f"core.monitoring.hang_{part}" for part in ("cause", "detector", "policy")),
+    ),
+    "peers": (
+        *("core.machine.peers", "cluster.probes.peer_check", "cluster.agent.peer_probe", "node.protocol.peer_messages"),
+    ),
+    "terminal": ("cluster.agent.worker_terminal", "node.protocol.terminal_messages"),
+    "takeover": ("cluster.takeover", "cluster.succession", "core.driver_replaced", "core.machine.resuming"),
+    "warm": ("cluster.fleet.agent_pool", "cluster.fleet.agent_reuse", "cli.daemon"),
+    "control": ("cluster.control",),
+    "report": ("core.history", "cli.html_report"),
+    "doctor": ("cli.doctor", "cluster.inspection"),
+    "selfcheck": ("worker.selfcheck",),
+}
+"""The packages and modules of each capability, without `raylaunch.`: a run needs none of them."""
+KERNEL = (
+    *("core.machine", "cluster.driver", "cluster.agent", "cluster.fleet"),
+    *("node.protocol", "node.supervisor", "node.forkserver", "worker.runtime"),
+)
+"""The packages that start, supervise, restart and resize."""
+KNOWN_CAPABILITIES = {
+    "cluster.agent.agent": {"peers", "state", "takeover", "terminal"},
+    "cluster.agent.ray_actor": {"state", "takeover"},
+    "cluster.driver.driver": {"peers", "state", "takeover", "terminal"},
+    "cluster.driver.executor": {"state"},
+    "cluster.driver.progress_monitor": {"hangs"},
+    "cluster.driver.run_folder": {"report", "takeover"},
+    "cluster.fleet.local_fleet": {"state", "warm"},
+    "cluster.fleet.ray_fleet": {"state", "takeover", "warm"},
+    "core.machine.events_and_actions": {"state", "takeover"},
+    "core.machine.machine": {"peers", "takeover"},
+    "core.machine.observe": {"state"},
+    "core.machine.state": {"state"},
+    "core.machine.workers": {"state"},
+    "node.forkserver.subreaper": {"state"},
+    "node.protocol.messages": {"peers", "state", "terminal"},
+    "node.protocol.node_goal": {"state", "terminal"},
+    "node.protocol.node_spec": {"state", "survivors", "terminal"},
+    "node.protocol.node_status": {"peers", "state"},
+    "node.supervisor.forkserver_client": {"state"},
+    "node.supervisor.polling": {"state"},
+    "node.supervisor.supervisor": {"state", "survivors"},
+}
+"""The modules of the kernel that import a capability, which no further one may. A pair that goes, goes for good."""
 
 INTERNALS = (
     "raylaunch/cluster/ray_internals.py",
@@ -266,6 +324,36 @@ def test_prose_has_no_words_over_which_readers_stumble():
         for match in STUMBLES.finditer(path.read_text())
     }
     assert found == set()
+
+
+def capabilities_of(path: Path) -> set[str]:
+    """Return the capabilities that a module imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("raylaunch."):
+            source = (node.module or "").removeprefix("raylaunch.")
+            found |= {
+                capability
+                for capability in CAPABILITIES
+                if any(is_part_of(f"{source}.{alias.name}", CAPABILITIES[capability]) for alias in node.names)
+            }
+    return found
+
+
+def is_part_of(name: str, packages: Iterable[str]) -> bool:
+    """Return whether a name is one of these packages and modules, or is in one."""
+    return any(f"{name}.".startswith(f"{package}.") for package in packages)
+
+
+def test_the_kernel_knows_no_further_capability():
+    """It is a step towards a kernel that runs a job without any: hand in what a capability does, and shorten the list."""
+    every = [part for parts in CAPABILITIES.values() for part in parts]
+    found = {}
+    for path in modules():
+        name = ".".join(path.relative_to(CODE).with_suffix("").parts)
+        if is_part_of(name, KERNEL) and not is_part_of(name, every) and (known := capabilities_of(path)):
+            found[name] = known
+    assert found == KNOWN_CAPABILITIES
 
 
 def names_in(node: ast.AST) -> list[str]:

@@ -160,7 +160,7 @@ def make_plan(job: Job, nodes: Sequence[NodeFacts], *, local: bool) -> Plan:
 
 
 def settled(job: Job, plan: Plan) -> Job:
-    """Return the job with the numbers of the plan: of nodes, where `nprocs` gives that of workers, and of GPUs.
+    """Return the job with what the plan has decided: the number of nodes that `nprocs` takes, and GPUs of each worker.
 
     If agents share hosts, hosts are not excluded for failures: that would take out healthy agents too.
     """
