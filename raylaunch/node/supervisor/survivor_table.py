@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.forkserver_messages import StartWorkers, SurvivorCompleted, SurvivorReturned
 from raylaunch.node.state.memory_file import MemoryFile
@@ -118,10 +120,9 @@ def _received(candidate: _ConnectedWorker) -> SurvivorWord | None:
     """Return what a worker says; None: it is gone, or is no worker."""
     try:
         data = candidate.sock.recv(survivor_link.MESSAGE_BYTES, socket.MSG_DONTWAIT)
-    except OSError:
+        return msgspec.json.decode(data, type=SurvivorWord)
+    except (OSError, ValueError):
         return None
-    found: SurvivorWord | None = survivor_link.parse(data, SurvivorWord) if data else None
-    return found
 
 
 def _local_rank(candidate: _ConnectedWorker, state: AttemptState) -> int:

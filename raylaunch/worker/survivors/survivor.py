@@ -90,13 +90,12 @@ class Survivor:
             except (OSError, EOFError):
                 return
             if fd >= 0:
-                self._light.use(fd, order.newest if order is not None else 0)
-            if order is not None:
-                if self._files.have_changed():
-                    _give_up("the script was changed")
-                self._order = order if self._order is None else order.after(self._order)
-                self._ordered.set()
-                self._break_off(order)
+                self._light.use(fd, order.newest)
+            if self._files.have_changed():
+                _give_up("the script was changed")
+            self._order = order if self._order is None else order.after(self._order)
+            self._ordered.set()
+            self._break_off(order)
 
     def _break_off(self, order: Rejoin) -> None:
         """Interrupt the main thread until it has left the elastic function.

@@ -12,15 +12,13 @@ import errno
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
 
 from raylaunch.worker import descriptors
 
 ADDRESS_VARIABLE = "RAYLAUNCH_SURVIVORS"
 """In a worker's environment: the abstract name of the supervisor's socket (unix(7)), without its first byte."""
 MESSAGE_BYTES = 65536
-_TYPES = {"int": int, "str": str, "list[str]": list, "dict[str, str]": dict}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +61,8 @@ def encode(message: SurvivorWord | Rejoin) -> bytes:
     return json.dumps(asdict(message)).encode()
 
 
-def parse(data: bytes, kind: type[Any]) -> Any:
-    """Return the message of this kind; None: the packet is none."""
-    try:
-        found = json.loads(data)
-        if all(isinstance(found[one.name], _TYPES[str(one.type)]) for one in fields(kind)):
-            return kind(**found)
-    except (ValueError, TypeError, KeyError):
-        pass
-    return None
-
-
-def receive_rejoin(link: socket.socket) -> tuple[Rejoin | None, int]:
-    """Wait for a message, and return it with the descriptor that came with it, -1 for none. None: it is not one.
+def receive_rejoin(link: socket.socket) -> tuple[Rejoin, int]:
+    """Wait for the supervisor's message, and return it with the descriptor that came with it, -1 for none.
 
     Raises OSError, and EOFError where the supervisor has closed the connection.
     """
@@ -84,7 +71,7 @@ def receive_rejoin(link: socket.socket) -> tuple[Rejoin | None, int]:
         os.set_inheritable(fd, False)  # Python 3.11 and 3.12 ignore the flags of recv_fds
     if not data:
         raise EOFError
-    return parse(data, Rejoin), fds[0] if fds else -1
+    return Rejoin(**json.loads(data)), fds[0] if fds else -1
 
 
 class OwnSocket:

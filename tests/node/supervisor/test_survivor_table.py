@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Collection, Iterator
@@ -75,7 +76,7 @@ class Served:
 
     def told(self) -> Rejoin | None:
         try:
-            return survivor_link.parse(self.worker.recv(survivor_link.MESSAGE_BYTES, socket.MSG_DONTWAIT), Rejoin)
+            return Rejoin(**json.loads(self.worker.recv(survivor_link.MESSAGE_BYTES, socket.MSG_DONTWAIT)))
         except BlockingIOError:
             return None
 
@@ -145,8 +146,9 @@ def test_a_worker_that_is_not_ready_does_not_stay(served):
     assert served.begin(2, state()) == ()
 
 
-def test_nonsense_ends_the_connection(served):
-    served.worker.send(b"nonsense")
+@pytest.mark.parametrize("data", [b"\xff", b"nonsense", b"{}", b'{"word": 1, "attempt": "x"}', b'{"word": "ready"}'])
+def test_nonsense_ends_the_connection(served, data):
+    served.worker.send(data)
     assert not served.poll()
     assert served.worker.recv(1) == b""
 

@@ -9,23 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from raylaunch.worker.survivors import survivor_link
-from raylaunch.worker.survivors.survivor_link import Rejoin, SurvivorWord
+from raylaunch.worker.survivors.survivor_link import Rejoin
 
-MESSAGES = [
-    SurvivorWord(word="ready", attempt=3),
-    Rejoin(attempt=4, env={"RANK": "1", "NAME": "\udcff"}, removed=["OLD"], title="rank 1", stdout="/out", stderr=""),
-]
-
-
-@pytest.mark.parametrize("message", MESSAGES)
-def test_what_is_said_is_understood(message):
-    assert survivor_link.parse(survivor_link.encode(message), type(message)) == message
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", b'{"word": 1, "attempt": "x"}', b'{"word": "ready"}'])
-@pytest.mark.parametrize("kind", [SurvivorWord, Rejoin])
-def test_anything_else_is_no_message(data, kind):
-    assert survivor_link.parse(data, kind) is None
+ORDER = Rejoin(
+    attempt=4, env={"RANK": "1", "NAME": "\udcff"}, removed=["OLD"], title="rank 1", stdout="/out", stderr=""
+)
 
 
 def test_there_is_no_connection_outside_a_launch(monkeypatch):
@@ -48,28 +36,23 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_a_file_comes_with_the_order(ends):
     supervisor, worker = ends
     fd = os.memfd_create("test")
-    socket.send_fds(supervisor, [survivor_link.encode(MESSAGES[1])], [fd])
-    supervisor.send(survivor_link.encode(MESSAGES[1]))
+    socket.send_fds(supervisor, [survivor_link.encode(ORDER)], [fd])
+    supervisor.send(survivor_link.encode(ORDER))
     order, given = survivor_link.receive_rejoin(worker)
-    assert order == MESSAGES[1]
+    assert order == ORDER
     assert os.fstat(given).st_ino == os.fstat(fd).st_ino
-    assert survivor_link.receive_rejoin(worker) == (MESSAGES[1], -1)
+    assert survivor_link.receive_rejoin(worker) == (ORDER, -1)
     os.close(given)
     os.close(fd)
 
 
 def test_programs_that_a_worker_starts_do_not_get_the_file(ends):
     """`socket.recv_fds` ignores its flags in Python 3.11 and 3.12."""
-    socket.send_fds(ends[0], [survivor_link.encode(MESSAGES[1])], [ends[0].fileno()])
+    socket.send_fds(ends[0], [survivor_link.encode(ORDER)], [ends[0].fileno()])
     _, given = survivor_link.receive_rejoin(ends[1])
     found = os.get_inheritable(given)
     os.close(given)
     assert not found
-
-
-def test_nonsense_is_no_order(ends):
-    ends[0].send(b"nonsense")
-    assert survivor_link.receive_rejoin(ends[1]) == (None, -1)
 
 
 def test_the_end_of_the_connection_is_an_error(ends):
