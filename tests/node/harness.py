@@ -275,7 +275,7 @@ class Node:
 
     def children(self) -> set[int]:
         """Return the process ids of workers and stores: the children of the fork server."""
-        return children_of(self.supervisor.server_pid)
+        return children_of(self.supervisor.client.pid)
 
     def end_attempt(self) -> None:
         """Stop the current attempt, if there is one, and forget its events."""

@@ -88,7 +88,7 @@ def test_kill_of_a_worker_then_the_next_attempt(node: Node, pipe: MessagePipe) -
 def test_kill_of_the_fork_server(own_node: Node, pipe: MessagePipe) -> None:
     """Its workers are reported as failed, all orphans are killed, and a new fork server runs the next attempt."""
     pids = start_process_tree(own_node, pipe, nproc=2)
-    old = own_node.supervisor.server_pid
+    old = own_node.supervisor.client.pid
     send_signal(old)
     exited = own_node.wait(WorkersExited)
     assert sorted((failure.rank, failure.signal, failure.stopped) for failure in exited.failures) == [
@@ -106,7 +106,7 @@ def test_the_next_store_outlives_the_fork_server(own_node: Node, pipe: MessagePi
     start_process_tree(own_node, pipe)
     port = own_node.open_store()
     assert is_listening(port)
-    send_signal(own_node.supervisor.server_pid)
+    send_signal(own_node.supervisor.client.pid)
     own_node.wait(WorkersExited)
     script = own_node.script("""
         import torch.distributed as dist
@@ -129,7 +129,7 @@ def test_orders_to_a_killed_fork_server_are_completed(own_node: Node, pipe: Mess
     pipe.read_lines()
     own_node.supervisor.handle(StopWorkers(attempt=own_node.attempt, grace=30.0))
     assert pipe.read_lines() == ["term"]
-    server = own_node.supervisor.server_pid
+    server = own_node.supervisor.client.pid
     send_signal(server, signal.SIGSTOP)
     own_node.supervisor.handle(OpenStore(attempt=own_node.attempt + 1))
     send_signal(server)
@@ -245,6 +245,6 @@ def test_stopped_workers_are_killed_with_the_fork_server(own_node: Node, pipe: M
     pids = start_process_tree(own_node, pipe)
     for pid in pids[:3]:
         send_signal(pid, signal.SIGSTOP)
-    send_signal(own_node.supervisor.server_pid)
+    send_signal(own_node.supervisor.client.pid)
     own_node.wait(WorkersExited)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -23,7 +23,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MADV_DONTNEED = 4
 _MADV_COLLAPSE = 25
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
-_PAGE_BYTES = 4096
 _NO_FULL_COLLECTIONS = 1_000_000_000
 """As the third threshold of `gc`: collections of the middle generation before a full collection."""
 

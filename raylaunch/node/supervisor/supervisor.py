@@ -92,11 +92,6 @@ class Supervisor:
         self._closed = False
 
     @property
-    def server_pid(self) -> int:
-        """The fork server's process id, 0 until one was ready."""
-        return self.client.pid
-
-    @property
     def manifest(self) -> ImportManifest | None:
         """What the zygote imports ahead of the script, as the fork server last reported."""
         return self.client.manifest

@@ -92,7 +92,7 @@ def messages_of_failures(node: Node, count: int) -> dict[int, str]:
 def test_workers_go_on_if_the_zygote_cannot_be_forked(limited_node: Node, pipe: MessagePipe, forks: Forks) -> None:
     """Later there is one."""
     node = limited_node
-    server = node.supervisor.server_pid
+    server = node.supervisor.client.pid
     node.launch(node.script("import heavy\n" + WAITS))
     (worker,) = map(int, pipe.read_lines())
     node.wait(WorkersStarted)
@@ -102,7 +102,7 @@ def test_workers_go_on_if_the_zygote_cannot_be_forked(limited_node: Node, pipe: 
     forks.restore()
     node.wait(ManifestChanged)
     assert worker in node.children()
-    assert node.supervisor.server_pid == server
+    assert node.supervisor.client.pid == server
 
 
 def test_a_store_that_cannot_be_forked_says_why(limited_node: Node, forks: Forks) -> None:
@@ -120,7 +120,7 @@ def test_a_worker_that_cannot_be_forked_is_a_failure_with_the_cause(
 ) -> None:
     """The workers before it had started and end as others do. The next attempt runs, with the same fork server."""
     node = limited_node
-    server = node.supervisor.server_pid
+    server = node.supervisor.client.pid
     if has_zygote:
         node.launch(node.script("import heavy\n" + WAITS))
         pipe.read_lines()
@@ -133,13 +133,13 @@ def test_a_worker_that_cannot_be_forked_is_a_failure_with_the_cause(
     assert "processes and threads" in message
     forks.restore()
     assert node.run(node.script("print('again')")).stdout() == "again\n"
-    assert node.supervisor.server_pid == server
+    assert node.supervisor.client.pid == server
 
 
 def test_a_fork_server_without_descriptors_is_started_again(limited_node: Node, pipe: MessagePipe) -> None:
     """The failure of its workers names the limit."""
     node = limited_node
-    server = node.supervisor.server_pid
+    server = node.supervisor.client.pid
     node.launch(node.script(WAITS))
     pipe.read_lines()
     node.wait(WorkersStarted)

@@ -228,7 +228,7 @@ def test_workers_meet_whatever_strangers_do_at_the_port(torch_node: Node) -> Non
 
     More of them stay than the fork server itself may have descriptors.
     """
-    server = torch_node.supervisor.server_pid
+    server = torch_node.supervisor.client.pid
     before = resource.prlimit(server, resource.RLIMIT_NOFILE)
     resource.prlimit(server, resource.RLIMIT_NOFILE, (100, before[1]))
     try:
@@ -348,7 +348,7 @@ def test_a_fixed_port_outlives_the_fork_server(own_node: Node) -> None:
     (port,) = free_ports(1)
     own_node.set(master_port=port)
     assert own_node.open_store() == port
-    send_signal(own_node.supervisor.server_pid)
+    send_signal(own_node.supervisor.client.pid)
     opened = own_node.wait(StoreOpened)
     assert (opened.attempt, opened.port) == (1, port)
     assert is_listening(port)

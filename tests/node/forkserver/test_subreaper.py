@@ -55,7 +55,7 @@ def test_a_killed_fork_server_is_started_again(counted_node: Node, pipe: Message
     for count in (2, 3):
         port = counted_node.open_store()
         pids = [*start_process_tree(counted_node, pipe, nproc=2), *counted_node.children()]
-        server = counted_node.supervisor.server_pid
+        server = counted_node.supervisor.client.pid
         send_signal(server)
         failures = counted_node.wait(WorkersExited).failures
         assert {failure.what for failure in failures} == {
@@ -74,7 +74,7 @@ def test_kill_of_the_fork_server_while_it_starts_workers(counted_node: Node) -> 
     script = counted_node.script("import time\ntime.sleep(3600)")
     for _ in range(3):
         counted_node.launch(script, nproc=4)
-        send_signal(counted_node.supervisor.server_pid)
+        send_signal(counted_node.supervisor.client.pid)
         server = counted_node.wait(Ready).pid
         assert marked(counted_node.mark).keys() == {subreaper_of(counted_node), server}
     assert next_attempt_runs(counted_node)
@@ -87,7 +87,7 @@ def test_kill_of_the_fork_server_while_it_stops_workers(counted_node: Node, pipe
     pipe.read_lines()
     counted_node.supervisor.handle(StopWorkers(attempt=counted_node.attempt, grace=3600.0))
     pipe.read_lines()
-    send_signal(counted_node.supervisor.server_pid)
+    send_signal(counted_node.supervisor.client.pid)
     assert [failure.stopped for failure in counted_node.wait(WorkersStopped).failures] == [True]
     assert next_attempt_runs(counted_node)
 
@@ -96,7 +96,7 @@ def test_kill_of_the_fork_server_while_it_stops_workers(counted_node: Node, pipe
 def test_a_killed_subreaper_is_started_again(counted_node: Node, pipe: MessagePipe, stopped: bool) -> None:
     """The fork server ends what it has started, also if it was stopped by SIGSTOP: the kernel continues it."""
     pids = [*start_process_tree(counted_node, pipe, nproc=2), *counted_node.children()]
-    subreaper, server = subreaper_of(counted_node), counted_node.supervisor.server_pid
+    subreaper, server = subreaper_of(counted_node), counted_node.supervisor.client.pid
     if stopped:
         send_signal(server, signal.SIGSTOP)
         wait_stopped_by_signal(server)
@@ -115,7 +115,7 @@ def test_a_killed_subreaper_is_started_again(counted_node: Node, pipe: MessagePi
 def test_a_fork_server_is_not_started_again_after_the_lease(counted_node: Node, pipe: MessagePipe, mark: str) -> None:
     """Even if it could not end itself in time, and was killed."""
     pids = start_process_tree(counted_node, pipe)
-    server = counted_node.supervisor.server_pid
+    server = counted_node.supervisor.client.pid
     send_signal(server, signal.SIGSTOP)
     wait_stopped_by_signal(server)
     renew_lease(counted_node, 0.05)

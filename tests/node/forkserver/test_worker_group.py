@@ -48,7 +48,7 @@ def test_titles_of_processes(either: Node) -> None:
     script = either.script("from pathlib import Path\nprint(Path('/proc/self/cmdline').read_bytes().split(b'\\0')[-2])")
     outcome = either.run(script, "--password", "hunter2", nproc=2, name="charlm")
     assert outcome.stdout(1) == "b'raylaunch: train.py rank 1 of 2 (charlm)'\n"
-    above = (either.supervisor.client.subreaper_pid, either.supervisor.server_pid)
+    above = (either.supervisor.client.subreaper_pid, either.supervisor.client.pid)
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in above]
     assert lines == [b"raylaunch: subreaper\0", b"raylaunch: fork server\0"]
 

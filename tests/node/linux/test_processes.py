@@ -34,7 +34,7 @@ def kilobytes(pid: int, name: str) -> int:
 @pytest.mark.skipif(not kernel_collapses_pages(), reason="this kernel has no MADV_COLLAPSE")
 def test_most_of_the_fork_servers_memory_is_in_huge_pages(torch_node: Node) -> None:
     """Some huge pages are split again in each attempt, so it is not all of the memory."""
-    pid = torch_node.supervisor.server_pid
+    pid = torch_node.supervisor.client.pid
 
     assert kilobytes(pid, "AnonHugePages") > kilobytes(pid, "Anonymous") / 4
 

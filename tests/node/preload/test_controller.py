@@ -130,7 +130,7 @@ def test_the_next_attempt_finds_imported_what_the_one_before_imported(auto_node:
     for _ in range(2):
         for first, second in run_again(auto_node, pipe, path, nproc=2):
             assert first == "['heavy', 'numpy', 'like_jemalloc'] False True"
-            assert second == f"fast {auto_node.supervisor.server_pid}"
+            assert second == f"fast {auto_node.supervisor.client.pid}"
         assert auto_node.attempt == 3 or is_listening(port)
     until(lambda: not is_listening(port), "the store of the second attempt is left in the third")
 
@@ -195,13 +195,13 @@ def test_workers_start_though_the_zygote_was_killed(auto_node: Node, pipe: Messa
     auto_node.wait(ManifestChanged)
     ((first, second),) = run_again(auto_node, pipe, path)
     assert first.startswith("['heavy'] ")
-    assert second == f"fast {auto_node.supervisor.server_pid}"
+    assert second == f"fast {auto_node.supervisor.client.pid}"
 
 
 def kill_fork_server(node: Node) -> None:
     """Kill the fork server, see that its children are gone, and wait for the next one."""
     left = node.children()
-    send_signal(node.supervisor.server_pid)
+    send_signal(node.supervisor.client.pid)
     assert [failure.signal for failure in node.wait(WorkersExited).failures] == ["SIGKILL"]
     assert not any(Path(f"/proc/{pid}").exists() for pid in left)
     node.wait(Ready)

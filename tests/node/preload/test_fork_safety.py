@@ -88,7 +88,7 @@ def test_libraries_that_end_their_threads_before_a_fork_are_safe(torch_node: Nod
         import numpy, torch
         print(numpy.ones((300, 300)).dot(numpy.ones((300, 300))).sum() + (torch.ones(300, 300) @ torch.ones(300, 300)).sum().item())
     """)
-    assert torch_node.run(script).stdout() == f"True {torch_node.supervisor.server_pid}\n54000000.0\n"
+    assert torch_node.run(script).stdout() == f"True {torch_node.supervisor.client.pid}\n54000000.0\n"
 
 
 def test_threads_of_torch_make_workers_spawn(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:

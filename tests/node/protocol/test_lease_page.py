@@ -131,20 +131,20 @@ def test_a_continued_fork_server_carries_out_no_order_after_the_lease(
 ) -> None:
     """Not even one that was sent before the lease expired."""
     pids = start_workers(own_node, pipe)
-    send_signal(own_node.supervisor.server_pid, signal.SIGSTOP)
-    wait_stopped_by_signal(own_node.supervisor.server_pid)
+    send_signal(own_node.supervisor.client.pid, signal.SIGSTOP)
+    wait_stopped_by_signal(own_node.supervisor.client.pid)
     own_node.launch(own_node.script("say('late')\nimport time\ntime.sleep(3600)", "late.py"))
     renew_lease(own_node, 0.05)
     time.sleep(0.1)
-    send_signal(own_node.supervisor.server_pid, signal.SIGCONT)
+    send_signal(own_node.supervisor.client.pid, signal.SIGCONT)
     wait_all_gone(pids, mark)
     assert not own_node.rank_folder().exists()
 
 
 STOPPED: dict[str, Callable[[Node], list[int]]] = {
-    "fork server": lambda node: [node.supervisor.server_pid],
+    "fork server": lambda node: [node.supervisor.client.pid],
     "subreaper": lambda node: [subreaper_of(node)],
-    "both": lambda node: [subreaper_of(node), node.supervisor.server_pid],
+    "both": lambda node: [subreaper_of(node), node.supervisor.client.pid],
     "everything": lambda node: list(marked(node.mark)),
 }
 
@@ -169,7 +169,7 @@ def test_a_stopped_subreaper_does_not_delay_a_restart(own_node: Node, pipe: Mess
     pids = start_workers(own_node, pipe)
     send_signal(subreaper_of(own_node), signal.SIGSTOP)
     wait_stopped_by_signal(subreaper_of(own_node))
-    send_signal(own_node.supervisor.server_pid)
+    send_signal(own_node.supervisor.client.pid)
     assert own_node.wait(WorkersExited).failures[0].pid == pids[0]
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert own_node.run(own_node.script("print('again')", "next.py")).stdout() == "again\n"
@@ -193,7 +193,7 @@ node = Node(preload=())
 node.supervisor.spec.env["RAYLAUNCH_TEST_MARK"] = mark
 node.use_for_test(Path(folder), mark, WriteOnlyPipe(path))
 node.start()
-print(node.supervisor.client.subreaper_pid, node.supervisor.server_pid, flush=True)
+print(node.supervisor.client.subreaper_pid, node.supervisor.client.pid, flush=True)
 node.open_store()
 node.launch(node.script(PROCESS_TREE), nproc=2)
 while True:

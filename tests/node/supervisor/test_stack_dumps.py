@@ -237,11 +237,11 @@ def test_a_very_long_dump_is_cut_to_its_end() -> None:
 def test_a_stopped_fork_server_does_not_delay_the_answer(own_node: Node, pipe: MessagePipe) -> None:
     """States are reported without it. Stacks that arrive later are dropped, and no file stays open."""
     start_workers(own_node, pipe, SLEEPS, nproc=2)
-    send_signal(own_node.supervisor.server_pid, signal.SIGSTOP)
+    send_signal(own_node.supervisor.client.pid, signal.SIGSTOP)
     found = request_stacks(own_node)
     assert [(stack.state, stack.text) for stack in found.values()] == [("S", ""), ("S", "")]
     before = len(os.listdir("/proc/self/fd"))
-    send_signal(own_node.supervisor.server_pid, signal.SIGCONT)
+    send_signal(own_node.supervisor.client.pid, signal.SIGCONT)
     own_node.events_within(0.2)
     assert len(os.listdir("/proc/self/fd")) == before
     assert "in nap" in request_stacks(own_node)[0].text

@@ -266,7 +266,7 @@ def test_fifty_restarts_leave_nothing_in_the_fork_server(node: Node) -> None:
     script = node.script("import os\nos._exit(int(os.environ['RANK']) * 3)")
 
     def state() -> tuple[int, int, int]:
-        pid = node.supervisor.server_pid
+        pid = node.supervisor.client.pid
         return len(os.listdir(f"/proc/{pid}/fd")), len(node.children()), len(os.listdir(f"/proc/{pid}/task"))
 
     def once() -> None:
