@@ -70,7 +70,7 @@ WALKS = {
 # The command
 cli.main:main | parses the command line, loads the job, starts the run
 cli.args.parser:parse | splits the command line into flags, job file and `key=value`
-cli.args.flags:Flag | one flag
+cli.args.flags:Flag | the table of flags
 cli.config.load:load | merges environment, job file and command line into one `Job`
 cli.config.flag_settings:line_settings | flags as settings
 cli.config.job_file:read_job_file | reads and parses the job file; checks that the script exists
