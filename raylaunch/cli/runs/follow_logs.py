@@ -20,6 +20,7 @@ from raylaunch.cli.runs.run_summary import RunSummary, seconds_since, summary
 from raylaunch.cli.runs.worker_logs import AttemptLogs, LineFormat, LogChoice
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.history.run_status import RunStatus
+from raylaunch.core.machine.state import Phase
 from raylaunch.core.record.run_layout import LAYOUTS, LOGS
 from raylaunch.core.text import count
 from raylaunch.errors import ConfigError, ExitCode
@@ -196,7 +197,7 @@ class LogFollower:
     def end(self, shown: RunSummary) -> int:
         """Print what is left of a run that is over, and how it ended. Return its exit code."""
         shown = self._with_result(shown)
-        self._show_more(self._run.status())
+        self._show_more(self._run.status(), is_over=True)
         self._write(self._logs.rest() if self._logs is not None else ())
         self._run.close()
         code = ExitCode.INTERNAL if shown.exit_code is None else shown.exit_code
@@ -223,14 +224,16 @@ class LogFollower:
         self._show_more(status)
         return shown
 
-    def _show_more(self, status: RunStatus | None) -> None:
+    def _show_more(self, status: RunStatus | None, *, is_over: bool = False) -> None:
         """Print the new lines of the logs, attempt by attempt up to the attempt of the status."""
         if status is None or self._logs is None:
             return
         self._write(self._logs.more())
         if self._run.awaits_logs:
             return  # what follows is another attempt's
-        while self._attempt < status.attempt:
+        # Workers of the last attempt may write until workers of the next one are started.
+        may_write = status.phase is Phase.STARTING and not is_over
+        while self._attempt < status.attempt - may_write:
             self._write(self._logs.rest())
             self._attempt += 1
             self._logs = self._of(self._attempt, status)

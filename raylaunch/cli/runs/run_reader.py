@@ -155,8 +155,9 @@ class RunReader:
         self.is_gone = self._unknown_since is not None and now >= self._unknown_since + patience
         if found is None:
             return
-        before, self.entry = self.entry, replace(found, folder=self.entry.folder)
-        if found.control not in (before.control, None):
+        before = self.entry
+        self.entry = replace(found, folder=before.folder, control=found.control or before.control)
+        if self.entry.control != before.control:
             self._loss, self.takeovers = None, self.takeovers + 1
             self._look(0.0)
             self.is_gone = False

@@ -10,6 +10,11 @@ from datetime import timedelta
 import pytest
 
 from raylaunch.cli import main
+from raylaunch.cli.runs import known_runs
+from raylaunch.cli.runs.follow_logs import LogFollower
+from raylaunch.cli.runs.worker_logs import LineFormat, LogChoice
+from raylaunch.core.machine.state import Phase
+from raylaunch.core.record import journal
 from raylaunch.errors import ExitCode
 from tests.cli.runs.made_runs import BEGAN, NOBODY, REPLAYS, dead, make_folder
 
@@ -207,11 +212,11 @@ def test_a_run_is_followed_over_its_restarts(registry, tmp_path, capfd, monkeypa
 
     def second() -> None:
         write_logs(folder, (2,), 2)
-        (folder / "events.jsonl").open("a").write("".join(lines[5:7]))
+        (folder / "events.jsonl").open("a").write("".join(lines[5:10]))
 
     def last() -> None:
         (folder / "attempt-2" / "rank-0" / "stdout.log").open("a").write("the last\n")
-        (folder / "events.jsonl").open("a").write("".join(lines[7:]))
+        (folder / "events.jsonl").open("a").write("".join(lines[10:]))
 
     steps = iter((first, second, last))
     monkeypatch.setattr("time.sleep", lambda _: next(steps)())
@@ -248,3 +253,27 @@ def test_a_run_that_is_lost_while_it_is_followed(registry, tmp_path, capfd, monk
     monkeypatch.setattr("time.sleep", interrupt)
     assert main.main(["logs", "-f"]) == ExitCode.INTERRUPTED
     assert capfd.readouterr().err == "raylaunch: a c goes on; `raylaunch stop c` stops it\n"
+
+
+def test_what_workers_write_while_the_next_attempt_starts(registry, tmp_path):
+    """It is shown: they are ended a moment after the next attempt was decided."""
+    lines = (REPLAYS / "two-kills-then-finished.jsonl").read_text().splitlines(keepends=True)
+    _, entries = journal.read(lines)
+    begins = next(n for n, entry in enumerate(entries) for one in entry.actions if getattr(one, "attempt", 0) == 2)
+    folder = make_folder(tmp_path / "runs" / "a" / "b", lines=begins + 1)
+    log = folder / "attempt-1" / "rank-0" / "stdout.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("first\n")
+    registry.add(folder)
+    seen: list[bytes] = []
+    choice = LogChoice(streams=("stdout",), ranks=None, lines=9, pattern=None, shape=LineFormat(is_prefixed=False))
+    follower = LogFollower(known_runs.find("b", registry.environ), choice, seen.extend, lambda _: None)
+    follower.step()
+    (folder / "events.jsonl").write_text("".join(lines[: begins + 2]))
+    assert follower.step().state == Phase.STARTING
+    with log.open("a") as file:
+        file.write("last\n")
+    (folder / "events.jsonl").write_text("".join(lines))
+    (folder / "result.json").write_text('{"exit_code": 0}')
+    follower.end(follower.step())
+    assert b"".join(seen) == b"first\nlast\n"
