@@ -25,9 +25,7 @@ METHODS = 25
 
 LARGE_MODULES = {
     "raylaunch/cli/config/schema.py": 14,
-    "raylaunch/cli/daemon/daemon_messages.py": 14,
     "raylaunch/cli/html_report/report_facts.py": 14,
-    "raylaunch/cluster/agent/ray_actor.py": 13,
     "raylaunch/cluster/agent/serialization.py": 14,
     "raylaunch/cluster/control/control_messages.py": 16,
     "raylaunch/cluster/ray_internals.py": 23,
@@ -109,7 +107,7 @@ CAPABILITIES = {
     ),
     "terminal": ("cluster.agent.worker_terminal", "node.protocol.terminal_messages"),
     "takeover": ("cluster.takeover", "cluster.succession", "core.driver_replaced", "core.machine.resuming"),
-    "warm": ("cluster.fleet.agent_pool", "cluster.fleet.agent_reuse", "cli.daemon"),
+    "warm": ("cluster.fleet.agent_reuse",),
     "control": ("cluster.control",),
     "report": ("core.history", "cli.html_report"),
     "doctor": ("cli.doctor", "cluster.inspection"),
@@ -128,7 +126,7 @@ KNOWN_CAPABILITIES = {
     "cluster.driver.executor": {"state"},
     "cluster.driver.progress_monitor": {"hangs"},
     "cluster.driver.run_folder": {"report", "takeover"},
-    "cluster.fleet.local_fleet": {"state", "warm"},
+    "cluster.fleet.local_fleet": {"state"},
     "cluster.fleet.ray_fleet": {"state", "takeover", "warm"},
     "core.machine.events_and_actions": {"state", "takeover"},
     "core.machine.machine": {"peers", "takeover"},

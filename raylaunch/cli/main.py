@@ -136,11 +136,6 @@ def _plan(job: Job) -> int:
 
 
 def _run(job: Job, job_text: str, *, is_check: bool) -> int:
-    """Run the job in this process, or with `keep_warm` in a daemon if there can be one."""
-    if job.keep_warm and not is_check and job.debug is None and not job.pty:  # a daemon has no terminal of its own
-        from raylaunch.cli.daemon import client  # noqa: PLC0415
-
-        code = client.run(job, job_text)
-        if code is not None:
-            return code
-    return run_once.run(replace(job, keep_warm=0.0), job_text, is_check=is_check)
+    if is_check or job.debug is not None or job.pty:  # what is started for these is of no use to other runs
+        job = replace(job, keep_warm=0.0)
+    return run_once.run(job, job_text, is_check=is_check)

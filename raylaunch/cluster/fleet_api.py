@@ -125,7 +125,7 @@ class Fleet(Protocol):
         """Have a node write its last checkpoint, and return how far it is. Raises LookupError for one without agent."""
 
     def make_idle(self) -> None:
-        """The run is over: put agents into the pool for the next one, where `keep_warm` is set."""
+        """The run is over: leave agents to the next one, where `keep_warm` is set."""
 
     def close(self) -> None:
-        """End all agents that are not in the pool, with their processes."""
+        """End all agents that are not left to the next run, with their processes."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import time
 from dataclasses import replace
 
 from raylaunch.cluster.agent.link import LinkServer
@@ -23,8 +23,6 @@ from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
 
 NO_CLUSTER = "ray.address: none (no cluster is running; this machine does it alone, without Ray)"
 _CLUSTER_HINT = "run it on a node of the cluster, or set RAY_ADDRESS to the cluster's `host:port`"
-_epochs = itertools.count(1)
-"""Numbers the runs of this process, which may use the same agents one after the other."""
 
 
 def plan_in(session: Session, job: Job) -> Plan:
@@ -125,5 +123,5 @@ def agent_spec(
         cwd=None if session.brings_files else working_folder(),
         ray_address=session.address,
         link_address=links.address if links else None,
-        epoch=next(_epochs),
+        epoch=time.time_ns(),  # no run whose agents this one may use has a higher one
     )

@@ -27,7 +27,6 @@ from raylaunch.cluster.driver.observer import GuardedObserver, RunObserver
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
 from raylaunch.cluster.driver.signals import Signals
-from raylaunch.cluster.fleet import agent_pool
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.session import discovery
@@ -176,6 +175,13 @@ def find_cluster(options: RayOptions) -> str:
     return str(_ray_session().find(options))
 
 
+def end_idle_agents(options: RayOptions) -> int:
+    """End the agents that `keep_warm` keeps for this user on this machine. Return their number. Raises ClusterError."""
+    address = find_cluster(options)
+    is_cluster = address not in (local_machine.LOCAL, local_machine.NONE)
+    return int(_ray_session().end_idle_agents(options, address)) if is_cluster else 0
+
+
 @contextlib.contextmanager
 def _connected(job: Job) -> Iterator[Session]:
     """Open a session for the time of a run. Raises ClusterError within seconds."""
@@ -228,7 +234,7 @@ def _prepare(
     links = session.links()
     if session.in_process:
         job = replace(job, node_timeout=math.inf)  # agents in this process cannot be lost without it
-    if why := agent_pool.why_unusable(job, plan, in_process=session.in_process):
+    if job.keep_warm and (why := session.why_not_warm(plan)):
         observer.on_message(f"keep_warm has no effect: {why}")
         job = replace(job, keep_warm=0.0)
     terminal = keyboard.spec if keyboard is not None else None

@@ -131,8 +131,3 @@ def interpreter_options() -> tuple[str, ...]:
     The function has been in subprocess since 3.2, and multiprocessing uses it. Without it there are none.
     """
     return tuple(getattr(subprocess, "_args_from_interpreter_flags", list)())
-
-
-def x_options() -> tuple[tuple[str, str | bool], ...]:
-    """Return the `-X` options of this interpreter (`sys._xoptions`); without it, none."""
-    return tuple(sorted(getattr(sys, "_xoptions", {}).items()))

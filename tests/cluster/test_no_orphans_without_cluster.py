@@ -29,9 +29,6 @@ from pathlib import Path
 import raylaunch
 from raylaunch.cli.main import main
 
-def rest(*_):
-    pass
-
 def work(*_):
     import subprocess, time
     from pathlib import Path
@@ -53,10 +50,6 @@ match sys.argv[1]:
         thread = threading.Thread(target=raylaunch.launch, args=(work,), kwargs=how | {"backend": "none"}, daemon=True)
         thread.start()
         thread.join()
-    case "rest":
-        raylaunch.launch(rest, backend="none", keep_warm=600, **how)
-        Path("up").touch()
-        time.sleep(1200)
 """
 
 
@@ -108,9 +101,9 @@ def below(pid: int) -> list[int]:
     return [found for child in children(pid) for found in (child, *below(child))]
 
 
-@pytest.mark.parametrize("way", ["command", "function", "thread", "rest"])
+@pytest.mark.parametrize("way", ["command", "function", "thread"])
 def test_the_driver_is_killed(start, way):
-    """Its workers and their children end too, or its idle fork servers."""
+    """Its workers and their children end too."""
     start(way).kill()
 
 
@@ -121,10 +114,9 @@ def test_the_driver_and_the_subreapers_are_killed(start):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("way", ["command", "rest"])
-def test_the_driver_is_killed_while_all_else_is_stopped(start, way):
+def test_the_driver_is_killed_while_all_else_is_stopped(start):
     """The kernel wakes the subreaper, which wakes the rest."""
-    process = start(way)
+    process = start("command")
     for pid in below(process.pid):
         os.kill(pid, signal.SIGSTOP)
     process.kill()

@@ -13,7 +13,6 @@ from tools.docs import blocks
 PACKAGE = blocks.ROOT / "raylaunch"
 PROCESSES = (
     "driver",
-    "daemon",
     "agent",
     "subreaper",
     "fork server",

@@ -429,7 +429,7 @@ TABLE: dict[Group, tuple[Flag, ...]] = {
             name="keep-warm",
             metavar="SECONDS",
             default="0",
-            help="keep driver and agents this long for the next run; see `raylaunch ps`",
+            help="keep agents this long for the next run; `raylaunch ps --end` ends them",
             setting="keep_warm",
             pet=False,
         ),

@@ -66,15 +66,15 @@ _GRACE = Flag(
 TABLE = (
     Subcommand(
         name="ps",
-        summary="list runs, and what `keep_warm` keeps on this machine",
-        help="list the runs of this user and of the cluster that go on, and what `keep_warm` keeps here",
+        summary="list runs, or end what `keep_warm` keeps",
+        help="list the runs of this user and of the cluster that go on",
         takes_run=False,
         flags=(
             Flag(name="all", short="a", help="list runs that have ended too"),
             Flag(name="last", short="n", metavar="N", default="10", help="at most N runs, the newest; 0: all"),
             Flag(name="watch", short="w", help="on a terminal: show it anew every 2 seconds"),
             _JSON,
-            Flag(name="end", help="end what `keep_warm` keeps: idle drivers now, others after their run"),
+            Flag(name="end", help="end the idle agents that `keep_warm` keeps for this user and machine; list nothing"),
             _HELP,
         ),
     ),

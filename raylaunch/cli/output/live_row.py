@@ -140,7 +140,7 @@ def fit_terminal(stderr: TextIO | None, environ: Mapping[str, str]) -> TextIO | 
 def size_of(terminal: int) -> tuple[int, int] | None:
     """Return its columns and lines; None if this process is in the background of its session, or it is gone."""
     try:
-        with contextlib.suppress(OSError):  # it is the terminal of another session, whose daemon this is
+        with contextlib.suppress(OSError):  # it is the terminal of another session
             if os.tcgetpgrp(terminal) != os.getpgrp():
                 return None
         return os.get_terminal_size(terminal)

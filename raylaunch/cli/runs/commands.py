@@ -15,18 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Any
 
 from raylaunch.cli.args import flag_values, subcommands
 from raylaunch.cli.completion import candidates, shell_scripts
 from raylaunch.cli.completion.candidates import Candidate
-from raylaunch.cli.daemon import status as daemons
-from raylaunch.cli.daemon.socket_dir import NoDaemonError
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import attach, follow_logs, known_runs, run_requests, run_tables
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cli.runs.run_summary import RunSummary, details, summary
-from raylaunch.core.text import printable
+from raylaunch.core.job.job import RayOptions
+from raylaunch.core.text import count, printable
 from raylaunch.errors import ConfigError, ExitCode, signal_exit_code
 from raylaunch.node.linux import procfs
 
@@ -59,14 +57,21 @@ def _code(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _ps(arguments: Namespace, environ: Mapping[str, str]) -> int:
     if arguments.end:
-        print(daemons.text(environ, end=True) or "no raylaunch daemon is running on this machine\n", end="")
-        return ExitCode.OK
+        return _end_idle_agents()
     most = flag_values.number(arguments.last, "--last")
     if _is_json(arguments):
         runs = [asdict(run) for run in _summaries(environ, every=arguments.all)]
-        print(json.dumps({"runs": runs[: most or None], "daemons": _daemons(environ)}, indent=2))
+        print(json.dumps({"runs": runs[: most or None]}, indent=2))
         return ExitCode.OK
     return _shown(arguments, lambda: (_ps_text(environ, most, every=arguments.all), False))
+
+
+def _end_idle_agents() -> int:
+    from raylaunch.cluster.run import end_idle_agents  # noqa: PLC0415, it needs Ray
+
+    number = end_idle_agents(RayOptions())
+    print(f"{count(number, 'idle agent')} ended" if number else "there are no idle agents of this user and machine")
+    return ExitCode.OK
 
 
 def _summaries(environ: Mapping[str, str], *, every: bool) -> list[RunSummary]:
@@ -91,22 +96,11 @@ def _ps_text(environ: Mapping[str, str], most: int, *, every: bool) -> str:
     text = run_tables.table(shown, _now(), socket.gethostname(), procfs.user_name()) if shown else _nothing(every=every)
     if len(shown) < len(runs):
         text += f"{len(runs) - len(shown)} more: `-n 0` lists all\n"
-    try:
-        warm = daemons.text(environ, end=False)
-    except NoDaemonError as error:
-        warm = f"what `keep_warm` keeps is not known: {printable(error.message)}\n"
-    return f"{text}\n{warm}" if warm else text
+    return text
 
 
 def _nothing(*, every: bool) -> str:
     return "there is no run yet\n" if every else "no run is going on; `raylaunch ps -a` lists those that ended\n"
-
-
-def _daemons(environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    try:
-        return [asdict(state) for state in daemons.states(environ)]
-    except NoDaemonError:
-        return []
 
 
 def _status(arguments: Namespace, environ: Mapping[str, str]) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from raylaunch.cluster.agent.copies.state_copies import StateCopies
 from raylaunch.cluster.agent.lease import Lease, end_this_process, report_interval
@@ -24,7 +25,7 @@ from raylaunch.core.machine.observe import WorkersStatus
 from raylaunch.core.monitoring.heartbeat import Heartbeat
 from raylaunch.core.newtypes import HostId, NodeTime
 from raylaunch.core.placement import devices
-from raylaunch.core.placement.environment import base_env, interface_env
+from raylaunch.core.placement.environment import base_env, interface_env, is_of_a_terminal
 from raylaunch.core.record.run_layout import STDOUT
 from raylaunch.node.linux import interfaces, limits, processes, working_folder
 from raylaunch.node.logs import log_files
@@ -48,6 +49,17 @@ from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 from raylaunch.node.supervisor.supervisor import Supervisor
 from raylaunch.worker.state.checkpoints.durable_folder import DurableFolder
+
+
+def per_process(spec: AgentSpec) -> Mapping[str, Any]:
+    """Return all that a fork server is started with, and no later run can change. A run needs a fork server with equal.
+
+    Variables that describe a terminal do not matter to it.
+    """
+    of_job = {name: getattr(spec.job, name) for name in ("nodes", "cpus_per_worker", "preload", "start_method")}
+    of_agent = {name: getattr(spec, name) for name in ("kept", "env", "nproc", "niceness", "cwd", "ray_address")}
+    environ = {name: value for name, value in spec.submitter_env.items() if not is_of_a_terminal(name)}
+    return {**of_job, **of_agent, "submitter_env": environ}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

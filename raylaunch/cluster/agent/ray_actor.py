@@ -1,15 +1,16 @@
-"""The agent as a Ray actor. It may serve one run after the other, and be idle in between."""
+"""The agent as a Ray actor. With `keep_warm` it serves one run after the other, and is idle in between."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -18,12 +19,11 @@ from ray.exceptions import RayError
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import agent, serialization
 from raylaunch.cluster.agent.agent import Home, LeaseExpiredError
-from raylaunch.cluster.agent.lease import end_this_process
-from raylaunch.cluster.agent.link import Link
+from raylaunch.cluster.agent.lease import FIRST_CALL_SECONDS, end_this_process
 from raylaunch.cluster.agent.serialization import UnreadableError, VersionMismatchError
 from raylaunch.cluster.succession import named_resources
 from raylaunch.cluster.succession.agent_session import Adoption, SupersededError
-from raylaunch.core.newtypes import HostId, NodeId
+from raylaunch.core.newtypes import HostId
 from raylaunch.core.text import printable
 from raylaunch.node.linux import interfaces, processes
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
@@ -32,6 +32,7 @@ from raylaunch.node.protocol.copy_messages import FreeMemory
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
+from raylaunch.worker.runtime import staleness
 
 TITLE = "raylaunch: agent"
 """What `ps` shows of an agent, after `ray::`."""
@@ -43,19 +44,11 @@ _RESOLVE_SECONDS = 2.0
 """How long the lookup of this host's own name may take. It is in /etc/hosts, or known to the name server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleAgent:
-    """An agent of which only the fork server is left: its process id, and the memory that it uses."""
-
-    pid: int
-    memory: int
-    """Bytes (PSS: shared pages are divided among their users); 0: not known."""
-
-
-def title_of(spec: AgentSpec) -> str:
-    """Return what Ray's dashboard shows of an agent. One that `keep_warm` keeps serves other runs and nodes later."""
-    whose = "kept by keep_warm" if spec.job.keep_warm else f"{spec.node} ({spec.job.title})"
-    return printable(f"{TITLE} {whose}")
+def creation_arguments(spec: AgentSpec) -> tuple[str] | tuple[str, float]:
+    """Return the arguments of the constructor. With `keep_warm` an agent outlives drivers and serves other runs."""
+    if spec.job.keep_warm:
+        return f"{TITLE} kept by keep_warm", FIRST_CALL_SECONDS
+    return (printable(f"{TITLE} {spec.node} ({spec.job.title})"),)
 
 
 class AgentError(Exception):
@@ -80,9 +73,10 @@ class AgentActor:
     them, as the submitter's environment has. The arguments of calls go from process to process.
     """
 
-    def __init__(self, title: str = TITLE) -> None:
-        """`title`: what Ray's dashboard shows of it."""
+    def __init__(self, title: str = TITLE, begin_seconds: float = math.inf) -> None:
+        """`title`: what Ray's dashboard shows of it. The process ends if `begin` is not called within these seconds."""
         self._title = title
+        self._began_at = time.time()
         type(self).__name__ = TITLE  # Ray shows it in the title of this process between two calls
         self._home = _home()
         #: Until `begin`, and where that failed.
@@ -91,10 +85,17 @@ class AgentActor:
         self._error: AgentStartError | None = None
         #: Set when `begin` is over. Ray may start the first calls of an asynchronous actor in another order.
         self._begun = asyncio.Event()
+        #: What the fork server was started with.
+        self._started_with: Mapping[str, Any] = {}
         #: While the agent is idle.
         self._client: ForkServerClient | None = None
-        #: To the process that pools the agent, while it is idle.
-        self._link: Link | None = None
+        #: Ends a process that outlives its driver, if that dies before `begin`.
+        self._end_unbegun = threading.Timer(begin_seconds, end_this_process)
+        self._end_unbegun.daemon = True
+        if not math.isinf(begin_seconds):
+            self._end_unbegun.start()
+        #: Ends this process, once the agent is idle and cannot or must not be used any more.
+        self.ending: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         """Return the title. Ray asks for it once, after the constructor."""
@@ -108,11 +109,13 @@ class AgentActor:
         """
         if self._begun.is_set():
             return
+        self._end_unbegun.cancel()
         try:
             spec = serialization.load_spec(message)
             processes.set_niceness(spec.niceness)
             end = functools.partial(self._lease_expired, asyncio.get_running_loop(), spec)
             self._agent = agent.Agent(spec, self._home, end=end)
+            self._started_with = agent.per_process(spec)
         except VersionMismatchError as error:
             self._error = AgentVersionError(f"its host {self._home.address} {error}")
         except Exception as error:  # noqa: BLE001
@@ -230,31 +233,43 @@ class AgentActor:
         """Return a part of what the function of a rank returned or raised; see `Supervisor.read_result`."""
         return await self._agent.read_result(rank, offset) if self._agent is not None else b""
 
-    async def become_idle(self, name: NodeId, link_address: SecretAddress | None, seconds: float) -> IdleAgent | None:
-        """End the run, so that another can `reuse` the agent within `seconds`. None: it cannot be reused.
-
-        `name` and `link_address`: for a link to the process that pools the agent. The agent ends with it.
-        """
+    async def become_idle(self, seconds: float) -> bool:
+        """End the run. Any driver may `reuse` the agent for another within `seconds`. False: it cannot be reused."""
         if self._agent is None:
-            return None
-        link = Link(link_address, name, end_this_process) if link_address is not None else None
+            return False
         self._agent.session.end_run()
         self._client = await self._agent.become_idle(seconds)
-        if self._client is None:
-            return None
-        self._link = link
-        return IdleAgent(pid=self._client.pid, memory=self._client.memory())
+        return self._client is not None
 
-    async def reuse(self, spec: AgentSpec) -> bool:
-        """Begin another run. False: the fork server cannot be used any more."""
-        client, before = self._client, self._agent
-        if client is None or before is None or not await asyncio.to_thread(client.activate):
+    async def reuse(self, message: bytes) -> bool:
+        """Begin another run, by its driver's first message. False: this agent serves a run, or ends since it cannot.
+
+        It cannot if the driver has another version, code has changed on the host since this process started, or the run
+        needs a fork server that was started with something else.
+        """
+        client, before, self._client = self._client, self._agent, None
+        if client is None or before is None:
             return False
-        self._agent = agent.Agent(spec, self._home, client)
-        self._client = None
-        before.retire()
-        if self._link is not None:
-            self._link.release()
+        try:
+            spec = serialization.load_spec(message)
+            if agent.per_process(spec) == self._started_with and await asyncio.to_thread(self._is_current, client):
+                self._agent = agent.Agent(spec, self._home, client)
+                before.retire()
+                return True
+        except Exception:  # noqa: BLE001, S110
+            pass  # the new agent says what is wrong
+        self.ending = asyncio.ensure_future(_end_idle(client))
+        return False
+
+    def _is_current(self, client: ForkServerClient) -> bool:
+        return not staleness.changed_since(self._began_at) and client.activate()
+
+    async def end_if_idle(self) -> bool:
+        """End this process if no run uses it. Return whether it ends."""
+        client, self._client = self._client, None
+        if client is None:
+            return False
+        self.ending = asyncio.ensure_future(_end_idle(client))
         return True
 
     async def write_last(self) -> LastWrite:
@@ -267,6 +282,11 @@ class AgentActor:
             await asyncio.to_thread(self._client.close)
         elif self._agent is not None:
             await self._agent.close()
+
+
+async def _end_idle(client: ForkServerClient) -> None:
+    await asyncio.to_thread(client.close)
+    end_this_process()
 
 
 def _described(error: Exception) -> str:

@@ -44,11 +44,11 @@ class Signals:
         #: Signals to forward that came before `go_to`.
         self._early: list[SignalName] = []
 
-    def go_to(self, tell: Callable[[SignalName], None], *, ends_process: bool = True) -> None:
+    def go_to(self, tell: Callable[[SignalName], None]) -> None:
         """Call `tell` with the name of each signal from now on, instead of interrupting.
 
         Installs the handlers again, in case a library replaced them. `tell` is called in a thread, but here for signals
-        to forward that came before. `ends_process`: whether the third signal to end the run ends this process.
+        to forward that came before. The third signal to end the run ends this process.
         """
         if not self.is_main:
             return
@@ -57,7 +57,7 @@ class Signals:
             signal.pthread_sigmask(signal.SIG_BLOCK, self._before)  # handlers of those that came run in here
             for name in self._early:
                 tell(name)
-            self._listener = _SignalListener(self._before.keys(), self._stops if ends_process else (), tell)
+            self._listener = _SignalListener(self._before.keys(), self._stops, tell)
             self._listener.start()
             self.install()
         finally:

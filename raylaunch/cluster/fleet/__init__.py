@@ -2,6 +2,6 @@
 
 Read `allocator` first: it compares the nodes that are wanted with the slots that exist, and emits requests
 (`slot_table` has both), slowed down by `Backoff`. `fleet_base` feeds it; `ray_fleet` and `local_fleet` carry its
-requests out, with Ray or on this machine, and report to the driver. `agent_pool` holds idle agents between runs
-(`keep_warm`), which `agent_reuse` takes from it and returns to it.
+requests out, with Ray or on this machine, and report to the driver. `agent_reuse` finds agents that an earlier run left
+idle (`keep_warm`), and leaves its own.
 """

@@ -1,12 +1,18 @@
-"""How a run uses agents that the run before left idle, and leaves its own to the next one. Used by RayFleet.
+"""How a run uses agents that an earlier run left idle, and leaves its own to the next one (`keep_warm`). For RayFleet.
 
-Such an agent runs beside the bundle that was granted on its host, not in it: Ray ends whatever is in a placement group
-together with the group, which each run has of its own.
+Such an agent is a detached actor. It runs beside the bundle that was granted on its host, not in it: Ray ends whatever
+is in a placement group together with the group, which each run has of its own. Its name says for whom it is idle: for
+runs of the same user, on the same machine, in the same folder. The agent itself knows whether it can serve a run, and
+ends if it cannot, so a folder has agents of one kind. Nobody has to end those that no run comes for: their lease does.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import queue
+import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,20 +23,20 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raylaunch.cluster.agent.ray_actor import IdleAgent, dismiss
-from raylaunch.cluster.fleet import agent_pool
-from raylaunch.cluster.fleet.agent_pool import AgentPool, PooledAgent
+from raylaunch.cluster.agent import serialization
+from raylaunch.cluster.agent.ray_actor import dismiss
 from raylaunch.cluster.fleet.slot_table import StartAgent
+from raylaunch.cluster.succession import named_resources
+from raylaunch.cluster.succession.registry_key import NAMESPACE
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.packing import Bundle
+from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.node_spec import AgentSpec
 
 _REUSE_SECONDS = 10.0
 """How long an idle agent has to answer a run that wants to use it."""
 _IDLE_SECONDS = 7.0
-"""How long the agents of a run have to become idle."""
-_MARGIN_SECONDS = 30.0
-"""How much longer an agent would stay idle by itself than this process lets it."""
+"""How long the agents of a run have to become idle, or to say whether they are."""
 
 Options = Mapping[str, Any]
 """Ray's options for the creation of an actor."""
@@ -44,12 +50,11 @@ class _Placement:
     request: StartAgent
     spec: AgentSpec
     host: HostId
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingReuse:
-    """An idle agent that was asked to serve the run and has not answered yet."""
+    """An agent that was asked to serve the run and has not answered yet."""
 
     placement: _Placement
     actor: Any
@@ -61,7 +66,6 @@ class AgentReuse:
 
     def __init__(
         self,
-        pool: AgentPool,
         options: Callable[[int, Bundle], Options],
         start: Start,
         take: Callable[[NodeId, Any], None],
@@ -71,47 +75,57 @@ class AgentReuse:
 
         `take` adds an actor that is running already, as the node of that name. `calls`: what the fleet's thread calls.
         """
-        self._pool = pool
         self._options = options
         self._start = start
         self._take = take
         self._calls = calls
         #: Agents to start when it is known where, by slot.
         self._unplaced: dict[int, tuple[StartAgent, AgentSpec]] = {}
+        #: Names of agents that an earlier run may have left, which were not asked yet.
+        self._left: list[str] = []
         self._pending: dict[NodeId, _PendingReuse] = {}
-        #: The agents that run beside their bundles, by node.
-        self._beside: dict[NodeId, _Placement] = {}
+        #: The nodes whose agents run beside their bundles.
+        self._beside: set[NodeId] = set()
 
     def start_when_granted(self, request: StartAgent, spec: AgentSpec) -> None:
         """Start an agent, or use an idle one, as soon as its slot is granted."""
         self._unplaced[request.slot] = (request, spec)
 
-    def granted(self, hosts: Mapping[int, HostId], address: Callable[[HostId], str]) -> None:
-        """Slots were granted. `hosts`: by slot; `address` returns the address of a host."""
+    def granted(self, hosts: Mapping[int, HostId]) -> None:
+        """Slots were granted. `hosts`: by slot."""
+        self._left = _names(_folder_prefix())
         for slot, host in hosts.items():
             request, spec = self._unplaced.pop(slot, (None, None))
             if request is None or spec is None:
                 continue
             if host:
-                self._place(_Placement(request, spec, host, address(host)))
+                self._beside.add(request.node)
+                self._ask_next(_Placement(request, spec, host))
             else:  # Ray moved the bundle meanwhile, and will start the agent wherever that is
                 self._start(request, spec, self._options(slot, request.bundle))
 
-    def _place(self, placement: _Placement) -> None:
-        node = placement.request.node
-        self._beside[node] = placement
-        actor = self._pool.take(placement.host, agent_pool.key_of(placement.spec))
-        if actor is None:
-            self._start_new(placement)
+    def _ask_next(self, placement: _Placement) -> None:
+        """Ask the next agent on this host to serve the run; start one where none is left."""
+        prefix, node = f"{_folder_prefix()}{placement.host}-", placement.request.node
+        if actor := self._next_left(prefix):
+            self._pending[node] = _PendingReuse(placement, actor, time.monotonic() + _REUSE_SECONDS)
+            answer = actor.reuse.remote(serialization.dump_spec(placement.spec)).future()
+            answer.add_done_callback(lambda future: self._calls.put(partial(self._answered, node, future)))
             return
-        self._pending[node] = _PendingReuse(placement, actor, time.monotonic() + _REUSE_SECONDS)
-        answer = actor.reuse.remote(placement.spec).future()
-        answer.add_done_callback(lambda future: self._calls.put(partial(self._answered, node, future)))
-
-    def _start_new(self, placement: _Placement) -> None:
         on_host = NodeAffinitySchedulingStrategy(placement.host, soft=False)
-        options = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": on_host}
+        named = {"name": f"{prefix}{secrets.token_hex(8)}", "namespace": NAMESPACE, "lifetime": "detached"}
+        options = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": on_host, **named}
         self._start(placement.request, placement.spec, options)
+
+    def _next_left(self, prefix: str) -> Any:
+        """Return the next agent whose name begins so, and that was not asked yet; None: there is none."""
+        names = [name for name in self._left if name.startswith(prefix)]
+        self._left = [name for name in self._left if name not in names]
+        while names:
+            if (actor := named_resources.actor(names.pop(0))) is not None:
+                self._left += names
+                return actor
+        return None
 
     def _answered(self, node: NodeId, future: Any) -> None:
         pending = self._pending.pop(node, None)
@@ -120,28 +134,25 @@ class AgentReuse:
         if future.exception() is None and future.result():
             self._take(node, pending.actor)
         else:
-            self._replace(pending)
+            self._ask_next(pending.placement)
 
     def check_deadlines(self, now: float) -> None:
-        """Start new agents in place of idle ones that did not answer in time."""
+        """Ask other agents, or start new ones, in place of those that did not answer in time."""
         for node, pending in list(self._pending.items()):
             if pending.until <= now:
                 del self._pending[node]
-                self._replace(pending)
-
-    def _replace(self, pending: _PendingReuse) -> None:
-        dismiss([pending.actor])
-        self._start_new(pending.placement)
+                dismiss([pending.actor])
+                self._ask_next(pending.placement)
 
     def close(self) -> None:
-        """End the idle agents that have not answered yet."""
+        """End the agents that have not answered yet."""
         dismiss([pending.actor for pending in self._pending.values()])
         self._pending.clear()
 
     def stopped(self, node: NodeId) -> None:
         """The node is not wanted any more."""
         self._unplaced = {slot: wanted for slot, wanted in self._unplaced.items() if wanted[0].node != node}
-        self._beside.pop(node, None)
+        self._beside.discard(node)
         pending = self._pending.pop(node, None)
         if pending is not None:
             dismiss([pending.actor])
@@ -151,43 +162,41 @@ class AgentReuse:
         return node in self._beside
 
     def make_idle(self, actors: Mapping[NodeId, Any], seconds: float) -> None:
-        """Put agents of a run that is over into the pool for some seconds. `actors`: by node, all `can_be_idle`.
+        """Leave agents of a run that is over to the next one for some seconds. `actors`: by node, all `can_be_idle`.
 
         Agents that do not become idle within seconds are ended.
         """
-        placements = {node: self._beside[node] for node in actors}
-        names = dict(zip(placements, self._pool.new_names(len(placements)), strict=True))
-        addresses = {node: self._pool.link_address(of.spec.link_address) for node, of in placements.items()}
-        answers = {
-            node: actors[node].become_idle.remote(names[node], addresses[node], seconds + _MARGIN_SECONDS)
-            for node in placements
-        }
-        if answers:
-            ray.wait(list(answers.values()), num_returns=len(answers), timeout=_IDLE_SECONDS)
-        idle = {node: found for node, ref in answers.items() if (found := _answer(ref)) is not None}
-        dismiss([actor for node, actor in actors.items() if node not in idle])
-        self._pool.put(
-            [
-                PooledAgent(
-                    name=names[node],
-                    handle=actors[node],
-                    key=agent_pool.key_of(placements[node].spec),
-                    host=placements[node].host,
-                    nproc=placements[node].spec.nproc,
-                    address=placements[node].address,
-                    pid=found.pid,
-                    memory=found.memory,
-                )
-                for node, found in idle.items()
-            ],
-            seconds,
-        )
+        idle = _that_agree({actor: actor.become_idle.remote(seconds) for actor in actors.values()})
+        dismiss([actor for actor in actors.values() if actor not in idle])
 
 
-def _answer(ref: Any) -> IdleAgent | None:
-    """Return an answer that has arrived; None: none has, or the agent cannot be used again."""
+def end_idle() -> int:
+    """End all idle agents of this user's runs on this machine. Return their number."""
+    found = filter(None, map(named_resources.actor, _names(_prefix())))
+    return len(_that_agree({actor: actor.end_if_idle.remote() for actor in found}))
+
+
+def _that_agree(answers: Mapping[Any, Any]) -> list[Any]:
+    """Return the actors whose answer is true, and arrives in time. `answers`: references, by actor."""
+    ready = ray.wait([*answers.values()], num_returns=len(answers), timeout=_IDLE_SECONDS)[0] if answers else []
+    return [actor for actor, answer in answers.items() if answer in ready and _is_true(answer)]
+
+
+def _is_true(answer: Any) -> bool:
     try:
-        found: IdleAgent | None = ray.get(ref, timeout=0)
+        return bool(ray.get(answer))
     except RayError:
-        return None
-    return found
+        return False
+
+
+def _prefix() -> str:
+    return f"raylaunch-warm-{procfs.user_name()}@{socket.gethostname()}-"
+
+
+def _folder_prefix() -> str:
+    return f"{_prefix()}{hashlib.sha256(os.fsencode(os.getcwd())).hexdigest()[:16]}-"
+
+
+def _names(prefix: str) -> list[str]:
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return [each["name"] for each in named if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]

@@ -17,9 +17,6 @@ from functools import partial
 from typing import Any
 
 from raylaunch.cluster.agent.agent import Agent, Home
-from raylaunch.cluster.agent.log_reader import in_thread
-from raylaunch.cluster.fleet import agent_pool
-from raylaunch.cluster.fleet.agent_pool import AgentPool, Key, PooledAgent
 from raylaunch.cluster.fleet.fleet_base import Answer, FleetBase
 from raylaunch.cluster.fleet.slot_table import (
     AnnounceNode,
@@ -35,7 +32,7 @@ from raylaunch.cluster.local import local_machine
 from raylaunch.cluster.local.gpus import Gpus
 from raylaunch.cluster.local.slots import LocalSlots
 from raylaunch.core.environ import snapshot
-from raylaunch.core.newtypes import NO_NODE, NodeId
+from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.text import count
 from raylaunch.errors import ClusterError
@@ -43,7 +40,6 @@ from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order, StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.state.checkpoint_writes import LastWrite
-from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 _CLOSE_SECONDS = 20.0
 """A little more than an agent takes to kill processes that ignore signals."""
@@ -57,20 +53,15 @@ class _LocalAgent:
     agent: Agent
     #: Calls `next_report` again and again.
     reports: asyncio.Task[None]
-    #: Later agents with an equal key may use its fork server.
-    key: Key
 
 
 class LocalFleet(FleetBase):
     """Everything but what the driver waits for happens in the thread."""
 
-    def __init__(
-        self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], gpus: Gpus, pool: AgentPool | None = None
-    ) -> None:
-        """`say` takes a line for a person, in the thread that calls the fleet. `pool`: fork servers of earlier runs."""
+    def __init__(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None], gpus: Gpus) -> None:
+        """`say` takes a line for a person, in the thread that calls the fleet."""
         super().__init__(plan, spec, say)
         self._room = LocalSlots(gpus)
-        self._pool = pool
         self._agents: dict[NodeId, _LocalAgent] = {}
         #: Agents that start as soon as their slots are granted, by slot.
         self._waiting: dict[int, StartAgent] = {}
@@ -216,28 +207,14 @@ class LocalFleet(FleetBase):
         spec = self._spec_for(request)
         environ = {**snapshot(os.environ), **self._room.environ(slot)}
         home = Home(host=local_machine.HOST_ID, address=local_machine.LOOPBACK, environ=environ)
-        key = {**agent_pool.key_of(spec), "environ": agent_pool.without_terminal(environ)}
-        client = await self._pooled_client(key)
         try:
-            agent = Agent(spec, home, client)
+            agent = Agent(spec, home)
         except Exception as error:  # noqa: BLE001
             self._gone(request.node, error)
-            if client is not None:
-                await in_thread(client.close)
         else:
             self._agents[request.node] = _LocalAgent(
-                agent, self._loop.create_task(self._report_loop(request.node, agent)), key
+                agent, self._loop.create_task(self._report_loop(request.node, agent))
             )
-
-    async def _pooled_client(self, key: Key) -> ForkServerClient | None:
-        """Take a fork server of an earlier run with this key out of the pool, if it can be activated."""
-        client: ForkServerClient | None = (
-            self._pool.take(local_machine.HOST_ID, key) if self._pool is not None else None
-        )
-        if client is None or await in_thread(client.activate):
-            return client
-        await in_thread(client.close)
-        return None
 
     async def _end(self, request: StopAgent) -> None:
         """End an agent. Its slot and GPUs are free only when everything that it started is gone."""
@@ -271,30 +248,7 @@ class LocalFleet(FleetBase):
         return self._ask(node, lambda agent: agent.read_result(rank, offset))
 
     def make_idle(self) -> None:
-        """End the agents and put their fork servers into the pool, where `keep_warm` is set."""
-        if self._pool is not None:
-            resting = asyncio.run_coroutine_threadsafe(self._make_idle(), self._loop).result()
-            self._pool.put(resting, self._spec.job.keep_warm)
-
-    async def _make_idle(self) -> list[PooledAgent]:
-        agents = [self._agents.pop(node) for node in [*self._agents] if self._allocator.is_up(node)]
-        for local in agents:
-            local.reports.cancel()
-        left = await asyncio.gather(*(local.agent.become_idle(self._spec.job.keep_warm) for local in agents))
-        return [
-            PooledAgent(
-                name=NO_NODE,
-                handle=client,
-                key=local.key,
-                host=local_machine.HOST_ID,
-                address=local_machine.LOOPBACK,
-                nproc=local.key["nproc"],
-                pid=client.pid,
-                memory=client.memory(),
-            )
-            for local, client in zip(agents, left, strict=True)
-            if client is not None
-        ]
+        """Do nothing: agents in this process end with the run."""
 
     def close(self) -> None:
         """Make each agent end its processes, and wait for that, for seconds at most."""

@@ -18,9 +18,7 @@ from ray.exceptions import RayError
 from raylaunch.cluster import ray_internals
 from raylaunch.cluster.agent import serialization
 from raylaunch.cluster.agent.agent import AgentReport
-from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, kill, title_of
-from raylaunch.cluster.fleet import agent_pool
-from raylaunch.cluster.fleet.agent_pool import AgentPool
+from raylaunch.cluster.agent.ray_actor import TITLE, actor_class, ask_for_logs, close, creation_arguments, kill
 from raylaunch.cluster.fleet.agent_reuse import AgentReuse
 from raylaunch.cluster.fleet.allocator import Allocator
 from raylaunch.cluster.fleet.fleet_base import FleetBase
@@ -129,7 +127,7 @@ class RayAgents:
             name = named_resources.agent_name(self._tenure.token, self._tenure.epoch, request.node)
             named = {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
         try:
-            actor = self.actor_class.options(**options, **named).remote(title_of(spec))
+            actor = self.actor_class.options(**options, **named).remote(*creation_arguments(spec))
             actor.begin.remote(serialization.dump_spec(spec))
         except (RayError, RuntimeError) as error:
             self.tell(AgentLost(node=request.node, why=actor_errors.summary(error), error=error))
@@ -309,11 +307,10 @@ class RayFleet(FleetBase):
         plan: Plan,
         spec: AgentSpec,
         say: Callable[[str], None],
-        pool: AgentPool | None = None,
         tenure: Tenure | None = None,
         allocator: Allocator | None = None,
     ) -> None:
-        """`say` takes a line for a person, in the thread that calls the fleet. `pool`: idle agents between runs.
+        """`say` takes a line for a person, in the thread that calls the fleet.
 
         `tenure`: of a detached run. `allocator`: of the driver before, whose agents this one adopts.
         """
@@ -332,11 +329,10 @@ class RayFleet(FleetBase):
         #: What the thread is to call, which may wait for Ray.
         self.to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._pool = pool
         self._agent_reuse: AgentReuse | None = None
-        if pool is not None:
+        if spec.job.keep_warm:
             self._agent_reuse = AgentReuse(
-                pool, self._placement_groups.options, self.agents.start, self.agents.take, self.to_do
+                self._placement_groups.options, self.agents.start, self.agents.take, self.to_do
             )
         #: Slots that have a host, or had one.
         self._placed: set[int] = set()
@@ -366,9 +362,6 @@ class RayFleet(FleetBase):
         self._head.start()
 
     def _reserve(self) -> None:
-        if self._pool is not None:
-            specs = (replace(self._spec, nproc=bundle.nproc) for bundle in self._plan.bundles)
-            self._pool.retain(map(agent_pool.key_of, specs))
         self._decide(self._allocator.start)
         try:
             for _ in range(self.to_do.qsize()):
@@ -548,7 +541,7 @@ class RayFleet(FleetBase):
         self._placed.update(hosts)
         self._decide(partial(self._allocator.granted, hosts))
         if self._agent_reuse is not None:  # after what follows of the grant: some may not be wanted there
-            self.to_do.put(partial(self._agent_reuse.granted, hosts, self._address))
+            self.to_do.put(partial(self._agent_reuse.granted, hosts))
 
     def _start_agent(self, request: StartAgent) -> None:
         spec = self._spec_for(request)
@@ -586,7 +579,7 @@ class RayFleet(FleetBase):
         return self.agents.write_last(node)
 
     def make_idle(self) -> None:
-        """Put agents into the pool, where `keep_warm` is set: those that are alive, on hosts that are not draining."""
+        """Leave agents that are alive, on hosts that are not draining, to the next run, where `keep_warm` is set."""
         if self._agent_reuse is None:
             return
         self._stop_thread()

@@ -138,9 +138,3 @@ def _silenced() -> Iterator[None]:
             del os.environ["RAY_BACKEND_LOG_LEVEL"]
         else:
             os.environ["RAY_BACKEND_LOG_LEVEL"] = before
-
-
-def session_name(address: str) -> str:
-    """Return the name of the Ray session at an address, by which Ray tells clusters apart."""
-    with _silenced():
-        return ray_internals.ask_head(address, b"session_name", b"session", SECONDS).decode()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from raylaunch.cluster.agent.link import LinkServer
-from raylaunch.cluster.fleet.agent_pool import AgentPool
 from raylaunch.cluster.fleet.local_fleet import LocalFleet
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import gpus, local_machine
@@ -14,7 +13,6 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.placement.packing import NodeFacts
 from raylaunch.core.placement.plan import Plan
 from raylaunch.node.protocol.node_spec import AgentSpec
-from raylaunch.node.supervisor.forkserver_client import ForkServerClient
 
 
 class LocalSession(Session):
@@ -36,17 +34,11 @@ class LocalSession(Session):
         """Return None: agents in this process end with it."""
         return None
 
+    def why_not_warm(self, plan: Plan) -> str:
+        """Return that agents in this process end with it."""
+        del plan
+        return "it works on a Ray cluster only, and this run uses none"
+
     def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> Fleet:
         """Return agents in this process."""
-        if not spec.job.keep_warm:
-            FORK_SERVERS.close()
-        return LocalFleet(plan, spec, say, gpus.visible(), FORK_SERVERS if spec.job.keep_warm else None)
-
-
-def _end(fork_servers: Sequence[ForkServerClient]) -> None:
-    for fork_server in fork_servers:
-        fork_server.close()
-
-
-FORK_SERVERS = AgentPool(_end, lambda: None)
-"""Fork servers that agents of earlier runs of this process left for its next run."""
+        return LocalFleet(plan, spec, say, gpus.visible())

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,9 +17,8 @@ from ray.exceptions import RayError
 from ray.job_config import JobConfig
 
 from raylaunch.cluster import ray_internals
-from raylaunch.cluster.agent import ray_actor
 from raylaunch.cluster.agent.link import LinkServer
-from raylaunch.cluster.fleet.agent_pool import AgentPool
+from raylaunch.cluster.fleet import agent_reuse
 from raylaunch.cluster.fleet.ray_fleet import RayFleet
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
@@ -37,57 +36,38 @@ from raylaunch.node.protocol.node_spec import AgentSpec
 Made = TypeVar("Made")
 
 
-@dataclass(slots=True)
-class _OpenConnection(Generic[Made]):
-    made: Made
-    options: Any
-    runs: int = 0
-    """How many runs use it right now."""
-
-
 class SharedConnection(Generic[Made]):
-    """A connection that is made for the first run that needs it, and closed by `end` once no run uses it."""
+    """A connection that is made for the first run that needs it, and closed after the last of those that share it."""
 
     def __init__(self, end: Callable[[Made], None]) -> None:
-        """`end` closes the connection that nobody uses any more."""
+        """`end` closes the connection."""
         self._end = end
         self._lock = threading.RLock()
-        self._open: _OpenConnection[Made] | None = None
-
-    @property
-    def made(self) -> Made | None:
-        """The connection that is open; None: none is."""
-        return self._open.made if self._open is not None else None
-
-    def serves(self, options: Any) -> bool:
-        """Return whether a connection is open that was made for equal options."""
-        return self._open is not None and self._open.options == options
+        self._options: Any = None
+        #: How many runs go on right now.
+        self._runs = 0
+        #: The connection that is open; None: none is.
+        self.made: Made | None = None
 
     @contextlib.contextmanager
     def used(self, options: Any, make: Callable[[], Made]) -> Iterator[Made]:
-        """Use the connection for a run; it stays open afterwards. `make` opens one unless one serves these options.
+        """Use the connection for a run. `make` opens one, unless one is open that was made for equal options.
 
-        Runs in two threads may share it if their options are equal.
+        What it makes while one is open is a view of that one.
         """
         with self._lock:
-            if not self.serves(options):
-                self.end()
-                self._open = _OpenConnection(make(), options)
-            used = self._open
-            assert used is not None
-            used.runs += 1
+            if self.made is None:
+                self.made, self._options = make(), options
+            made = self.made if options == self._options else make()
+            self._runs += 1
         try:
-            yield used.made
+            yield made
         finally:
             with self._lock:
-                used.runs -= 1
-
-    def end(self) -> None:
-        """Close the connection, unless a run uses it."""
-        with self._lock:
-            if self._open is not None and not self._open.runs:
-                ending, self._open = self._open, None
-                self._end(ending.made)
+                self._runs -= 1
+                if not self._runs:
+                    ending, self.made = self.made, None
+                    self._end(ending)
 
 
 _SHUTDOWN_SECONDS = 8.0
@@ -125,28 +105,37 @@ class RaySession(Session):
         except OSError:
             return None
 
+    def why_not_warm(self, plan: Plan) -> str:
+        """Return a reason for which an agent could not serve a run of another process."""
+        if self.local:
+            return "the Ray that this run starts ends with it"
+        if any(bundle.gpus for bundle in plan.bundles):
+            return "GPUs are a worker's only while it runs in what Ray reserved for it"
+        if ray.get_runtime_context().runtime_env:
+            return "Ray makes the agents' environment anew for each run, as with `ray.working_dir`"
+        return ""
+
     def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> Fleet:
         """Return agents that are Ray actors."""
-        if not spec.job.keep_warm:
-            AGENTS.close()
-        return RayFleet(plan, spec, say, AGENTS if spec.job.keep_warm else None)
+        return RayFleet(plan, spec, say)
 
 
 @contextlib.contextmanager
 def connected(job: Job, address: str) -> Iterator[RaySession]:
     """Connect to a cluster, or start a Ray if the address is `local_machine.LOCAL`.
 
-    Disconnect after the run, or later, as soon as no idle agent is left. A connection that the program made itself is
-    used and left open. Raises ClusterError within seconds.
+    Disconnect after the run. A connection that the program made itself is used and left open. Raises ClusterError
+    within seconds.
     """
     options = (address, job.ray, local_machine.cpus(job) if address == local_machine.LOCAL else 0)
-    if not (_connection.serves(options) and _is_alive(_connection.made)):
-        AGENTS.close()
-    try:
-        with _connection.used(options, lambda: _connect(job, address)) as session:
-            yield session
-    finally:
-        AGENTS.close_if_empty()
+    with _connection.used(options, lambda: _connect(job, address)) as session:
+        yield session
+
+
+def end_idle_agents(options: RayOptions, address: str) -> int:
+    """End the agents that `keep_warm` keeps for this user's commands on this machine. Return their number."""
+    with connected(Job(ray=options), address):
+        return agent_reuse.end_idle()
 
 
 def _connect(job: Job, address: str) -> RaySession:
@@ -179,13 +168,6 @@ def _disconnect(session: RaySession) -> None:
         _left_behind.append(session)
 
 
-def _end_agents(agents: Sequence[Any]) -> None:
-    """End agents. If the connection that started them is closed, they have ended already."""
-    if agents and _is_connected(_connection.made):
-        ray_actor.close(agents)
-        ray_actor.kill(agents)
-
-
 def _is_connected(session: RaySession | None) -> bool:
     """Return whether this process's connection to Ray is still the session's."""
     return session is not None and ray.is_initialized() and ray.get_runtime_context().get_job_id() == session.job_id
@@ -205,30 +187,10 @@ def _is_alive(session: RaySession | None) -> bool:
 _connection: SharedConnection[RaySession] = SharedConnection(_disconnect)
 _left_behind: list[RaySession] = []
 
-AGENTS = AgentPool(_end_agents, _connection.end)
-"""Agents that are idle between runs of this process."""
-
 
 def is_abandoned() -> bool:
     """Return whether a connection could not be closed. Its threads crash when the interpreter ends as usual."""
     return bool(_left_behind)
-
-
-def kept_at() -> str:
-    """Return the address of the cluster that a run or idle agents are connected to; `""`: there is none."""
-    return _connection.made.address if _connection.made is not None else ""
-
-
-def is_kept() -> bool:
-    """Return whether the cluster, if there is one, answers and is the same: Ray ends processes that meet another."""
-    made = _connection.made
-    if made is None or made.local:
-        return True
-    try:
-        gcs_probe.probe(made.address)
-        return gcs_probe.session_name(made.address) == ray_internals.own_session()
-    except Exception:  # noqa: BLE001
-        return False
 
 
 def _quiet() -> None:

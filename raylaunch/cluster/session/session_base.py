@@ -47,5 +47,9 @@ class Session(ABC):
         """Return a new server for the agents' links to this process; None: they need none, or it cannot listen."""
 
     @abstractmethod
+    def why_not_warm(self, plan: Plan) -> str:
+        """Return why no agent can be left to the next run (`keep_warm`); "": there is no reason."""
+
+    @abstractmethod
     def fleet(self, plan: Plan, spec: AgentSpec, say: Callable[[str], None]) -> Fleet:
         """Return the agents of a run, none of which is started yet. `say` takes a line for a person."""

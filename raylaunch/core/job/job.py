@@ -232,9 +232,9 @@ class Job:
     durable_keep: int = 3
     """With `durable`: how many checkpoints stay."""
     keep_warm: float = 0.0
-    """How long the agents, with everything they have imported, stay for the next run of the same Python process or,
-    with the command, of the same user, whose driver stays too. 0: they end with the run. Has no effect if workers have
-    GPUs of a Ray cluster; for the command also without a Ray cluster, as with `--standalone`."""
+    """How long the agents, with everything they have imported, stay for the next run of the same user in the same
+    folder. 0: they end with the run. Has no effect without a Ray cluster, as with `--standalone`, or if workers have
+    GPUs."""
     detach: bool = False
     """Whether the run goes on in the background, with a driver that no command and no terminal is needed for: see
     `raylaunch attach`."""

@@ -287,7 +287,7 @@ class ForkServer:
         self._resetting = False
         self.workers.begin(0)
         self.page.reset(0, 0)
-        self._send(forkserver_messages.ResetDone(pid=self.ready.pid))
+        self._send(forkserver_messages.ResetDone())
 
     def _activate(self) -> None:
         if staleness.changed_since(self._started_at):

@@ -56,11 +56,6 @@ def is_stopped(pid: int) -> bool:
     return process_state(pid) in ("T", "t")
 
 
-def pss(pid: int) -> int:
-    """Return the proportional set size in bytes: pages shared with other processes count in part. 0: not known."""
-    return _fields(f"/proc/{pid}/smaps_rollup", {"Pss"}).get("Pss", 0) * 1024
-
-
 def blocks(pid: int, number: int) -> bool:
     """Return whether the main thread blocks a signal, as it does while the handler of that signal runs."""
     return _has_signal(signal_masks(pid).get("SigBlk", 0), number)

@@ -180,9 +180,7 @@ class StackDumpStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetDone:
-    """No process of the run is left. `pid` is the fork server's."""
-
-    pid: int
+    """No process of the run is left."""
 
 
 ForkServerEvent = (

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from raylaunch.core.job.job import StartMethod
 from raylaunch.node.forkserver import file_timer, subreaper
-from raylaunch.node.linux import processes, procfs, scratch
+from raylaunch.node.linux import processes, scratch
 from raylaunch.node.linux.processes import CLEANUP_WAIT_SECONDS
 from raylaunch.node.protocol import forkserver_messages, messages, wire
 from raylaunch.node.protocol.import_manifest import ImportManifest
@@ -180,17 +180,12 @@ class ForkServerClient:
 
     def reset(self) -> bool:
         """End and forget all of a run, for seconds at most. False: the fork server did not do so in time."""
-        done = self._request(forkserver_messages.Reset(), forkserver_messages.ResetDone, RESET_SECONDS)
-        if done is None:
+        if self._request(forkserver_messages.Reset(), forkserver_messages.ResetDone, RESET_SECONDS) is None:
             return False
         if self._folder:
             scratch.clear(self._folder)
         self.fast_dir.clear()
         return True
-
-    def memory(self) -> int:
-        """Return the bytes that the fork server and its children use (PSS); 0: not known."""
-        return sum(map(procfs.pss, (self.pid, *processes.children(self.pid))))
 
     def activate(self) -> bool:
         """After `reset`: return whether another run can begin. Waits for the answer, for seconds at most."""

@@ -14,8 +14,9 @@ import pytest
 
 from raylaunch.cli import main
 from raylaunch.cli.args import subcommands
-from raylaunch.cli.daemon.daemon_messages import DaemonState
 from raylaunch.cli.runs.run_summary import RunSummary
+from raylaunch.cluster import run
+from raylaunch.cluster.local import local_machine
 from raylaunch.core.history.run_status import NodeSummary
 from raylaunch.errors import ExitCode
 from tests.cli.runs.made_runs import NOBODY, dead, make_folder
@@ -49,21 +50,13 @@ def test_ps_lists_runs(runs, capsys):
     assert ids(printed(capsys, "ps", "--all", "--last=0")) == ["going", "gone", "ended"]
 
 
-def test_nothing_to_list(registry, capsys):
+def test_nothing_to_list(registry, capsys, monkeypatch):
     """It is said, and how to see more."""
     assert printed(capsys, "ps") == "no run is going on; `raylaunch ps -a` lists those that ended\n"
     assert printed(capsys, "ps", "-a") == "there is no run yet\n"
-    assert printed(capsys, "ps", "--end") == "no raylaunch daemon is running on this machine\n"
-    assert json.loads(printed(capsys, "ps", "--json")) == {"runs": [], "daemons": []}
-
-
-def test_daemons_in_a_folder_that_others_can_use(runs, capsys):
-    """Runs are listed all the same."""
-    path = Path(os.environ["TMPDIR"]) / f"raylaunch-{os.geteuid()}"
-    path.mkdir(0o777)
-    path.chmod(0o777)
-    assert "is not known: the folder" in printed(capsys, "ps")
-    assert json.loads(printed(capsys, "ps", "--json"))["daemons"] == []
+    monkeypatch.setattr(run, "find_cluster", lambda _: local_machine.NONE)
+    assert printed(capsys, "ps", "--end") == "there are no idle agents of this user and machine\n"
+    assert json.loads(printed(capsys, "ps", "--json")) == {"runs": []}
 
 
 def test_status_of_a_run(runs, capsys):
@@ -88,7 +81,6 @@ def test_json_has_the_documented_keys(runs, capsys):
     assert documented[0] - set(run) == {"node_states", "attempts"}
     assert set(run) == {field.name for field in fields(RunSummary)}
     assert set(shown["node_states"][0]) == documented[1] == {field.name for field in fields(NodeSummary)}
-    assert all(f"`{field.name}`" in text for field in fields(DaemonState))
     assert shown["attempts"][0]["number"] == 1
 
 

@@ -7,9 +7,11 @@ import functools
 import os
 import pickle
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -83,31 +85,118 @@ def test_a_goal_whose_call_ray_has_started_too_late_has_nothing_new(monkeypatch,
         assert carried_out == done
 
 
+works = [True]
+"""Whether fork servers do."""
+
+
+def agent_of_a_run(spec: AgentSpec, handle: Callable[[OpenStore], None] = pytest.fail) -> SimpleNamespace:
+    """Return an agent whose fork server can be used again."""
+
+    async def become_idle(_seconds: float) -> SimpleNamespace:
+        return SimpleNamespace(activate=lambda: works[0], close=lambda: None)
+
+    session = AgentSession(spec.epoch)
+    return SimpleNamespace(
+        session=session, handle=handle, fail=pytest.fail, become_idle=become_idle, retire=lambda: None
+    )
+
+
+@pytest.fixture
+def idle(monkeypatch, actor) -> tuple[ray_actor.AgentActor, threading.Event]:
+    """An idle actor, and an event that is set when its process would end."""
+    monkeypatch.setitem(globals(), "works", [True])
+    begun(monkeypatch, actor, lambda spec, *_, **__: agent_of_a_run(spec))
+    assert asyncio.run(actor.become_idle(9.0))
+    ended = threading.Event()
+    monkeypatch.setattr(ray_actor, "end_this_process", ended.set)
+    return actor, ended
+
+
+def asked(actor: ray_actor.AgentActor, spec: AgentSpec) -> bool:
+    """Ask it to serve a run, and wait until it has ended if it does not."""
+
+    async def work() -> bool:
+        is_taken = await actor.reuse(serialization.dump_spec(spec))
+        await asyncio.gather(*filter(None, [actor.ending]))
+        return is_taken
+
+    return asyncio.run(work())
+
+
+def test_the_first_of_two_runs_gets_an_idle_agent(idle):
+    """Who asks an agent that serves a run does not disturb that run, and does not end the agent."""
+    actor, ended = idle
+    assert asked(actor, replace(SPEC, epoch=2))
+    assert not asked(actor, replace(SPEC, epoch=3))
+    assert not asyncio.run(actor.end_if_idle())
+    assert not ended.is_set()
+
+
+@pytest.mark.parametrize("reason", ["key", "code", "version", "fork server", "folder"])
+def test_an_idle_agent_that_cannot_serve_a_run_ends(monkeypatch, idle, reason):
+    """A run of another kind, changed files, another raylaunch at the driver, and what is gone."""
+    actor, ended = idle
+    spec = replace(SPEC, epoch=2)
+    match reason:
+        case "key":
+            spec = replace(spec, submitter_env={"A": "1"})
+        case "code":
+            monkeypatch.setattr(ray_actor.staleness, "changed_since", lambda began: began <= time.time())
+        case "version":
+            monkeypatch.setattr(serialization, "_first_line", lambda: b"raylaunch 0\n")
+            message = serialization.dump_spec(spec)
+            monkeypatch.undo()
+            monkeypatch.setattr(ray_actor, "end_this_process", ended.set)
+            monkeypatch.setattr(serialization, "dump_spec", lambda _: message)
+        case "fork server":
+            works[0] = False
+        case "folder":
+            monkeypatch.setattr(ray_actor.agent, "Agent", lambda *_: Path("/nowhere").stat())
+    assert not asked(actor, spec)
+    assert ended.is_set()
+
+
+def test_a_person_ends_an_idle_agent(idle):
+    actor, ended = idle
+
+    async def work() -> bool:
+        is_idle = await actor.end_if_idle()
+        await actor.ending
+        return is_idle
+
+    assert asyncio.run(work())
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_an_agent_whose_driver_dies_before_it_begins(monkeypatch, actor, begins):
+    """It would outlive the driver. It ends by itself; one that has begun has a lease."""
+    ended = threading.Event()
+    monkeypatch.setattr(ray_actor, "end_this_process", ended.set)
+    alone = ray_actor.AgentActor("", 0.3)
+    if begins:
+        begun(monkeypatch, alone, lambda *_, **__: None)
+    assert ended.wait(0.6 if begins else 100) != begins
+
+
 def test_an_order_of_the_run_before(monkeypatch, actor):
     """Ray may start its call when the agent is idle or used again. It is not taken for an order of this run."""
     carried_out: list[tuple[int, int]] = []
-    client = SimpleNamespace(pid=7, memory=lambda: 0, activate=lambda: True)
-
-    async def become_idle(_seconds: float) -> SimpleNamespace:
-        return client
 
     def make(spec: AgentSpec, *_: object, **__: object) -> SimpleNamespace:
         def handle(order: OpenStore) -> None:
             carried_out.append((spec.epoch, order.attempt))
 
-        session = AgentSession(spec.epoch)
-        return SimpleNamespace(
-            session=session, handle=handle, fail=pytest.fail, become_idle=become_idle, retire=lambda: None
-        )
+        return agent_of_a_run(spec, handle)
 
     def obey(epoch: int, *attempts: int) -> None:
         asyncio.run(actor.obey(epoch, goal(*(OpenStore(attempt=attempt) for attempt in attempts))))
 
     begun(monkeypatch, actor, make)
     obey(1, 11)
-    asyncio.run(actor.become_idle("idle-0", None, 9.0))
+    assert asyncio.run(actor.become_idle(9.0))
     obey(1, 11, 12)
-    assert asyncio.run(actor.reuse(replace(SPEC, epoch=2)))
+    assert asyncio.run(actor.reuse(serialization.dump_spec(replace(SPEC, epoch=2))))
     obey(1, 11, 12)
     obey(2, 21)
     obey(2, 21, 22)
@@ -178,7 +267,7 @@ def test_an_order_that_cannot_be_read(monkeypatch, actor):
 
 
 def test_all_runs_of_a_process_use_one_actor_class():
-    """A daemon has many runs, and Ray keeps each class that it was given until it disconnects."""
+    """A program may have many, and Ray keeps each class that it was given until it disconnects."""
     assert ray_actor.actor_class() is ray_actor.actor_class()
 
 
@@ -186,10 +275,9 @@ def test_what_the_dashboard_shows(actor):
     """Node and run. An agent that may serve other runs later has neither, since Ray asks once."""
     assert repr(actor) == "raylaunch: agent"
     spec = replace(SPEC, node="node-2", job=replace(SPEC.job, name="char\nlm"))
-    assert ray_actor.title_of(spec) == r"raylaunch: agent node-2 (char\nlm)"
-    assert (
-        ray_actor.title_of(replace(spec, job=replace(SPEC.job, keep_warm=9.0))) == "raylaunch: agent kept by keep_warm"
-    )
+    kept = replace(spec, job=replace(SPEC.job, keep_warm=9.0))
+    assert ray_actor.creation_arguments(spec)[0] == r"raylaunch: agent node-2 (char\nlm)"
+    assert ray_actor.creation_arguments(kept)[0] == "raylaunch: agent kept by keep_warm"
 
 
 # Of a detached run, when the lease of the node expires: in the thread of the lease.

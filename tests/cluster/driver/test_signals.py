@@ -233,7 +233,7 @@ print(*told)
 
 
 def test_a_signal_to_forward_that_comes_early_is_not_lost():
-    """The command of a daemon gets it when the workers run, but before it has heard of that."""
+    """The command gets it before its driver takes signals."""
     done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("SIGUSR1 SIGUSR1\n", "")
 
@@ -266,6 +266,6 @@ print(*sorted(told))
 
 
 def test_a_signal_that_comes_while_the_listener_is_made_is_told():
-    """Else the command of a daemon would end, and the run would get SIGTERM in place of the signal."""
+    """Else the command would end by it."""
     done = subprocess.run([sys.executable, "-c", BETWEEN], capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("SIGHUP SIGTERM\n", "")

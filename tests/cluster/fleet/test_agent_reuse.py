@@ -1,10 +1,8 @@
-"""`keep_warm`: idle agents between runs of one process, which the next run uses or which end."""
+"""`keep_warm`: agents that stay idle after a run, and serve the next one, of any process, or end."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -16,55 +14,31 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import left_in_ray, wait_until
-from tests.private_cluster import Cluster, end_marked, marked
+from raylaunch.errors import ExitCode
+from tests.cluster.conftest import Launcher, Run, left_in_ray, wait_until
+from tests.private_cluster import MARK, Cluster, end_marked, marked
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 BEGINNING = """
 import json, os, signal, sys, time
+import ray
 import raylaunch
-from raylaunch.cluster.session import local_session
-if os.environ.get("RAY_ADDRESS"):
-    import ray
-ADDRESS = "auto" if os.environ.get("RAY_ADDRESS") else "none"
 
 def launch(function, *args, **settings):
-    told = dict(nnodes=2, nproc_per_node=1, placement="pack", keep_warm=1000, backend="none", preload=[], show="none",
-        ray={"address": ADDRESS})
+    told = dict(nnodes=2, nproc_per_node=1, placement="pack", keep_warm=1000, backend="none", preload=[], show="none")
     return raylaunch.launch(function, args, **{**told, "env": {"RAYLAUNCH_TEST_MARK": sys.argv[1]}, **settings})
-
-def pools():
-    found = [local_session.FORK_SERVERS]
-    if "ray" in sys.modules:
-        from raylaunch.cluster.session import ray_session
-        found.append(ray_session.AGENTS)
-    return found
-
-def servers():
-    return sorted(one.pid for pool in pools() for one in pool.agents())
-
-def close_pools():
-    for pool in pools():
-        pool.close()
 
 def parent():
     import os
     return os.getppid()
-
-def free():
-    deadline = time.monotonic() + 100
-    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-        assert time.monotonic() < deadline, "the run's resources are still taken"
-        time.sleep(0.05)
 """
 
 
 class Program:
     """A process that launches several times. It prints lines of JSON, and waits for lines on stdin."""
 
-    def __init__(self, cluster: Cluster | None, folder: Path, text: str) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, folder: Path, text: str) -> None:
         self.folder = folder
         self.mark = secrets.token_hex(8)
         path = folder / "program.py"
@@ -72,7 +46,7 @@ class Program:
         self.process = subprocess.Popen(
             [sys.executable, "-u", str(path), self.mark],
             cwd=folder,
-            env=cluster.env() if cluster is not None else without_cluster(folder),
+            env=cluster.env(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(folder / "stderr").open("w"),
@@ -92,46 +66,99 @@ class Program:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def nothing_left(self) -> None:
-        """Wait until no process, actor or group of a run is left."""
-        wait_until(lambda: not marked(self.mark), 100, "its processes to be gone")
-        if (cluster := self.cluster) is not None:
-            wait_until(lambda: left_in_ray(cluster) == [], 100, "its actors and groups to be gone")
 
-
-def without_cluster(folder: Path) -> dict[str, str]:
-    """Return an environment for runs on this machine alone."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"TMPDIR": str(folder)}
+@pytest.fixture
+def warm(launcher: Launcher) -> Iterator[Launcher]:
+    """End the idle agents afterwards, as a person does, and check that nothing is left."""
+    yield launcher
+    done = launcher.python("raylaunch", "ps", "--end")
+    assert done.returncode == ExitCode.OK, done.stderr
+    wait_until(lambda: left_in_ray(launcher.cluster) == [], 100, "actors and groups to be gone")
 
 
 @pytest.fixture
-def program(launcher) -> Iterator[Callable[[str], Program]]:
-    with programs(launcher.cluster, launcher.folder) as run:
-        yield run
-
-
-@contextlib.contextmanager
-def programs(cluster: Cluster | None, folder: Path) -> Iterator[Callable[[str], Program]]:
-    """Start programs, and check that nothing of them is left."""
+def program(warm: Launcher) -> Iterator[Callable[[str], Program]]:
     found: list[Program] = []
 
     def run(text: str) -> Program:
-        found.append(Program(cluster, folder, text))
+        found.append(Program(warm.cluster, warm.folder, text))
         return found[-1]
 
-    try:
-        yield run
-        for one in found:
-            one.process.kill()
-            one.process.communicate()
-            one.nothing_left()
-    finally:
-        for one in found:
-            one.process.kill()
+    yield run
+    for one in found:
+        one.process.kill()
+        one.process.communicate()
+        warm.python("raylaunch", "ps", "--end")
+        try:
+            wait_until(lambda one=one: not marked(one.mark), 100, "its processes to be gone")
+        finally:
             end_marked(one.mark)
 
 
-def test_the_next_run_uses_the_same_fork_servers(program, launcher):
+def command(warm: Launcher, mark: str, *overrides: str, **env: str) -> Run:
+    """Start a command whose workers print who has forked them, and do what the file `how` says."""
+    script = """
+        import os, sys, time
+        print(os.getppid(), os.environ.get("OTHER"), flush=True)
+        if os.environ.get("OTHER") == "stay":
+            time.sleep(1000)
+        sys.exit(int(sys.argv[-1]))
+    """
+    entrypoint = {"script": warm.script(script), "args": [0]}
+    words = [f"env.{MARK}={mark}", *overrides]
+    return warm.start(*words, env=env or None, entrypoint=entrypoint, keep_warm=1000, show="all", nproc_per_node=1)
+
+
+def forked_by(run: Run) -> set[str]:
+    """Return the process ids of the fork servers."""
+    run.wait()
+    return {line.split()[-2] for line in run.out.splitlines()}
+
+
+def test_the_next_command_uses_the_agents_of_the_last_one(warm):
+    """Also after a failure. Its environment is its own, and if that differs the agents end. A person ends the rest."""
+    mark = secrets.token_hex(8)
+    first = forked_by(command(warm, mark))
+    assert len(first) == 2, "one fork server for each node"
+    failed = command(warm, mark, "entrypoint.args=[7]")
+    assert forked_by(failed) <= first
+    assert failed.code == 1, failed.err
+    assert forked_by(command(warm, mark)) == first
+    assert len([line for line in left_in_ray(warm.cluster) if line.startswith("actor")]) == 2
+    other = command(warm, mark, OTHER="1")
+    assert not forked_by(other) & first
+    assert {line.split()[-1] for line in other.out.splitlines()} == {"1"}
+    wait_until(lambda: not {int(pid) for pid in first} & {*marked(mark)}, 100, "the agents of the first to end")
+    done = warm.python("raylaunch", "ps", "--end")
+    assert done.stdout == "2 idle agents ended\n", done.stderr
+    wait_until(lambda: not marked(mark), 100, "all to be gone")
+
+
+def test_commands_that_are_stopped_or_die(warm):
+    """Ctrl-C leaves the agents to the next command. A command that is killed, with agents in use, leaves nothing."""
+    mark = secrets.token_hex(8)
+
+    def up(name: str) -> set[str]:
+        """Return the process ids of the fork servers, once the workers are up."""
+
+        def logs() -> list[str]:
+            return [path.read_text() for path in warm.folder.glob(f"runs/{name}/latest/attempt-1/rank-*/stdout.log")]
+
+        wait_until(lambda: len([text for text in logs() if text]) == 2, 100, "the workers to be up")
+        return {text.split()[0] for text in logs()}
+
+    first = command(warm, mark, "name=first", OTHER="stay")
+    servers = up("first")
+    first.process.send_signal(signal.SIGINT)
+    first.wait()
+    assert first.code == ExitCode.INTERRUPTED, first.err
+    second = command(warm, mark, "name=second", OTHER="stay")
+    assert up("second") == servers
+    second.process.kill()
+    wait_until(lambda: not marked(mark), 100, "all to be gone")
+
+
+def test_the_next_run_of_a_program_uses_the_same_fork_servers(program, warm):
     """And nothing else of the last run. Between runs no resources are reserved."""
     found = program(
         """
@@ -143,24 +170,24 @@ def test_the_next_run_uses_the_same_fork_servers(program, launcher):
             return os.environ["RAYLAUNCH_ATTEMPT"], os.getppid()
 
         first = launch(parent, node_timeout=5)
-        free()
-        print(json.dumps([sorted(first), servers()]))
+        print(json.dumps([sorted(first), ray.is_initialized()]))
         time.sleep(5.1)  # longer than a node may be silent in a run
         try:
             launch(fails, "one", 9, max_restarts=1, name="one")
         except raylaunch.JobFailedError as error:
-            print(json.dumps([str(error.__cause__), servers()]))
-        print(json.dumps([launch(fails, "two", 1, max_restarts=1, name="two"), servers()]))
+            print(json.dumps(str(error.__cause__)))
+        print(json.dumps(launch(fails, "two", 1, max_restarts=1, name="two")))
         """
     )
-    first, resting = found.say()
-    assert first == resting
-    assert found.say() == ["'one'", resting]
-    results, again = found.say()
+    first, is_connected = found.say()
+    assert not is_connected
+    assert found.say() == "'one'"
+    results = found.say()
     assert [attempt for attempt, _ in results] == ["2", "2"]
-    assert sorted(pid for _, pid in results) == resting == again
+    assert sorted(pid for _, pid in results) == first
     assert found.process.wait(100) == 0
-    runs = {name: next(launcher.folder.glob(f"runs/{name}/latest")) for name in ("one", "two")}
+    assert [line.split()[0] for line in left_in_ray(warm.cluster)] == ["actor"] * 2
+    runs = {name: next(warm.folder.glob(f"runs/{name}/latest")) for name in ("one", "two")}
     assert {path.name for path in runs["two"].glob("attempt-*")} == {"attempt-1", "attempt-2"}
     for name, run in runs.items():
         logs = run.glob("attempt-*/rank-*/stdout.log")
@@ -168,130 +195,47 @@ def test_the_next_run_uses_the_same_fork_servers(program, launcher):
         assert "NodeLost" not in (run / "events.jsonl").read_text()
     codes = {name: json.loads((run / "result.json").read_text())["exit_code"] for name, run in runs.items()}
     assert codes == {"one": 1, "two": 0}
-    found.nothing_left()
-
-
-def test_a_run_with_another_key_ends_the_idle_agents(program):
-    """Another environment, another number of workers. A run without `keep_warm` leaves none."""
-    found = program(
-        """
-        first = launch(parent)
-        second = launch(parent, env={"RAYLAUNCH_TEST_MARK": sys.argv[1], "OTHER": "1"})
-        print(json.dumps([first, second, servers()]))
-        third = launch(parent, nnodes=1, nproc_per_node=2)
-        print(json.dumps([third, servers()]))
-        launch(parent, keep_warm=0)
-        print(json.dumps([servers(), ray.is_initialized()]))
-        sys.stdin.readline()
-        """
-    )
-    first, second, resting = found.say()
-    assert not {*first} & {*second}
-    assert sorted(second) == resting
-    third, resting = found.say()
-    assert len({*third}) == 1
-    assert [third[0]] == resting
-    assert found.say() == [[], False]
-    found.nothing_left()
 
 
 def test_an_idle_agent_that_does_not_answer_is_replaced(program):
     """Its fork server died, or it died or hangs itself: the run starts new ones."""
     found = program(
         """
-        from raylaunch.cluster.fleet import agent_reuse as warmth
-
         def above(pid):
             return int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
 
-        warmth._WAKE_SECONDS = 5.0
         before = launch(parent)
         for name, number, steps in (("server", 9, 0), ("agent", 9, 2), ("hangs", signal.SIGSTOP, 0)):
-            pid = harmed = servers()[0]
+            pid = harmed = before[0]
             for _ in range(steps):
                 pid = above(pid)
             os.kill(pid, number)
             after = launch(parent, name=name)
-            print(json.dumps([sorted({*before} - {*after}) == [harmed], sorted(after) == servers()]))
+            print(json.dumps(sorted({*before} - {*after}) == [harmed]))
             before = after
         """
     )
     for name in ("server", "agent", "hangs"):
-        assert found.say() == [True, True]
+        assert found.say()
         (events,) = found.folder.glob(f"runs/{name}/latest/events.jsonl")
         assert "NodeLost" not in events.read_text()
 
 
-@pytest.mark.parametrize("end", ["exit", "kill"])
-def test_idle_agents_end(program, launcher, end):
-    """When their time is over, they are closed, or their process ends or is killed."""
-    found = program(
-        f"""
-        if {end == "exit"}:
-            launch(parent, nnodes=1, keep_warm=0.1)
-            while ray.is_initialized():
-                time.sleep(0.05)
-            print(json.dumps(servers()))
-            launch(parent, nnodes=1)
-            close_pools()
-            print(json.dumps([servers(), ray.is_initialized()]))
-            sys.stdin.readline()
-        launch(parent, nnodes=1)
-        print(json.dumps(servers()))
-        sys.stdin.readline()
-        """
-    )
-    if end == "exit":
-        assert found.say() == []
-        assert found.say() == [[], False]
-        found.nothing_left()
-        found.go_on()
-    assert len(found.say()) == 1
-    assert [one.split()[0] for one in left_in_ray(launcher.cluster)] == ["actor"]
-    if end == "kill":
-        os.kill(found.process.pid, signal.SIGKILL)
-    else:
-        found.go_on()
-    found.nothing_left()
-
-
-def test_a_connection_that_was_there_before_is_used_and_stays(program):
-    """With idle agents and without, and without RAY_ADDRESS. What the program does with the connection works on."""
+def test_idle_agents_end_by_themselves(program, warm):
+    """When their time is over, whether their program has ended or not. A connection that was there before stays."""
     found = program(
         """
         ray.init(log_to_driver=False, logging_level="ERROR")
         del os.environ["RAY_ADDRESS"]
         job = ray.get_runtime_context().get_job_id()
-        launch(parent, nnodes=1, keep_warm=0)
         first = launch(parent, nnodes=1)
-        print(json.dumps([first == launch(parent, nnodes=1), len(servers())]))
-        close_pools()
-        print(json.dumps([ray.get_runtime_context().get_job_id() == job, ray.get(ray.put(1)), servers()]))
+        print(json.dumps(first == launch(parent, nnodes=1, keep_warm=2.0)))
+        print(json.dumps([ray.get_runtime_context().get_job_id() == job, ray.get(ray.put(1))]))
+        sys.stdin.readline()
         """
     )
+    assert found.say()
     assert found.say() == [True, 1]
-    assert found.say() == [True, 1, []]
-
-
-def test_without_a_cluster_too(tmp_path):
-    """The fork servers stay as children of the process, and end with it or when their time is over."""
-    with programs(None, tmp_path) as run:
-        found = run(
-            """
-            first = launch(parent)
-            print(json.dumps([sorted(first) == servers(), first == launch(parent)]))
-            os.environ["OTHER"] = "1"
-            print(json.dumps([{*first} & {*launch(parent)} == set(), len(servers())]))
-            os.kill(servers()[0], 9)
-            print(json.dumps([len({*servers()} & {*launch(parent, keep_warm=0.1)}), "ray" in sys.modules]))
-            while servers():
-                time.sleep(0.05)
-            launch(parent)
-            print(json.dumps("done"))
-            sys.stdin.readline()
-            """
-        )
-        assert found.say() == [True, True]
-        assert found.say() == [True, 2]
-        assert found.say() == [1, False]
-        assert found.say() == "done"
+    wait_until(lambda: left_in_ray(warm.cluster) == [], 100, "the agent to end")
+    wait_until(lambda: marked(found.mark) == [], 100, "its processes to end")
+    found.go_on()
