@@ -86,6 +86,25 @@ def test_gpus_are_counted_by_ray(cluster, tmp_path):
     assert looked(raylaunch(tmp_path, *words, env=cluster.env())) == [["0", str(index)] for index in range(GPUS)]
 
 
+WORKS = """
+import time
+from raylaunch.worker import heartbeat
+for step in range(25):
+    heartbeat()
+    time.sleep(0.1)
+"""
+
+
+def test_the_report_tells_how_much_of_the_gpus_is_used(stubs, tmp_path):
+    """As NVML says it, for each rank."""
+    (tmp_path / "works.py").write_text(WORKS)
+    done = raylaunch(tmp_path, "--standalone", "--nproc-per-node", "gpu", "--name", "works", "works.py")
+    assert done.returncode == 0, done.stderr
+    told = raylaunch(tmp_path, "report", "--json", str(tmp_path / "runs" / "works" / "latest"))
+    found = [(use["rank"], use["gpu"], use["used"] >> 30, use["busy"]) for use in json.loads(told.stdout)["gpus"]]
+    assert found == [(rank, str(rank), (1, 2, 3)[rank], 10 * rank) for rank in range(GPUS)], told.stderr
+
+
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA")
 def test_torch_counts_the_gpus_of_a_rank(stubs, tmp_path):
     """By NVML, without CUDA; then it asks CUDA, which the ranks may do."""

@@ -32,6 +32,7 @@ from raylaunch.core.job.job import Entrypoint, Job, RayOptions
 from raylaunch.core.placement.packing import Bundle
 from raylaunch.core.placement.plan import make_plan
 from raylaunch.errors import ClusterError
+from raylaunch.node.linux import nvml
 from raylaunch.node.protocol.messages import Ready, StopWorkers
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
@@ -348,31 +349,12 @@ def test_a_job_that_needs_a_cluster(unseen, settings, words):
 )
 def test_gpus_that_may_be_used(monkeypatch, count, named, ids):
     """Those of the machine, but only those that the environment names."""
-    monkeypatch.setattr(gpus, "nvidia_gpus", lambda: count)
+    monkeypatch.setattr(nvml, "gpus", lambda: count)
     monkeypatch.setattr(gpus, "has_other_accelerators", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert gpus.visible() == Gpus("CUDA_VISIBLE_DEVICES", ids)
-
-
-def test_gpus_are_counted_without_nvml(monkeypatch):
-    """Where its library is missing, by the files of the devices."""
-    monkeypatch.setattr(gpus, "_NVML", "libno-such-library.so")
-    monkeypatch.setattr(os, "listdir", lambda _: ["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null"])
-    assert gpus.nvidia_gpus() == 3
-
-
-def test_grave_faults_of_gpus_in_the_kernel_s_log(tmp_path):
-    """Each once. Xid 13 and 31 are the program's own mistakes."""
-    lines = (
-        "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
-        "NVRM: Xid (PCI:0000:5e:00): 13, pid=7",
-    )
-    (tmp_path / "kmsg").write_text("".join(f"6,{at},5;{line}\n" for at, line in enumerate((*lines, *lines))))
-    found = gpus.logged_faults(str(tmp_path / "kmsg"))
-    assert found == ("Xid 79 at 0000:3b:00: the GPU has fallen off the bus",)
-    assert gpus.logged_faults(str(tmp_path / "none")) == ()
 
 
 def bundle(many: float) -> Bundle:

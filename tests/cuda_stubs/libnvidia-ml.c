@@ -38,6 +38,24 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
     return NVML_SUCCESS;
 }
 
+/* GPU n has 80 GiB of memory, uses n + 1 of it, and is busy for 10 n per cent of the time. */
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    unsigned index = 0;
+    if (sscanf(uuid, "GPU-00000000-0000-0000-0000-%u", &index) != 1) return NVML_ERROR_INVALID_ARGUMENT;
+    return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *sizes) {
+    sizes[0] = 80ull << 30;
+    sizes[2] = ((char *)device - devices + 1ull) << 30;
+    return sizes[1] = sizes[0] - sizes[2], NVML_SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates) {
+    rates[0] = rates[1] = 10 * ((char *)device - devices);
+    return NVML_SUCCESS;
+}
+
 int nvmlDeviceGetTotalEccErrors(void *device, int uncorrected, int aggregate, unsigned long long *errors) {
     *errors = uncorrected == 1 && aggregate == 0 && is_faulty(device, 2) ? 2 : 0;
     return NVML_SUCCESS;

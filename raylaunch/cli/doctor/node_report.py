@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from raylaunch.cli.output import version_report
-from raylaunch.cluster.local import gpus
+from raylaunch.node.linux import nvml
 
 _Answer = TypeVar("_Answer")
 
@@ -76,7 +76,7 @@ class NodeReport:
     """How many processes use its GPUs; 0 also if that is not known."""
     nvidia_gpus: int = 0
     """How many NVIDIA GPUs its driver has."""
-    gpu_health: gpus.Health = field(default_factory=gpus.Health)
+    gpu_health: nvml.Health = field(default_factory=nvml.Health)
     logged_gpu_faults: tuple[str, ...] = ()
     """What its kernel has logged of them since it was started."""
 
@@ -101,9 +101,9 @@ def report(questions: Questions) -> NodeReport:
         log_dir_problem=_bounded(lambda: log_dir_problem(questions.log_dir), "its file system does not answer"),
         door_problem=_door_problem(questions.door),
         gpu_processes=_gpu_processes(),
-        nvidia_gpus=_bounded(gpus.nvidia_gpus, 0),
-        gpu_health=_bounded(gpus.nvidia_health, gpus.Health(("the driver does not answer",))),
-        logged_gpu_faults=_bounded(gpus.logged_faults, ()),
+        nvidia_gpus=_bounded(nvml.gpus, 0),
+        gpu_health=_bounded(nvml.health, nvml.Health(("the driver does not answer",))),
+        logged_gpu_faults=_bounded(nvml.logged_faults, ()),
     )
 
 

@@ -9,13 +9,13 @@ from raylaunch.cli.output.progress_line import rate_text
 from raylaunch.cli.runs.run_summary import LOST, RunSummary, seconds_since
 from raylaunch.cluster.control.control_messages import StacksCollected
 from raylaunch.core.history.run_status import NodeSummary, RunStatus
-from raylaunch.core.machine.commits import NodeMemory
+from raylaunch.core.machine.commits import GpuUse, NodeMemory
 from raylaunch.core.record.attempt import Attempt
 from raylaunch.core.record.run_layout import EVENTS
 from raylaunch.core.text import capped, count, duration, printable, spans
 
 _MOST_ATTEMPTS = 12
-_MOST_NODES = 64
+_MOST_NODES = _MOST_GPUS = 64
 _MOST_WHY = 400
 _NOTHING = "-"
 _COLUMNS = ("NAME", "ID", "STATE", "NODES", "WORKERS", "STEP", "STEPS/S", "RESTARTS", "GOODPUT", "AGE", "WHERE")
@@ -72,6 +72,8 @@ def page(run: RunSummary, status: RunStatus | None) -> str:
     text = "".join(f"{line}\n" for line in lines)
     if status is not None and status.nodes and not run.is_over:
         text += f"\n{_nodes(status.nodes)}"
+        if gpus := status.gpus:
+            text += f"\n{gpu_table(gpus)}"
     if status is not None and status.result.attempts:
         text += f"\n{_attempts(run, status)}"
     return text
@@ -120,9 +122,8 @@ def _commits(run: RunSummary) -> Iterator[str]:
         yield f" and a step {1000 * rate.step_seconds:.1f} ms"
 
 
-def _memory(memory: NodeMemory | None) -> tuple[str, ...]:
-    found = (0, 0, 0) if memory is None else (memory.own, memory.files, memory.copies)
-    return tuple(map(_mib, found))
+def _sizes(memory: NodeMemory | None) -> tuple[int, ...]:
+    return (0, 0, 0) if memory is None else (memory.own, memory.files, memory.copies)
 
 
 def _mib(size: int) -> str:
@@ -130,17 +131,29 @@ def _mib(size: int) -> str:
 
 
 def _nodes(nodes: Sequence[NodeSummary]) -> str:
-    has_memory = any(node.memory is not None for node in nodes)
+    has_memory = any(any(_sizes(node.memory)) for node in nodes)
     rows: list[tuple[str, ...]] = [("NODE", "ADDRESS", "STATE", "RANKS", "PIDS")]
     rows[0] += ("COMMITS", "FILES", "COPIES") if has_memory else ()
     for node in nodes[:_MOST_NODES]:
         ranks = range(node.first_rank, node.first_rank + node.workers) if node.first_rank is not None else ()
         pids = " ".join(map(str, node.pids[:_MOST_ATTEMPTS])) + (" ..." if len(node.pids) > _MOST_ATTEMPTS else "")
         state = f"{node.state}, draining" if node.draining else str(node.state)
-        memory = _memory(node.memory) if has_memory else ()
+        memory = tuple(map(_mib, _sizes(node.memory))) if has_memory else ()
         rows.append((node.name, node.address, state, spans(ranks) or _NOTHING, pids or _NOTHING, *memory))
     more = len(nodes) - _MOST_NODES
     return _aligned(rows) + (f"... {count(more, 'more node')}\n" if more > 0 else "")
+
+
+def gpu_table(gpus: Sequence[GpuUse]) -> str:
+    """Return the table of the GPUs of ranks: as `status` shows it."""
+    rows = [("RANK", "GPU", "MEMORY", "BUSY"), *map(_gpu, gpus[:_MOST_GPUS])]
+    more = len(gpus) - _MOST_GPUS
+    return _aligned(rows) + (f"... {count(more, 'more GPU')}\n" if more > 0 else "")
+
+
+def _gpu(use: GpuUse) -> tuple[str, ...]:
+    memory = f"{use.used / 2**30:.1f} of {use.total / 2**30:.1f} GiB"
+    return str(use.rank), use.gpu, memory, _NOTHING if use.busy is None else f"{use.busy} %"
 
 
 def _attempts(run: RunSummary, status: RunStatus) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from raylaunch.core.history.step_rates import behind
 from raylaunch.core.history.time_per_state import StatesBuilder
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.commits import NodeMemory
+from raylaunch.core.machine.commits import GpuUse, NodeMemory
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -97,6 +97,12 @@ class RunStatus:
     goodput: float | None
     """The part of the time until the latest event in which the run trained, from 0 to 1; None if no time has passed."""
     result: RunResult
+
+    @property
+    def gpus(self) -> tuple[GpuUse, ...]:
+        """The GPUs of the ranks, by the latest reports."""
+        uses = (use for node in self.nodes if node.memory is not None for use in node.memory.gpus)
+        return tuple(sorted(uses, key=lambda use: use.rank))
 
 
 @dataclass(slots=True, kw_only=True)

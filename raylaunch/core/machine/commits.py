@@ -157,8 +157,22 @@ class CommitRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """How much of a worker's GPU is used, by whatever process, rounded so that small changes need no report."""
+
+    rank: int
+    gpu: str
+    """Its index or UUID, as CUDA_VISIBLE_DEVICES has it."""
+    used: int
+    total: int
+    """Bytes of its memory."""
+    busy: int | None = None
+    """In how much of the time it runs a kernel, in per cent; None: it does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMemory:
-    """What a node holds in memory for the script, besides its workers' own memory. In bytes."""
+    """What a node holds in memory for the script, besides its workers' own memory, in bytes, and its workers' GPUs."""
 
     node: NodeId
     own: int
@@ -167,6 +181,8 @@ class NodeMemory:
     """Copies of what ranks of other hosts have committed, or have written to RAYLAUNCH_FAST_DIR."""
     files: int = 0
     """Files that its own ranks have in RAYLAUNCH_FAST_DIR."""
+    gpus: tuple[GpuUse, ...] = ()
+    """Those of its workers, where the driver of NVIDIA says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

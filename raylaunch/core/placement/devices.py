@@ -27,6 +27,13 @@ def indices(local_rank: int, nproc: int, gpus_per_worker: float) -> range:
     return range(first, max(first + 1, (local_rank + 1) * gpus // nproc))
 
 
+def cuda_names(found: range, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of NVIDIA's GPUs with these indices, where `environ` says which GPUs the node has."""
+    listed = environ.get(_CUDA)
+    visible = [name.strip() for name in listed.split(",")] if listed is not None else []
+    return tuple(map(str, found)) if listed is None else tuple(visible[found.start : found.stop])
+
+
 def naming(variable: str, ids: Iterable[str]) -> dict[str, str]:
     """Return the variable by which a process is told these GPUs. Intel's selector names their driver too."""
     return {variable: ("level_zero:" if variable == "ONEAPI_DEVICE_SELECTOR" else "") + ",".join(ids)}

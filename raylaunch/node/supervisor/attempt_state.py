@@ -12,6 +12,7 @@ from raylaunch.core.machine.observe import ProcessFailure
 from raylaunch.core.newtypes import NodeTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.forkserver_messages import WorkerExited
+from raylaunch.node.supervisor.gpu_monitor import GpuMonitor
 from raylaunch.worker.heartbeats.shared_page import MAX_NUMBER
 from raylaunch.worker.runtime.spec import WorkerSpec
 
@@ -57,19 +58,23 @@ class AttemptState:
     """All workers have ended, and that was dealt with."""
     shown: set[int] = field(default_factory=set)
     """Ranks that have ended, and whose last progress was reported."""
+    gpus: GpuMonitor = field(init=False)
+    """Looks at the GPUs of the workers."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if the shared page cannot hold the number of the attempt."""
         if not 0 <= self.attempt < MAX_NUMBER:
             msg = f"there is no attempt {self.attempt}"
             raise ValueError(msg)
+        self.gpus = GpuMonitor(self.workers)
 
     @property
     def attempt(self) -> int:
         return self.assignment.attempt
 
     def close(self) -> None:
-        """Free the memory of what functions have returned."""
+        """Free the memory of what functions have returned, and look at GPUs no more."""
+        self.gpus.close()
         for result in self.results.values():
             result.close()
         self.results.clear()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raylaunch.core.failures.stacks import Stack
@@ -192,7 +192,7 @@ def read_heartbeat(page: SharedPage, state: AttemptState | None, memory: NodeMem
     """Return the progress of all live workers, and once more of each that has ended. None: none are started."""
     if state is None or not state.pids:
         return None
-    now = time.monotonic_ns()
+    now, memory = time.monotonic_ns(), replace(memory, gpus=state.gpus.latest)
     marks = [
         _mark(page, local_rank, rank, now, 0 if rank in state.ends else pid)
         for local_rank, rank, pid in state.forked()
@@ -202,7 +202,7 @@ def read_heartbeat(page: SharedPage, state: AttemptState | None, memory: NodeMem
     return Heartbeat(
         attempt=state.attempt,
         marks=tuple(marks),
-        memory=memory if memory.own or memory.copies or memory.files else None,
+        memory=memory if memory.own or memory.copies or memory.files or memory.gpus else None,
         copied=page.numbers[fields.COPIED_STEPS] or None,
     )
 

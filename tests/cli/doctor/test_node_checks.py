@@ -8,7 +8,7 @@ from raylaunch.cli.doctor import node_checks
 from raylaunch.cli.doctor.diagnosis import Severity, Surroundings
 from raylaunch.cli.doctor.node_report import NodeReport
 from raylaunch.cluster.inspection import Inspection
-from raylaunch.cluster.local.gpus import Health
+from raylaunch.node.linux.nvml import Health
 
 VERSIONS = {"raylaunch": "1.0", "python": "3.11", "ray": "2.60.0", "torch": "2.13.0"}
 GIB = 2**30

@@ -10,7 +10,7 @@ import pytest
 
 from raylaunch.cli.runs import known_runs, run_tables
 from raylaunch.cli.runs.run_summary import summary
-from raylaunch.core.machine.commits import CommitRate, NodeMemory
+from raylaunch.core.machine.commits import CommitRate, GpuUse, NodeMemory
 from tests.cli.runs.made_runs import BEGAN, NOBODY, dead, make_folder
 
 NOW = BEGAN + timedelta(hours=3)
@@ -68,6 +68,29 @@ def test_what_nodes_hold_for_state(several):
     rows = text.partition("NODE ")[2].splitlines()
     assert [row.split()[-5:] for row in rows[1:2]] == [["200", "MiB", "3", "MiB", "-"]]
     assert [row.split()[-3:] for row in (rows[0], rows[2])] == [["COMMITS", "FILES", "COPIES"], ["-", "-", "-"]]
+
+
+def test_how_much_of_their_gpus_ranks_use(several):
+    """After the nodes, for each rank. Nodes that hold nothing for `State` have no columns for it."""
+    run = known_runs.find("large", several.environ)
+    shown = summary(run, NOW)
+    status = run.status()
+    uses = (
+        GpuUse(rank=1, gpu="GPU-a", used=61 << 30, total=80 << 30, busy=90),
+        GpuUse(rank=0, gpu="3", used=1 << 29, total=80 << 30),
+    )
+    memory = NodeMemory(node=status.nodes[0].name, own=0, copies=0, gpus=uses)
+    nodes = (replace(status.nodes[0], memory=memory), *status.nodes[1:])
+    text = run_tables.page(shown, replace(status, nodes=nodes))
+    rows = text.partition("RANK ")[2].splitlines()
+    assert [row.split() for row in rows[:3]] == [
+        ["GPU", "MEMORY", "BUSY"],
+        ["0", "3", "0.5", "of", "80.0", "GiB", "-"],
+        ["1", "GPU-a", "61.0", "of", "80.0", "GiB", "90", "%"],
+    ]
+    assert "COMMITS" not in text
+    uses = tuple(replace(uses[0], rank=rank) for rank in range(70))
+    assert run_tables.gpu_table(uses).splitlines()[-1] == "... 6 more GPUs"
 
 
 def test_a_run_with_very_many_attempts(several):

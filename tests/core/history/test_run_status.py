@@ -28,7 +28,7 @@ from simulation import ClusterSimulation
 
 from raylaunch.core.history.run_status import MOST_NAMES, NodeState, NodeSummary, RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.commits import NodeMemory
+from raylaunch.core.machine.commits import GpuUse, NodeMemory
 from raylaunch.core.machine.events_and_actions import Event, Progressed, Release, WorkersStarted
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
@@ -130,6 +130,15 @@ def test_what_nodes_hold():
     gone = NodeMemory(node="gone", own=3, copies=0)
     reports = [replace(progressed(3.0), memory=(first,)), replace(progressed(4.0), memory=(second, gone))]
     assert [node.memory for node in status_after(job(2), *up, *reports).nodes] == [second, None]
+
+
+def test_gpus_of_ranks():
+    """Of all nodes, by rank."""
+    up = (joined("a"), joined("b"), started("a"), started("b"))
+    first, second = (GpuUse(rank=rank, gpu="0", used=3, total=9) for rank in (0, 1))
+    held = (NodeMemory(node="a", own=0, copies=0, gpus=(second,)), NodeMemory(node="b", own=0, copies=0, gpus=(first,)))
+    assert status_after(job(2), *up, replace(progressed(3.0), memory=held)).gpus == (first, second)
+    assert status_after(job(2), *up).gpus == ()
 
 
 def test_before_and_between_attempts():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.core.placement.devices import indices, naming, own
+from raylaunch.core.placement.devices import cuda_names, indices, naming, own
 from tests.profiles import examples
 
 
@@ -77,3 +77,12 @@ def test_too_few_gpus():
 )
 def test_the_variable_that_names_gpus(variable, ids, expected):
     assert naming(variable, ids) == {variable: expected}
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"), [(None, ("1", "2")), ("4,5, 6", ("5", "6")), ("GPU-a,GPU-b", ("GPU-b",)), ("", ())]
+)
+def test_names_of_nvidias_gpus(listed, names):
+    """As far as the environment names them."""
+    environ = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
+    assert cuda_names(range(1, 3), environ) == names

@@ -19,7 +19,7 @@ from machine_helpers import failed, failure, finished, job, joined, raised, star
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
-from raylaunch.core.machine.commits import Commit, CommitRate, HeldCommit, NodeMemory, PartFetch
+from raylaunch.core.machine.commits import Commit, CommitRate, GpuUse, HeldCommit, NodeMemory, PartFetch
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -94,7 +94,15 @@ jobs = st.builds(
 
 
 commit_rates = st.builds(CommitRate, every=st.integers(1, 9), commit_seconds=times, step_seconds=times)
-memories = st.builds(NodeMemory, node=texts, own=st.integers(0, 9), copies=st.integers(0, 9), files=st.integers(0, 9))
+gpus = st.builds(GpuUse, rank=st.integers(0, 9), gpu=texts, used=st.integers(0, 9), total=st.integers(0, 9))
+memories = st.builds(
+    NodeMemory,
+    node=texts,
+    own=st.integers(0, 9),
+    copies=st.integers(0, 9),
+    files=st.integers(0, 9),
+    gpus=st.lists(gpus, max_size=2).map(tuple),
+)
 peers = st.builds(UnreachablePeer, node=texts, peer=texts, why=texts)
 
 

@@ -1,0 +1,44 @@
+"""Looks at how much of its GPUs a node's workers use, for `raylaunch status` and the report."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from raylaunch.core.machine.commits import GpuUse
+from raylaunch.core.placement import devices
+from raylaunch.node.linux import nvml
+from raylaunch.worker.runtime.spec import WorkerSpec
+
+_SECONDS = 5.0
+_STEPS = 64
+"""Memory is told in so many steps, and time in steps of ten per cent."""
+
+
+class GpuMonitor:
+    """Asks NVML in a thread, since a sick GPU may hold it up. Where workers have no GPU, there is no thread."""
+
+    def __init__(self, workers: Sequence[WorkerSpec]) -> None:
+        #: What NVML said last.
+        self.latest: tuple[GpuUse, ...] = ()
+        self._names = [
+            (spec.rank, name) for spec in workers for name in devices.cuda_names(spec.gpus, spec.node_devices)
+        ]
+        self._ended = threading.Event()
+        if self._names:
+            threading.Thread(target=self._run, name="raylaunch-gpus", daemon=True).start()
+
+    def _run(self) -> None:
+        while (found := nvml.use({name for _, name in self._names})) and not self._ended.is_set():
+            self.latest = tuple(_rounded(rank, name, found[name]) for rank, name in self._names if name in found)
+            self._ended.wait(_SECONDS)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._ended.set()
+
+
+def _rounded(rank: int, name: str, use: nvml.Use) -> GpuUse:
+    step = max(1, use.total // _STEPS)
+    busy = None if use.busy is None else round(use.busy, -1)
+    return GpuUse(rank=rank, gpu=name, used=min(use.total, -(-use.used // step) * step), total=use.total, busy=busy)
