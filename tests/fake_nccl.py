@@ -28,6 +28,7 @@ import functools
 import json
 import math
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -223,15 +224,30 @@ def _watch(name: str, other_end: socket.socket, group: weakref.ref[FakeNCCL]) ->
     """Be the watchdog, by whose name a process with NCCL is known."""
     LIBC.prctl(PR_SET_NAME, b"pt_nccl_watchdg")
     handling = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", SKIP_CLEAN_UP)
+    pipe = _recorder_pipe() if len(_aborting) == 1 else -1  # only the first group has one
     while not _aborting[name]:
         with contextlib.suppress(BlockingIOError):
             if other_end.recv(1, socket.MSG_DONTWAIT) == b"" and not _aborting[name]:
                 note("sockets", "were shut down before the abort")
                 return
-        if (own := group()) is not None and own.is_late and handling in (TEAR_DOWN, SKIP_CLEAN_UP):
-            own.end_process(aborts=handling == TEAR_DOWN)
+        if (own := group()) is not None:
+            if own.is_late and handling in (TEAR_DOWN, SKIP_CLEAN_UP):
+                own.end_process(aborts=handling == TEAR_DOWN)
+            if pipe >= 0 and os.read(pipe, 128):
+                own.dump()
         del own
         time.sleep(0.01)
+
+
+def _recorder_pipe() -> int:
+    stem = os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
+    if not stem:
+        return -1
+    path = f"{stem}{os.environ['RANK']}.pipe"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    os.mkfifo(path)
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
 
 class Work:
@@ -301,6 +317,23 @@ class FakeNCCL(dist.ProcessGroup):
         attempt, number, seconds = FAULTS.get("watchdog", (0, 0, 0))
         launched = self._pending.get(number, math.inf)
         return self._attempt == attempt and time.monotonic() - launched > seconds
+
+    def dump(self) -> None:
+        """Write what the Flight Recorder does, in its format (FlightRecorderDetail.hpp)."""
+        pending = set(self._pending)
+        entries = [
+            {
+                "process_group": ("0", "default_pg"),
+                "collective_seq_id": number,
+                "profiling_name": "nccl:all_reduce",
+                "state": "scheduled" if number in pending else "completed",
+                "retired": number not in pending,
+                "is_p2p": False,
+            }
+            for number in range(1, self._number + 1)
+        ]
+        path = Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{os.environ['RANK']}")
+        path.write_bytes(pickle.dumps({"version": "2.10", "entries": entries}, protocol=2))
 
     def end_process(self, *, aborts: bool) -> None:
         """Do and say what torch's watchdog does when a collective has timed out (ProcessGroupNCCL.cpp)."""

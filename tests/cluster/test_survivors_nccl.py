@@ -158,6 +158,8 @@ def test_the_rank_that_does_not_join_is_named_and_not_those_that_wait_for_their_
     trained = train(alone, hung=(1,), after_step=sleeps, faults={"spins": True}, hang_timeout=4)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert "rank 1 on node-2 hung" in trained.err
+    recorded = "rank 1 has not called all_reduce, number 6 of default_pg, in which rank 0 waits"
+    assert f"Flight Recorder: {recorded}" in trained.err
 
 
 def test_ranks_that_the_watchdog_ends_leave_no_garbage(alone):

@@ -30,6 +30,8 @@ WANTED: dict[str, str] = {
     "env RAYLAUNCH_RUN_DIR": "where a script can write what belongs to the run, as for TensorBoard",
     "env RAYLAUNCH_STATE": "where a script that commits its state asks for memory",
     "env RAYLAUNCH_SURVIVORS": "where an elastic function says that its worker can stay",
+    "env TORCH_FR_DUMP_TEMP_FILE": "what torch's Flight Recorder writes belongs to the run",
+    "env TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "where that is asked which collective is missing when ranks hang",
     "env RAY_ADDRESS": "`ray.init()` in a script finds the cluster that it runs on",
     "env RAY_AUTH_MODE": "and is let in",
     "env RAY_AUTH_TOKEN": "and is let in",

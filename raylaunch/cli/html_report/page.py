@@ -12,7 +12,6 @@ from markupsafe import Markup, escape
 
 from raylaunch.cli.html_report import plots
 from raylaunch.cli.html_report.report_facts import (
-    MOST_GPUS,
     MOST_NODES,
     MOST_SLOW,
     ReportFacts,
@@ -68,8 +67,8 @@ def html(found: ReportFacts, made_by: str) -> str:
         parts=parts(history.restarts),
         rows=rows,
         more_nodes=more_nodes,
-        gpus=found.status.gpus[:MOST_GPUS],
-        more_gpus=max(0, len(found.status.gpus) - MOST_GPUS),
+        gpus=found.status.gpus[:MOST_NODES],
+        more_gpus=max(0, len(found.status.gpus) - MOST_NODES),
         slow_ranks=history.slow_ranks[:MOST_SLOW],
         more_slow=max(0, len(history.slow_ranks) - MOST_SLOW),
         given=given,

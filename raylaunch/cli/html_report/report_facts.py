@@ -25,7 +25,6 @@ MOST_FIRST, MOST_LAST = 12, 38
 """So many of the first and last attempts and restarts are listed."""
 MOST_NODES = 40
 MOST_SLOW = 12
-MOST_GPUS = 64
 MOST_RATES = 1_000
 _IMPLIED = {"exclude_after": 0, "show": "raw"}
 """What raylaunch sets itself: where all nodes are on one host, and for a script."""
@@ -209,7 +208,7 @@ def as_json(found: ReportFacts) -> dict[str, Any]:
         "hangs": [_hang(hang.at, hang.attempt, hang.failures, hang.groups) for hang in history.hangs],
         "takeover_count": found.result.takeovers,
         "takeovers": [asdict(each) | {"seconds": each.seconds} for each in history.takeovers],
-        "gpus": [asdict(use) for use in found.status.gpus[:MOST_GPUS]],
+        "gpus": [asdict(use) for use in found.status.gpus[:MOST_NODES]],
         "slow_ranks": [asdict(slow) for slow in history.slow_ranks[:MOST_SLOW]],
         "progress_reports": history.reports,
         "job": given,

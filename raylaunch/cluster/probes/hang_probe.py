@@ -15,7 +15,7 @@ from raylaunch.core.newtypes import NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment
 from raylaunch.node.protocol.messages import DumpStacks, Order, StacksDumped
 
-ANSWER_SECONDS = 1.5
+ANSWER_SECONDS = 2.0
 """How long nodes have to answer. A node that does not is left out of the report."""
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from raylaunch.core.failures.collectives import GroupCalls, missing_call
 from raylaunch.core.failures.stack_notes import (
     AFTER_END,
     CHILD_STOPPED,
@@ -82,6 +83,8 @@ class Stack:
     """Whether the script has closed the worker's descriptor of the file for stacks."""
     has_nccl: bool = False
     """Whether it has a process group of NCCL."""
+    calls: tuple[GroupCalls, ...] = ()
+    """What torch's Flight Recorder says of its collectives, if it says anything."""
 
     @property
     def is_stopped(self) -> bool:
@@ -242,7 +245,10 @@ def _above_ours(paths: Sequence[str]) -> int:
 
 def report(stacks: Iterable[Stack], groups: Iterable[StackGroup]) -> str:
     """Return the text of a stack report: the groups with their frames, then all threads of each worker."""
-    return "\n".join([*_summary(groups), *_in_full(stacks)]) + "\n"
+    stacks = [*stacks]
+    missing = missing_call({stack.rank: stack.calls for stack in stacks})
+    recorded = [f"Flight Recorder: {missing.text}", ""] if missing is not None else []
+    return "\n".join([*_summary(groups), *recorded, *_in_full(stacks)]) + "\n"
 
 
 def _summary(groups: Iterable[StackGroup]) -> Iterator[str]:

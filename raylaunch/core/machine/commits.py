@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from raylaunch.core.newtypes import HostId, NodeId
+from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.text import count
 
 _MOST_NAMED = 4
@@ -154,20 +155,6 @@ class CommitRate:
     """How long a commit takes."""
     step_seconds: float
     """How long a step takes without commits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUse:
-    """How much of a worker's GPU is used, by whatever process, rounded so that small changes need no report."""
-
-    rank: int
-    gpu: str
-    """Its index or UUID, as CUDA_VISIBLE_DEVICES has it."""
-    used: int
-    total: int
-    """Bytes of its memory."""
-    busy: int | None = None
-    """In how much of the time it runs a kernel, in per cent; None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

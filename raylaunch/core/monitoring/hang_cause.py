@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from raylaunch.core.failures.collectives import missing_call
 from raylaunch.core.failures.failure import NO_FIRST_STEP, Failure
 from raylaunch.core.failures.stack_notes import IN_THE_KERNEL, STOPPED
 from raylaunch.core.failures.stacks import Stack, StackGroup, grouped
@@ -33,12 +34,22 @@ def hung(
 
     `parts` are the assignments of the attempt; `pids` are process ids by node, then by local rank.
     """
-    groups = by_oddity(grouped(stacks, (worker.rank for worker in hang.workers)), hang)
+    stacks = [*stacks]
+    missing = missing_call({stack.rank: stack.calls for stack in stacks})
+    absent = missing.ranks if missing is not None else frozenset()
+    groups = by_oddity(grouped(stacks, (worker.rank for worker in hang.workers)), hang, absent)
     stalls = {worker.rank: worker for worker in hang.workers}
     odd = groups[0]
     named = frozenset(hang.ranks).intersection(odd.ranks) or odd.ranks
     failures = tuple(
-        _failure(odd, stalls.get(rank, Stall(rank=rank, marks=1, since=at - hang.seconds)), at, part, pids)
+        _failure(
+            odd,
+            missing.text if missing is not None else "",
+            stalls.get(rank, Stall(rank=rank, marks=1, since=at - hang.seconds)),
+            at,
+            part,
+            pids,
+        )
         for part in parts
         for rank in part.ranks
         if rank in named
@@ -46,11 +57,13 @@ def hung(
     return WorkersHung(at=at, attempt=parts[0].attempt, failures=failures, groups=tuple(groups))
 
 
-def by_oddity(groups: Iterable[StackGroup], hang: SuspectedHang) -> list[StackGroup]:
-    """Sort groups, those first that the others probably wait for.
+def by_oddity(
+    groups: Iterable[StackGroup], hang: SuspectedHang, absent: AbstractSet[int] = frozenset()
+) -> list[StackGroup]:
+    """Sort groups, those first that the others probably wait for. `absent`: ranks that have not called a collective.
 
-    These are processes that cannot run; else suspects that are in no collective while others are; else the smaller
-    groups; else the workers with fewer steps; else the first to fall silent.
+    These are processes that cannot run; else those ranks; else suspects that are in no collective while others are;
+    else the smaller groups; else the workers with fewer steps; else the first to fall silent.
     """
     workers = {worker.rank: worker for worker in hang.workers}
     suspects = frozenset(hang.ranks)
@@ -59,6 +72,7 @@ def by_oddity(groups: Iterable[StackGroup], hang: SuspectedHang) -> list[StackGr
         own = [workers.get(rank, Stall(rank=rank, marks=0, since=math.inf)) for rank in group.ranks]
         return (
             group.note not in (STOPPED, IN_THE_KERNEL),
+            absent.isdisjoint(group.ranks),
             suspects.isdisjoint(group.ranks),
             group.waits or group.may_wait_for_gpu,
             len(group.ranks),
@@ -97,12 +111,13 @@ def _place(group: StackGroup, ranks: Sequence[int], parts: Sequence[Assignment])
 
 
 def _failure(
-    group: StackGroup, worker: Stall, at: float, part: Assignment, pids: Mapping[NodeId, Sequence[int]]
+    group: StackGroup, recorded: str, worker: Stall, at: float, part: Assignment, pids: Mapping[NodeId, Sequence[int]]
 ) -> Failure:
     known = [*pids.get(part.node, ())]
     local_rank = worker.rank - part.base_rank
     what = "no step" if worker.marks else NO_FIRST_STEP
     doing = f", {group.doing}" if group.doing else ""
+    recorded = f"; Flight Recorder: {recorded}" if recorded else ""
     return Failure(
         attempt=part.attempt,
         node=part.node,
@@ -111,7 +126,7 @@ def _failure(
         pid=known[local_rank] if local_rank < len(known) else 0,
         at=RunTime(worker.since),
         exit_code=_EXIT_CODE,
-        hung=f"{what} for {at - worker.since:.1f} s{doing}",
+        hung=f"{what} for {at - worker.since:.1f} s{doing}{recorded}",
         hung_at=group.place,
         waited=group.waits,
     )

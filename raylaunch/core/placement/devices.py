@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 VARIABLES = (
     *("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
@@ -13,6 +14,20 @@ VARIABLES = (
 )
 """The variables that torch and Ray's accelerators read, HIP's before CUDA's."""
 _CUDA = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """How much of a worker's GPU is used, by whatever process, rounded so that small changes need no report."""
+
+    rank: int
+    gpu: str
+    """Its index or UUID, as CUDA_VISIBLE_DEVICES has it."""
+    used: int
+    total: int
+    """Bytes of its memory."""
+    busy: int | None = None
+    """In how much of the time it runs a kernel, in per cent; None: it does not say."""
 
 
 def indices(local_rank: int, nproc: int, gpus_per_worker: float) -> range:

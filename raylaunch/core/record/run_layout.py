@@ -15,6 +15,7 @@
         attempt-N/rank-R/{stdout.log, stderr.log, error.json}
         attempt-N/rank-R/{stdout.times, stderr.times}    when their lines were written, for `raylaunch logs -t`
         attempt-N/stacks.txt    what its workers were doing when they hung
+        attempt-N/flight_recorder_rank_R    dumps of torch's Flight Recorder, with NCCL
         attempt-N/{filtered_stdout.log, filtered_stderr.log}    if filters are set
 """
 

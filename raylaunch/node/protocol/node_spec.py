@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
@@ -22,6 +23,10 @@ from raylaunch.worker.runtime.spec import WorkerSpec
 from raylaunch.worker.state import buffer_client
 from raylaunch.worker.state.checkpoints import durable_folder
 from raylaunch.worker.survivors import survivor_link
+
+_RECORDED = "flight_recorder_rank_"
+RECORDER_PIPE, RECORDER_DUMP = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE"
+"""Variables of torch's Flight Recorder: see `NodeSpec.recorder`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,17 @@ class NodeSpec:
         """Return the folder for a worker's files."""
         return LAYOUTS[self.agent.job.log_layout].rank_dir(self.run_dir, attempt, rank)
 
+    def recorder(self, attempt: int) -> dict[str, str]:
+        """Return the variables by which torch's Flight Recorder is asked, and says where it writes.
+
+        Paths without the rank, which torch appends; `.pipe` follows in the first one. It is on this node, since torch
+        ends a process that cannot make a pipe there.
+        """
+        pipes = str(PurePath(self.fast_dir).parent / "recorder-")
+        dumps = str(LAYOUTS[self.agent.job.log_layout].attempt_dir(self.run_dir, attempt) / _RECORDED)
+        found = {RECORDER_PIPE: pipes, RECORDER_DUMP: dumps}
+        return {name: self.env.get(name, value) for name, value in found.items()}
+
     def temporary_folders(self) -> list[str]:
         """Return the folders that are removed at the end of the run."""
         files = str(PurePath(self.fast_dir).parent)
@@ -187,6 +203,7 @@ class NodeSpec:
         state = {buffer_client.ADDRESS_VARIABLE: self.state_address, files_wait.FOLDER_VARIABLE: self.fast_dir}
         if has_slot and self.agent.kind != "command":
             state[survivor_link.ADDRESS_VARIABLE] = self.survivors_address
+        state |= self.recorder(attempt) if os.path.isdir(PurePath(self.fast_dir).parent) else {}
         return slot | run_dir | state | {slot_owner.ATTEMPT_VARIABLE: str(attempt)}
 
     def store(self, attempt: int, port: int) -> StartStore:

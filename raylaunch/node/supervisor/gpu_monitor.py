@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from raylaunch.core.machine.commits import GpuUse
 from raylaunch.core.placement import devices
+from raylaunch.core.placement.devices import GpuUse
 from raylaunch.node.linux import nvml
 from raylaunch.worker.runtime.spec import WorkerSpec
 
 _SECONDS = 5.0
 _STEPS = 64
-"""Memory is told in so many steps, and time in steps of ten per cent."""
+"""In how many steps memory is told; time is in steps of ten per cent."""
 
 
 class GpuMonitor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +24,9 @@ from raylaunch.node.protocol.messages import (
     StacksDumped,
     StepProposed,
 )
+from raylaunch.node.protocol.node_spec import RECORDER_DUMP, RECORDER_PIPE
 from raylaunch.node.supervisor.attempt_state import AttemptState
+from raylaunch.node.supervisor.flight_recorder import FlightRecorder
 from raylaunch.worker.heartbeats import shared_page as fields
 from raylaunch.worker.heartbeats.shared_page import SharedPage
 from raylaunch.worker.runtime.stack_signal import STACK_SIGNAL
@@ -35,6 +37,8 @@ _QUIET_SECONDS = 1.0
 
 _STACKS_POLL_SECONDS = 0.02
 MOST_STACKS_SECONDS = 0.5
+MOST_RECORDER_SECONDS = 1.3
+"""How long to wait for the Flight Recorder, which looks each second whether it is asked."""
 _MOST_BYTES = 64 * 1024
 """Of one worker: the last ones, since faulthandler writes the main thread last."""
 _NCCL_THREAD = "pt_nccl_watchdg\n"
@@ -86,10 +90,15 @@ class PagePoller:
             self._proposed.append(event)
         self.wake()
 
-    def dump_stacks(self, order: DumpStacks, state: AttemptState | None) -> None:
-        """Wait for the stacks of the attempt's workers, which the fork server is about to signal."""
+    def dump_stacks(self, order: DumpStacks, state: AttemptState | None, recorder: Mapping[str, str]) -> None:
+        """Wait for the stacks of the attempt's workers, which the fork server is about to signal.
+
+        `recorder`: see `NodeSpec.recorder`.
+        """
         live = state.live() if state is not None and state.attempt == order.attempt else []
-        self.dumps.start(order.attempt, live)
+        pipe, dump = recorder[RECORDER_PIPE], recorder[RECORDER_DUMP]
+        recorders = {rank: FlightRecorder(f"{pipe}{rank}.pipe", f"{dump}{rank}") for _, rank, _ in live}
+        self.dumps.start(order.attempt, live, recorders)
         self.wake()
 
     def poll(self, state: AttemptState | None) -> Iterator[PolledEvent]:
@@ -248,6 +257,7 @@ class PendingDump:
 
     rank: int
     pid: int
+    recorder: FlightRecorder
     fd: int = -1
     start: int = 0
     size: int = 0
@@ -256,7 +266,10 @@ class PendingDump:
     done: bool = False
 
     def poll(self) -> None:
-        """Find out whether the dump is complete: it has not grown since the last call, and the handler has returned."""
+        """Find out whether the dump is complete: it has not grown since the last call, and the handler has returned.
+
+        The Flight Recorder is not waited for here.
+        """
         if not self.is_signalled or procfs.process_state(self.pid) in _STOPPED:
             self.done = True
         elif self.fd >= 0:
@@ -272,6 +285,7 @@ class PendingDump:
             child_stopped=procfs.has_stopped_child(self.pid),
             file_closed=self.is_closed,
             has_nccl=_has_nccl(self.pid),
+            calls=self.recorder.calls or (),
         )
 
     def _text(self) -> str:
@@ -294,16 +308,19 @@ class StackDumps:
         self._node = node
         self._attempt: int | None = None
         self._dumps: dict[int, PendingDump] = {}
-        self._until = 0.0
+        self._until = self._recorded_until = 0.0
         self._poll_at = 0.0
 
-    def start(self, attempt: int, live: Sequence[tuple[int, int, int]]) -> None:
+    def start(
+        self, attempt: int, live: Sequence[tuple[int, int, int]], recorders: Mapping[int, FlightRecorder]
+    ) -> None:
         """Expect dumps of these workers: (local rank, rank, process id). `poll` returns them."""
         self.close()
         self._attempt = attempt
-        self._dumps = {rank: PendingDump(rank, pid) for _, rank, pid in live}
+        self._dumps = {rank: PendingDump(rank, pid, recorders[rank]) for _, rank, pid in live}
         self._poll_at = time.monotonic()
         self._until = self._poll_at + MOST_STACKS_SECONDS
+        self._recorded_until = self._poll_at + MOST_RECORDER_SECONDS
 
     def add_file(self, event: StackDumpStarted, fd: int | None) -> None:
         """Take over the file into which a worker was told to write."""
@@ -322,7 +339,7 @@ class StackDumps:
         return self._attempt is not None
 
     def poll(self) -> StacksDumped | None:
-        """Return all stacks once: when all dumps are complete, or after half a second."""
+        """Return all stacks once: when all dumps are complete, or after half a second; with NCCL, after 1.3 s."""
         attempt, now = self._attempt, time.monotonic()
         if attempt is None or now < self._poll_at:
             return None
@@ -330,6 +347,8 @@ class StackDumps:
         for dump in self._dumps.values():
             dump.poll()
         if now < self._until and not all(dump.done for dump in self._dumps.values()):
+            return None
+        if now < self._recorded_until and not all(dump.recorder.poll() for dump in self._dumps.values()):
             return None
         stacks = tuple(dump.stack() for dump in self._dumps.values())
         self.close()

@@ -129,7 +129,7 @@ class Supervisor:
                 if self.ready:
                     self._send(order)
             case DumpStacks():
-                self._poller.dump_stacks(order, self.attempt_state)
+                self._poller.dump_stacks(order, self.attempt_state, self.spec.recorder(order.attempt))
                 if self.ready:
                     self._send(order)
             case OpenStore():

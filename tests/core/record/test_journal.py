@@ -19,7 +19,7 @@ from machine_helpers import failed, failure, finished, job, joined, raised, star
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.job.job import Entrypoint, Job, RayOptions
-from raylaunch.core.machine.commits import Commit, CommitRate, GpuUse, HeldCommit, NodeMemory, PartFetch
+from raylaunch.core.machine.commits import Commit, CommitRate, HeldCommit, NodeMemory, PartFetch
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -29,6 +29,7 @@ from raylaunch.core.machine.events_and_actions import (
     RestartTimings,
     UnreachablePeer,
 )
+from raylaunch.core.placement.devices import GpuUse
 from raylaunch.core.record import journal
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.errors import ExitCode

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from raylaunch.core.machine.commits import GpuUse
+from raylaunch.core.placement.devices import GpuUse
 from raylaunch.node.linux import nvml
 from raylaunch.node.supervisor.gpu_monitor import GpuMonitor
 from raylaunch.worker.runtime.spec import WorkerSpec

@@ -16,6 +16,7 @@ from raylaunch.node.linux import procfs
 from raylaunch.node.protocol import wire
 from raylaunch.node.protocol.messages import DumpStacks, StacksDumped
 from raylaunch.node.supervisor import polling
+from raylaunch.node.supervisor.flight_recorder import FlightRecorder
 from raylaunch.worker.runtime import stack_signal
 from tests.node.harness import MessagePipe, Node, send_signal, until, wait_stopped_by_signal
 
@@ -212,7 +213,9 @@ def test_a_dump_is_done_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> 
     in_handler = True
     monkeypatch.setattr(procfs, "process_state", lambda _: "S")
     monkeypatch.setattr(procfs, "blocks", lambda *_: in_handler)
-    dump = polling.PendingDump(rank=0, pid=os.getpid(), fd=wire.memory_file("answer", b"of before"), start=9)
+    dump = polling.PendingDump(
+        rank=0, pid=os.getpid(), recorder=FlightRecorder("", ""), fd=wire.memory_file("answer", b"of before"), start=9
+    )
 
     def is_done(more: bytes = b"") -> bool:
         os.pwrite(dump.fd, more, os.fstat(dump.fd).st_size)
@@ -228,7 +231,9 @@ def test_a_dump_is_done_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_very_long_dump_is_cut_to_its_end() -> None:
     """The main thread is there."""
-    dump = polling.PendingDump(rank=0, pid=0, fd=wire.memory_file("answer", b"x" * 10**6 + b"main"), start=2)
+    dump = polling.PendingDump(
+        rank=0, pid=0, recorder=FlightRecorder("", ""), fd=wire.memory_file("answer", b"x" * 10**6 + b"main"), start=2
+    )
     assert len(dump.stack().text) < 10**5
     assert dump.stack().text.endswith("xmain")
     dump.close()
