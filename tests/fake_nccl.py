@@ -73,12 +73,17 @@ class Gate:
 class Stream:
     """Kernels that run one after the other. A kernel is called until it returns something else than False."""
 
-    def __init__(self, device: object = None) -> None:
+    def __init__(self, device: object = None, priority: int = 0) -> None:
         self.kernels: deque[Callable[[], object]] = deque()
         device_.streams.append(self)
 
     def launch(self, kernel: Callable[[], object]) -> None:
         self.kernels.append(kernel)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
 
     def wait_event(self, event: Event) -> None:
         self.launch(lambda: event.is_done)
@@ -104,9 +109,9 @@ class Event:
         self.at = 0.0
         self._gate = Gate()
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         self.is_done = False
-        stream.launch(self._end)
+        (stream or _current[-1]).launch(self._end)
 
     def _end(self) -> None:
         self.is_done, self.at = True, time.monotonic()
@@ -268,6 +273,12 @@ class Work:
         return True
 
 
+def _reduced(op: Any, found: list[torch.Tensor]) -> torch.Tensor:
+    if op == dist.ReduceOp.SUM:
+        return torch.stack(found).sum(0)
+    return torch.stack(found).mean(0) if op == dist.ReduceOp.AVG else torch.stack(found).amax(0)
+
+
 class FakeNCCL(dist.ProcessGroup):
     """The backend `fakenccl`."""
 
@@ -288,16 +299,26 @@ class FakeNCCL(dist.ProcessGroup):
         args = self._folder.name, self._other_end, weakref.ref(self)
         threading.Thread(target=_watch, args=args, daemon=True).start()
 
+    @property
+    def group_name(self) -> str:
+        """What a mesh calls the group."""
+        return self._folder.name.partition("-")[2]
+
     def getBackendName(self) -> str:  # noqa: N802
         return "fakenccl"
 
     def _launch(
-        self, tensor: torch.Tensor, options: Any, result: Callable[[list[torch.Tensor]], torch.Tensor]
+        self,
+        tensor: torch.Tensor,
+        options: Any,
+        result: Callable[[list[torch.Tensor]], torch.Tensor],
+        target: torch.Tensor | None = None,
     ) -> Work | None:
-        """Launch a kernel that sets a tensor to what follows from the tensors of all ranks."""
+        """Launch a kernel that sets a tensor, or `target`, to what follows from the tensors of all ranks."""
         self._number += 1
         self._pending[self._number] = time.monotonic()
-        launch(functools.partial(self._kernel, self._number, tensor, result))
+        target = tensor if target is None else target
+        launch(functools.partial(self._kernel, self._number, tensor.detach(), result, target.detach()))
         if FAULTS.get("waits"):
             synchronize()
             future = torch.futures.Future()
@@ -305,8 +326,14 @@ class FakeNCCL(dist.ProcessGroup):
             return _create_work_from_future(future)
         return Work(self) if options.asyncOp else None
 
-    def _kernel(self, number: int, tensor: torch.Tensor, result: Callable[[list[torch.Tensor]], torch.Tensor]) -> bool:
-        has_ended = self._run_kernel(number, tensor, result)
+    def _kernel(
+        self,
+        number: int,
+        tensor: torch.Tensor,
+        result: Callable[[list[torch.Tensor]], torch.Tensor],
+        target: torch.Tensor,
+    ) -> bool:
+        has_ended = self._run_kernel(number, tensor, result, target)
         if has_ended:
             del self._pending[number]
         return has_ended
@@ -357,7 +384,11 @@ class FakeNCCL(dist.ProcessGroup):
         os.kill(os.getpid(), signal.SIGABRT)
 
     def _run_kernel(
-        self, number: int, tensor: torch.Tensor, result: Callable[[list[torch.Tensor]], torch.Tensor]
+        self,
+        number: int,
+        tensor: torch.Tensor,
+        result: Callable[[list[torch.Tensor]], torch.Tensor],
+        target: torch.Tensor,
     ) -> bool:
         own, *others = (self._folder / f"{number}-{(self.rank() + each) % self.size()}" for each in range(self.size()))
         if not own.exists():
@@ -366,19 +397,35 @@ class FakeNCCL(dist.ProcessGroup):
         is_stuck = [self._attempt, number] == FAULTS.get("stuck")
         if not is_stuck and all(other.exists() for other in others):
             paths = sorted([own, *others], key=lambda path: int(path.name.partition("-")[2]))
-            with torch.no_grad():
-                tensor.copy_(result([torch.load(path) for path in paths]))
+            target.copy_(result([torch.load(path) for path in paths]))
             return True
         if self._is_aborted:
-            with torch.no_grad():
-                tensor.fill_(GARBAGE)
+            target.fill_(GARBAGE)
         return self._is_aborted
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Work | None:
-        is_sum = options.reduceOp == dist.ReduceOp.SUM
+        return self._launch(tensors[0], options, functools.partial(_reduced, options.reduceOp))
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> Work | None:
+        flat = torch.empty(self.size() * inputs[0].numel(), dtype=inputs[0].dtype)
+        work = self._launch(inputs[0], options, lambda found: torch.cat([each.reshape(-1) for each in found]), flat)
+        synchronize()
+        for output, part in zip(outputs[0], flat.chunk(self.size()), strict=True):
+            output.copy_(part.view_as(output))
+        return work
+
+    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
+        return self._launch(tensor, options, lambda found: torch.cat(found).view_as(output), output)
+
+    def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Work | None:
         return self._launch(
-            tensors[0], options, lambda found: torch.stack(found).sum(0) if is_sum else torch.stack(found).amax(0)
+            tensor,
+            options,
+            lambda found: _reduced(options.reduceOp, found).view(self.size(), -1)[self.rank()].view_as(output),
+            output,
         )
+
+    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # their names from torch 2.13 on
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work | None:
         return self._launch(tensors[0], options, lambda found: found[options.rootRank])

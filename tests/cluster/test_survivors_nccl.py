@@ -79,6 +79,77 @@ PLAIN = "dist.init_process_group('fakenccl')"
 """How a script begins that has survivors, and one that has none."""
 
 
+MODELS = """
+import os, signal, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+import fake_nccl
+from raylaunch.worker import State, elastic
+
+STEPS = 6
+fake_nccl.install()
+
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 1))
+    return model, lambda: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def loss(model, step, rank):
+    torch.manual_seed(100 * step + rank)
+    return model(torch.randn(4, 8)).square().mean()
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+@elastic(backend="fakenccl")
+def train():
+    attempt, rank = int(os.environ["RAYLAUNCH_ATTEMPT"]), dist.get_rank()
+    model, make = build()
+    if {ddp}:
+        model = DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (2,))
+        for module in (*model, model):
+            fully_shard(module, mesh=mesh)
+    optimizer = make()
+    state = State(model=model, optimizer=optimizer, every=1, random_state=False)
+    done = state.restore()
+    fake_nccl.note("seen", f"{{attempt}} {{done}}")
+    for step in range(done, STEPS):
+        if attempt == 1 and step == 3 and rank == 1:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        loss(model, step, rank).backward()
+        optimizer.step()
+        for tensor in (*model.parameters(), *(one["momentum_buffer"] for one in optimizer.state.values())):
+            fake_nccl.on_device(local(tensor.detach()))
+        state.commit(step)
+    return [local(one.detach()) for one in model.parameters()]
+
+
+found, (wanted, make) = train(), build()
+optimizer = make()
+for step in range(STEPS):
+    optimizer.zero_grad()
+    (sum(loss(wanted, step, rank) for rank in range(2)) / 2).backward()
+    optimizer.step()
+wanted = [one.detach() for one in wanted.parameters()]
+if not {ddp}:
+    wanted = [one.chunk(2)[dist.get_rank()] if one.shape[0] > 1 else one[dist.get_rank():] for one in wanted]
+same = all(torch.allclose(one, other, rtol=1e-3, atol=1e-4) for one, other in zip(found, wanted, strict=True))
+fake_nccl.note("result", f"{{same}}")
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """What became of a run of two workers."""
@@ -106,14 +177,20 @@ def train(
     dead: tuple[int, ...] = (),
     hung: tuple[int, ...] = (),
     after_step: str = "",
-    faults: dict[str, Any] | None = None,
-    **job: Any,
+    **more: Any,
 ) -> Trained:
+    """Train with `TRAINS`. `more`: as `run` takes it."""
+    return run(alone, TRAINS.format(begin=begin, at=at, dead=dead, hung=hung, after_step=after_step), **more)
+
+
+def run(
+    alone: tuple[dict[str, str], Path], script: str, *, faults: dict[str, Any] | None = None, **job: Any
+) -> Trained:
+    """Run a script with two workers on two nodes. `faults`: see `fake_nccl`."""
     env, folder = alone
     (folder / "fake_nccl.py").write_text(Path(fake_nccl.__file__).read_text(encoding="utf-8"))
     env |= {"FAKE_NCCL": str(folder / "fake"), "FAKE_NCCL_FAULTS": json.dumps(faults or {})}
     (folder / "fake").mkdir()
-    script = TRAINS.format(begin=begin, at=at, dead=dead, hung=hung, after_step=after_step)
     job = {"nproc_per_node": 1, "max_restarts": 1, "preload": ["torch", "torch.distributed"]} | job
     process = start(env, folder, script, **job)
     _, err = process.communicate(timeout=150)
@@ -169,3 +246,13 @@ def test_ranks_that_the_watchdog_ends_leave_no_garbage(alone):
     assert [lines[0] for lines in trained.notes["seen"]].count("2 5 15") == 2, trained.notes
     assert "SIGABRT" in trained.err
     assert "Watchdog caught collective operation timeout" in trained.err
+
+
+@pytest.mark.parametrize("kind", ["DistributedDataParallel", "fully_shard"])
+def test_a_model_goes_on_without_garbage_when_a_rank_has_died(alone, kind):
+    """The survivor stands in the collective of a backward or a forward pass, and computes with what the abort leaves."""
+    script = MODELS.format(ddp=kind == "DistributedDataParallel")
+    trained = run(alone, script, faults={"waits": True})
+    assert (trained.code, trained.results) == (0, ["True"] * 2), trained.err
+    assert trained.stayed == 1, trained.err
+    assert [line for lines in trained.notes["seen"] for line in lines].count("2 3") == 2, trained.notes
