@@ -8,7 +8,7 @@ in the stream goes on with that. Ranks meet in files, in the folder FAKE_NCCL.
 `on_device` says which CPU tensors are taken for CUDA's; only copies of them are queued, so other operations on them are
 launched by `launch`. FAKE_NCCL_FAULTS, in JSON, says what goes wrong besides:
 
-    stuck               [attempt, number]: no rank's kernel of this collective ever ends
+    stuck               [[attempt, number], ...]: no rank's kernel of these collectives ever ends
     abort_seconds       how long an abort takes; -1: it never ends
     abort               "raises"; "poisons" the device, so that it only gives errors; "together": it only ends when all
                         groups are being aborted
@@ -394,7 +394,7 @@ class FakeNCCL(dist.ProcessGroup):
         if not own.exists():
             torch.save(tensor, own.with_suffix(".tmp"))
             own.with_suffix(".tmp").rename(own)
-        is_stuck = [self._attempt, number] == FAULTS.get("stuck")
+        is_stuck = [self._attempt, number] in FAULTS.get("stuck", ())
         if not is_stuck and all(other.exists() for other in others):
             paths = sorted([own, *others], key=lambda path: int(path.name.partition("-")[2]))
             target.copy_(result([torch.load(path) for path in paths]))

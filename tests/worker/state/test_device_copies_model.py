@@ -7,13 +7,13 @@ which kernels compute with garbage, or the process killed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain, count
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -152,19 +152,18 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.Tensor, name, value)
 
 
-@pytest.fixture
-def property_(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    @examples(150)
+def check(monkeypatch: pytest.MonkeyPatch, cases: settings) -> None:
+    @cases
     @ORDERS
-    def check(turns: list[int], abort_at: int, kill_at: int) -> None:
+    def property_(turns: list[int], abort_at: int, kill_at: int) -> None:
         monkeypatch.setattr(device_copies, "_streams", {})
         train(turns, abort_at, kill_at)
 
-    return check
-
-
-def test_a_sealed_commit_is_what_was_committed(property_):
     property_()
+
+
+def test_a_sealed_commit_is_what_was_committed(monkeypatch):
+    check(monkeypatch, examples(100))
 
 
 WAITS = {
@@ -176,7 +175,8 @@ WAITS = {
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_each_wait_is_needed(property_, monkeypatch, wait):
+def test_each_wait_is_needed(monkeypatch, wait):
+    """No smaller case is looked for than the first that fails."""
     monkeypatch.setattr(*WAITS[wait], lambda *_: 0.0)
     with pytest.raises(AssertionError):
-        property_()
+        check(monkeypatch, settings(max_examples=300, phases=[Phase.generate]))
