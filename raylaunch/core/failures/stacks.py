@@ -38,7 +38,9 @@ _WRAPPER = re.compile(r"^_[^_]|^_$|^wrapper|^inner|^decorate|^<")
 """Functions between a line of the script and the function that it meant to call."""
 
 _BACKWARD = re.compile(r"/torch/autograd/\S+ in _engine_run_backward$")
-_WAITS_FOR_OTHERS = re.compile(rf"/torch/distributed/\S+ in |{_BACKWARD.pattern}|/torch/cuda/\S+ in synchronize$")
+_WAITS_FOR_OTHERS = re.compile(
+    rf"/torch/distributed/\S+ in |{_BACKWARD.pattern}|/torch(_\w+)?/(\w+/)\S+ in synchronize$"
+)
 """Innermost frames of workers that probably wait for another: in a collective, also one within `backward`."""
 _IN_COLLECTIVE = re.compile(r"/torch/distributed/(distributed_c10d|rendezvous|utils)\.py:")
 """Innermost frames of workers that only wait for others, even if waiting takes CPU."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from raylaunch.worker import torch_internals
@@ -64,7 +65,8 @@ class StepCounter:
         self._counted: weakref.ref[Any] | None = None
         self._other: weakref.ref[Any] | None = None
         self._steps_of_other = 0
-        self._on_cuda = False
+        #: Asks the device whether a graph is being captured; None: it has no such graphs.
+        self._asks_capturing: Callable[[], bool] | None = None
         self._completed = 0
         self._state_id = 0
         self._reads = 0
@@ -80,7 +82,7 @@ class StepCounter:
         elif not self._takes_over(optimizer):
             self._writer.record_alive()
             return
-        if self._on_cuda and self._is_capturing():
+        if self._asks_capturing is not None and self._is_capturing(self._asks_capturing):
             self._writer.record_alive()
             self._state_id = 0
             return
@@ -102,16 +104,19 @@ class StepCounter:
             if self._steps_of_other < _TAKEOVER_STEPS:
                 return False
         self._counted, self._other, self._steps_of_other = weakref.ref(optimizer), None, 0
-        self._on_cuda = any(parameter.is_cuda for parameter in optimizer.param_groups[0]["params"][:1])
+        self._asks_capturing = None
+        for parameter in optimizer.param_groups[0]["params"][:1]:
+            module = getattr(sys.modules["torch"], parameter.device.type, None)
+            self._asks_capturing = getattr(module, "is_current_stream_capturing", None)
         self._state_id = self._reads = 0
         return True
 
-    def _is_capturing(self) -> bool:
-        """Return whether this step is captured into a CUDA graph, during which nothing may be read from the device.
+    def _is_capturing(self, ask: Callable[[], bool]) -> bool:
+        """Return whether this step is captured into a graph, as CUDA's: then nothing may be read from the device.
 
         The graph is replayed later without a call of the hook.
         """
-        capturing = bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+        capturing = bool(ask())
         self._writer.set_unobservable(capturing)
         return capturing
 

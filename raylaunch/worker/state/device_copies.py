@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 from raylaunch.worker.state.commit_buffer import CommitBuffer
@@ -54,6 +55,8 @@ class DeviceCopies:
 
 
 _streams: dict[Any, Any] = {}
+_modules: dict[str, Any] = {}
+"""What `device_modules` has found, and how many names torch had then."""
 _pinned: set[tuple[int, int]] = set()
 """Address and size of each buffer that was pinned, or cannot be."""
 
@@ -61,6 +64,20 @@ _pinned: set[tuple[int, int]] = set()
 def has_streams(device: Any) -> bool:
     """Return whether torch can copy tensors of a device on a stream of their own: CUDA's, ROCm's, XPU's and others."""
     return hasattr(getattr(sys.modules["torch"], device.type, None), "current_stream")
+
+
+def device_modules(torch: Any) -> dict[str, Any]:
+    """Return the modules of devices with generators, such as `torch.cuda`, by the kind of device.
+
+    They are known by their functions, so that extensions of torch are found too (`torch._register_device_module`). To
+    ask torch for the accelerator that there is could initialize it.
+    """
+    if _modules.get("of") != len(vars(torch)):
+        found = {kind: each for kind, each in vars(torch).items() if isinstance(each, ModuleType)}
+        functions = {"is_initialized", "is_available", "synchronize", "get_rng_state", "set_rng_state", "manual_seed"}
+        _modules["found"] = {kind: each for kind, each in found.items() if vars(each).keys() >= functions}
+        _modules["of"] = len(vars(torch))
+    return dict(_modules["found"])
 
 
 def _side_stream(device: Any) -> Any:

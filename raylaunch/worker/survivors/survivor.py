@@ -17,6 +17,7 @@ from raylaunch.worker.heartbeats import slot_owner
 from raylaunch.worker.heartbeats.heartbeat_writer import HeartbeatWriter
 from raylaunch.worker.runtime import files_wait, output_order, process_setup, tcpstore_patch
 from raylaunch.worker.runtime.staleness import ImportedFiles
+from raylaunch.worker.state.device_copies import device_modules
 from raylaunch.worker.survivors import survivor_link
 from raylaunch.worker.survivors.broken_collectives import break_collectives
 from raylaunch.worker.survivors.light_commits import LightCommits
@@ -223,11 +224,12 @@ def _give_up(why: str) -> None:
 
 
 def _device_error() -> str:
-    """Wait for the CUDA device, and return what it says; "": it is sound, or is not used."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    """Wait for the device, such as CUDA's, and return what it says; "": it is sound, or none is used."""
+    torch = sys.modules.get("torch")
     try:
-        if cuda is not None and cuda.is_initialized():
-            cuda.synchronize()
+        for module in device_modules(torch).values() if torch is not None else ():
+            if module.is_initialized():
+                module.synchronize()
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     return ""

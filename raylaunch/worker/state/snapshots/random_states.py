@@ -10,14 +10,12 @@ from array import array
 from typing import Any
 
 from raylaunch.worker import cpython_internals
+from raylaunch.worker.state.device_copies import device_modules
 
 _NUMBER = "I"
 """In an `array`: what the state of the Mersenne Twister is made of, 32 bits."""
 _TWISTER, _TWISTER_BYTES = "MT19937", 2500
 """NumPy's Mersenne Twister, and the size of its memory: 624 numbers, and which of them is the next."""
-
-_DEVICE_KINDS = ("cuda", "xpu", "hpu", "npu", "mlu", "musa", "openreg")
-"""Devices of torch, and of extensions of it, whose modules have the functions of `torch.cuda`."""
 
 _State = tuple[Any, ...]
 
@@ -32,7 +30,7 @@ def collect() -> dict[str, Any]:
         found["numpy"] = _numpy_state(numpy)
     if (torch := sys.modules.get("torch")) is not None:
         found["torch"] = _bytes(torch.get_rng_state())
-        for kind, module in _device_modules(torch):
+        for kind, module in device_modules(torch).items():
             if module.is_initialized():
                 found[kind] = _bytes(module.get_rng_state())
     return found
@@ -77,7 +75,7 @@ def restore(states: dict[str, Any]) -> None:
         numpy.set_state((name, array(_NUMBER, more[0]), *more[1:]) if more else name)
     if torch is not None and "torch" in states:
         torch.set_rng_state(_tensor(torch, states["torch"]))
-        for kind, module in _device_modules(torch):
+        for kind, module in device_modules(torch).items():
             if kind in states and module.is_available():
                 module.set_rng_state(_tensor(torch, states[kind]))
 
@@ -93,7 +91,7 @@ def seed_from(states: dict[str, Any], rank: int) -> None:
         numpy.seed(_seed(states["numpy"], rank) % 2**32)
     if torch is not None and "torch" in states:
         torch.default_generator.manual_seed(_seed(states["torch"], rank))
-        for kind, module in _device_modules(torch):
+        for kind, module in device_modules(torch).items():
             if kind in states and module.is_available():
                 module.manual_seed(_seed(states[kind], rank))
 
@@ -109,8 +107,3 @@ def _bytes(tensor: Any) -> bytes:
 
 def _tensor(torch: Any, state: bytes) -> Any:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
-
-
-def _device_modules(torch: Any) -> list[tuple[str, Any]]:
-    """Return the modules of devices by name. To ask for the accelerator that there is could initialize it."""
-    return [(kind, getattr(torch, kind)) for kind in _DEVICE_KINDS if hasattr(torch, kind)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
 
@@ -91,16 +92,25 @@ def test_a_new_rank_is_seeded_by_the_states_of_another_one():
 
 
 class Device:
-    """The module of a device, as `torch.npu` is of Ascend's."""
+    """A device that torch itself does not know, as Ascend's: its extension puts a module into torch."""
 
     def __init__(self, *, initialized=True):
         self.state, self.initialized = torch.arange(16, dtype=torch.uint8), initialized
+
+    def module(self):
+        found = ModuleType("torch.device")
+        names = ("is_available", "is_initialized", "synchronize", "get_rng_state", "set_rng_state", "manual_seed")
+        vars(found).update({name: getattr(self, name) for name in names})
+        return found
 
     def is_available(self):
         return True
 
     def is_initialized(self):
         return self.initialized
+
+    def synchronize(self):
+        pass
 
     def get_rng_state(self):
         return self.state
@@ -115,10 +125,10 @@ class Device:
 def test_devices_other_than_cuda(monkeypatch):
     """The generator of the current device, if the script uses it."""
     device = Device()
-    monkeypatch.setattr(torch, "npu", device, raising=False)
-    monkeypatch.setattr(torch, "hpu", Device(initialized=False), raising=False)
+    monkeypatch.setattr(torch, "brain", device.module(), raising=False)
+    monkeypatch.setattr(torch, "hpu", Device(initialized=False).module(), raising=False)
     states = random_states.collect()
-    assert (states["npu"], states.keys() & {"hpu", "cuda"}) == (bytes(range(16)), set())
+    assert (states["brain"], states.keys() & {"hpu", "cuda"}) == (bytes(range(16)), set())
     device.state = None
     random_states.restore(states)
     assert device.state.tolist() == [*range(16)]
