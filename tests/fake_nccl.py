@@ -15,6 +15,7 @@ launched by `launch`. FAKE_NCCL_FAULTS, in JSON, says what goes wrong besides:
     destructor_seconds  how long the destructor of an aborted group waits
     version             of NCCL
     spins               whether a wait for the device takes CPU, as a wait for CUDA usually does
+    records             whether there is a Flight Recorder that can be asked; by default there is
     waits               whether the host waits for each collective: with it, what computes on the host can be trained
     watchdog            [attempt, number, seconds]: for how long the kernel of this collective may stand until the
                         watchdog does what TORCH_NCCL_ASYNC_ERROR_HANDLING says
@@ -246,7 +247,7 @@ def _watch(name: str, other_end: socket.socket, group: weakref.ref[FakeNCCL]) ->
 
 def _recorder_pipe() -> int:
     stem = os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
-    if not stem:
+    if not stem or not FAULTS.get("records", True):
         return -1
     path = f"{stem}{os.environ['RANK']}.pipe"
     with contextlib.suppress(FileNotFoundError):

@@ -61,6 +61,7 @@ def train():
                 time.sleep(1000)
         dist.all_reduce(grad)
         fake_nccl.launch(lambda grad=grad: weights.tensor.add_(grad))
+        {before_commit}
         state.commit(step)
         {after_step}
     torch.cuda.synchronize()
@@ -176,11 +177,13 @@ def train(
     at: int = 5,
     dead: tuple[int, ...] = (),
     hung: tuple[int, ...] = (),
+    before_commit: str = "",
     after_step: str = "",
     **more: Any,
 ) -> Trained:
     """Train with `TRAINS`. `more`: as `run` takes it."""
-    return run(alone, TRAINS.format(begin=begin, at=at, dead=dead, hung=hung, after_step=after_step), **more)
+    words = {"begin": begin, "at": at, "dead": dead, "hung": hung}
+    return run(alone, TRAINS.format(**words, before_commit=before_commit, after_step=after_step), **more)
 
 
 def run(
@@ -231,14 +234,16 @@ def test_a_survivor_that_cannot_go_on_is_started_again_and_is_no_failure(alone, 
     assert trained.stayed == 0, trained.err
 
 
-def test_the_rank_that_does_not_join_is_named_and_not_those_that_wait_for_their_gpu(alone):
+@pytest.mark.parametrize("records", [True, False], ids=["by the recorder", "by stacks"])
+def test_the_rank_that_does_not_join_is_named_and_not_those_that_wait_for_their_gpu(alone, records):
     """All ranks make the same number of steps, and the one that hangs falls silent last."""
-    sleeps = "torch.cuda.synchronize(); time.sleep(0.2 * rank)"
-    trained = train(alone, hung=(1,), after_step=sleeps, faults={"spins": True}, hang_timeout=4)
+    faults = {"spins": True, "records": records}
+    waits = {"before_commit": "torch.cuda.synchronize()", "after_step": "time.sleep(0.2 * rank)"}
+    trained = train(alone, hung=(1,), **waits, faults=faults, hang_timeout=4)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert "rank 1 on node-1 hung" in trained.err
-    recorded = "rank 1 has not called all_reduce, number 6 of default_pg, in which rank 0 waits"
-    assert f"Flight Recorder: {recorded}" in trained.err
+    recorded = "Flight Recorder: rank 1 has not called all_reduce, number 6 of default_pg, in which rank 0 waits"
+    assert (recorded in trained.err) == records
 
 
 def test_ranks_that_the_watchdog_ends_leave_no_garbage(alone):

@@ -19,4 +19,6 @@ def test_commit_and_restore(launch, record_property, size):
     assert restored["steps"] in (committed["steps"], committed["steps"] + 1)  # the last one, if it was copied at once
     for name in ("step", "with_commit", "call", "first_commit", "pinned_copy"):
         record_property(name.replace("_", " "), f"{1000 * committed[f'{name}_seconds']:.1f} ms")
+    killed, again = run.notes("killed")[0]["at"], min(note["at"] for note in run.notes("again"))
+    record_property("kill to the next attempt, with pinned buffers to unpin", f"{again - killed:.2f} s")
     record_property("restore", f"{restored['seconds']:.2f} s")

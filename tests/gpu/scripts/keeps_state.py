@@ -67,6 +67,8 @@ def timed(call: Any) -> float:
     return time.perf_counter() - began
 
 
+if rank.ATTEMPT > 1:
+    rank.note("again")
 holds = Holds()
 began = time.perf_counter()
 state = State(holds=holds, every=1)
@@ -114,4 +116,5 @@ time.sleep(0.5)
 holds.set_to(STEPS + 1)
 state.commit(STEPS + 1)  # seals the one before
 dist.barrier()
+rank.note("killed")
 os.kill(os.getpid(), signal.SIGKILL)
