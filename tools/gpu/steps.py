@@ -56,6 +56,7 @@ STEPS = (
     Step("process_groups", 180.0),
     Step("bundles", 180.0),
     Step("hangs", 150.0),
+    Step("survivors", 150.0),
     Step("binding", 100.0),
     Step("restarts", 120.0, alone=True),
     Step("contexts", 150.0, alone=True),
