@@ -63,7 +63,6 @@ def train():
         fake_nccl.launch(lambda grad=grad: weights.tensor.add_(grad))
         {before_commit}
         state.commit(step)
-        {after_step}
     torch.cuda.synchronize()
     return weights.tensor[0].item()
 
@@ -178,12 +177,11 @@ def train(
     dead: tuple[int, ...] = (),
     hung: tuple[int, ...] = (),
     before_commit: str = "",
-    after_step: str = "",
     **more: Any,
 ) -> Trained:
     """Train with `TRAINS`. `more`: as `run` takes it."""
     words = {"begin": begin, "at": at, "dead": dead, "hung": hung}
-    return run(alone, TRAINS.format(**words, before_commit=before_commit, after_step=after_step), **more)
+    return run(alone, TRAINS.format(**words, before_commit=before_commit), **more)
 
 
 def run(
@@ -238,8 +236,8 @@ def test_a_survivor_that_cannot_go_on_is_started_again_and_is_no_failure(alone, 
 def test_the_rank_that_does_not_join_is_named_and_not_those_that_wait_for_their_gpu(alone, records):
     """All ranks make the same number of steps, and the one that hangs falls silent last."""
     faults = {"spins": True, "records": records}
-    waits = {"before_commit": "torch.cuda.synchronize()", "after_step": "time.sleep(0.2 * rank)"}
-    trained = train(alone, hung=(1,), **waits, faults=faults, hang_timeout=4)
+    waits = "torch.cuda.synchronize(); time.sleep(0.2 * rank)"
+    trained = train(alone, hung=(1,), before_commit=waits, faults=faults, hang_timeout=4)
     assert (trained.code, trained.results) == (0, [SUM] * 2), trained.err
     assert "rank 1 on node-1 hung" in trained.err
     recorded = "Flight Recorder: rank 1 has not called all_reduce, number 6 of default_pg, in which rank 0 waits"
