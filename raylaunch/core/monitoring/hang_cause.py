@@ -40,7 +40,7 @@ def hung(
     groups = by_oddity(grouped(stacks, (worker.rank for worker in hang.workers)), hang, absent)
     stalls = {worker.rank: worker for worker in hang.workers}
     odd = groups[0]
-    named = frozenset(hang.ranks).intersection(odd.ranks) or odd.ranks
+    named = absent.intersection(odd.ranks) or frozenset(hang.ranks).intersection(odd.ranks) or odd.ranks
     failures = tuple(
         _failure(
             odd,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from raylaunch.core.failures.collectives import GroupCalls
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stack_notes import STOPPED
 from raylaunch.core.failures.stacks import Stack, grouped
@@ -84,6 +85,22 @@ def test_ranks_that_wait_for_a_gpu_are_not_the_cause():
     assert culprits(two, waits, stack(1, FETCH)) == [1]
     assert culprits(two, replace(waits, has_nccl=False), stack(1, FETCH)) == [0]
     assert culprits(two, waits, replace(waits, rank=1)) == [0, 1]
+
+
+def test_ranks_that_have_not_called_a_collective_are_the_cause():
+    """The Flight Recorder says it, even if all stand at one place, or in other groups that are smaller."""
+    item = ("/job/train.py:88 in step",)
+    calls = [GroupCalls(group="default_pg", called=each, ended=5, waits_in="broadcast") for each in (6, 6, 5, 6)]
+    calls[2] = replace(calls[2], waits_in="")
+    alike = [replace(stack(rank, item), calls=(calls[rank],)) for rank in range(4)]
+    (failure,) = hang_event(ALIKE, *alike).failures
+    said = "rank 2 has not called broadcast, number 6 of default_pg, in which ranks 0-1, 3 wait"
+    assert (failure.rank, failure.hung) == (2, f"no step for 5.0 s, at train.py:88 in step; Flight Recorder: {said}")
+    odd = replace(stack(3, FETCH), calls=(calls[3],))
+    assert culprits(ALIKE, *alike[:3], odd) == [2]
+    assert culprits(ALIKE, *alike[:3], replace(odd, calls=())) == [2]
+    ended = [replace(one, calls=(replace(calls[0], ended=6, waits_in=""),)) for one in (*alike[:3], odd)]
+    assert culprits(ALIKE, *ended) == [3]
 
 
 def test_stopped_ranks_are_the_cause():
