@@ -120,7 +120,9 @@ def use(names: Iterable[str]) -> dict[str, Use]:
     """
     found = {}
     with _begun() as nvml:
-        for name in names if nvml is not None else ():
+        if nvml is None:
+            return {}
+        for name in names:
             device, memory, rates = ctypes.c_void_p(), _Memory(), _Utilization()
             of_name = ("Index_v2", int(name)) if name.isdecimal() else ("UUID", name.encode())
             is_there = _ask(nvml, f"nvmlDeviceGetHandleBy{of_name[0]}", of_name[1], ctypes.byref(device))
