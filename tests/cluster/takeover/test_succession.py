@@ -363,6 +363,7 @@ def test_nothing_is_left_when_no_driver_can_be_started(launcher, tmp_path):
 
     def listed() -> set[str]:
         found = launcher.python("raylaunch", "ps", "--json", env=elsewhere)
+        assert found.returncode == 0, found.stderr
         return {row["id"] for row in json.loads(found.stdout)["runs"]}
 
     wait_until(lambda: listed() == {run.id, waiting.id}, 100, "the runs to be listed")  # threads enter them
