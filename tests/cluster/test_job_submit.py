@@ -39,7 +39,11 @@ def submit(cluster, folder):
 def test_submitted(cluster, tmp_path):
     """The script is in the working folder; its output and the report are in the job's logs, and the job fails with it."""
     (tmp_path / "train.py").write_text(
-        "import os, sys\nprint('world', os.environ['WORLD_SIZE'])\nsys.exit(int(sys.argv[1]))\n"
+        "import os, sys, time\n"
+        "if os.environ['RANK'] != '0':\n"
+        "    time.sleep(1000)  # else this rank may fail before rank 0 has printed anything\n"
+        "print('world', os.environ['WORLD_SIZE'])\n"
+        "sys.exit(int(sys.argv[1]))\n"
     )
     job = {"entrypoint": {"script": "train.py", "args": [5]}, "nproc_per_node": 4, "preload": []}
     (tmp_path / "job.yaml").write_text(json.dumps(job))
