@@ -85,6 +85,7 @@ def test_killed_and_started_again_is_the_same_run(start: Start, whole: tuple[Pat
     rest = finished(start(2, "--save", str(model)))
     resumed = re.match(r"resuming after step (\d+) ", rest)
     assert resumed, rest
+    assert (tmp_path / "durable" / "step-30" / ".metadata").exists()
     assert losses(rest) == losses(whole[1])[int(resumed[1]) :]
     assert rest.splitlines()[-2:] == whole[1].splitlines()[-2:]
     left, right = (torch.load(path, weights_only=True) for path in (model, whole[0]))

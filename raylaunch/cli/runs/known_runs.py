@@ -28,9 +28,15 @@ _RECENT_SECONDS = 0.3
 
 
 def all_runs(environ: Mapping[str, str]) -> list[RunReader]:
-    """Return the runs of this user that are known here, and all of the cluster, the newest first."""
+    """Return the runs of this user that are known here, and all of the cluster, the newest first.
+
+    The cluster's registry loses entries of drivers that were killed on this machine.
+    """
     own = {(run.entry.id, run.entry.began, run.entry.driver): run for run in _own_runs(environ)}
-    for run in cluster_registry.runs(environ):
+    listed = cluster_registry.runs(environ)
+    if killed := {run.control for run in listed if run.control is not None and run.is_alive is False}:
+        cluster_registry.forget(killed)
+    for run in listed:
         key = (run.id, run.began, run.driver)
         if key not in own:
             own[key] = _reader(run, is_registered=False)

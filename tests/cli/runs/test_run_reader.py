@@ -34,7 +34,7 @@ from raylaunch.core.machine.state import Phase
 from raylaunch.core.record import journal
 from raylaunch.errors import ExitCode
 from raylaunch.node.logs.log_files import LogBlock, LogSpan
-from tests.cli.runs.made_runs import NOBODY, REPLAYS, make_folder
+from tests.cli.runs.made_runs import NOBODY, REPLAYS, dead, make_folder
 
 ROWS = (REPLAYS / "two-kills-then-finished.jsonl").read_text().splitlines()
 HEADER, ENTRIES = journal.read_header(ROWS[0]), [journal.read_entry(row) for row in ROWS[1:]]
@@ -342,6 +342,19 @@ def test_runs_of_the_cluster_are_listed_once(registry, driver, monkeypatch, caps
     assert forgotten == [{gone.control}]
     assert main.main(["ps", "-a", "-n", "0"]) == ExitCode.OK
     assert "bob@host-1:/on/host-1/far" in capsys.readouterr().out
+
+
+def test_a_driver_that_was_killed_on_this_machine(registry, driver, monkeypatch, capsys):
+    """Its entry is removed from the cluster's registry by the first command that sees it, and nobody is asked."""
+    (own,) = known_runs.run_registry.runs(registry.folder)
+    killed = replace(own, id="killed", driver=dead(), control=replace(own.control, port=1))
+    forgotten: list[Any] = []
+    monkeypatch.setattr(cluster_registry, "runs", lambda _: [own, killed])
+    monkeypatch.setattr(cluster_registry, "forget", forgotten.append)
+    assert main.main(["ps", "-a", "--json"]) == ExitCode.OK
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["state"] for run in runs if run["id"] == "killed"] == ["lost"]
+    assert forgotten == [{killed.control}]
 
 
 def test_a_run_that_answers_after_it_was_not_known_is_known_again(tmp_path, monkeypatch):

@@ -45,6 +45,7 @@ OURS = {
     "RAYLAUNCH_RUN_DIR",
     "RAYLAUNCH_STATE",
     "RAYLAUNCH_SURVIVORS",
+    *("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE"),  # of a hang: see docs/gpu.md
 }
 
 

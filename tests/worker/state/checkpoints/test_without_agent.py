@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 
 CLOSES = """
 import os
+import threading
 import torch
 from raylaunch.worker import State
 
@@ -26,6 +27,9 @@ done = state.restore()
 assert done == 0
 for step in range(6):
     if step == 3:
+        for thread in threading.enumerate():
+            if thread.name == "raylaunch-checkpoint":
+                thread.join()  # or the files that it is writing would be closed, too
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         files = [open(f"mine-{number}", "w+b") for number in range(16)]
     with torch.no_grad():
