@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from raylaunch.cluster.agent.agent import AgentReport
+from raylaunch.core.decoding import prepare
 from raylaunch.node.logs.log_files import LogAnswer, LogQuery, LogRead
 from raylaunch.node.protocol.messages import Order
 from raylaunch.node.protocol.node_goal import NodeGoal
@@ -26,6 +27,7 @@ from raylaunch.node.protocol.node_spec import AgentSpec
 
 _Message = TypeVar("_Message")
 _ORDERS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Order)}
+prepare(AgentSpec, AgentReport, LogQuery, LogRead, LogAnswer, *_ORDERS.values())
 _FIRST_LINE = re.compile(rb"(raylaunch [ -~]{1,300})\n")
 
 

@@ -7,8 +7,9 @@ the type of its answer, and carried out in `RunControl.answer`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
+from raylaunch.core.decoding import prepare
 from raylaunch.core.failures.stacks import Stack, StackGroup
 from raylaunch.core.history.run_status import RunStatus
 from raylaunch.core.machine.state import Phase
@@ -183,3 +184,5 @@ class ReadLogs:
 
 RunChange = StopRun | RestartRun | ResizeRun | DrainNode
 ControlRequest = GetState | RunChange | GetStacks | ListLogs | ReadLogs
+
+prepare(*get_args(ControlRequest), *(kind.ANSWER for kind in get_args(ControlRequest)))

@@ -20,6 +20,7 @@ from secrets import token_hex
 import msgspec
 
 from raylaunch.cluster.local.file_writer import FileWriter, open_private
+from raylaunch.core.decoding import prepare
 from raylaunch.errors import ExitCode, InterruptedByUserError, RaylaunchError
 from raylaunch.node.linux import procfs
 from raylaunch.node.protocol.acceptor import SecretAddress
@@ -113,6 +114,9 @@ class RegisteredRun:
     def identity(self) -> tuple[str, str]:
         """What its entries have in common, whichever driver made them."""
         return self.id, self.began
+
+
+prepare(RegisteredRun)
 
 
 def folder(environ: Mapping[str, str]) -> Path:

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from raylaunch.core.decoding import prepare
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Action, Event
 from raylaunch.core.machine.machine import Machine
@@ -69,6 +70,9 @@ class _Row:
 
     event: dict[str, Any] | None
     actions: list[dict[str, Any]]
+
+
+prepare(JournalHeader, _Row, *_EVENTS.values(), *_ACTIONS.values())
 
 
 def header(

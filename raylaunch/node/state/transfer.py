@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from raylaunch.core.decoding import prepare
 from raylaunch.core.machine.commits import HeldCommit
 from raylaunch.core.text import printable
 from raylaunch.node.protocol.copy_messages import CopyAddress
@@ -72,6 +73,9 @@ class CopyRequest:
     files: dict[str, FileStamp] = field(default_factory=dict)
     before: int = 0
     """Owners as they were before this attempt."""
+
+
+prepare(CopyRequest)
 
 
 class CopyRefusedError(Exception):
