@@ -19,7 +19,8 @@ CHECKS = """
     )
     dist.init_process_group("fakenccl", rank=0, world_size={size}, store=dist.HashStore(), timeout=ctx.timeout)
     outcome = checks.run(dict(checks.CHECKS)["{name}"], ctx)
-    print(outcome.status, outcome.late, outcome.raised, outcome.text)
+    print(outcome.status, outcome.late, outcome.raised, outcome.text, flush=True)
+    os._exit(0)  # as `program` does: a thread that waits in C++ while the interpreter ends may abort the process
 """
 
 
