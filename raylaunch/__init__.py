@@ -1,7 +1,7 @@
 """torchrun for a Ray cluster: one command on any node of the cluster runs an unchanged script on all of them.
 
-The public API is `launch`, `start`, `attach`, `spawn` and the classes listed below; `raylaunch.worker` is that in a
-script. The five packages are the places where code runs: `cli` (the terminal), `cluster` (Ray: the driver and the
+The public API is `launch`, `start`, `attach`, `spawn`, `rank_env` and the classes listed below; `raylaunch.worker` is
+that in a script. Five packages are the places where code runs: `cli` (the terminal), `cluster` (Ray: the driver and the
 agents), `node` (the processes of one machine), `worker` (the user's process) and `core` (decisions, without I/O). Read
 `core` first, then `cluster.driver`. A command becomes a `Job`, the job a plan, the plan agents, and agents start
 workers.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from raylaunch.core.job.job import Job
     from raylaunch.core.record.result import JobFailedError, RunResult
     from raylaunch.errors import ClusterError, ConfigError, ExitCode, RaylaunchError, RunStoppedError
+    from raylaunch.worker_group.rank_env import RankEnv, rank_env
 
     __version__: str
 
@@ -32,6 +33,7 @@ __all__ = [
     "Job",
     "JobFailedError",
     "JobSettings",
+    "RankEnv",
     "RaylaunchError",
     "RunResult",
     "RunStoppedError",
@@ -39,6 +41,7 @@ __all__ = [
     "SpawnContext",
     "attach",
     "launch",
+    "rank_env",
     "spawn",
     "start",
 ]
@@ -55,6 +58,8 @@ _MODULES = {
     "Job": "raylaunch.core.job.job",
     "JobFailedError": "raylaunch.core.record.result",
     "RunResult": "raylaunch.core.record.result",
+    "RankEnv": "raylaunch.worker_group.rank_env",
+    "rank_env": "raylaunch.worker_group.rank_env",
 }
 """The module of each public name; the names that are not listed are in `raylaunch.errors`."""
 
