@@ -155,7 +155,7 @@ def test_kill_of_a_fork_server_that_is_not_ready(tmp_path: Path, mark: str, pipe
 
 def test_fork_server_that_never_gets_ready(tmp_path: Path, mark: str, pipe: MessagePipe) -> None:
     """After three deaths in a row before it was ready, no more are started, and `Ready` says why."""
-    (tmp_path / "selectors.py").write_text("import time\ntime.sleep(60)")  # the fork server imports this module
+    (tmp_path / "runpy.py").write_text("import time\ntime.sleep(60)")  # imported by the fork server alone
     node = Node(env=basic_env(mark) | {"PYTHONPATH": str(tmp_path)}, preload=())
     node.supervisor.start()
     killed: set[int] = set()
