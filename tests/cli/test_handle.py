@@ -46,6 +46,7 @@ class FakeRun:
     def __init__(self):
         self.may_end = threading.Event()
         self.is_up = threading.Event()
+        self.begins = True
         self.changes = []
         self.error = None
         self.nodes = self.folder = ""
@@ -55,8 +56,9 @@ class FakeRun:
         del text, conclude
         if self.folder:
             observer.on_plan(job, make_plan(job, (local_machine.facts(job),), local=True), self.folder)
-        on_control(self)
-        self.is_up.set()
+        if self.begins:
+            on_control(self)
+            self.is_up.set()
         assert self.may_end.wait(SECONDS)
         self.is_over = True
         if self.error is not None:
@@ -190,6 +192,7 @@ def test_it_can_be_begun_and_awaited_inside_a_running_loop(run):
 
 def test_a_run_that_never_was_has_its_error(run):
     """In `result`, and in `status`."""
+    run.begins = False
     handle = raylaunch.start(print)
     shown = handle.status()
     assert (shown.state, shown.waits_for, shown.problem) == (Phase.GATHERING, "the cluster's answer", "")

@@ -11,6 +11,10 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"
 
 
+_FOURTH_LOG = r"(?s:'epoch'.*){4}"
+"""The Trainer has logged four times."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """A script in `examples/`, which prints `resuming after step N` when it goes on, and `final loss X` at its end.
@@ -58,7 +62,7 @@ EXAMPLES = (
     Example(
         script="hf_trainer.py",
         what="the `Trainer` of transformers, unchanged, which writes checkpoints and goes on from them",
-        kill_at=r"'epoch'(?s:.*)'epoch'(?s:.*)'epoch'(?s:.*)'epoch'",
+        kill_at=_FOURTH_LOG,
         needs=("transformers", "accelerate"),
         files="checkpoints/checkpoint-40/trainer_state.json",
     ),
@@ -66,7 +70,7 @@ EXAMPLES = (
         script="hf_trainer.py",
         what="the same with `StateTrainerCallback`, which needs no checkpoints",
         arguments=("--state",),
-        kill_at=r"'epoch'(?s:.*)'epoch'(?s:.*)'epoch'(?s:.*)'epoch'",
+        kill_at=_FOURTH_LOG,
         needs=("transformers", "accelerate"),
     ),
     Example(

@@ -22,7 +22,7 @@ from raylaunch.cli.completion.candidates import Candidate
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import attach, follow_logs, known_runs, run_requests, run_tables
 from raylaunch.cli.runs.run_reader import RunReader
-from raylaunch.cli.runs.run_summary import RunSummary, details, summary
+from raylaunch.cli.runs.run_summary import RunSummary, summary
 from raylaunch.core.job.job import RayOptions
 from raylaunch.core.text import count, printable
 from raylaunch.errors import ConfigError, ExitCode, signal_exit_code
@@ -106,7 +106,7 @@ def _nothing(*, every: bool) -> str:
 def _status(arguments: Namespace, environ: Mapping[str, str]) -> int:
     run = known_runs.find(arguments.run, environ)
     if _is_json(arguments):
-        print(json.dumps(details(run, summary(run, _now())), indent=2))
+        print(json.dumps(asdict(summary(run, _now())), indent=2))
         return ExitCode.OK
     return _shown(arguments, lambda: _status_text(run), run.wait)
 

@@ -7,6 +7,7 @@ machine belongs to, or by the name of a folder.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,20 +29,16 @@ _RECENT_SECONDS = 0.3
 
 
 def all_runs(environ: Mapping[str, str]) -> list[RunReader]:
-    """Return the runs of this user that are known here, and all of the cluster, the newest first.
-
-    The cluster's registry loses entries of drivers that were killed on this machine.
-    """
+    """Return the runs of this user that are known here, and all of the cluster, the newest first."""
     own = {(run.entry.id, run.entry.began, run.entry.driver): run for run in _own_runs(environ)}
-    listed = cluster_registry.runs(environ)
-    if killed := {run.control for run in listed if run.control is not None and run.is_alive is False}:
-        cluster_registry.forget(killed)
-    for run in listed:
+    for run in cluster_registry.runs(environ):
         key = (run.id, run.began, run.driver)
         if key not in own:
             own[key] = _reader(run, is_registered=False)
         elif own[key].entry.exit_code is None:  # its entry is newer than the file, which was written once
             own[key] = _reader(run)
+        else:
+            own[key] = _reader(replace(own[key].entry, control=run.control, renewed=run.renewed))
     return sorted(own.values(), key=lambda run: run.entry.began, reverse=True)
 
 
@@ -56,7 +53,8 @@ def forget_lost(runs: Sequence[RunReader]) -> list[RunReader]:
 
     Returns the ones that are listed nowhere else.
     """
-    if gone := {run.entry.control for run in runs if run.entry.control is not None and run.is_gone}:
+    listed = [run.entry for run in runs if run.is_gone and run.entry.renewed]
+    if gone := {entry.control for entry in listed if entry.control is not None}:
         cluster_registry.forget(gone)
     return [run for run in runs if run.is_gone and not run.is_registered]
 
@@ -183,7 +181,7 @@ def _of_folder(text: str, environ: Mapping[str, str]) -> RunReader | None:
 def _reader(entry: RegisteredRun, *, is_registered: bool = True) -> RunReader:
     """Return what reads the run: its driver is asked while it lasts."""
     if entry.ended or entry.is_alive is False:
-        return RunReader(replace(entry, control=None), is_registered=is_registered)
+        return RunReader(entry, is_registered=is_registered, is_gone=True)
     find: Callable[[], RegisteredRun | None] | None = None
     if entry.is_detached:
         find = partial(_newest_entry, entry)
@@ -200,16 +198,20 @@ def _newest_entry(run: RegisteredRun) -> RegisteredRun | None:
 
 def _recent_runs() -> list[RegisteredRun]:
     """Return what the cluster said a moment ago, or ask it: many runs of a cluster that is gone may be listed."""
-    began = time.monotonic()
-    if began >= _asked.until:
-        _asked.runs = cluster_registry.runs(os.environ)
-        now = time.monotonic()
-        _asked.until = now + max(_RECENT_SECONDS, 2.0 * (now - began))
-    return _asked.runs
+    with _asked.lock:
+        began = time.monotonic()
+        if began >= _asked.until:
+            _asked.runs = cluster_registry.runs(os.environ)
+            now = time.monotonic()
+            _asked.until = now + max(_RECENT_SECONDS, 2.0 * (now - began))
+        return _asked.runs
 
 
 @dataclass(slots=True)
 class _Asked:
+    """The last answer, for all threads."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
     runs: list[RegisteredRun] = field(default_factory=list)
     until: float = 0.0
 

@@ -70,11 +70,13 @@ class RunReader:
         client: DriverClient | None = None,
         *,
         is_registered: bool = False,
+        is_gone: bool = False,
     ) -> None:
         """`entry`: what is known of the run. `client`: asks a driver that needs no address.
 
         `find` returns what is known of the run when its driver does not answer; None: nothing, so that its driver must
         be gone. Without it, a driver that does not answer may be there. `is_registered`: in the registry of this user.
+        `is_gone`: its driver is known to be gone, and is not asked.
         """
         self.entry = entry
         self.is_registered = is_registered
@@ -85,7 +87,7 @@ class RunReader:
         #: None: the driver can be asked, or was not asked yet.
         self._loss: _Loss | None = None
         #: Whether it is known that the driver is gone.
-        self.is_gone = False
+        self.is_gone = is_gone
         #: Whether the driver was lost when logs were asked for the last time: there may be more of them.
         self.has_missed_logs = False
         #: How often another driver has answered in the place of the last one.
@@ -97,8 +99,9 @@ class RunReader:
 
     @property
     def has_driver(self) -> bool:
-        """Whether there is, or was, a driver to ask."""
-        return self.entry.control is not None or self._client is not None
+        """Whether there is a driver to ask, or there was one when this began."""
+        was_gone = self.is_gone and self._loss is None
+        return self._client is not None or (self.entry.control is not None and not was_gone)
 
     @property
     def is_asked(self) -> bool:
@@ -166,7 +169,7 @@ class RunReader:
     def client(self) -> DriverClient:
         """What asks the driver. Raises ControlError."""
         if self._client is None:
-            if self.entry.control is None:
+            if self.entry.control is None or not self.has_driver:
                 msg = "it does not listen"
                 raise ControlError(msg)
             self._client = ControlClient(self.entry.control)

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from argparse import Namespace
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
@@ -18,7 +19,7 @@ from raylaunch.cli.args import flag_values
 from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import known_runs, run_tables
 from raylaunch.cli.runs.run_reader import GOING_ON, RunReader
-from raylaunch.cli.runs.run_summary import LOST, RunSummary, details, summary
+from raylaunch.cli.runs.run_summary import LOST, RunSummary, summary
 from raylaunch.cluster.control.control_client import ControlError
 from raylaunch.cluster.control.control_messages import (
     Accepted,
@@ -86,7 +87,7 @@ def stop(run: RunReader, arguments: Namespace) -> int:
 
 def _print_json(run: RunReader) -> None:
     """Print what `status --json` prints."""
-    print(json.dumps(details(run, _summary(run)), indent=2))
+    print(json.dumps(asdict(_summary(run)), indent=2))
 
 
 def _request(run: RunReader, seconds: float, *, at_once: bool) -> None:

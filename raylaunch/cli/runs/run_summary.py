@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from raylaunch.cli.runs.run_reader import RunReader
-from raylaunch.core.history.run_status import RunStatus, StatusBuilder
+from raylaunch.core.history.run_status import NodeSummary, RunStatus, StatusBuilder
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.commits import CommitRate
 from raylaunch.core.machine.state import Phase
+from raylaunch.core.record.attempt import Attempt
 from raylaunch.errors import end_state
 
 LOST = "lost"
@@ -67,6 +67,8 @@ class RunSummary:
     folder: str
     problem: str
     """Why the journal cannot be read, or not to its end, or why a detached run has no driver now; "": neither."""
+    node_states: tuple[NodeSummary, ...]
+    attempts: tuple[Attempt, ...]
 
     @property
     def outcome(self) -> str:
@@ -96,10 +98,6 @@ def summary(run: RunReader, now: datetime) -> RunSummary:
     seconds = max(last, seconds_since(began, now)) if is_current else last
     if is_current and state in (Phase.RUNNING, Phase.SAVING):
         trained += seconds - last
-    goodput = status.goodput
-    if goodput is not None and seconds > last:
-        trains = state == Phase.RUNNING and status.steps_per_second != 0
-        goodput = (goodput * last + (seconds - last if trains else 0.0)) / seconds
     return RunSummary(
         id=run.entry.id,
         name=run.entry.name,
@@ -124,15 +122,26 @@ def summary(run: RunReader, now: datetime) -> RunSummary:
         takeovers=status.result.takeovers,
         training_seconds=trained,
         seconds=seconds,
-        goodput=goodput,
+        goodput=_goodput(status, state, seconds),
         began=began,
         host=run.entry.driver.host if run.entry.driver is not None else "",
         user=run.entry.user,
         pid=run.entry.driver.pid if run.entry.driver is not None else None,
         cluster=run.entry.cluster,
         folder=run.entry.folder,
-        problem=run.no_driver or (run.problem if run.entry.folder or run.entry.control is not None else ""),
+        problem=run.no_driver or (run.problem if run.entry.folder or run.has_driver else ""),
+        node_states=status.nodes,
+        attempts=status.result.attempts,
     )
+
+
+def _goodput(status: RunStatus, state: str, seconds: float) -> float | None:
+    """Return the goodput after these seconds, which may be more than the status knows of."""
+    goodput, last = status.goodput, status.result.seconds
+    if goodput is None or seconds <= last:
+        return goodput
+    trains = state == Phase.RUNNING and status.steps_per_second != 0
+    return (goodput * last + (seconds - last if trains else 0.0)) / seconds
 
 
 def _last_of(completed: int | None) -> int | None:
@@ -159,11 +168,3 @@ def seconds_since(began: str, now: datetime) -> float:
         return max(0.0, (now - datetime.fromisoformat(began)).total_seconds())
     except (ValueError, TypeError):  # TypeError: without a time zone
         return 0.0
-
-
-def details(run: RunReader, shown: RunSummary) -> dict[str, Any]:
-    """Return the JSON object of `raylaunch status`: the summary, with the nodes and the attempts."""
-    status = run.status()
-    nodes = [asdict(node) for node in status.nodes] if status is not None else []
-    attempts = [asdict(attempt) for attempt in status.result.attempts] if status is not None else []
-    return asdict(shown) | {"node_states": nodes, "attempts": attempts}

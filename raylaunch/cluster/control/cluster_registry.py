@@ -110,10 +110,14 @@ def runs(environ: Mapping[str, str]) -> list[RegisteredRun]:
     if discovery.is_alone(RayOptions(), environ):
         return found
     thread = threading.Thread(target=lambda: found.extend(_runs()), daemon=True, name="raylaunch-cluster-runs")
-    with _no_stderr():
+    with _STDERR_LOCK, _no_stderr():
         thread.start()
         thread.join(LIST_SECONDS)
     return list(found)
+
+
+_STDERR_LOCK = threading.Lock()
+"""One thread at a time replaces stderr: of two, the second one would keep what the first has put there."""
 
 
 @contextlib.contextmanager

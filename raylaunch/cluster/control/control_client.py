@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
@@ -16,8 +17,7 @@ from raylaunch.node.protocol.acceptor import SecretAddress
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 20.0
 RETRY_SECONDS = (0.1, 0.3, 0.6, 0.0)
-"""The pause after each connection that was closed instead of admitted: strangers may have taken its place, or the
-driver is busy."""
+"""The pause after each connection that was closed instead of admitted: strangers may have taken its place."""
 
 
 class ControlError(Exception):
@@ -36,16 +36,15 @@ class ControlClient:
         """Connect. Raises ControlError."""
         self._headers = {"Authorization": f"Bearer {address.secret}"}
         self._line = HTTPConnection(address.host, address.port, timeout=CONNECT_SECONDS)
-        where, refusal = f"{address.host} port {address.port}", ""
+        where = f"{address.host} port {address.port}"
         for pause in RETRY_SECONDS:
             try:
                 self._line.connect()
                 response = self._response("GET", "/")
-                found = response.read()
+                response.read()
                 if response.status == HTTPStatus.OK:
                     self._line.sock.settimeout(ANSWER_SECONDS)
                     return
-                refusal = _refusal(found)[0] if response.status == HTTPStatus.SERVICE_UNAVAILABLE else ""
             except ConnectionRefusedError:
                 raise ControlError(f"nobody listens at {where}", is_gone=True) from None
             except (ConnectionError, HTTPException):
@@ -54,8 +53,6 @@ class ControlClient:
                 raise ControlError(f"{where} cannot be reached: {error.strerror or error}") from None
             self.close()
             time.sleep(pause)
-        if refusal:
-            raise ControlError(refusal)
         raise ControlError(f"{where} does not answer as the driver of this run", is_gone=True)
 
     def _response(self, method: str, path: str, body: bytes | None = None) -> HTTPResponse:
@@ -72,9 +69,17 @@ class ControlClient:
             return msgspec.json.decode(body, type=request.ANSWER)
         except (HTTPException, ConnectionError):
             msg = "the driver has closed the connection"
-            raise ControlError(msg, is_gone=True) from None
+            raise ControlError(msg, is_gone=not self._listens()) from None
         except (OSError, msgspec.MsgspecError) as error:
             raise ControlError(str(error)) from None
+
+    def _listens(self) -> bool:
+        """Return whether anybody listens there: it may have closed a connection for the sake of other clients."""
+        try:
+            socket.create_connection((self._line.host, self._line.port), CONNECT_SECONDS).close()
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         """Close the connection."""

@@ -3,7 +3,8 @@ time.
 
 Anybody in the network can connect. Connections that have not shown the secret are `MOST_STRANGERS` at most, each for
 `HELLO_SECONDS` without a word. A further one closes the oldest, so they never keep out a client that knows the secret:
-it shows that at once, and connects again if it was closed.
+it shows that at once, and connects again if it was closed. In the same way a client that knows the secret takes the
+place of the one that has asked nothing for longest, once there are `MOST_CLIENTS`.
 
 What a client does not read stays in its own thread, which waits for it and for nobody else: the driver never waits for
 a client while the run lasts. A client that takes nothing for `SLOW_SECONDS` is dropped.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import io
 import json
 import secrets
 import socket
@@ -44,8 +46,10 @@ MOST_STRANGERS = 64
 """Connections that have not shown the secret. Each further one closes the oldest."""
 HELLO_SECONDS = 5.0
 """How long a stranger may be silent."""
+MOST_HEAD_BYTES = 16 * 1024
+"""The longest head of a request, which is read before it is known whether the client knows the secret."""
 MOST_CLIENTS = 64
-"""Clients that are served at a time; further ones are told that the driver is busy."""
+"""Clients that know the secret. Each further one closes the one that has asked nothing for longest."""
 MOST_BYTES = 64 * 1024 * 1024
 """The longest request: one for logs names parts of the files of all ranks."""
 SLOW_SECONDS = 30.0
@@ -66,6 +70,22 @@ class _Client(BaseHTTPRequestHandler):
     #: Whether it has asked for logs, and has done nothing but look at the run since.
     reads_logs = False
 
+    def parse_request(self) -> bool:
+        """Read the head of a request, of which Python's server would take 100 lines of 64 KiB each."""
+        lines, head, line = self.rfile, b"", b"x"
+        while line.strip() and len(head) <= MOST_HEAD_BYTES:
+            line = lines.readline(MOST_HEAD_BYTES + 1)
+            head += line
+        if len(head) > MOST_HEAD_BYTES:
+            self.requestline, self.request_version, self.command = "", "", ""
+            self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            return False
+        self.rfile = io.BytesIO(head)
+        try:
+            return super().parse_request()
+        finally:
+            self.rfile = lines
+
     def do_GET(self) -> None:
         """Answer a request that changes nothing."""
         self._serve((GetState, GetStacks))
@@ -78,10 +98,9 @@ class _Client(BaseHTTPRequestHandler):
         words = self.headers.get("Authorization", "").encode()
         if not hmac.compare_digest(words, f"Bearer {self.server.secret}".encode()):
             self._refuse(HTTPStatus.UNAUTHORIZED, "`Authorization: Bearer` and the secret of this run are missing")
-        elif not self.server.admit(self):
-            why = f"it serves {MOST_CLIENTS} commands already, and no more at a time; try again"
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, why)
-        elif self.path == "/":
+            return
+        self.server.admit(self)
+        if self.path == "/":
             self._respond(HTTPStatus.OK, {"requests": [*_KINDS]})
         else:
             self.connection.settimeout(SLOW_SECONDS)
@@ -150,7 +169,7 @@ class ControlServer(ThreadingTCPServer):
         super().__init__((address, 0), _Client)
         self.answer = answer
         self.secret = secrets.token_hex(32)
-        #: From the oldest to the newest.
+        #: From the oldest to the newest, and clients from the one that has asked nothing for longest.
         self._strangers: dict[socket.socket, None] = {}
         self._clients: dict[socket.socket, _Client] = {}
         self._lock = threading.Lock()
@@ -204,14 +223,16 @@ class ControlServer(ThreadingTCPServer):
                 del self._strangers[oldest]
                 _shut_down(oldest)
 
-    def admit(self, client: _Client) -> bool:
-        """Take a client that knows the secret. False: there are too many."""
+    def admit(self, client: _Client) -> None:
+        """Take a client that knows the secret, which has asked something."""
         with self._lock:
             self._strangers.pop(client.connection, None)
-            if client.connection not in self._clients and len(self._clients) >= MOST_CLIENTS:
-                return False
+            self._clients.pop(client.connection, None)
+            if len(self._clients) >= MOST_CLIENTS:
+                oldest = next(iter(self._clients))
+                del self._clients[oldest]
+                _shut_down(oldest)
             self._clients[client.connection] = client
-        return True
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection at its end."""

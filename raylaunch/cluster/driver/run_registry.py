@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from secrets import token_hex
 
@@ -258,6 +259,7 @@ def load(text: bytes) -> RegisteredRun | None:
         return None
 
 
+@cache
 def _where() -> tuple[str, str]:
     """Return the id of this boot of this machine, and the PID namespace; "" for what cannot be read."""
     found = ["", ""]

@@ -331,7 +331,7 @@ def test_runs_of_the_cluster_are_listed_once(registry, driver, monkeypatch, caps
     """Those that this user's registry has too. Those that are lost are removed from the cluster's."""
     (own,) = known_runs.run_registry.runs(registry.folder)
     other = replace(own, id="other", began="2027", user="bob")
-    gone = replace(other, id="gone", control=replace(own.control, port=1))
+    gone = replace(other, id="gone", control=replace(own.control, port=1), renewed=time.time())
     forgotten: list[Any] = []
     monkeypatch.setattr(cluster_registry, "runs", lambda _: [own, other, gone])
     monkeypatch.setattr(cluster_registry, "forget", forgotten.append)
@@ -345,12 +345,17 @@ def test_runs_of_the_cluster_are_listed_once(registry, driver, monkeypatch, caps
 
 
 def test_a_driver_that_was_killed_on_this_machine(registry, driver, monkeypatch, capsys):
-    """Its entry is removed from the cluster's registry by the first command that sees it, and nobody is asked."""
+    """`ps` removes its entry from the cluster's registry. Nobody is asked, and a command that reads removes nothing."""
     (own,) = known_runs.run_registry.runs(registry.folder)
-    killed = replace(own, id="killed", driver=dead(), control=replace(own.control, port=1))
+    killed = replace(own, id="killed", driver=dead(), renewed=time.time())
     forgotten: list[Any] = []
     monkeypatch.setattr(cluster_registry, "runs", lambda _: [own, killed])
     monkeypatch.setattr(cluster_registry, "forget", forgotten.append)
+    (reader,) = (run for run in known_runs.all_runs(registry.environ) if run.entry.id == "killed")
+    reader.refresh()
+    with pytest.raises(ControlError, match="does not listen"):
+        reader.ask(GetState())
+    assert (reader.is_gone, reader.is_asked, reader.has_driver, forgotten) == (True, False, False, [])
     assert main.main(["ps", "-a", "--json"]) == ExitCode.OK
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [run["state"] for run in runs if run["id"] == "killed"] == ["lost"]

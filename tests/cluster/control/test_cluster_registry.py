@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -132,6 +133,32 @@ def test_a_cluster_that_cannot_be_asked_is_no_error(head, monkeypatch, capfd):
     monkeypatch.setattr(ray_session, "find", refuse)
     assert cluster_registry.runs(ENVIRON) == []
     print("after", file=sys.stderr)
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_threads_that_ask_at_once_leave_stderr_as_it_was(head, monkeypatch, capfd):
+    """Each replaces it for a while."""
+    both, first = threading.Barrier(2), threading.Event()
+
+    def slow(_: object) -> str:
+        if not first.is_set():
+            first.set()
+            time.sleep(0.05)  # the second one begins meanwhile, and would end later
+        else:
+            time.sleep(0.1)
+        raise ClusterError("it refused our token")
+
+    def ask() -> None:
+        both.wait()
+        cluster_registry.runs(ENVIRON)
+
+    monkeypatch.setattr(ray_session, "find", slow)
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.write(2, b"after\n")
     assert capfd.readouterr().err == "after\n"
 
 
