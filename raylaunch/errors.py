@@ -14,7 +14,15 @@ class ExitCode(IntEnum):
     USAGE = 2
     UNAVAILABLE = 3
     INTERNAL = 4
+    RESUMABLE = 75
+    """The run was stopped in time, and a new run goes on: EX_TEMPFAIL of sysexits.h."""
+    POINTLESS = 93
+    """The job failed, and a new run would fail in the same way: NVIDIA's resiliency extension uses this code, too."""
     INTERRUPTED = 130
+
+
+JOB_FAILURES = (ExitCode.JOB_FAILED, ExitCode.POINTLESS)
+"""The exit codes of runs whose workers failed."""
 
 
 def signal_exit_code(number: int) -> int:
@@ -23,10 +31,18 @@ def signal_exit_code(number: int) -> int:
 
 
 def end_state(exit_code: int) -> str:
-    """Return what became of a run with this exit code: `succeeded`, `failed`, or `stopped` by a signal."""
+    """Return what became of a run with this exit code: `succeeded`, `failed`, or `stopped` by a signal or in time."""
     if exit_code == ExitCode.OK:
         return "succeeded"
-    return "stopped" if exit_code in map(signal_exit_code, signal.Signals) else "failed"
+    stopped = (ExitCode.RESUMABLE, *map(signal_exit_code, signal.Signals))
+    return "stopped" if exit_code in stopped else "failed"
+
+
+def resume(exit_code: int) -> str:
+    """Return whether to start a run with this exit code again: `yes`, `no`, since it is done, or `pointless`."""
+    if exit_code == ExitCode.OK:
+        return "no"
+    return "pointless" if exit_code in (ExitCode.USAGE, ExitCode.INTERNAL, ExitCode.POINTLESS) else "yes"
 
 
 class RaylaunchError(Exception):
@@ -73,13 +89,13 @@ class ClusterError(RaylaunchError):
 
 
 class RunStoppedError(RaylaunchError):
-    """`Handle.stop` ended the run before it had finished."""
+    """`Handle.stop` or a deadline ended the run before it had finished."""
 
     __module__ = "raylaunch"
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int = signal_exit_code(15)) -> None:
         super().__init__(message, hint=hint)
-        #: As for a run that a signal stopped.
+        #: 75 if its time was over, else as for a run that a signal stopped.
         self.exit_code = exit_code
 
 

@@ -21,7 +21,7 @@ from raylaunch.core.job.job import ENTRYPOINT_KINDS, Job
 from raylaunch.core.job.redaction import shown
 from raylaunch.core.record.result import JobFailedError, RunResult
 from raylaunch.core.text import spans
-from raylaunch.errors import ClusterError, ConfigError, ExitCode, InterruptedByUserError
+from raylaunch.errors import JOB_FAILURES, ClusterError, ConfigError, ExitCode, InterruptedByUserError, RunStoppedError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -255,10 +255,12 @@ def error_of(outcome: RunOutcome) -> BaseException:
     """Return the exception that stands for a run that did not succeed, with the report as its message."""
     result = outcome.result
     text = report(result).removeprefix("error: ").rstrip()
-    if result.exit_code == ExitCode.JOB_FAILED:
+    if result.exit_code in JOB_FAILURES:
         return JobFailedError(text, result=result)
     if result.exit_code == ExitCode.UNAVAILABLE:
         return ClusterError(text)
+    if result.exit_code == ExitCode.RESUMABLE:
+        return RunStoppedError(text, exit_code=result.exit_code)
     error = InterruptedByUserError(text)
     error.exit_code = result.exit_code
     return error

@@ -124,6 +124,14 @@ def test_exceptions_show_the_name_by_which_programs_catch_them(name):
     assert pickle.loads(pickle.dumps(kind)) is kind
 
 
+def test_run_whose_time_is_over():
+    """A program goes on after it, and sees that it can be resumed."""
+    cut = RunResult(exit_code=75, why="its time is over", seconds=1.0, restarts=0, attempts=(), cause=None)
+    error = api.error_of(RunOutcome(result=cut))
+    assert isinstance(error, raylaunch.RunStoppedError)
+    assert (str(error), error.exit_code) == ("its time is over", 75)
+
+
 def test_ctrl_c_is_a_keyboard_interrupt():
     """A program's `except Exception` does not swallow it and go on with the next run."""
     cut = RunResult(exit_code=143, why="stopped by SIGTERM", seconds=1.0, restarts=0, attempts=(), cause=None)

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, get_args
 
 from raylaunch.cli.args import subcommands, usage
@@ -19,6 +20,7 @@ from raylaunch.core.job.job import Entrypoint, Job, NodeRule, RayOptions
 from raylaunch.core.machine.events_and_actions import Action, Event
 from raylaunch.core.machine.state import TRANSITIONS, Phase
 from raylaunch.core.record import run_layout
+from raylaunch.errors import resume, signal_exit_code
 from tools import walks
 from tools.compat import results
 from tools.examples.example import EXAMPLES
@@ -89,7 +91,9 @@ def _keys(kind: type[Any], prefix: str) -> Iterator[tuple[str, str, str]]:
 def _exit_codes() -> str:
     """From `--help`, which says them too."""
     lines = usage.full().partition("Exit codes:\n")[2].partition("\n\n")[0].splitlines()
-    return _table(("code", "meaning"), (re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines))
+    rows = (re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines)
+    codes = ((code, meaning, int(code) if code.isdecimal() else signal_exit_code(SIGTERM)) for code, meaning in rows)
+    return _table(("code", "meaning", "`resume`"), ((code, meaning, resume(number)) for code, meaning, number in codes))
 
 
 def _run_folder() -> str:

@@ -33,10 +33,12 @@ _NOTES = {
 _TAIL = """\
 Exit codes:
   0         all workers finished
-  1         the job failed
+  1         the job failed, and its restarts are used up
   2         the command line or the job file is wrong; nothing was started
   3         the cluster cannot be reached, or did not provide the requested nodes in time
   4         internal error: a bug in raylaunch
+  75        stopped in time, since the job's time is over: start it again, and it goes on
+  93        the job failed, and would fail in the same way again: do not start it again
   128 + n   stopped by signal n: 130 for SIGINT, 143 for SIGTERM
 
 Examples:

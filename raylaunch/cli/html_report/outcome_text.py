@@ -23,7 +23,7 @@ class OutcomeKind(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
-    """By a signal, as `raylaunch stop` sends it."""
+    """By a signal, as `raylaunch stop` sends it, or since its time was over."""
     UNAVAILABLE = "unavailable"
     """The cluster did not provide what it needs."""
     GOES_ON = "goes on"
@@ -71,6 +71,8 @@ def outcome(run_id: str, end: RunEnd, status: RunStatus, result: RunResult) -> R
         return _told(OutcomeKind.UNAVAILABLE, "The run could not go on: the cluster lacks what it needs", result.why)
     if name := _signal(result.exit_code):
         return _told(OutcomeKind.STOPPED, f"The run was stopped by {name}", result.why, _RESUME)
+    if result.exit_code == ExitCode.RESUMABLE:
+        return _told(OutcomeKind.STOPPED, "The run was stopped in time", result.why, _RESUME)
     return _told(OutcomeKind.FAILED, "The run failed", result.why)
 
 

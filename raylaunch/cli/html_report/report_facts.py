@@ -18,7 +18,7 @@ from raylaunch.core.history.time_per_state import TimeState
 from raylaunch.core.job.job import Job
 from raylaunch.core.record.journal import JournalHeader
 from raylaunch.core.record.result import RunResult
-from raylaunch.errors import ExitCode
+from raylaunch.errors import JOB_FAILURES
 
 SCHEMA = 1
 MOST_FIRST, MOST_LAST = 12, 38
@@ -81,7 +81,7 @@ def facts(run_id: str, folder: str, end: RunEnd, read: RunRecordRead) -> ReportF
             result,
             exit_code=end.exit_code,
             why=end.why or result.why,
-            cause=result.cause if end.exit_code == ExitCode.JOB_FAILED else None,
+            cause=result.cause if end.exit_code in JOB_FAILURES else None,
         )
     return ReportFacts(
         id=run_id,

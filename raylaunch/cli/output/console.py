@@ -44,7 +44,7 @@ from raylaunch.core.placement.environment import assign
 from raylaunch.core.placement.plan import Plan
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.text import capped, count, duration, printable
-from raylaunch.errors import ExitCode
+from raylaunch.errors import JOB_FAILURES
 from raylaunch.node.logs.tail import LogOutput
 
 _MAX_GROUPS = 8
@@ -257,7 +257,7 @@ def _without_failure(machine: Machine) -> str:
     """Return who failed, if the run ends with that: the report, which follows, says what it was; else ""."""
     cause = root_cause(machine.world.failures)
     ending = machine.state.ending if isinstance(machine.state, Stopping) else None
-    is_failed = ending is not None and ending.exit_code == ExitCode.JOB_FAILED
+    is_failed = ending is not None and ending.exit_code in JOB_FAILURES
     return f"rank {cause.rank} on {cause.node} failed" if is_failed and cause is not None else ""
 
 

@@ -15,7 +15,7 @@ from raylaunch.core.record.attempt import Attempt
 from raylaunch.core.record.result import RunResult
 from raylaunch.core.record.run_layout import EVENTS, STACKS
 from raylaunch.core.text import count, duration, printable, spans
-from raylaunch.errors import ExitCode
+from raylaunch.errors import end_state
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _MAX_ATTEMPTS = 12
@@ -42,7 +42,7 @@ def _report(result: RunResult) -> Iterator[str]:
         yield from _failure(result, result.cause)
     else:
         first, *rest = result.why.splitlines() or [""]
-        yield first if result.exit_code in (ExitCode.OK, *range(129, 193)) else f"error: {first}"
+        yield first if end_state(result.exit_code) == "stopped" else f"error: {first}"
         yield from (f"  {line}" for line in rest)
 
 

@@ -17,7 +17,7 @@ from raylaunch.core.machine.transitions import (
 from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
-from raylaunch.errors import ExitCode
+from raylaunch.errors import JOB_FAILURES
 
 _EVACUATION_SHARE = 0.5
 """The part of a drain notice that is kept for saving and stopping at most; before, the world trains on."""
@@ -132,7 +132,7 @@ def go_on_without_lost(run: Run, what: str, *, took_part: bool, pardoned: bool) 
         case Gathering() as gathering:
             return gather(run, gathering, what)
         case Stopping() as stopping:
-            if pardoned and stopping.ending is not None and stopping.ending.exit_code == ExitCode.JOB_FAILED:
+            if pardoned and stopping.ending is not None and stopping.ending.exit_code in JOB_FAILURES:
                 stopping.status, stopping.ending = what, None
             return go_on_if_all_stopped(run, stopping)
         case _ if not took_part:

@@ -14,7 +14,7 @@ from raylaunch.core.machine.transitions import go_on_if_all_stopped, stop_world
 from raylaunch.core.newtypes import HostId, NodeId
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
-from raylaunch.errors import ExitCode
+from raylaunch.errors import JOB_FAILURES, ExitCode
 
 _MOST_NAMED = 3
 """The most pairs of hosts that a message names."""
@@ -68,7 +68,7 @@ def _are_on_two_hosts(run: Run, peer: UnreachablePeer) -> bool:
 
 def _is_ended_by_a_person(run: Run) -> bool:
     ending = run.state.ending if isinstance(run.state, Saving | Stopping) else None
-    return ending is not None and ending.exit_code != ExitCode.JOB_FAILED
+    return ending is not None and ending.exit_code not in JOB_FAILURES
 
 
 def _describe(run: Run, peers: Sequence[UnreachablePeer]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from raylaunch.core.failures.failure import SAME_FAILURE_WINDOW, Failure, why_hopeless
 from raylaunch.core.newtypes import HostId, NodeId
@@ -22,6 +23,8 @@ NEEDED_EXCLUSION = 15.0
 
 QUICK_END = 10.0
 """An attempt that fails sooner than this, in seconds, and without a step, is part of a crash loop."""
+_VAIN_RESTARTS = 3
+"""Restarts that may bring no new saved step, one after the other."""
 NO_RESTARTS = "no restarts were allowed"
 """Why a run ends with the first failure, if `max_restarts` is 0."""
 
@@ -61,28 +64,47 @@ class _Charge:
         return self.is_collateral or (self.node == lost.node and self.came_from_outside)
 
 
+class Refusal(NamedTuple):
+    """Why no attempt follows a failure."""
+
+    why: str
+    is_pointless: bool
+    """Whether a new run would fail in the same way; else only the budget of this one is spent."""
+
+
 class RestartBudget:
-    """The restarts of one run: at most `max_restarts` (torchrun)."""
+    """The restarts of one run: at most `max_restarts` (torchrun), and none in vain."""
 
     def __init__(self, max_restarts: int) -> None:
         self._all = max_restarts
         self.spent = 0
+        #: The last step that all workers have saved in any attempt, and how many restarts have brought no later one.
+        self._saved: int | None = None
+        self._vain = 0
         #: The failures that may still matter one by one, the oldest first.
         self._charges: list[_Charge] = []
         #: Of the earlier charges: whether any was collateral, and on which nodes they were; two nodes stand for all.
         self._any_collateral = False
         self._nodes: set[NodeId] = set()
 
-    def spend(self, cause: Failure, now: float, nodes: Collection[NodeId], *, elsewhere: bool = False) -> str:
-        """Spend a restart on this failure of an attempt on these nodes. Return "", or why there is none.
+    def saved(self, step: int) -> None:
+        """Note that all workers have saved this step."""
+        if self._saved is None or step > self._saved:
+            self._saved, self._vain = step, 0
+
+    def spend(
+        self, cause: Failure, now: float, nodes: Collection[NodeId], *, elsewhere: bool = False
+    ) -> Refusal | None:
+        """Spend a restart on this failure of an attempt on these nodes. Return None, or why there is none.
 
         `elsewhere`: the next attempt excludes the host, so repeated failures there do not count.
         """
         self._sum_up(now)
         earlier = () if elsewhere else [(charge.at, charge.signature) for charge in self._charges]
-        refused = why_hopeless(cause, earlier, now)
-        if not refused and self.spent >= self._all:
-            refused = self._all_spent(cause, nodes)
+        pointless = why_hopeless(cause, earlier, now) or self._why_vain(cause, elsewhere=elsewhere)
+        refused = Refusal(pointless, is_pointless=True) if pointless else None
+        if refused is None and self.spent >= self._all:
+            refused = Refusal(self._all_spent(cause, nodes), is_pointless=False)
         if self._charges and self._charges[-1].nodes == nodes:
             nodes = self._charges[-1].nodes  # one set for all attempts on the same nodes
         charge = _Charge(
@@ -92,11 +114,20 @@ class RestartBudget:
             is_collateral=cause.is_collateral,
             came_from_outside=came_from_outside(cause),
             nodes=nodes,
-            spent=not refused,
+            spent=refused is None,
         )
         self._charges.append(charge)
-        self.spent += not refused
+        self.spent += charge.spent
         return refused
+
+    def _why_vain(self, cause: Failure, *, elsewhere: bool) -> str:
+        """Return why another restart would bring no new step, or "". Scripts that save nothing cannot be judged."""
+        if self._saved is None or elsewhere or cause.is_collateral or came_from_outside(cause):
+            return ""
+        if self._vain == _VAIN_RESTARTS:
+            return f"{_VAIN_RESTARTS} restarts have brought no saved step after step {self._saved}"
+        self._vain += 1
+        return ""
 
     def _sum_up(self, now: float) -> None:
         """Remember little of failures that are so old that no event concerns them any more."""

@@ -17,7 +17,7 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStopped,
 )
 from raylaunch.core.machine.nodes import cordon_host_of
-from raylaunch.core.machine.restart_policy import came_from_outside
+from raylaunch.core.machine.restart_policy import Refusal, came_from_outside
 from raylaunch.core.machine.restoring import restore_commit, take_held
 from raylaunch.core.machine.run_state import Run
 from raylaunch.core.machine.saving import end_saving, stop_if_all_saved, stop_unsaved
@@ -69,6 +69,8 @@ def _run_if_all_started(run: Run, state: Starting) -> list[Action]:
         why = restored[0].why if restored else "no node has the state of an earlier attempt"
         return restart_world(run, f"{why}; all workers are started again", all_anew=True)
     run.world.restored = restored[0] if restored else None
+    if run.world.restored is not None and run.world.restored.commit is not None:
+        run.budget.saved(run.world.restored.commit.steps - 1)
     run.enter(Running(status=f"{run.workers_and_nodes}{run.world.survivors}", resize=state.resize))
     held, run.world.held_signals = run.world.held_signals, []
     return [*restored, *(forward(run, signal) for signal in held), *run.set_timer("more nodes may come")]
@@ -122,7 +124,7 @@ def _workers_failed(run: Run, cause: Failure) -> list[Action]:
     bad = run.health.blame(host, run.now, cause.kind)
     needed = bad and not run.members.enough_without(host)
     if refused := run.budget.spend(cause, run.now, run.world.nodes, elsewhere=bad and not needed):
-        return _end_run_for(run, cause, f"{what}; {refused}")
+        return _end_run_for(run, cause, what, refused)
     cordon, clause = cordon_host_of(run, member, needed=needed) if bad and member is not None else ([], "")
     if delay:
         clause += f"; after {delay:g} s, since it crashes again and again"
@@ -130,10 +132,12 @@ def _workers_failed(run: Run, cause: Failure) -> list[Action]:
     return [*cordon, *restart_world(run, f"{what}; {run.budget}{clause}", backoff_until=backoff_until)]
 
 
-def _end_run_for(run: Run, cause: Failure, why: str) -> list[Action]:
+def _end_run_for(run: Run, cause: Failure, what: str, refused: Refusal) -> list[Action]:
+    why = f"{what}; {refused.why}"
+    code = ExitCode.POINTLESS if refused.is_pointless else ExitCode.JOB_FAILED
     # Workers that hang do not react to a signal; workers that wait for them may.
     grace = min(run.job.shutdown_timeout, MAX_HANG_GRACE) if cause.hung else run.job.shutdown_timeout
-    return stop_world(run, why, grace=grace, ending=Finish(exit_code=ExitCode.JOB_FAILED, why=why))
+    return stop_world(run, why, grace=grace, ending=Finish(exit_code=code, why=why))
 
 
 def _drained_node_that_explains(run: Run, cause: Failure) -> str:
@@ -175,6 +179,8 @@ def progressed(run: Run, event: Progressed) -> list[Action]:
     The first step proves nothing: a script may call `heartbeat()` once before its first collective.
     """
     run.crashes.progressed()
+    if event.saved is not None:
+        run.budget.saved(event.saved)
     if event.marks > 1:
         run.world.has_progressed = run.reachability.proven = True
         run.world.known.tries = 0

@@ -28,7 +28,7 @@ from raylaunch.core.record.attempt import Attempt, AttemptBuilder
 from raylaunch.core.record.journal import JournalEntry
 from raylaunch.core.record.run_layout import EVENTS
 from raylaunch.core.record.steps import StepHistory
-from raylaunch.errors import ExitCode, RaylaunchError
+from raylaunch.errors import JOB_FAILURES, ExitCode, RaylaunchError, resume
 
 FIRST_ATTEMPTS, LAST_ATTEMPTS = 20, 80
 """How many of the first and of the last attempts a result describes. It sums up the attempts between them."""
@@ -105,10 +105,9 @@ class JobFailedError(RaylaunchError):
 
     __module__ = "raylaunch"
 
-    exit_code = ExitCode.JOB_FAILED
-
     def __init__(self, message: str, *, hint: str = "", result: RunResult) -> None:
         super().__init__(message, hint=hint)
+        self.exit_code = result.exit_code
         #: The whole result; `result.cause` is the failure of the worker that failed first.
         self.result = result
 
@@ -253,7 +252,7 @@ class ResultBuilder:
     def result(self, *, run_dir: str = "", began: str = "") -> RunResult:
         """Return the result as far as the entries tell it. `began` is in the journal's first line."""
         attempts = tuple(self._attempts())
-        at_fault = self._finish.exit_code == ExitCode.JOB_FAILED and attempts
+        at_fault = self._finish.exit_code in JOB_FAILURES and attempts
         count = len(attempts) + (self._omitted.count if self._omitted is not None else 0)
         return RunResult(
             exit_code=self._finish.exit_code,
@@ -280,7 +279,7 @@ def result(entries: Iterable[JournalEntry], *, run_dir: str = "", began: str = "
 
 def facts(result: RunResult) -> dict[str, Any]:
     """Return the content of result.json: the fields of the result, and what its report computes from them."""
-    body = asdict(result) | {"lost_steps": result.lost_steps}
+    body = asdict(result) | {"resume": resume(result.exit_code), "lost_steps": result.lost_steps}
     if result.cause is not None:
         failures = result.attempts[-1].failures
         followed = consequences(failures, result.cause)

@@ -15,6 +15,8 @@ from tests.cli.html_report.reports import done, facts, failed_run, replay_folder
         (done(ExitCode.OK, "all 4 workers finished"), OutcomeKind.SUCCEEDED, "The run succeeded"),
         (done(143, "stopped by SIGTERM"), OutcomeKind.STOPPED, "The run was stopped by SIGTERM"),
         (done(ExitCode.INTERRUPTED), OutcomeKind.STOPPED, "The run was stopped by SIGINT"),
+        (done(ExitCode.RESUMABLE, "its time is over"), OutcomeKind.STOPPED, "The run was stopped in time"),
+        (done(ExitCode.POINTLESS), OutcomeKind.FAILED, "The run failed"),
         (
             done(ExitCode.UNAVAILABLE, "there is no torch"),
             OutcomeKind.UNAVAILABLE,

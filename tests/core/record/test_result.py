@@ -217,7 +217,26 @@ def test_facts_of_a_run_without_cause():
     """They contain the fields of the result and the lost steps only."""
     found = result_of(job(1), tick(300.0))
     assert found.hints == ()
-    assert facts(found) == dataclasses.asdict(found) | {"lost_steps": 0}
+    assert facts(found) == dataclasses.asdict(found) | {"resume": "yes", "lost_steps": 0}
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [(0, "no"), (1, "yes"), (3, "yes"), (4, "pointless"), (75, "yes"), (93, "pointless"), (143, "yes")],
+)
+def test_whether_to_start_a_run_again(code, answer):
+    found = dataclasses.replace(result_of(job(1), tick(300.0)), exit_code=code)
+    assert facts(found)["resume"] == answer
+
+
+def test_failure_that_would_come_again_has_a_cause():
+    """The run ends with a code of its own, and the error that programs get has it too."""
+    broken = failure("a", 5.0, **raised("ImportError", "no torchvision"))
+    found = result_of(
+        job(1, max_restarts=3), joined("a"), started("a", 1.0), exited("a", 5.0, broken), stopped("a", 6.0)
+    )
+    assert (found.exit_code, found.cause) == (93, broken)
+    assert JobFailedError("it failed", result=found).exit_code == 93
 
 
 def progressed(at: float, attempt: int, marks: int, low: int | None, **known) -> Progressed:
