@@ -65,6 +65,16 @@ class ElasticSampler(Sampler[list[int]]):
         """Which epoch the next sample belongs to, from 0 on."""
         return self._position // self._size
 
+    @property
+    def epochs_done(self) -> float:
+        """How many epochs all ranks have taken together, with the part of this one."""
+        return self._position / self._size
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps of this epoch are left."""
+        return sum(1 for _ in pairwise(self._steps_of_epoch(self._world()[0])))
+
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the indices of each step. Raises ValueError if the data set has fewer samples than there are ranks."""
         ranks, rank = self._world()
@@ -74,7 +84,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Return the number of steps of this epoch, with those that are done."""
-        return self._steps + sum(1 for _ in pairwise(self._steps_of_epoch(self._world()[0])))
+        return self._steps + self.steps_left
 
     def advance(self) -> None:
         """Move the position of all ranks by a step. Each rank must call this for each batch that it uses."""

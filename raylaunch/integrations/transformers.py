@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any, Literal
 
 from transformers import TrainerCallback
 
 from raylaunch.integrations.accelerate import unwrapped
-from raylaunch.integrations.data import ElasticDataLoader
+from raylaunch.integrations.data import ElasticDataLoader, ElasticSampler
 from raylaunch.worker import State, checkpointed, heartbeat, should_checkpoint
 
 _TRAINER = "trainer"
@@ -33,22 +34,27 @@ class StateTrainerCallback(TrainerCallback):
         durable: str | os.PathLike[str] | None = None,
     ) -> None:
         """`every`, `durable`: as of `State`."""
-        self._every, self._durable = every, durable
-        self._objects = {} if loader is None else {"loader": loader}
+        self._every, self._durable, self._loader = every, durable, loader
         self._state: State | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **now: Any) -> None:
         """Restore."""
-        del args, control
+        del control
         objects = {"model": now["model"], "optimizer": unwrapped(now["optimizer"]), "scheduler": now["lr_scheduler"]}
-        self._state = State(every=self._every, durable=self._durable, **objects, **self._objects)
+        objects |= {"loader": self._loader, "scaler": getattr(now["optimizer"], "scaler", None)}
+        kept = {name: thing for name, thing in objects.items() if thing is not None}
+        self._state = State(every=self._every, durable=self._durable, **kept)
         if done := self._state.restore():
             state.global_step = done
             vars(state).update(self._state[_TRAINER])
+            if self._loader is not None and args.max_steps <= 0:
+                state.max_steps = done + _steps_left(self._loader.elastic_sampler, args, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **now: Any) -> None:
         """Commit."""
         del args, control, now
+        if self._loader is not None:
+            state.epoch = self._loader.elastic_sampler.epochs_done
         if self._state is not None:
             self._state[_TRAINER] = {name: getattr(state, name) for name in _KEPT}
             self._state.commit(state.global_step - 1)
@@ -63,6 +69,17 @@ class StateTrainerCallback(TrainerCallback):
         del args, state, control, now
         if self._state is not None:
             self._state.finish()
+
+
+def _steps_left(sampler: ElasticSampler, args: Any, most: int) -> int:
+    """Return how many steps of the optimizer are left of the epochs, with this number of ranks.
+
+    `most`: how many there would be from the beginning. The Trainer counts batches from 0 again, so batches at the end
+    of this epoch that do not make a whole step go into the next one.
+    """
+    of_epoch: int = sampler.steps_left // args.gradient_accumulation_steps
+    later: float = (args.num_train_epochs - sampler.epoch - 1) * most / args.num_train_epochs
+    return max(0, of_epoch + math.ceil(later))
 
 
 class CheckpointTrainerCallback(TrainerCallback):

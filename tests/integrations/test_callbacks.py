@@ -15,6 +15,7 @@ class FakeState:
 
     done = 0
     values: dict[str, Any] = {}  # noqa: RUF012
+    states: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self, **objects: Any) -> None:
         self.objects, self.called = objects, []
@@ -29,6 +30,8 @@ class FakeState:
 
     def restore(self) -> int:
         self.called.append("restore")
+        for name, state in self.states.items():
+            self.objects[name].load_state_dict(state)
         return self.done
 
     def commit(self, step: int) -> None:
@@ -114,6 +117,26 @@ def test_the_trainer_of_transformers_goes_on_with_the_next_sample(
     assert state.called == ["restore", *range(12, 23), "finish"]
     assert again.model.seen == [*range(8, 40), *range(12)]
     assert again.state.best_metric == 0.5
+
+
+@pytest.mark.parametrize(("accumulated", "steps"), [(1, 14 + 20), (2, 7 + 10), (3, 4 + 7)])
+def test_the_trainer_of_transformers_ends_after_its_epochs_with_another_number_of_ranks(
+    of_transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulated: int, steps: int
+) -> None:
+    """Two ranks have done 3 steps of 8 samples; one is left, which takes 4 in each batch."""
+    from raylaunch.integrations.data import ElasticDataLoader
+
+    monkeypatch.setattr(FakeState, "done", 3)
+    monkeypatch.setattr(FakeState, "values", {"trainer": {}})
+    data = torch.utils.data.ConcatDataset([Samples(), Samples()])
+    loader = ElasticDataLoader(data, batch_size=4, shuffle=False, num_replicas=1, rank=0)
+    monkeypatch.setattr(FakeState, "states", {"loader": {"position": 24, "steps": 3}})
+    more = {"max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": accumulated}
+    again = trainer(tmp_path, of_transformers.StateTrainerCallback(loader), loader=loader, **more)
+    again.train()
+    assert again.state.global_step == 3 + steps
+    assert again.model.seen == [*range(24, 40), *range(40), *range(40), *range(40)]
+    assert (again.state.epoch, loader.epoch) == (2, 2)
 
 
 def test_the_trainer_of_transformers_saves_on_request(
