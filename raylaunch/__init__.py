@@ -4,7 +4,7 @@ The public API is `launch`, `start`, `attach`, `spawn`, `rank_env` and the class
 that in a script. Five packages are the places where code runs: `cli` (the terminal), `cluster` (Ray: the driver and the
 agents), `node` (the processes of one machine), `worker` (the user's process) and `core` (decisions, without I/O). Read
 `core` first, then `cluster.driver`. A command becomes a `Job`, the job a plan, the plan agents, and agents start
-workers.
+workers. What a run can do besides is in `capabilities`.
 """
 
 from __future__ import annotations

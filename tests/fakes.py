@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from raylaunch.capabilities.peers import sections as peers
 from raylaunch.cluster.agent.agent import AgentReport
 from raylaunch.cluster.fleet_api import AgentLost, HostDraining, ReportReceived, SlotGranted
 from raylaunch.core.failures.stacks import Stack
@@ -32,7 +33,7 @@ from raylaunch.node.protocol.messages import (
     StopWorkers,
 )
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
-from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerListening, PeersProbed, ProbePeers
+from raylaunch.node.protocol.section import CapabilitySection
 from raylaunch.node.state.checkpoint_writes import LastWrite
 
 READY = messages.Ready(start_method="forkserver", why=(), torch=True, pid=1)
@@ -186,13 +187,17 @@ class FakeFleet:
                 self.report(node, self.workers(node, attempt, has_saved=True, saved=step))
             case DumpStacks(attempt=attempt):
                 self.report(node, StacksDumped(node=node, attempt=attempt, stacks=self.stacks.get(node, ())))
-            case ListenForPeers(check=check):
-                self.report(node, PeerListening(check=check, port=1, token="0"))
-            case ProbePeers(check=check, peers=peers):
-                lost = [peer.node for peer in peers if peer.node in self.unreachable.get(node, ())]
-                self.report(node, PeersProbed(check=check, unreachable=tuple((peer, "timed out") for peer in lost)))
+            case CapabilitySection():
+                body = peers.dump(self.checked(node, peers.load_goal(order.body)))
+                self.report(node, CapabilitySection(capability=order.capability, body=body))
             case OpenStore(attempt=attempt):
                 self.report(node, messages.StoreOpened(attempt=attempt, port=5000 + attempt))
+
+    def checked(self, node: str, goal: peers.PeerGoal) -> peers.PeerStatus:
+        """Return how far a node is with a check of peers."""
+        lost = [peer.node for peer in goal.peers or () if peer.node in self.unreachable.get(node, ())]
+        unreachable = None if goal.peers is None else tuple((peer, "timed out") for peer in lost)
+        return peers.PeerStatus(check=goal.check, port=1, token="0", unreachable=unreachable)
 
     def record(self, node: str, order: Order) -> None:
         """Append the order to `sent`: its name, the node, and what tests compare."""
@@ -209,10 +214,10 @@ class FakeFleet:
                 self.sent.append(("commit", node, order.attempt, order.step))
             case DumpStacks():
                 self.sent.append(("stacks", node, order.attempt))
-            case ListenForPeers():
+            case CapabilitySection() if (goal := peers.load_goal(order.body)).peers is None:
                 self.sent.append(("listen", node))
-            case ProbePeers():
-                self.sent.append(("connect", node, *(peer.node for peer in order.peers)))
+            case CapabilitySection():
+                self.sent.append(("connect", node, *(peer.node for peer in goal.peers)))
             case OpenStore():
                 self.sent.append(("store", node, order.attempt))
 

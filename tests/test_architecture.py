@@ -102,9 +102,7 @@ CAPABILITIES = {
         "cluster.probes.hang_probe",
         *(f"core.monitoring.hang_{part}" for part in ("cause", "detector", "policy")),
     ),
-    "peers": (
-        *("core.machine.peers", "cluster.probes.peer_check", "cluster.agent.peer_probe", "node.protocol.peer_messages"),
-    ),
+    "peers": ("capabilities.peers", "core.machine.peers"),
     "terminal": ("cluster.agent.worker_terminal", "node.protocol.terminal_messages"),
     "takeover": ("cluster.takeover", "cluster.succession", "core.driver_replaced", "core.machine.resuming"),
     "warm": ("cluster.fleet.agent_reuse",),
@@ -120,9 +118,9 @@ KERNEL = (
 )
 """The packages that start, supervise, restart and resize."""
 KNOWN_CAPABILITIES = {
-    "cluster.agent.agent": {"peers", "state", "takeover", "terminal"},
+    "cluster.agent.agent": {"state", "takeover", "terminal"},
     "cluster.agent.ray_actor": {"state", "takeover"},
-    "cluster.driver.driver": {"peers", "state", "takeover", "terminal"},
+    "cluster.driver.driver": {"state", "takeover", "terminal"},
     "cluster.driver.executor": {"state"},
     "cluster.driver.progress_monitor": {"hangs"},
     "cluster.driver.run_folder": {"report", "takeover"},
@@ -134,10 +132,10 @@ KNOWN_CAPABILITIES = {
     "core.machine.state": {"state"},
     "core.machine.workers": {"state"},
     "node.forkserver.subreaper": {"state"},
-    "node.protocol.messages": {"peers", "state", "terminal"},
+    "node.protocol.messages": {"state", "terminal"},
     "node.protocol.node_goal": {"state", "terminal"},
     "node.protocol.node_spec": {"state", "survivors", "terminal"},
-    "node.protocol.node_status": {"peers", "state"},
+    "node.protocol.node_status": {"state"},
     "node.supervisor.forkserver_client": {"state"},
     "node.supervisor.polling": {"state"},
     "node.supervisor.supervisor": {"state", "survivors"},

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -17,8 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from raylaunch.capabilities.peers.agent import PeerProbe
+from raylaunch.capabilities.peers.driver import PeerCheck
 from raylaunch.cluster import planning
 from raylaunch.cluster.agent.link import LinkServer
+from raylaunch.cluster.capability import AgentPart, AgentPort, Capability
 from raylaunch.cluster.control import cluster_registry, run_control
 from raylaunch.cluster.control.run_control import RunControl
 from raylaunch.cluster.driver import last_checkpoint, results, signals
@@ -48,6 +51,9 @@ if TYPE_CHECKING:
 
 WANTED = "ray>=2.44"
 """The versions of Ray that can be used, as in the project's metadata: these are missing if raylaunch was copied."""
+
+CAPABILITIES = (Capability(name="peers", driver=PeerCheck, agent=PeerProbe),)
+"""What all runs can do besides what the kernel does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +105,14 @@ def run_job(
     keyboard: Keyboard | None = None,
     succession: Succession | None = None,
     conclude: Callable[[RunResult], None] = lambda _: None,
+    capabilities: Sequence[Capability] = CAPABILITIES,
 ) -> RunOutcome:
     """Run a job and return its outcome, whatever happened to its workers. Several threads may each run a job.
 
     `job_text`: the job as it is written to the run folder. `payload`: (function, args, kwargs), pickled with
     cloudpickle, to run instead of the job's entry point. `on_control`: gets what answers this process about the run.
     `keyboard`: the terminal that one rank gets. `succession`: which driver of a detached run on a cluster it is.
+    `capabilities`: what the run can do besides what the kernel does.
     `conclude` is called when the journal is complete, before `result.json` is written: who waits for that has all.
 
     Raises ConfigError if the run folder cannot be made or there is no working folder, ClusterError if the cluster
@@ -117,9 +125,9 @@ def run_job(
     with redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:
         seen = GuardedObserver(observer)
         if succession is not None and succession.predecessor is not None:
-            run = _resume(succession, succession.predecessor.ledger, seen, session)
+            run = _resume(succession, succession.predecessor.ledger, seen, session, capabilities)
         else:
-            run = _prepare(job, job_text, seen, session, submitter_env, payload, keyboard, succession)
+            run = _prepare(job, job_text, seen, session, submitter_env, payload, keyboard, succession, capabilities)
         handler.go_to(run.driver.signalled)
         hosts = partial(_hosts, session, run.job)
         control = RunControl(run.driver, run.folder, job.log_layout, run.fleet, hosts)
@@ -216,6 +224,7 @@ def _prepare(
     payload: bytes,
     keyboard: Keyboard | None,
     succession: Succession | None,
+    capabilities: Sequence[Capability],
 ) -> _PreparedRun:
     """Plan the run, make its folder and tell the observer. Raises ClusterError if this machine cannot hold the job."""
     plan = planning.plan_in(session, job)
@@ -241,11 +250,12 @@ def _prepare(
     spec = planning.agent_spec(
         job, plan, session, folder.where, submitter_env, links, payload=payload, terminal=terminal
     )
+    spec = replace(spec, parts=_agent_parts(capabilities))
     if succession is not None:
         facts = succession.facts(job, settled(job, plan), plan, run_id, began.isoformat(), spec)
-        return _detached(succession, facts, folder, observer, began_at, links)
+        return _detached(succession, facts, folder, observer, began_at, links, capabilities)
     fleet = session.fleet(plan, spec, observer.on_message)
-    driver = Driver(settled(job, plan), run_id, fleet, folder, observer, began_at, links)
+    driver = Driver(settled(job, plan), run_id, fleet, folder, observer, began_at, links, capabilities=capabilities)
     return _PreparedRun(
         job=job,
         folder=folder,
@@ -258,7 +268,17 @@ def _prepare(
     )
 
 
-def _resume(succession: Succession, ledger: Ledger, observer: RunObserver, session: Session) -> _PreparedRun:
+def _agent_parts(capabilities: Sequence[Capability]) -> dict[str, Callable[[AgentPort], AgentPart]]:
+    return {each.name: each.agent for each in capabilities if each.agent is not None}
+
+
+def _resume(
+    succession: Succession,
+    ledger: Ledger,
+    observer: RunObserver,
+    session: Session,
+    capabilities: Sequence[Capability],
+) -> _PreparedRun:
     """Go on with a run after another driver."""
     facts = ledger.facts
     path = Path(ledger.folder.path) if ledger.folder.path else None
@@ -268,8 +288,9 @@ def _resume(succession: Succession, ledger: Ledger, observer: RunObserver, sessi
     observer.on_takeover(facts.job, folder.where)
     observer.on_message(succession.describe())
     links = session.links()
-    facts = replace(facts, spec=replace(facts.spec, link_address=links.address if links else None))
-    return _detached(succession, facts, folder, observer, ledger.began_at(), links)
+    address, parts = links.address if links else None, _agent_parts(capabilities)
+    facts = replace(facts, spec=replace(facts.spec, link_address=address, parts=parts))
+    return _detached(succession, facts, folder, observer, ledger.began_at(), links, capabilities)
 
 
 def _detached(
@@ -279,6 +300,7 @@ def _detached(
     observer: RunObserver,
     began_at: float,
     links: LinkServer | None,
+    capabilities: Sequence[Capability],
 ) -> _PreparedRun:
     """Return a run whose driver may be followed by another. `began_at`: the time.monotonic() of its beginning."""
     fleet = succession.fleet(facts.plan, facts.spec, observer.on_message, folder.fence.leave)
@@ -286,7 +308,7 @@ def _detached(
         job=facts.asked,
         folder=folder,
         fleet=fleet,
-        driver=succession.driver(facts, fleet, folder, observer, began_at, links),
+        driver=succession.driver(facts, fleet, folder, observer, began_at, links, capabilities),
         links=links,
         run_id=facts.run_id,
         began=facts.began,

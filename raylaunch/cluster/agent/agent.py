@@ -16,8 +16,8 @@ from raylaunch.cluster.agent.link import Link
 from raylaunch.cluster.agent.log_reader import LogReader, in_thread
 from raylaunch.cluster.agent.log_shipper import LogShipper
 from raylaunch.cluster.agent.outbox import Outbox
-from raylaunch.cluster.agent.peer_probe import PeerProbe
 from raylaunch.cluster.agent.worker_terminal import WorkerTerminal
+from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.cluster.succession.agent_session import SUCCESSION_SECONDS, AgentSession
 from raylaunch.core.job import outputs
 from raylaunch.core.job.node_rules import NodeAttributes, matching
@@ -43,7 +43,7 @@ from raylaunch.node.protocol.messages import (
 )
 from raylaunch.node.protocol.node_spec import AgentSpec
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
-from raylaunch.node.protocol.peer_messages import PeerOrder
+from raylaunch.node.protocol.section import CapabilitySection
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 from raylaunch.node.state.checkpoint_writes import LastWrite
 from raylaunch.node.supervisor.forkserver_client import ForkServerClient
@@ -134,12 +134,12 @@ class Agent:
         #: Set when there is something to report.
         self._wake = asyncio.Event()
         self._error: Exception | None = None
-        self._polls_supervisor = False
+        self._polls_supervisor = self._over = False
         self._loop = asyncio.get_running_loop()
-        self._over = False
         #: Set when the lease has expired and, of a detached run, all processes of the node have ended.
         self._ended = asyncio.Event()
-        self._peers = PeerProbe(address, self._report)
+        #: By the names of their capabilities.
+        self._parts = {name: self._begun(name, begin, spec) for name, begin in spec.parts.items()}
         self._copies = StateCopies(self._supervisor.state, address, self._report, self._in_loop)
         self._log_reader = LogReader()
         self._terminal: WorkerTerminal | None = None
@@ -175,6 +175,12 @@ class Agent:
         except OSError as error:
             raise OSError(error.errno, limits.explained(error, "the agent")) from error
         return found
+
+    def _begun(self, capability: str, begin: Callable[[AgentPort], AgentPart], spec: AgentSpec) -> AgentPart:
+        def tell(body: bytes) -> None:
+            self._report(CapabilitySection(capability=capability, body=body))
+
+        return begin(AgentPort(spec=spec, address=self._address, tell=tell))
 
     async def next_report(self, epoch: int = 0) -> AgentReport:
         """Wait until there is something to report, for the report interval at most.
@@ -243,8 +249,9 @@ class Agent:
         """Carry out one order of the driver's, unless the lease has expired."""
         if self._lease.expired:
             return
-        if isinstance(order, PeerOrder):
-            self._peers.handle(order)
+        if isinstance(order, CapabilitySection):
+            if order.capability in self._parts:  # else the run is over here
+                self._parts[order.capability].shown(order.body)
             return
         if isinstance(order, TerminalInput):
             if self._terminal is not None:
@@ -311,7 +318,8 @@ class Agent:
         self._wake.set()
 
     def _stop_polling(self) -> None:
-        self._peers.close()
+        while self._parts:
+            self._parts.popitem()[1].close()
         self._copies.close()
         if self._terminal is not None:
             self._terminal.close()

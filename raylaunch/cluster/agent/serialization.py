@@ -11,7 +11,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from importlib import metadata
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -77,7 +77,7 @@ def _add_fields(hint: Any, found: dict[str, list[tuple[str, Any]]]) -> None:
 
 def dump_spec(spec: AgentSpec) -> bytes:
     """Return the first message to an agent: the driver's versions in a line of text, then the pickle."""
-    return _first_line() + pickle.dumps(_plain(spec))
+    return _first_line() + pickle.dumps((_plain(replace(spec, parts={})), spec.parts))
 
 
 def load_spec(message: bytes) -> AgentSpec:
@@ -86,7 +86,12 @@ def load_spec(message: bytes) -> AgentSpec:
     if found is None or found[0] != _first_line():
         msg = f"has {versions()}, and the driver has {found[1].decode() if found else 'another version'}"
         raise VersionMismatchError(msg)
-    return _load(message[found.end() :], "the driver's first message", lambda spec: msgspec.convert(spec, AgentSpec))
+    return _load(message[found.end() :], "the driver's first message", _spec)
+
+
+def _spec(found: Any) -> AgentSpec:
+    spec, parts = found
+    return replace(msgspec.convert(spec, AgentSpec), parts=msgspec.convert(parts, dict[str, Any]))
 
 
 def _first_line() -> bytes:

@@ -33,7 +33,7 @@ from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.fleet_api import Fleet
 from raylaunch.cluster.local import local_machine
-from raylaunch.cluster.probes.hang_probe import ANSWER_SECONDS, StackProbe
+from raylaunch.cluster.probes.stack_probe import ANSWER_SECONDS, StackProbe
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.machine.events_and_actions import (

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from raylaunch.cluster import fleet_api as fleets
 from raylaunch.cluster.agent.link import LinkDown
+from raylaunch.cluster.capability import Capability, DriverPart, DriverPort
 from raylaunch.cluster.driver.copy_ring import KnownCopies
 from raylaunch.cluster.driver.executor import Executor, last_attempt, port_in_use
 from raylaunch.cluster.driver.node_registry import AgentLinks, NodeRegistry
@@ -28,7 +29,6 @@ from raylaunch.cluster.fleet_api import (
     ReportReceived,
     SlotGranted,
 )
-from raylaunch.cluster.probes.peer_check import PeerCheck
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.commits import RestoreCommit
@@ -59,6 +59,7 @@ from raylaunch.errors import ClusterError
 from raylaunch.node.linux import processes
 from raylaunch.node.protocol.messages import StacksDumped, StoreOpened
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus
+from raylaunch.node.protocol.section import CapabilitySection
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 
 _HEAR_SECONDS = 5.0
@@ -154,6 +155,7 @@ class Driver:
         began: float,
         links: AgentLinks | None = None,
         leadership: Leadership | None = None,
+        capabilities: Iterable[Capability] = (),
     ) -> None:
         """`began`: the time.monotonic() of the run's beginning, from which times in events are counted.
 
@@ -170,7 +172,8 @@ class Driver:
         self.nodes = NodeRegistry(job.node_timeout, links)
         tracker = tracker_of(job, calls_should_checkpoint=ledger is not None and ledger.calls_should_checkpoint)
         self.monitor = ProgressMonitor(tracker, fleet, self._write_stacks, observer.on_message)
-        self._peers = PeerCheck(self.machine, fleet.send)
+        #: By the names of their capabilities.
+        self._parts = {each.name: _begun(each, self.machine, fleet) for each in capabilities}
         copies = ledger.copies if ledger is not None else KnownCopies()
         self._executor = Executor(self.machine, run_id, fleet, self.monitor, self.nodes.give_up, copies)
         #: Gets the stacks of the workers of each node, in the thread of `run`.
@@ -258,7 +261,8 @@ class Driver:
                     aside.append(item)
         leadership.take_command()
         self._executor.resume({node: agent.goal for node, agent in adopted.items()})
-        self._peers.launched(self._now())
+        for part in self._parts.values():
+            part.launched(self._now())
         attempt = max((last_attempt(agent.goal) for agent in adopted.values()), default=0)
         yield last.replaced(self._now(), attempt, asked)
         for agent in adopted.values():
@@ -308,7 +312,7 @@ class Driver:
         All of them, since this process may have stood still: no deadline is enforced before what arrived in time is
         handled.
         """
-        checks = (self._peers.next_check, self._run_time(self.nodes.next_check))
+        checks = (*(part.next_check for part in self._parts.values()), self._run_time(self.nodes.next_check))
         training = (self.monitor.next_check,) if self.machine.phase.is_training else ()
         leading = (self._run_time(self._leadership.wake_at),) if self._leadership is not None else ()
         nearest = min(self._executor.wake_at, *checks, *training, *leading)
@@ -321,7 +325,7 @@ class Driver:
 
     def _step(self, event: Event) -> None:
         """Let the machine handle an event. Act first, then record: no restart waits for the disk."""
-        if self._peers.holds(event, self._now()):
+        if any(part.holds(event, self._now()) for part in self._parts.values()):
             return
         before = self.monitor.progress(event.at) if self.machine.needs_progress(event) else ()
         self._record([(each, self._perform(self.machine.handle(each))) for each in (*before, event)])
@@ -331,7 +335,8 @@ class Driver:
             self._leadership.perform(actions)
         self._executor.perform(actions, self._now())
         if any(isinstance(action, Launch) for action in actions):
-            self._peers.launched(self._now())
+            for part in self._parts.values():
+                part.launched(self._now())
         return tuple(actions)
 
     def _record(self, steps: Iterable[tuple[Event | None, tuple[Action, ...]]]) -> None:
@@ -364,7 +369,8 @@ class Driver:
             yield Tick(at=now)
         if self.machine.phase.is_training:
             yield from self.monitor.due_events(now)
-        yield from self._peers.due_events(now)
+        for part in self._parts.values():
+            yield from part.due_events(now)
 
     # From the fleet's reports to events.
 
@@ -438,7 +444,8 @@ class Driver:
                 self._observer.on_progress(sample)
         for stacks in item.report.stacks:
             self.monitor.stacks(stacks)
-            self._peers.stacks(stacks)
+            for part in self._parts.values():
+                part.stacks(stacks)
             self.on_stacks(stacks)
         if item.report.status is not None:
             yield from self._status_changed(item, item.report.status)
@@ -461,10 +468,9 @@ class Driver:
         self._answered(node, old, new)
 
     def _answered(self, node: NodeId, old: NodeStatus, new: NodeStatus) -> None:
-        if new.listening is not None and new.listening != old.listening:
-            self._peers.listening(node, new.listening)
-        if new.probed is not None and new.probed != old.probed:
-            self._peers.probed(node, new.probed)
+        for name, section in new.sections.items():
+            if name in self._parts and section != old.sections.get(name):
+                self._parts[name].told(node, section)
         if new.copies is not None and new.copies != old.copies:
             self._executor.copies.served(node, new.copies)
         if new.proposed is not None and new.proposed != old.proposed:
@@ -512,6 +518,13 @@ class Driver:
             return
         self._warnings.warn(word.why)
         self._executor.store_open(node, word)
+
+
+def _begun(capability: Capability, machine: Machine, fleet: Fleet) -> DriverPart:
+    def show(node: NodeId, body: bytes) -> None:
+        fleet.send(node, CapabilitySection(capability=capability.name, body=body))
+
+    return capability.driver(DriverPort(machine=machine, send=fleet.send, show=show))
 
 
 def _saving(why: str, *, can_save: bool) -> str:

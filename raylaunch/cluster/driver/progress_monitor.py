@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from raylaunch.cluster.fleet_api import Fleet
-from raylaunch.cluster.probes.hang_probe import HangProbe, StackProbe
+from raylaunch.cluster.probes.hang_probe import HangProbe
+from raylaunch.cluster.probes.stack_probe import StackProbe
 from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Event, Progressed, WorkersHung, WorkersStarted

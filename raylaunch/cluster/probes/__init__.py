@@ -1,6 +1,5 @@
-"""What the driver finds out about workers and nodes by asking them: what workers do, and which nodes reach each other.
+"""What the driver finds out about workers by asking them what they do.
 
-Read `hang_probe` first: a probe sends an order to each node and collects the answers until a deadline. `peer_check` has
-nodes connect to each other after a failure that looks like a broken network. The driver decides when to probe, and
-makes events of what comes out.
+Read `stack_probe` first: a probe sends an order to each node and collects the answers until a deadline. `hang_probe`
+does so once or several times. The driver decides when to probe, and makes events of what comes out.
 """

@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from raylaunch.cluster.agent.link import LinkServer
+from raylaunch.cluster.capability import Capability
 from raylaunch.cluster.driver.driver import Driver
 from raylaunch.cluster.driver.observer import Observer
 from raylaunch.cluster.driver.run_folder import RunFolder
@@ -94,11 +95,12 @@ class Succession:
         observer: Observer,
         began: float,
         links: LinkServer | None,
+        capabilities: Iterable[Capability] = (),
     ) -> Driver:
         """Return the driver. `began`: the time.monotonic() of the run's beginning."""
         keepers = LedgerKeepers(fleet, facts.spec, self.epoch)
         leadership = FencedLeadership(facts, keepers, folder, self.predecessor, self.is_in_command, self.on_command)
-        driver = Driver(facts.job, facts.run_id, fleet, folder, observer, began, links, leadership)
+        driver = Driver(facts.job, facts.run_id, fleet, folder, observer, began, links, leadership, capabilities)
         folder.fence.on_leave = partial(end_nodes, driver.nodes)
         return driver
 

@@ -19,7 +19,7 @@ from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
 from raylaunch.core.placement.environment import Assignment, Rendezvous
 from raylaunch.node.protocol.copy_messages import CopyAddress, CopyOrder, CopyReport
 from raylaunch.node.protocol.import_manifest import ImportManifest
-from raylaunch.node.protocol.peer_messages import PeerOrder, PeerReport
+from raylaunch.node.protocol.section import CapabilitySection
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 
 # From the driver to a node.
@@ -131,7 +131,7 @@ WorkerOrder = (
     | AnnounceCommit
 )
 """What an agent passes on to its supervisor."""
-Order = WorkerOrder | PeerOrder | CopyOrder | TerminalInput
+Order = WorkerOrder | CopyOrder | TerminalInput | CapabilitySection
 
 
 # What happens on a node.
@@ -194,7 +194,7 @@ class StacksDumped:
 ProcessEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | StacksDumped
 """What the supervisor tells the agent. Of its workers it tells what is true of them now, whenever that has changed."""
 
-NodeEvent = ProcessEvent | PeerReport | CopyReport
+NodeEvent = ProcessEvent | CopyReport | CapabilitySection
 """What an agent is told, or notices itself, and makes its status of."""
 
 SupervisorEvent = Ready | ProcessEvent

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from raylaunch.core.newtypes import NodeId
 from raylaunch.node.protocol.copy_messages import CopyTo
 from raylaunch.node.protocol.messages import LaunchWorkers, OpenStore, Order, SignalWorkers, StopWorkers, WorkerOrder
+from raylaunch.node.protocol.section import CapabilitySection
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 
 _MOST_TYPED = 64
@@ -55,6 +56,8 @@ def _replaces(order: Order, other: Order) -> bool:
         return order.attempt == other.attempt
     if isinstance(order, SignalWorkers) and isinstance(other, SignalWorkers):
         return order.signal == other.signal
+    if isinstance(order, CapabilitySection) and isinstance(other, CapabilitySection):
+        return order.capability == other.capability
     return True
 
 

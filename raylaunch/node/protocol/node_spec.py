@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import Any
 
 from raylaunch.core.job.job import Job
 from raylaunch.core.newtypes import NO_NODE, NodeId
@@ -39,6 +41,8 @@ class AgentSpec:
     """The folder for logs; `""`: they go to a temporary folder of each node, which is removed at the end of the run."""
     payload: bytes = field(default=b"", repr=False)
     """Runs instead of the job's entry point, unless it is empty: cloudpickle of (function, args, kwargs)."""
+    parts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What begins each capability in the agent, by its name: `Capability.agent`."""
     terminal: TerminalSpec | None = None
     """Which rank has a terminal; None: none has."""
     state_secret: str = field(default="", repr=False)

@@ -13,9 +13,9 @@ from raylaunch.node.protocol.messages import (
     StepProposed,
     StoreOpened,
 )
-from raylaunch.node.protocol.peer_messages import PeerListening, PeerReport, PeersProbed
+from raylaunch.node.protocol.section import CapabilitySection
 
-StatusEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | PeerReport | CopyReport
+StatusEvent = WorkersStatus | StoreOpened | ManifestChanged | StepProposed | CopyReport | CapabilitySection
 """What changes the status of a node that is up: all but the answer to a request."""
 
 _MOST_WARNINGS = 50
@@ -57,9 +57,9 @@ class NodeStatus:
     stores: tuple[StoreStatus, ...] = ()
     """One for each attempt whose store this node was told to open, except attempts before its workers' attempt."""
     proposed: StepProposed | None = None
-    listening: PeerListening | None = None
-    probed: PeersProbed | None = None
     copies: CopiesServed | None = None
+    sections: dict[str, bytes] = field(default_factory=dict)
+    """What each capability tells, by its name."""
     warnings: tuple[str, ...] = ()
     """What a person should know of the node, each once, the newest last."""
 
@@ -74,10 +74,8 @@ class NodeStatus:
                 return replace(changed, stores=(*others, StoreStatus(opened=event, generation=changed.generation)))
             case StepProposed():
                 return replace(changed, proposed=event)
-            case PeerListening():
-                return replace(changed, listening=event)
-            case PeersProbed():
-                return replace(changed, probed=event)
+            case CapabilitySection():
+                return replace(changed, sections=self.sections | {event.capability: event.body})
             case CopiesServed():
                 return replace(changed, copies=event)
             case ManifestChanged(why=why) | CopyFailed(why=why):

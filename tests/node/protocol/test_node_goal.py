@@ -19,6 +19,7 @@ from raylaunch.node.protocol.messages import (
     StopWorkers,
 )
 from raylaunch.node.protocol.node_goal import NodeGoal, NodeGoals
+from raylaunch.node.protocol.section import CapabilitySection
 from raylaunch.node.protocol.terminal_messages import TerminalInput
 from tests.profiles import examples
 
@@ -55,6 +56,11 @@ def test_the_newest_order_of_a_kind_counts():
     stops = [StopWorkers(attempt=1, grace=grace) for grace in (9.0, 0.0)]
     found = goal(launch(1), *signals, *steps, *stops, signals[0])
     assert [*found.since(0)] == [launch(1), signals[1], steps[1], stops[1], signals[0]]
+
+
+def test_the_newest_section_of_each_capability_counts():
+    shown = [CapabilitySection(capability=name, body=body) for name, body in (("a", b"1"), ("b", b"2"), ("a", b"3"))]
+    assert [*goal(*shown, launch(1)).since(0)] == [*shown[1:], launch(1)]
 
 
 def test_a_node_carries_out_what_is_new():

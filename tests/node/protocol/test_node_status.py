@@ -11,7 +11,7 @@ from raylaunch.node.protocol.messages import (
     StoreOpened,
 )
 from raylaunch.node.protocol.node_status import AgentReady, NodeStatus, StatusFeed
-from raylaunch.node.protocol.peer_messages import PeerListening, PeersProbed
+from raylaunch.node.protocol.section import CapabilitySection
 
 UP = AgentReady(
     host="h", address="10.0.0.1", nproc=2, ready=Ready(start_method="forkserver", why=(), torch=True, pid=1)
@@ -31,13 +31,15 @@ def forked(attempt):
 
 def test_everything_stays_until_something_newer_comes():
     proposed = StepProposed(node="a", attempt=1, step=5, reached=4)
-    listening = PeerListening(check=1, port=2, token="0")
-    probed = PeersProbed(check=1, unreachable=())
     copies = CopiesServed(host="h", port=3, secret="s")
-    status = after(UP, forked(1), proposed, listening, probed, copies)
-    assert (status.up, status.proposed, status.listening) == (UP, proposed, listening)
-    assert (status.probed, status.copies, status.generation) == (probed, copies, 6)
+    status = after(UP, forked(1), proposed, copies)
+    assert (status.up, status.proposed, status.copies, status.generation) == (UP, proposed, copies, 4)
     assert status.workers == forked(1)
+
+
+def test_the_newest_section_of_each_capability_counts():
+    told = [CapabilitySection(capability=name, body=body) for name, body in (("a", b"1"), ("b", b"2"), ("a", b"3"))]
+    assert after(*told).sections == {"a": b"3", "b": b"2"}
 
 
 def test_stores_are_kept_for_this_attempt_and_later_ones():

@@ -12,19 +12,13 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
+from raylaunch.capabilities.peers.sections import PeerAddress, PeerGoal, PeerStatus, dump, load_goal
+from raylaunch.cluster.capability import AgentPart, AgentPort
 from raylaunch.core.text import printable
-from raylaunch.node.protocol.peer_messages import (
-    ListenForPeers,
-    PeerAddress,
-    PeerListening,
-    PeerOrder,
-    PeerReport,
-    PeersProbed,
-    ProbePeers,
-)
 
 LISTEN_SECONDS = 30.0
 CONNECT_SECONDS = 3.0
@@ -37,36 +31,34 @@ _OWN_FAULTS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EA
 """Errors that tell nothing of the network: this machine lacks something."""
 
 
-class PeerProbe:
-    """One node's part. All methods must be called in one event loop, and return at once."""
+class PeerProbe(AgentPart):
+    """One node's part."""
 
-    def __init__(self, address: str, report: Callable[[PeerReport], None]) -> None:
-        """`address`: where the node listens. `report` takes the answers to orders."""
-        self._address = address
-        self._report = report
-        self._tasks: dict[type[Any], asyncio.Task[None]] = {}
+    def __init__(self, port: AgentPort) -> None:
+        self._port = port
+        self._status = PeerStatus(check=0)
+        self._listening: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[None] | None = None
 
-    def handle(self, order: PeerOrder) -> None:
-        """Carry out an order. It cancels the previous order of the same class, if that is not done."""
-        match order:
-            case ListenForPeers():
-                self._begin(ListenForPeers, self._listen(order))
-            case ProbePeers():
-                self._begin(ProbePeers, self._probe(order))
+    def shown(self, section: bytes) -> None:
+        """Listen, or connect to the others; what was begun of the same kind before ends."""
+        goal = load_goal(section)
+        if goal.peers is None:
+            self._listening = _instead_of(self._listening, self._listen(goal))
+        else:
+            self._connecting = _instead_of(self._connecting, self._connect(goal, goal.peers))
 
     def close(self) -> None:
-        """Stop listening and connecting: cancel the orders that are being carried out, without a report."""
-        for task in self._tasks.values():
-            task.cancel()
-        self._tasks.clear()
+        """Stop listening and connecting, without telling anything."""
+        for task in (self._listening, self._connecting):
+            if task is not None:
+                task.cancel()
 
-    def _begin(self, kind: type[Any], work: Coroutine[Any, Any, None]) -> None:
-        before = self._tasks.pop(kind, None)
-        if before is not None:
-            before.cancel()
-        self._tasks[kind] = asyncio.get_running_loop().create_task(work)
+    def _tell(self, status: PeerStatus) -> None:
+        self._status = status
+        self._port.tell(dump(status))
 
-    async def _listen(self, order: ListenForPeers) -> None:
+    async def _listen(self, goal: PeerGoal) -> None:
         token = secrets.token_hex(16)
 
         async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,22 +68,27 @@ class PeerProbe:
                 await writer.wait_closed()
 
         try:
-            server = await asyncio.start_server(greet, self._address, 0)
-        except OSError as error:
-            self._report(PeerListening(check=order.check, port=0, token="", why=_text(error)))
+            server = await asyncio.start_server(greet, self._port.address, 0)
+        except OSError:
+            self._tell(PeerStatus(check=goal.check))
             return
         async with server:
-            port = server.sockets[0].getsockname()[1]
-            self._report(PeerListening(check=order.check, port=port, token=token))
+            self._tell(PeerStatus(check=goal.check, port=server.sockets[0].getsockname()[1], token=token))
             await asyncio.sleep(LISTEN_SECONDS)
 
-    async def _probe(self, order: ProbePeers) -> None:
-        found = await asyncio.gather(*map(_why_unreachable, order.peers))
-        unreachable = tuple((peer.node, why) for peer, why in zip(order.peers, found, strict=True) if why)
-        self._report(PeersProbed(check=order.check, unreachable=unreachable))
+    async def _connect(self, goal: PeerGoal, peers: Sequence[PeerAddress]) -> None:
+        reasons = await asyncio.gather(*map(why_unreachable, peers))
+        unreachable = tuple((peer.node, why) for peer, why in zip(peers, reasons, strict=True) if why)
+        self._tell(replace(self._status, check=goal.check, unreachable=unreachable))
 
 
-async def _why_unreachable(peer: PeerAddress) -> str:
+def _instead_of(before: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    if before is not None:
+        before.cancel()
+    return asyncio.get_running_loop().create_task(work)
+
+
+async def why_unreachable(peer: PeerAddress) -> str:
     """Return why this node cannot connect to another one; `""`: it can, or cannot find out."""
     why = ""
     for _ in range(_TRIES):

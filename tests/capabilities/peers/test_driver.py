@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from raylaunch.capabilities.peers.driver import FORM_SECONDS, PeerCheck
+from raylaunch.capabilities.peers.sections import PeerGoal, PeerStatus, dump, load_goal
+from raylaunch.cluster.capability import Capability, DriverPort
 from raylaunch.cluster.driver.driver import Driver
-from raylaunch.cluster.probes.peer_check import FORM_SECONDS, PeerCheck
 from raylaunch.core.failures.failure import Failure, WorkerError
 from raylaunch.core.failures.stacks import Stack
 from raylaunch.core.job.job import Entrypoint, Job
@@ -22,7 +24,7 @@ from raylaunch.core.machine.machine import Machine
 from raylaunch.core.monitoring.heartbeat import Heartbeat, WorkerProgress
 from raylaunch.core.record.journal import replay
 from raylaunch.node.protocol.messages import DumpStacks, StacksDumped
-from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerListening, PeersProbed, ProbePeers
+from raylaunch.node.protocol.section import CapabilitySection
 from tests.fakes import FakeFleet, RunRecorder, process_failure
 
 RESET = WorkerError(type="RuntimeError", message="Connection reset by peer", traceback="")
@@ -40,9 +42,8 @@ def lose_peer(fleet: FakeFleet, *nodes: str, attempt: int = 1) -> None:
 
 def run_driver(fleet: FakeFleet, **job):
     recorder = RunRecorder()
-    driver = Driver(
-        Job(entrypoint=Entrypoint(script="train.py"), **job), "run", fleet, recorder, recorder, time.monotonic()
-    )
+    asked, peers = Job(entrypoint=Entrypoint(script="train.py"), **job), Capability(name="peers", driver=PeerCheck)
+    driver = Driver(asked, "run", fleet, recorder, recorder, time.monotonic(), capabilities=(peers,))
     finish = driver.run()
     events = [entry.event for entry in recorder.entries if entry.event is not None]
     assert replay(driver.machine.job, events) == recorder.entries
@@ -82,23 +83,27 @@ def test_a_failure_that_is_no_sign_of_the_network_is_not_held():
 
 def test_nodes_that_do_not_answer_are_no_reason_to_wait_long(monkeypatch):
     """The driver does not reach them, so they will be lost; nor do other nodes reach them, which says nothing new."""
-    monkeypatch.setattr("raylaunch.cluster.probes.peer_check._ANSWER_SECONDS", 0.01)
-    monkeypatch.setattr("raylaunch.cluster.probes.peer_check.PROBE_SECONDS", 0.01)
+    monkeypatch.setattr("raylaunch.capabilities.peers.driver._ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("raylaunch.capabilities.peers.driver.PROBE_SECONDS", 0.01)
+
+    def answers(node: str, order: CapabilitySection) -> bool:
+        return node != "node-3" or load_goal(order.body).peers is None
+
     fleet = FakeFleet(3)
     fleet.unreachable = {"node-1": ("node-3",), "node-2": ("node-3",)}
-    fleet.overrides[ProbePeers] = lambda node, order: fleet.obey(node, order) if node != "node-3" else None
+    fleet.overrides[CapabilitySection] = lambda node, order: fleet.obey(node, order) if answers(node, order) else None
     fleet.on_launched[1] = lambda: lose_peer(fleet, "node-1")
     _, finish, _ = run_driver(fleet, nnodes="2:3", max_restarts=0)
     assert finish.exit_code == 1
     fleet = FakeFleet(2)
-    fleet.overrides[ListenForPeers] = lambda *_: None
+    fleet.overrides[CapabilitySection] = lambda *_: None
     fleet.on_launched[1] = lambda: lose_peer(fleet, "node-1")
     assert run_driver(fleet, nnodes=2, max_restarts=0)[1].exit_code == 1
 
 
 def test_an_attempt_is_checked_though_the_one_before_made_steps(monkeypatch):
     """Its last steps become known only when it has failed."""
-    monkeypatch.setattr("raylaunch.cluster.probes.peer_check.FORM_SECONDS", 0.01)
+    monkeypatch.setattr("raylaunch.capabilities.peers.driver.FORM_SECONDS", 0.01)
     fleet = FakeFleet(2)
 
     def step_and_fail() -> None:
@@ -108,7 +113,7 @@ def test_an_attempt_is_checked_though_the_one_before_made_steps(monkeypatch):
         fleet.fail(1)
 
     fleet.on_launched = {1: step_and_fail, 2: lambda: None}
-    fleet.overrides[ListenForPeers] = lambda *_: fleet.finish()
+    fleet.overrides[CapabilitySection] = lambda *_: fleet.finish()
     assert run_driver(fleet, nnodes=2, max_restarts=1)[1].exit_code == 0
 
 
@@ -125,8 +130,8 @@ class Checked:
         )
         self.machine.start()
         self.fleet = FakeFleet(0)
-        self.check = PeerCheck(self.machine, self.send)
-        self.sent: list[tuple[str, object]] = []
+        self.check = PeerCheck(DriverPort(machine=self.machine, send=self.sample, show=self.show))
+        self.shown: list[tuple[str, PeerGoal]] = []
         self.stacks: dict[str, str] = {}
         self.unreachable: dict[str, tuple[str, ...]] = {}
         self.answers = answer
@@ -136,25 +141,29 @@ class Checked:
             self.machine.handle(WorkersStarted(at=0.0, attempt=1, node=node))
         self.check.launched(0.0)
 
-    def send(self, node: str, order: object) -> None:
-        self.sent.append((node, order))
+    def show(self, node: str, section: bytes) -> None:
+        goal = load_goal(section)
+        self.shown.append((node, goal))
         if self.answers:
-            self.answer(node, order)
+            self.answer(node, goal)
 
-    def answer(self, node: str, order: object) -> None:
-        match order:
-            case ListenForPeers(check=check):
-                self.check.listening(node, PeerListening(check=check, port=1, token="0"))
-            case ProbePeers(check=check, peers=peers):
-                lost = [peer.node for peer in peers if peer.node in self.unreachable.get(node, ())]
-                self.check.probed(node, PeersProbed(check=check, unreachable=tuple((peer, "no") for peer in lost)))
-            case DumpStacks(attempt=attempt):
-                rank = self.machine.roster.index(node)
-                stack = Stack(rank=rank, state="S", text=self.stacks.get(node, REDUCE))
-                self.check.stacks(StacksDumped(node=node, attempt=attempt, stacks=(stack,)))
+    def answer(self, node: str, goal: PeerGoal) -> None:
+        lost = [peer.node for peer in goal.peers or () if peer.node in self.unreachable.get(node, ())]
+        unreachable = None if goal.peers is None else tuple((peer, "no") for peer in lost)
+        self.check.told(node, dump(PeerStatus(check=goal.check, port=1, token="0", unreachable=unreachable)))
 
-    def orders(self, kind: type) -> list[tuple[str, object]]:
-        return [(node, order) for node, order in self.sent if isinstance(order, kind)]
+    def sample(self, node: str, order: DumpStacks) -> None:
+        rank = self.machine.roster.index(node)
+        stack = Stack(rank=rank, state="S", text=self.stacks.get(node, REDUCE))
+        self.check.stacks(StacksDumped(node=node, attempt=order.attempt, stacks=(stack,)))
+
+    @property
+    def listening(self) -> list[tuple[str, PeerGoal]]:
+        return [(node, goal) for node, goal in self.shown if goal.peers is None]
+
+    @property
+    def connecting(self) -> list[tuple[str, PeerGoal]]:
+        return [(node, goal) for node, goal in self.shown if goal.peers is not None]
 
     def events(self, until: float) -> list[object]:
         """Return what the check yields up to this time."""
@@ -168,14 +177,14 @@ def test_an_attempt_that_makes_no_step_is_checked():
     """At longer and longer intervals; and no more when it has made two. Some ranks make one before they wait."""
     run = Checked("a", "b")
     assert run.events(FORM_SECONDS - 0.1) == []
-    assert run.sent == []
+    assert run.shown == []
     assert run.events(8 * FORM_SECONDS) == []
-    assert len(run.orders(ListenForPeers)) == 2 * 4
+    assert len(run.listening) == 2 * 4
     run.machine.handle(progressed(1))
     assert run.check.next_check < float("inf")
     run.machine.handle(progressed(2))
     assert run.events(100 * FORM_SECONDS) == []
-    assert len(run.orders(ListenForPeers)) == 2 * 4
+    assert len(run.listening) == 2 * 4
 
 
 def test_hosts_that_are_apart_are_reported_if_all_workers_wait():
@@ -195,21 +204,21 @@ def test_a_step_during_the_check_ends_it():
     run = Checked("a", "b", answer=False)
     run.unreachable = {"node-0": ("node-1",), "node-1": ("node-0",)}
     assert run.events(FORM_SECONDS) == []
-    assert len(run.sent) == 2
-    for node, order in run.orders(ListenForPeers):
+    assert len(run.shown) == 2
+    for node, order in run.listening:
         run.answer(node, order)
     run.answers = True
     run.machine.handle(progressed(2))
     assert run.events(100 * FORM_SECONDS) == []
-    assert len(run.orders(ProbePeers)) == 2
+    assert len(run.connecting) == 2
 
 
 def test_one_node_of_each_host_takes_part():
     """And none where all are on one host."""
     run = Checked("a", "a", "b", "b")
     run.events(FORM_SECONDS)
-    assert [node for node, _ in run.orders(ProbePeers)] == ["node-2", "node-0"]
-    assert [len(order.peers) for _, order in run.orders(ProbePeers)] == [1, 1]
+    assert [node for node, _ in run.connecting] == ["node-2", "node-0"]
+    assert [len(order.peers) for _, order in run.connecting] == [1, 1]
     alone = Checked("a", "a")
     assert alone.check.next_check == float("inf")
     assert Checked("", "").check.next_check == float("inf")
@@ -218,20 +227,23 @@ def test_one_node_of_each_host_takes_part():
 def test_of_many_nodes_each_connects_to_some():
     run = Checked(*(f"host-{number}" for number in range(80)))
     run.events(FORM_SECONDS)
-    assert {len(order.peers) for _, order in run.orders(ProbePeers)} == {64}
-    assert all(node not in {peer.node for peer in order.peers} for node, order in run.orders(ProbePeers))
+    assert {len(order.peers) for _, order in run.connecting} == {64}
+    assert all(node not in {peer.node for peer in order.peers} for node, order in run.connecting)
 
 
 def test_answers_to_an_earlier_check_do_not_count():
     run = Checked("a", "b", answer=False)
     run.events(FORM_SECONDS)
-    for answer in (PeerListening(check=0, port=1, token="0"), PeerListening(check=1, port=0, token="", why="no")):
-        run.check.listening("node-0", answer)
-    run.check.listening("node-0", PeerListening(check=1, port=1, token="0"))
-    run.check.probed("node-0", PeersProbed(check=1, unreachable=()))
+    for status in (
+        PeerStatus(check=0, port=1, token="0"),
+        PeerStatus(check=1),
+        PeerStatus(check=1, port=1, token="0"),
+        PeerStatus(check=1, unreachable=()),
+    ):
+        run.check.told("node-0", dump(status))
     run.check.stacks(StacksDumped(node="node-0", attempt=1, stacks=()))
     run.events(FORM_SECONDS + 30)
-    assert run.orders(ProbePeers) == []
+    assert run.connecting == []
 
 
 @pytest.mark.parametrize("node", ["node-0", "node-1"])
@@ -243,10 +255,10 @@ def test_a_failure_while_a_check_is_under_way(node):
     events = [WorkersExited(at=11.0, attempt=1, node=node, failures=(core_failure(node, failure),))]
     assert not run.check.holds(events[0], 11.0)
     for each in ("node-0", "node-1"):
-        run.check.listening(each, PeerListening(check=1, port=1, token="0"))
+        run.check.told(each, dump(PeerStatus(check=1, port=1, token="0")))
     assert list(run.check.due_events(11.0)) == []
     for each, other in (("node-0", "node-1"), ("node-1", "node-0")):
-        run.check.probed(each, PeersProbed(check=1, unreachable=((other, "no"),)))
+        run.check.told(each, dump(PeerStatus(check=1, unreachable=((other, "no"),))))
     assert [type(event) for event in run.check.due_events(12.0)] == [PeersUnreachable]
 
 

@@ -1,19 +1,20 @@
 """Finds nodes that cannot reach each other, though the driver reaches all of them.
 
-In a check, one node of each host listens for a while (`ListenForPeers`), and each of these nodes connects to the others
-(`ProbePeers`). There is a check when an attempt makes no steps, and when a worker fails like one that lost a peer.
-The machine decides what follows.
+In a check, one node of each host listens for a while, and each of these nodes connects to the others. There is a check
+when an attempt makes no steps, and when a worker fails like one that lost a peer. The machine decides what follows.
 """
 
 from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from raylaunch.cluster.agent.peer_probe import PROBE_SECONDS
-from raylaunch.cluster.probes.hang_probe import StackProbe
+from raylaunch.capabilities.peers.agent import PROBE_SECONDS
+from raylaunch.capabilities.peers.sections import PeerAddress, PeerGoal, dump, load_status
+from raylaunch.cluster.capability import NEVER, DriverPart, DriverPort
+from raylaunch.cluster.probes.stack_probe import StackProbe
 from raylaunch.core.failures.failure import root_cause
 from raylaunch.core.failures.stacks import grouped
 from raylaunch.core.machine.events_and_actions import (
@@ -23,12 +24,10 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersExited,
     WorkersHung,
 )
-from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.state import Phase
 from raylaunch.core.newtypes import NO_HOST, NodeId, RunTime
 from raylaunch.core.placement.environment import Assignment, assign
-from raylaunch.node.protocol.messages import Order, StacksDumped
-from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerAddress, PeerListening, PeersProbed, ProbePeers
+from raylaunch.node.protocol.messages import StacksDumped
 
 FORM_SECONDS = 10.0
 """How long after its launch an attempt without a step is checked. Each further check comes after twice the time."""
@@ -40,7 +39,6 @@ _MOST_PEERS = 64
 """The most nodes that one node connects to in one check. If there are more, they are chosen at random."""
 _PHASES = (Phase.STARTING, Phase.RUNNING)
 """Phases in which a failure may end the run."""
-_NEVER = float("inf")
 
 
 class _Stage(enum.Enum):
@@ -65,17 +63,16 @@ class _Check:
     probe: StackProbe | None = None
 
 
-class PeerCheck:
+class PeerCheck(DriverPart):
     """The checks of a run, one at a time. Times are seconds since the run began."""
 
-    def __init__(self, machine: Machine, send: Callable[[NodeId, Order], None]) -> None:
-        """`send` sends an order to a node."""
-        self._machine = machine
-        self._send = send
+    def __init__(self, port: DriverPort) -> None:
+        self._port = port
+        self._machine = port.machine
         self._number = 0
         self._check: _Check | None = None
         #: When the next check of an attempt that makes no step is due; likewise one after a failure.
-        self._form_at = self._failed_at = _NEVER
+        self._form_at = self._failed_at = NEVER
         self._launched_at = 0.0
         self._failed_attempt = 0
         #: Failures that would end the run, if the check does not explain them.
@@ -88,7 +85,7 @@ class PeerCheck:
     def launched(self, now: RunTime) -> None:
         """Start the time limit for forming the group of an attempt that was launched."""
         self._launched_at = now
-        self._form_at = now + FORM_SECONDS if self._peers() else _NEVER
+        self._form_at = now + FORM_SECONDS if self._peers() else NEVER
 
     def holds(self, event: Event, now: RunTime) -> bool:
         """Take an event before the machine does. True: it must not have it yet. `due_events` will yield it.
@@ -114,31 +111,25 @@ class PeerCheck:
 
     # Answers.
 
-    def listening(self, node: NodeId, answer: PeerListening) -> None:
-        """Record where a node listens."""
-        check = self._answered(node, answer.check, _Stage.LISTENING)
-        if check is not None and answer.port:
-            address = self._machine.nodes[node].address if node in self._machine.nodes else ""
-            check.addresses[node] = PeerAddress(node=node, address=address, port=answer.port, token=answer.token)
+    def told(self, node: NodeId, section: bytes) -> None:
+        """Record where a node listens, or the nodes that it cannot reach."""
+        status, check = load_status(section), self._check
+        self._number = max(self._number, status.check)  # it may be of an earlier driver's last check
+        if check is None or status.check != check.number or node not in check.missing:
+            return
+        if check.stage is _Stage.LISTENING:
+            check.missing.discard(node)
+            if status.port:
+                address = self._machine.nodes[node].address if node in self._machine.nodes else ""
+                check.addresses[node] = PeerAddress(node=node, address=address, port=status.port, token=status.token)
+        elif status.unreachable is not None:
+            check.missing.discard(node)
+            check.unreachable[node] = status.unreachable
 
-    def probed(self, node: NodeId, answer: PeersProbed) -> None:
-        """Record the nodes that a node cannot reach."""
-        check = self._answered(node, answer.check, _Stage.PROBING)
-        if check is not None:
-            check.unreachable[node] = answer.unreachable
-
-    def stacks(self, word: StacksDumped) -> None:
+    def stacks(self, answer: StacksDumped) -> None:
         """Take a node's stacks, if a check waits for them."""
         if self._check is not None and self._check.probe is not None:
-            self._check.probe.answered(word)
-
-    def _answered(self, node: NodeId, number: int, stage: _Stage) -> _Check | None:
-        check = self._check
-        self._number = max(self._number, number)  # it may be of an earlier driver's last check
-        if check is None or (check.number, check.stage) != (number, stage) or node not in check.missing:
-            return None
-        check.missing.discard(node)
-        return check
+            self._check.probe.answered(answer)
 
     # What is due.
 
@@ -147,7 +138,7 @@ class PeerCheck:
         """When `due_events` must be called next."""
         check = self._check
         if check is None:
-            return min(_NEVER if self._machine.world.has_progressed else self._form_at, self._failed_at)
+            return min(NEVER if self._machine.world.has_progressed else self._form_at, self._failed_at)
         if check.probe is not None:
             return check.probe.next_check
         return check.deadline if check.missing else 0.0
@@ -171,7 +162,7 @@ class PeerCheck:
     def _start(self, now: RunTime) -> None:
         after_failure = self._failed_at <= now
         if after_failure:
-            self._failed_at = _NEVER
+            self._failed_at = NEVER
         else:
             self._form_at = now + (now - self._launched_at)
         peers = self._peers()
@@ -186,7 +177,7 @@ class PeerCheck:
             deadline=now + _ANSWER_SECONDS,
         )
         for node in peers:
-            self._send(node, ListenForPeers(check=self._number))
+            self._port.show(node, dump(PeerGoal(check=self._number)))
 
     def _peers(self) -> list[NodeId]:
         """Return one node of each host of the attempt; none if there is only one host."""
@@ -202,7 +193,7 @@ class PeerCheck:
         for node in check.addresses:
             others = [address for other, address in check.addresses.items() if other != node]
             peers = random.sample(others, _MOST_PEERS) if len(others) > _MOST_PEERS else others
-            self._send(node, ProbePeers(check=check.number, peers=tuple(peers)))
+            self._port.show(node, dump(PeerGoal(check=check.number, peers=tuple(peers))))
 
     def _judge(self, check: _Check, now: RunTime) -> Iterator[Event]:
         """Decide which nodes cannot be reached. A node that has not answered does not count: other checks find it."""
@@ -216,7 +207,7 @@ class PeerCheck:
             yield from self._end(check, now)
             return
         check.stage = _Stage.SAMPLING
-        check.probe = StackProbe(self._parts(), self._send)
+        check.probe = StackProbe(self._parts(), self._port.send)
         check.probe.sample(now)
 
     def _parts(self) -> Sequence[Assignment]:
@@ -235,6 +226,6 @@ class PeerCheck:
             yield PeersUnreachable(at=now, attempt=check.attempt, peers=check.found)
 
     def _release(self, now: RunTime) -> Iterator[Event]:
-        if self._failed_at == _NEVER:
+        if self._failed_at == NEVER:
             held, self._held = self._held, []
             yield from (replace(event, at=now) for event in held)

@@ -11,37 +11,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylaunch.cluster.agent import peer_probe
-from raylaunch.cluster.agent.peer_probe import PeerProbe
-from raylaunch.node.protocol.peer_messages import ListenForPeers, PeerAddress, PeerListening, PeersProbed, ProbePeers
+from raylaunch.capabilities.peers import agent
+from raylaunch.capabilities.peers.agent import PeerProbe, why_unreachable
+from raylaunch.capabilities.peers.sections import PeerAddress, PeerGoal, PeerStatus, dump, load_status
+from raylaunch.cluster.capability import AgentPort
 from tests import profiles
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(peer_probe, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(agent, "_PAUSE_SECONDS", 0.0)
 
 
 class Peer:
-    """One node: carries out an order, and waits for the answer."""
+    """One node: carries out a goal, and waits for the answer."""
 
     def __init__(self, address: str) -> None:
-        self.answers: asyncio.Queue[PeerListening | PeersProbed] = asyncio.Queue()
+        self.answers: asyncio.Queue[bytes] = asyncio.Queue()
         self.address = address
-        self.probe = PeerProbe(address, self.answers.put_nowait)
+        self.probe = PeerProbe(AgentPort(spec=None, address=address, tell=self.answers.put_nowait))
 
-    async def answer(self, order: ListenForPeers | ProbePeers):
-        self.probe.handle(order)
-        return await asyncio.wait_for(self.answers.get(), 100)
+    async def answer(self, goal: PeerGoal) -> PeerStatus:
+        self.probe.shown(dump(goal))
+        return load_status(await asyncio.wait_for(self.answers.get(), 100))
 
     async def listen(self, name: str) -> PeerAddress:
-        answer = await self.answer(ListenForPeers(check=1))
+        answer = await self.answer(PeerGoal(check=1))
         return PeerAddress(node=name, address=self.address, port=answer.port, token=answer.token)
 
 
 async def unreachable(*peers: PeerAddress) -> dict[str, str]:
     """Return which of these nodes another one cannot reach, and why."""
-    answer = await Peer("127.0.0.9").answer(ProbePeers(check=7, peers=peers))
+    answer = await Peer("127.0.0.9").answer(PeerGoal(check=7, peers=peers))
     assert answer.check == 7
     return dict(answer.unreachable)
 
@@ -58,7 +59,7 @@ def test_nodes_that_reach_each_other():
 
 def test_nodes_that_do_not(monkeypatch):
     """One refuses, one does not answer, at the address of one another program answers, or hangs up."""
-    monkeypatch.setattr(peer_probe, "CONNECT_SECONDS", 2.5)
+    monkeypatch.setattr(agent, "CONNECT_SECONDS", 2.5)
 
     def answer(listening: socket.socket, *data: bytes) -> None:
         for part in data:
@@ -103,7 +104,7 @@ def test_nodes_that_do_not(monkeypatch):
 
 @pytest.mark.parametrize(("address", "port"), [("127.0.0.2", 2**70), ("127.0.0.2", -1), ("\udce9\x1b", 1), ("\0", 1)])
 def test_what_is_no_address_is_not_reached(address, port):
-    (why,) = asyncio.run(unreachable(PeerAddress(node="a", address=address, port=port, token="0"))).values()
+    why = asyncio.run(why_unreachable(PeerAddress(node="a", address=address, port=port, token="0")))
     assert why.isprintable()
     assert why
 
@@ -118,7 +119,7 @@ def test_a_connection_that_succeeds_the_second_time(monkeypatch):
             raise TimeoutError
         return b"0"
 
-    monkeypatch.setattr(peer_probe, "_greeting", greeting)
+    monkeypatch.setattr(agent, "_greeting", greeting)
     assert asyncio.run(unreachable(PeerAddress(node="a", address="::1", port=1, token="0"))) == {}
     assert tries == ["a", "a"]
 
@@ -127,18 +128,17 @@ def test_a_node_without_descriptors_accuses_nobody(monkeypatch):
     async def fail(*_):
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(peer_probe.asyncio, "open_connection", fail)
+    monkeypatch.setattr(agent.asyncio, "open_connection", fail)
     assert asyncio.run(unreachable(PeerAddress(node="a", address="::1", port=1, token="0"))) == {}
 
 
-def test_a_node_that_cannot_listen_says_why():
+def test_a_node_that_cannot_listen_says_so():
     """192.0.2.1 is an address of no machine (RFC 5737)."""
 
     async def check():
-        return await Peer("192.0.2.1").answer(ListenForPeers(check=3))
+        return await Peer("192.0.2.1").answer(PeerGoal(check=3))
 
-    answer = asyncio.run(check())
-    assert (answer.check, answer.port, answer.why) == (3, 0, "Cannot assign requested address")
+    assert asyncio.run(check()) == PeerStatus(check=3, port=0)
 
 
 def test_strangers_at_the_port_of_a_probe():

@@ -1,0 +1,99 @@
+"""The seam between the kernel and its capabilities: what each of them may use, and what it hears of.
+
+The kernel starts, supervises, restarts and resizes workers. Everything else is a `Capability`, with a part in the
+driver's process (`DriverPart`) and one in each agent (`AgentPart`). The driver's part shows a node its section of the
+goal, and the agent's part tells its section of the status. Both are bytes, which only the capability reads. As in all
+goals and statuses, the newest counts: a section says what should be, or what is, and may be lost or come twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from raylaunch.core.machine.events_and_actions import Event
+from raylaunch.core.machine.machine import Machine
+from raylaunch.core.newtypes import NodeId, RunTime
+from raylaunch.node.protocol.messages import Order, StacksDumped
+from raylaunch.node.protocol.node_spec import AgentSpec
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverPort:
+    """What a capability may use in the driver's process."""
+
+    machine: Machine
+    """To look at: only events change it."""
+    send: Callable[[NodeId, Order], None]
+    """Send an order of the kernel's to a node."""
+    show: Callable[[NodeId, bytes], None]
+    """Show a node the capability's section of its goal, in place of the last one. It is sent at once."""
+
+
+class DriverPart(Protocol):
+    """A capability in the driver's process. All is called in the thread of the driver's loop, and returns at once.
+
+    A part inherits from this class, and has the methods that it needs.
+    """
+
+    @property
+    def next_check(self) -> float:
+        """When to call `due_events` next, in seconds since the run began."""
+        return NEVER
+
+    def due_events(self, now: RunTime) -> Iterable[Event]:
+        """Do what is due, and return events for the machine."""
+        del now
+        return ()
+
+    def holds(self, event: Event, now: RunTime) -> bool:
+        """Take an event before the machine does. True: it must not have it yet. `due_events` will return it."""
+        del event, now
+        return False
+
+    def launched(self, now: RunTime) -> None:
+        """Learn that an attempt begins, or that this driver takes it over."""
+
+    def told(self, node: NodeId, section: bytes) -> None:
+        """Take a node's section of the status, which has changed."""
+
+    def stacks(self, answer: StacksDumped) -> None:
+        """Take the stacks of a node's workers, whoever has asked for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPort:
+    """What a capability may use in an agent."""
+
+    spec: AgentSpec
+    address: str
+    """The node's own."""
+    tell: Callable[[bytes], None]
+    """Tell the driver the capability's section of the status, in place of the last one. It is sent at once."""
+
+
+class AgentPart(Protocol):
+    """A capability in an agent. All is called in the agent's event loop, and returns at once.
+
+    A part inherits from this class, and has the methods that it needs.
+    """
+
+    def shown(self, section: bytes) -> None:
+        """Take the node's section of the goal, which is new."""
+
+    def close(self) -> None:
+        """Stop: the run is over here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """One capability of a run."""
+
+    name: str
+    """Of its sections."""
+    driver: Callable[[DriverPort], DriverPart]
+    agent: Callable[[AgentPort], AgentPart] | None = None
+    """Is pickled to be sent to the agents: a class, or a `functools.partial` of one. None: there is no part there."""
