@@ -14,6 +14,8 @@
 # is not), with up to 8 GB for a torch with CUDA (ONLY="py3.12 ray2.52 torch2.15": these; ONLY=cheap: two, for CI; ONLY=today: what pip would install today; ONLY=cuda: a torch with CUDA,
 # by which one sees without a GPU which processes touch CUDA;
 # IF_AVAILABLE=1: to lack a Python or the package index is no failure);
+# make slurm: run jobs on a real Slurm of four nodes on this machine, as root, after `apt-get install slurm-wlm munge`
+# (CHAINS=20 chains of three jobs);
 # make gpu: everything that needs a GPU, in nine minutes, without a network (ONLY="hangs state": these; OUT=folder);
 # make gpu-bundle: pack what `make gpu` needs on another machine into gpu-bundle (GPU_PYTHON=3.12: that machine's).
 
@@ -44,7 +46,7 @@ JOBS ?= $(shell expr $$(nproc) + 2)
 PARTS := test-node test-agents test-sessions test-worker test-hosts test-runs test-own-cluster test-detached-hosts test-rest test-core test-contract check
 PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: install run test $(PARTS) fuzz bench examples smoke profile-restart docs dist chaos compat gpu gpu-bundle clean
+.PHONY: install run test $(PARTS) fuzz bench examples smoke profile-restart docs dist chaos compat slurm gpu gpu-bundle clean
 
 # Tests start hundreds of interpreters, many of which write no bytecode: they find it here.
 test: install
@@ -85,7 +87,7 @@ test-core: install
 	$(PYTEST) tests/core -m hypothesis
 
 test-rest: install
-	$(PYTEST) tests $(patsubst %,--ignore tests/%,core worker node cluster contract hosts)
+	$(PYTEST) tests $(patsubst %,--ignore tests/%,core worker node cluster contract hosts slurm)
 
 check: install
 	$(BIN)/ruff check .
@@ -130,6 +132,9 @@ endif
 
 compat: install
 	$(BIN)/python -m tools.compat $(if $(ONLY),--only "$(ONLY)") $(if $(KEEP),--keep) $(if $(IF_AVAILABLE),--if-available)
+
+slurm: install
+	CHAINS=$(or $(CHAINS),1) $(PYTEST) tests/slurm
 
 # Also where nothing was installed: in a bundle, and with the Python that has the machine's torch.
 MACHINE_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)

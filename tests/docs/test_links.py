@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import shlex
 import subprocess
@@ -131,7 +132,8 @@ def test_every_flag_of_a_command_on_runs_exists(page: Path) -> None:
     for command in map(str.split, commands(page)):
         if command and command[0] in subcommands.BY_NAME:
             known = {flag.option for flag in subcommands.BY_NAME[command[0]].flags}
-            assert {word.strip("[]") for word in command if word.strip("[").startswith("--")} <= known
+            words = itertools.takewhile(lambda word: word != "--", (word.strip("[]") for word in command))
+            assert {word for word in words if word.startswith("--")} <= known
 
 
 @PAGES

@@ -21,7 +21,7 @@ from raylaunch.cli.args.flags import BY_NAME, BY_SHORT, FLAGS, Flag, matching_fl
 from raylaunch.core.job import secrets
 from raylaunch.errors import ConfigError
 
-_JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
+JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
 _NO_SCRIPT_SUFFIXES = (".json", ".toml")
 """The ends of names that cannot be scripts. Python runs most JSON as an expression, which does nothing."""
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
@@ -152,7 +152,7 @@ class _Parser:
         has_entry_flag = is_module or BY_NAME["no-python"] in flags
         if self.job_file is not None:
             self.found.append(_Given(flag=None, text=argument, index=self.position - 1))
-        elif argument.endswith(_JOB_FILE_SUFFIXES) and not (is_module and argument.endswith(_NO_SCRIPT_SUFFIXES)):
+        elif argument.endswith(JOB_FILE_SUFFIXES) and not (is_module and argument.endswith(_NO_SCRIPT_SUFFIXES)):
             self.mode = Mode.JOB_FILE if self.mode is Mode.NOTHING else self.mode
             self.job_file = argument
         elif self.mode is Mode.CHECK:

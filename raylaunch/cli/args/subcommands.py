@@ -30,6 +30,8 @@ class Subcommand:
     """What an argument may be in the place of a run; "": nothing."""
     takes_settings: bool = False
     """Whether `KEY=VALUE` may follow that argument."""
+    rest: str = ""
+    """What may follow `--`; "": nothing."""
     operand: str = ""
     """What the argument before it is, such as `NODE`; "": there is none."""
 
@@ -47,7 +49,8 @@ class Subcommand:
     def _arguments(self) -> str:
         operand = f" {self.operand}" if self.operand else ""
         argument = self.argument + " [KEY=VALUE...]" * self.takes_settings
-        return f"{operand}{f' [{argument}]' if argument else ''}"
+        rest = f" [-- {self.rest}...]" if self.rest else ""
+        return f"{operand}{f' [{argument}]' if argument else ''}{rest}"
 
     @property
     def argument(self) -> str:
@@ -197,6 +200,30 @@ TABLE = (
         flags=(_JSON, _HELP),
     ),
     Subcommand(
+        name="slurm",
+        summary="write or submit a Slurm script for a job",
+        help="write a batch script that runs a job on Slurm, in a Ray cluster of its own, until the job is done",
+        takes_run=False,
+        other="JOB_FILE",
+        takes_settings=True,
+        rest="SBATCH_FLAGS",
+        flags=(
+            Flag(name="submit", help="submit the script by `sbatch` instead of printing it"),
+            Flag(
+                name="elastic",
+                metavar="MIN:MAX",
+                help="each node is a Slurm job of its own, which may be taken away, and comes back",
+            ),
+            Flag(
+                name="notice",
+                metavar="SECONDS",
+                default="30",
+                help="the time between Slurm's SIGTERM and SIGKILL, as by GraceTime or KillWait",
+            ),
+            _HELP,
+        ),
+    ),
+    Subcommand(
         name="completion",
         summary="print what completes command lines in a shell",
         help="print a script that completes command lines of raylaunch in bash, zsh or fish",
@@ -215,6 +242,9 @@ _OTHERS = {
     "JOB": """\
 JOB is a job file, which KEY=VALUE may follow, or a script. Without it, only the cluster and its nodes
 are looked at.
+""",
+    "JOB_FILE": """\
+SBATCH_FLAGS go into the script, such as `-- --partition gpu --time 4:00:00`; with --elastic, to the jobs of the nodes.
 """,
     "SHELL": """\
 SHELL is bash, zsh, fish or tcsh. In ~/.bashrc or ~/.zshrc:
@@ -236,8 +266,8 @@ class _ArgumentParser(argparse.ArgumentParser):
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of a subcommand, of which the first is its name. Raises ConfigError.
 
-    The result has `command` (the `Subcommand`), `run` (None: not given), and each flag by its name: True or False for a
-    switch, else a string.
+    The result has `command` (the `Subcommand`), `run` (None: not given), `rest` (what follows `--`), and each flag by
+    its name: True or False for a switch, else a string.
     """
     command = BY_NAME[argv[0]]
     parser = _ArgumentParser(prog=f"raylaunch {command.name}", add_help=False)
@@ -253,12 +283,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(command.argument.lower(), metavar=command.argument, nargs="?")
     if command.takes_settings:
         parser.add_argument("settings", nargs="*")
-    found, unknown = parser.parse_known_intermixed_args(list(argv[1:]))
+    words = list(argv[1:])
+    split = words.index("--") if command.rest and "--" in words else len(words)
+    found, unknown = parser.parse_known_intermixed_args(words[:split])
     if unknown and not found.help:
         raise _unknown(command, unknown[0])
     if command.operand and found.operand is None and not found.help:
         raise ConfigError(f"`{command.name}` needs {command.operand}", hint=f"write `{command.usage}`")
-    found.command = command
+    found.command, found.rest = command, words[split + 1 :]
     return found
 
 

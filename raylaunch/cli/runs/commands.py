@@ -156,6 +156,12 @@ def _doctor(arguments: Namespace, environ: Mapping[str, str]) -> int:
     return examination.doctor(arguments, environ)
 
 
+def _slurm(arguments: Namespace, environ: Mapping[str, str]) -> int:
+    from raylaunch.cli.slurm import batch_script  # noqa: PLC0415
+
+    return batch_script.slurm(arguments, environ)
+
+
 def _completion(arguments: Namespace, environ: Mapping[str, str]) -> int:
     del environ
     if arguments.shell not in shell_scripts.SCRIPTS:
@@ -236,6 +242,7 @@ _FUNCTIONS: Mapping[str, Callable[[Namespace, Mapping[str, str]], int]] = {
     "report": _report,
     "stop": _stop,
     "doctor": _doctor,
+    "slurm": _slurm,
     "completion": _completion,
     "restart": _restart,
     "resize": _resize,

@@ -53,6 +53,8 @@ CASES = [
     (("doctor", ""), {FILES}),
     (("doctor", "job.yaml", "nn"), {"nnodes=", FILES}),
     (("doctor", "train.py", "nn"), {FILES}),
+    (("slurm", ""), {FILES}),
+    (("slurm", "job.yaml", "nn"), {"nnodes=", FILES}),
     (("completion", ""), {"bash", "zsh"}),
     ((), {*subcommands.BY_NAME, "check", FILES}),
 ]

@@ -1,0 +1,197 @@
+"""The program that `srun` starts on each node of a Slurm job: Ray, and on the first node also the job.
+
+    python -m raylaunch.cli.slurm.node_program run JOB_FILE...      # all nodes are in this Slurm job
+    python -m raylaunch.cli.slurm.node_program lead JOB_FILE...     # each node is a job of its own: see stdin
+    python -m raylaunch.cli.slurm.node_program join                 # such a node
+
+Slurm tells it by SIGTERM that the job ends soon. The first node passes that to the driver, which saves and stops the
+run. A node that is a job of its own passes it to `ray start`, which drains it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from raylaunch.cli import run_once
+from raylaunch.errors import ClusterError, ExitCode, signal_exit_code
+from raylaunch.node.linux import processes
+
+_FIRST_PORT, _PORTS = 20_000, 10_000
+"""Ports of heads, by the id of their Slurm job. They are below those that Linux takes for outgoing connections."""
+_HEAD_SECONDS = 120.0
+"""How long the head may take to start."""
+_END_SECONDS = 10.0
+_POLL_SECONDS = 0.25
+_DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_STARTED = "Ray runtime started"
+"""What `ray start` prints when its node is up."""
+
+
+def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Do what a node of a Slurm job does, and return the exit code. Raises ClusterError."""
+    role, *job = words
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.RESUMABLE))  # until there is somebody to tell
+    if role == "join":
+        return _join(environ["RAY_ADDRESS"], environ, leaves=True)
+    address = f"{environ['SLURM_LAUNCH_NODE_IPADDR']}:{_FIRST_PORT + int(environ['SLURM_JOB_ID']) % _PORTS}"
+    if environ["SLURM_PROCID"] != "0":
+        return _join(address, environ, leaves=False)
+    return _lead(address, job, environ, has_node_jobs=role == "lead")
+
+
+def _lead(address: str, job: Sequence[str], environ: Mapping[str, str], *, has_node_jobs: bool) -> int:
+    """Start Ray's head, and with `has_node_jobs` also the jobs on stdin; run a job, and return its exit code."""
+    host, _, port = address.rpartition(":")
+    options = ["--head", f"--port={port}", f"--node-ip-address={host}", f"--temp-dir={_folder(address)}"]
+    options += ["--include-dashboard=false", *(["--num-cpus=0", "--num-gpus=0"] if has_node_jobs else _cpus(environ))]
+    with _ray_node(address, options, {**environ, _DRAIN_SECONDS: "0"}):
+        node_jobs = _submit(sys.stdin.read(), address, environ) if has_node_jobs else ""
+        driver = _start(["raylaunch", *job], {**environ, "RAY_ADDRESS": address})
+        signal.signal(signal.SIGTERM, lambda *_: driver.send_signal(signal.SIGTERM))
+        code = driver.wait()
+        if node_jobs:  # those that run end with the head
+            subprocess.run(["scancel", "--state=PENDING", node_jobs], check=False)  # noqa: S603, S607
+    return code if code >= 0 else signal_exit_code(-code)
+
+
+def _submit(script: str, address: str, environ: Mapping[str, str]) -> str:
+    """Submit the jobs of the nodes, and return their id."""
+    # This job's own variables would be taken for options of the other's.
+    kept = {name: value for name, value in environ.items() if name == "SLURM_CONF" or not name.startswith("SLURM_")}
+    command = ["sbatch", "--parsable"]
+    env = {**kept, "RAY_ADDRESS": address}
+    done = subprocess.run(command, input=script, env=env, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise ClusterError(f"the nodes' jobs cannot be submitted: {done.stderr.strip()}")
+    return done.stdout.partition(";")[0].strip()
+
+
+def _join(address: str, environ: Mapping[str, str], *, leaves: bool) -> int:
+    """Be a node of the cluster until its head ends. `leaves`: at SIGTERM the node is drained, and may come back.
+
+    A node that is not alone in its job returns 0, since the exit code of `srun` is the highest one.
+    """
+    is_told = is_over = False
+
+    def tell(*_: object) -> None:
+        nonlocal is_told
+        is_told = True
+        ray.send_signal(signal.SIGTERM)
+
+    _wait_for(address)
+    drain = {} if leaves else {_DRAIN_SECONDS: "0"}
+    with _ray_node(address, [f"--address={address}", *_cpus(environ)], {**environ, **drain}) as ray:
+        signal.signal(signal.SIGTERM, tell if leaves else lambda *_: None)  # else the first node decides
+        while ray.poll() is None and not (is_over := _has_ended(address)):
+            time.sleep(_POLL_SECONDS)
+        is_over = is_over or _has_ended(address)
+    if is_over or not leaves:
+        return ExitCode.OK
+    return ExitCode.RESUMABLE if is_told else ExitCode.UNAVAILABLE
+
+
+@contextlib.contextmanager
+def _ray_node(address: str, options: Sequence[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Have Ray on this node, as a child process: `ray start --block`. Raises ClusterError if it does not start."""
+    folder, name = _folder(address), environ["SLURMD_NODENAME"]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise ClusterError(f"{folder} on {name} is another user's", hint="remove it, or submit the job again")
+    # Several clusters, and nodes of this one, may share a machine. So Linux chooses all ports but the head's.
+    ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+    command = ["ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *ports, *options]
+    log = folder / f"ray-start-{name}.log"
+    with open(folder / "start.lock", "w") as lock, log.open("w") as output:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two that start at the same time would take the same names
+        process = _start(command, environ, output.fileno())
+        while _STARTED not in (said := log.read_text(errors="replace")) and process.poll() is None:
+            time.sleep(_POLL_SECONDS)
+    try:
+        if process.poll() is not None:
+            raise ClusterError(f"`ray start` failed on {name}:\n{said}")
+        yield process
+    finally:
+        _end(process, folder)
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """End Ray on this node, and remove its folder."""
+    process.send_signal(signal.SIGINT)  # and not SIGTERM, by which it would be drained first
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
+    process.kill()
+    process.wait()
+    if not _is_used(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cpus(environ: Mapping[str, str]) -> list[str]:
+    return [f"--num-cpus={environ['SLURM_CPUS_ON_NODE']}"]
+
+
+def _folder(address: str) -> Path:
+    """Return Ray's folder. The paths of its sockets may have 107 characters, so TMPDIR may be too long."""
+    return Path(f"/tmp/raylaunch-slurm-{os.getuid()}-{address.rpartition(':')[2]}")  # noqa: S108
+
+
+def _is_used(folder: Path) -> bool:
+    """Return whether a process has the folder in its command line, as all of Ray's have."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(folder) in file.read_bytes():
+                return True
+    return False
+
+
+def _start(module: Sequence[str], environ: Mapping[str, str], output: int | None = None) -> subprocess.Popen[bytes]:
+    """Start a Python module in a session of its own, so that Slurm's signals come to this process alone."""
+    command = [sys.executable, "-m", *module]
+    parent = os.getpid()
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        processes.signal_on_parent_death(signal.SIGKILL, parent)
+
+    return subprocess.Popen(  # noqa: S603
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=prepare,  # noqa: PLW1509
+    )
+
+
+def _has_ended(address: str) -> bool:
+    """Return whether nobody listens there. A head that does not answer is Ray's to judge."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _wait_for(address: str) -> None:
+    deadline = time.monotonic() + _HEAD_SECONDS
+    while _has_ended(address):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"there is no Ray head at {address}", hint="see the output of the job's first node")
+        time.sleep(_POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(run_once.exit_code_of(lambda: main(sys.argv[1:], os.environ)))

@@ -1,0 +1,106 @@
+"""The program of a Slurm node, without Slurm and with something else in the place of `ray start`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from raylaunch.cli.slurm import node_program
+from raylaunch.errors import ClusterError, ExitCode
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """The environment of a task, whose folder is its own. Signals are as before after the test."""
+    monkeypatch.setattr(node_program, "_folder", lambda address: tmp_path / "ray")
+    before = signal.getsignal(signal.SIGTERM)
+    yield {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "2", "SLURM_PROCID": "1"}
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def ray_is(monkeypatch):
+    """`ray_is(code)` lets a Python program be `ray start`."""
+
+    def replace(code):
+        def start(module, environ, output=None):
+            command = [sys.executable, "-c", code, *module]
+            return subprocess.Popen(command, env=os.environ | environ, stdout=output, stderr=output)
+
+        monkeypatch.setattr(node_program, "_start", start)
+
+    return replace
+
+
+@pytest.fixture
+def head():
+    """A head that listens, until it is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def address(head):
+    return "{}:{}".format(*head.getsockname())
+
+
+def join(head, environ, **more):
+    return node_program.main(["join"], environ | {"RAY_ADDRESS": address(head)} | more)
+
+
+def test_what_ray_start_says_is_the_error(node, ray_is, head, tmp_path):
+    """Its folder goes, so the whole text is in the message."""
+    ray_is("print('no port'); raise SystemExit(1)")
+    with pytest.raises(ClusterError, match="`ray start` failed on n1:\nno port"):
+        join(head, node)
+    assert not (tmp_path / "ray").exists()
+
+
+def test_a_node_ends_with_its_head(node, ray_is, head):
+    """The head has ended, so Ray does here, by SIGINT."""
+    ray_is("import time; print('Ray runtime started', flush=True); time.sleep(100)")
+    signal.signal(signal.SIGALRM, lambda *_: head.close())
+    signal.setitimer(signal.ITIMER_REAL, 1)
+    assert join(head, node) == ExitCode.OK
+
+
+def test_a_node_that_is_told_to_leave_drains_and_comes_back(node, ray_is, head):
+    """SIGTERM goes on to `ray start`, and when that has ended, the exit code says that the job is to be put back."""
+    ray_is("""
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+print("Ray runtime started", flush=True)
+signal.pause()
+""")
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    assert join(head, node) == ExitCode.RESUMABLE
+
+
+def test_a_node_whose_ray_ends_is_an_error(node, ray_is, head):
+    """Nobody asked for it."""
+    ray_is("import time; print('Ray runtime started', flush=True); time.sleep(1)")
+    assert join(head, node) == ExitCode.UNAVAILABLE
+
+
+def test_the_folder_of_another_user_is_refused(node, ray_is, head, tmp_path, monkeypatch):
+    """Anybody may make a folder in /tmp."""
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    with pytest.raises(ClusterError, match="is another user's"):
+        join(head, node)
+
+
+def test_a_folder_in_use_stays(node, ray_is, head, tmp_path):
+    """Another node of the same cluster may run on this machine."""
+    ray_is("raise SystemExit(1)")
+    other = [sys.executable, "-c", "input()", str(tmp_path / "ray")]
+    with subprocess.Popen(other, stdin=subprocess.PIPE) as process:
+        with pytest.raises(ClusterError):
+            join(head, node)
+        process.kill()
+    assert (tmp_path / "ray").exists()

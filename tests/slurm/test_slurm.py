@@ -1,0 +1,81 @@
+"""`raylaunch slurm` on a real Slurm, whose four nodes are on this machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from tests.cluster.conftest import wait_until
+from tests.slurm.conftest import Slurm
+
+TRAIN = Path(__file__).with_name("train.py")
+PATIENCE = 100
+"""Ray and torch start on all nodes, on a machine that does other things too."""
+
+
+class Step(NamedTuple):
+    number: int
+    world: int
+    at: float
+    run: str
+
+
+def job(slurm: Slurm, steps: int, **settings: object) -> Path:
+    """Write a job file, and return its path."""
+    file = slurm.folder / "job.yaml"
+    taken(slurm).unlink(missing_ok=True)
+    entrypoint = {"script": str(TRAIN), "args": [str(taken(slurm)), str(steps)]}
+    text = {"name": "chain", "entrypoint": entrypoint, "log_dir": str(slurm.folder / "runs"), **settings}
+    file.write_text(yaml.safe_dump(text))
+    return file
+
+
+def taken(slurm: Slurm) -> Path:
+    return slurm.folder / "steps"
+
+
+def steps(slurm: Slurm) -> list[Step]:
+    """What rank 0 has written: the steps that were done."""
+    if not taken(slurm).exists():
+        return []
+    rows = [line.split() for line in taken(slurm).read_text().splitlines()]
+    return [Step(int(number), int(world), float(at), run) for number, world, at, run in rows]
+
+
+def test_nothing_is_left_of_a_job_that_is_done(slurm):
+    """Two nodes; the exit code is the run's, and Ray's processes and folders are gone when Slurm says so."""
+    submitted = slurm.submit(str(job(slurm, 3, nnodes=2)))
+    wait_until(lambda: not slurm.jobs(), PATIENCE, "the job to end")
+    time.sleep(2)
+    assert slurm.left() == []
+    assert [(step.number, step.world) for step in steps(slurm)] == [(0, 2), (1, 2), (2, 2)]
+    assert "ExitCode=0:0" in slurm.run("scontrol", "show", "job", submitted)
+    assert list(Path("/tmp").glob("raylaunch-slurm-*")) == []
+
+
+def test_a_node_that_is_taken_away_costs_no_step_and_comes_back(slurm):
+    """Each of two nodes is a job. One gets Slurm's notice, is drained, and joins again when Slurm starts it again."""
+    submitted = slurm.submit("--elastic", "1:2", str(job(slurm, 100_000)), "--", "--partition=all")
+    wait_until(lambda: worlds(slurm)[-1:] == [2], PATIENCE, "both nodes")
+    before = worlds(slurm)
+    node = slurm.jobs("--name=chain-node", "--format=%A")[0].strip()
+    slurm.run("scancel", "--signal=TERM", node)
+    wait_until(lambda: worlds(slurm) == [*before, 1], PATIENCE, "the world without the node")
+    wait_until(lambda: worlds(slurm) == [*before, 1, 2], PATIENCE, "the node to be back")
+    numbers = [step.number for step in steps(slurm)]
+    assert numbers == list(range(len(numbers)))
+    slurm.run("scancel", "--signal=TERM", submitted)
+    wait_until(lambda: not slurm.jobs(), PATIENCE, "the jobs to end, of which none starts again")
+    time.sleep(2)
+    assert slurm.left() == []
+
+
+def worlds(slurm: Slurm) -> list[int]:
+    """The sizes of the worlds, one after the other."""
+    found: list[int] = []
+    for step in steps(slurm):
+        found += [step.world] if found[-1:] != [step.world] else []
+    return found
