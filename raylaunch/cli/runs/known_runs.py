@@ -30,9 +30,9 @@ _RECENT_SECONDS = 0.3
 
 def all_runs(environ: Mapping[str, str]) -> list[RunReader]:
     """Return the runs of this user that are known here, and all of the cluster, the newest first."""
-    own = {(run.entry.id, run.entry.began, run.entry.driver): run for run in _own_runs(environ)}
+    own = {run.entry.identity: run for run in _own_runs(environ)}
     for run in cluster_registry.runs(environ):
-        key = (run.id, run.began, run.driver)
+        key = run.identity  # whichever driver it has now
         if key not in own:
             own[key] = _reader(run, is_registered=False)
         elif own[key].entry.exit_code is None:  # its entry is newer than the file, which was written once

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from secrets import token_hex
 
 import msgspec
 
@@ -161,26 +161,21 @@ class RegistryEntry:
             directory = folder(self._environ)
             _make_private(directory)
             began = re.sub(r"[^0-9T]", "", self._run.began)  # entries are sorted by their names
-            path = directory / f"{began}-{token_hex(4)}{_SUFFIX}"
+            key = sha256("\0".join(self._run.identity).encode()).hexdigest()[:8]  # the next driver replaces the entry
+            path = directory / f"{began}-{key}{_SUFFIX}"
             _write(path, self._run)
             self._path = path
-            if self._run.is_detached:
-                self._remove_earlier(directory)
             if len(_files(directory)) > MOST_ENDED:
                 prune(directory)
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there is no home
             self._warn(f"`raylaunch ps` will not list this run: {error}")
 
-    def _remove_earlier(self, directory: Path) -> None:
-        """Remove the entries that earlier drivers of the run have made."""
-        for path in _files(directory):
-            found = _read(path) if path != self._path else None
-            if found is not None and found.identity == self._run.identity:
-                path.unlink(missing_ok=True)
-
     def end(self) -> None:
-        """Write that the run has ended. The entry of a run without a folder is removed."""
+        """Write that the run has ended. The entry of a run without a folder is removed, and another driver's left."""
         with contextlib.suppress(OSError, ValueError):
+            known = _read(self._path) if self._path is not None else None
+            if known is not None and known.driver != self._run.driver:
+                return
             if self._path is not None and self._run.folder:
                 now = datetime.now(timezone.utc).isoformat()
                 _write(self._path, replace(self._run, ended=now, exit_code=self.exit_code, control=None))

@@ -13,6 +13,7 @@ import pytest
 from raylaunch.cluster.driver import run_registry
 from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
 from raylaunch.errors import ClusterError
+from tests.cli.runs.made_runs import NOBODY
 
 
 def a_run(folder: Path | str = "", **facts: object) -> RegisteredRun:
@@ -40,6 +41,21 @@ def test_a_run_is_listed(environ, tmp_path):
     (found,) = run_registry.runs(registry)
     assert replace(found, ended="", exit_code=None) == run
     assert (found.exit_code, found.ended > run.began) == (0, True)
+
+
+def test_the_next_driver_of_a_run_takes_over_its_entry(environ, tmp_path):
+    """So there is never none, and never a second one; the last driver does not say that the run has ended."""
+    registry = run_registry.folder(environ)
+    first = run_registry.RegistryEntry(a_run(tmp_path, token="x"), environ, pytest.fail)
+    first.add()
+    next_run = a_run(tmp_path, token="x", driver=NOBODY)
+    second = run_registry.RegistryEntry(next_run, environ, pytest.fail)
+    second.add()
+    assert run_registry.runs(registry) == [next_run]
+    first.end()
+    assert run_registry.runs(registry) == [next_run]
+    second.end()
+    assert [run.ended != "" for run in run_registry.runs(registry)] == [True]
 
 
 def wait_for_files(registry: Path, count: int) -> None:
