@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raylaunch.worker import State
 
-STEPS, BATCH = 600, 32
+STEPS, BATCH = 400, 32
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from raylaunch.worker import checkpointed, should_checkpoint
 
-STEPS, EVERY, BATCH, CONTEXT, WIDTH = 150, 25, 16, 32, 96
+STEPS, EVERY, BATCH, CONTEXT, WIDTH = 100, 25, 16, 32, 96
 FOLDER = Path("checkpoints")
 
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
-CONTEXT, STEPS = 64, 120
+CONTEXT, STEPS = 64, 80
 
 
 class Text(torch.utils.data.Dataset):

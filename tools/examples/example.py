@@ -76,8 +76,8 @@ EXAMPLES = (
     Example(
         script="fsdp2.py",
         what="FSDP2 with checkpoints of torch.distributed.checkpoint, which any number of ranks can load",
-        kill_at=r"step 80/",
-        files="checkpoints/step-000075/.metadata",
+        kill_at=r"step 60/",
+        files="checkpoints/step-000050/.metadata",
     ),
     Example(
         script="pretrain.py",
