@@ -191,7 +191,7 @@ core.machine.nodes:plan_resize
 core.machine.membership:Membership.successors | which nodes would take part
 # The state machine, when the time has come
 core.machine.machine:Machine.handle
-core.machine.deadlines:tick | what is due
+core.machine.deadlines:_tick | what is due
 core.machine.saving:save_world | from RUNNING to SAVING
 core.machine.events_and_actions:RequestCheckpoint
 # The driver's loop, for the actions

@@ -31,7 +31,7 @@ from raylaunch.cluster.driver.run_folder import RunFolder
 from raylaunch.cluster.driver.run_registry import DriverProcess, RegisteredRun
 from raylaunch.cluster.driver.signals import Signals
 from raylaunch.cluster.fleet_api import Fleet
-from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.local import local_machine, scheduler
 from raylaunch.cluster.session import discovery
 from raylaunch.cluster.session.session_base import Session
 from raylaunch.core.job.job import Job, RayOptions
@@ -120,6 +120,8 @@ def run_job(
     arrived before the first agent was requested.
     """
     submitter_env = submitted(os.environ)  # before Ray adds to it
+    if succession is None or succession.predecessor is None:
+        job = scheduler.with_end(job, os.environ, observer.on_message)
     secrets = Redactor.of(job, os.environ)
     planning.working_folder()
     with redacted_errors(secrets), signals.handled(job) as handler, _connected(job) as session:

@@ -194,6 +194,75 @@ def test_a_signal_to_the_driver(alone):
     assert "saved" in out
 
 
+SAVES = """
+import os, pathlib, sys, time
+import raylaunch.worker as worker
+file = pathlib.Path("done")
+first = int(file.read_text()) if file.exists() else 0
+steps = 0
+print("goes on at", first, flush=True)
+for step in range(first, 100_000):
+    time.sleep(0.02)
+    worker.heartbeat()
+    steps += 1
+    if worker.should_checkpoint(step):
+        if worker.context().rank == 0:
+            file.write_text(str(step + 1))
+        worker.checkpointed(step)
+"""
+
+
+def saved_and_ended(process, folder, rank="goes on at 0") -> tuple[str, dict]:
+    """Wait for the end of a run that saves in time; return its messages and its result."""
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 75, err
+    assert rank in out
+    (file,) = folder.glob("runs/*/latest/result.json")
+    return err, json.loads(file.read_text())
+
+
+def test_a_run_that_ends_at_its_deadline(alone):
+    """All ranks save before, and the next run goes on at the next step."""
+    env, folder = alone
+    settings = {"nnodes": 1, "nproc_per_node": 2, "shutdown_timeout": 1}
+    err, result = saved_and_ended(start(env, folder, SAVES, deadline="12s", **settings), folder)
+    step = int((folder / "done").read_text()) - 1
+    assert f"all workers have saved after step {step}, and a new run goes on from there" in err
+    assert (result["exit_code"], result["resume"], result["lost_steps"]) == (75, "yes", 0)
+    assert result["attempts"][-1]["last_step"] == step, "no rank has gone on after the checkpoint"
+    again = start(env | {"RAYLAUNCH_DEADLINE": "12"}, folder, SAVES, deadline="auto", **settings)
+    saved_and_ended(again, folder, f"goes on at {step + 1}")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_with_a_grace(alone, name):
+    """All ranks save within it; SIGUSR1 is what Slurm sends some time before the end of a job."""
+    env, folder = alone
+    process = start(env, folder, SAVES, nnodes=1, nproc_per_node=2, grace=60)
+    assert process.stdout is not None
+    assert "goes on" in process.stdout.readline()
+    wait_until(lambda: '"Progressed"' in events(folder), 100, "steps")
+    process.send_signal(signal.Signals[name])
+    err, result = saved_and_ended(process, folder, "")
+    step = int((folder / "done").read_text()) - 1
+    assert f"stopped by {name}; all workers have saved after step {step}" in err
+    assert (result["resume"], result["attempts"][-1]["last_step"]) == ("yes", step)
+
+
+def test_a_deadline_that_cannot_be(alone):
+    """Nothing is started."""
+    env, folder = alone
+    for text, why in (("2026-01-01T00:00:00Z", "ago: nothing was started"), ("auto", "has nobody to ask")):
+        _, err = (process := start(env, folder, SAVES, nnodes=1, deadline=text)).communicate(timeout=100)
+        assert process.returncode == 2
+        assert why in err
+    assert not (folder / "runs").exists()
+
+
+def events(folder) -> str:
+    return "".join(path.read_text() for path in folder.glob("runs/*/latest/events.jsonl"))
+
+
 def test_too_much_for_this_machine(alone):
     """The run fails at once instead of waiting for resources that never come."""
     env, folder = alone

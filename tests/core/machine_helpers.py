@@ -36,6 +36,7 @@ from raylaunch.core.machine.events_and_actions import (
     WorkersStopped,
 )
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.machine.state import AwaitingNodes, Gathering, Phase, ResizeTimes
 
 BY = "ada@login-1"
@@ -114,6 +115,16 @@ def stop_requested(signal: str, at: float = 0.0) -> StopRequested:
 def stop_command(at: float = 0.0, *, save_seconds: float = 600.0, now: bool = False) -> StopRequested:
     """A person requested the stop by a command."""
     return StopRequested(at=at, signal="SIGTERM", by=BY, save_seconds=save_seconds, now=now)
+
+
+def deadline_set(deadline: float, at: float = 0.0, why: str = "Slurm ends job 7") -> DeadlineSet:
+    return DeadlineSet(at=at, deadline=deadline, why=why)
+
+
+def signalled(signal: str, at: float, grace: float = 60.0) -> list[Event]:
+    """Return the events of a signal to the driver of a job that has a `grace`."""
+    limit = deadline_set(at + grace, at, why=f"{signal} leaves {grace:g} s")
+    return [limit, StopRequested(at=at, signal=signal, save_seconds=grace)]
 
 
 def restart_requested(at: float = 0.0, *, save_seconds: float = 600.0) -> RestartRequested:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from datetime import datetime
 
+from raylaunch.cluster.local.scheduler import moment_of
 from raylaunch.errors import ConfigError
 
 _MOST_DIGITS = 9
@@ -55,11 +55,6 @@ def time_since(text: str, option: str, now: float) -> float:
     if found := _AGE.fullmatch(text):
         return now - float(found[1]) * _UNITS[found[2]]
     with contextlib.suppress(ValueError, OverflowError, OSError):
-        return datetime.fromisoformat(_as_python_3_10_reads_it(text)).timestamp()
+        return moment_of(text).timestamp()
     hint = f"write `{option} 90s`, `10m`, `2h`, `1d`, or a time such as `2026-01-31T09:00:00Z`"
     raise ConfigError(f"`{text}` is no time", hint=hint)
-
-
-def _as_python_3_10_reads_it(time: str) -> str:
-    """Return a time in ISO 8601 without `Z`, and with microseconds where it has a fraction of a second."""
-    return re.sub(r"\.(\d{1,6})\d*", lambda found: f".{found[1]:0<6}", re.sub("[zZ]$", "+00:00", time))

@@ -79,6 +79,7 @@ _METAVARS = {
     "env": "NAME=VALUE",
     "log_layout": "|".join(LOG_LAYOUTS),
     "hang_timeout": "SECONDS|auto|off",
+    "deadline": "TIME|auto",
     "state_memory": "GIB",
     "durable": "DIR",
     "ray.address": "HOST:PORT",

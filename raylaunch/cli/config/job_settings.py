@@ -63,6 +63,8 @@ class SpawnSettings(TypedDict, total=False):
     event_log_handler: Literal["null", "console"]
     signals_to_handle: Sequence[str]
     signals_to_forward: Sequence[str]
+    deadline: str | None
+    grace: float
     placement_timeout: float
     join_timeout: float
     multiple_of: int

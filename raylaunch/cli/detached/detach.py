@@ -18,7 +18,7 @@ from raylaunch.cli.run_once import say
 from raylaunch.cli.runs import known_runs, run_requests
 from raylaunch.cli.runs.run_reader import RunReader
 from raylaunch.cluster.detached.detached_run import DetachedRun, DriverNews
-from raylaunch.cluster.local import local_machine
+from raylaunch.cluster.local import local_machine, scheduler
 from raylaunch.cluster.run import find_cluster
 from raylaunch.core.job.job import Job
 from raylaunch.errors import ConfigError, ExitCode, InterruptedByUserError, signal_exit_code
@@ -70,6 +70,7 @@ def start(job: Job, job_text: str, *, payload: bytes = b"", wait: bool = True) -
 
 def _start(job: Job, job_text: str, payload: bytes, interrupts: _Interrupts, *, wait: bool) -> DetachedStart:
     refuse_terminal(job)
+    job = scheduler.with_end(job, os.environ, say)  # only here is the scheduler's environment
     if job.run_id is None:
         job = replace(job, run_id=datetime.now().astimezone().strftime("%Y-%m-%dT%H-%M-%S"))
     starting = _StartWatch(job, interrupts, wait=wait)

@@ -38,6 +38,7 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.requests import requested
+from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.machine.state import Phase, Stopping
 from raylaunch.core.monitoring.progress_report import ProgressSample
 from raylaunch.core.placement.environment import assign
@@ -134,7 +135,7 @@ class Console:
         match entry.event:
             case NodeGranted() if not machine.attempt:
                 pass  # at the start all nodes are granted at once, and a line follows when each is ready
-            case NodeGranted() | NodeJoined() | NodeDraining() | DriverReplaced():
+            case NodeGranted() | NodeJoined() | NodeDraining() | DriverReplaced() | DeadlineSet():
                 self._print_arrival(entry.event)
             case NodeLost() as event if event.node in machine.roster:
                 has_output = not self._shown_ranks.isdisjoint(self._ranks.get(event.node, ()))
@@ -153,10 +154,12 @@ class Console:
             case ForwardRequested(signal=signal) if not entry.actions:
                 self.say(f"{signal} is not forwarded: no workers are running", colour="yellow")
 
-    def _print_arrival(self, event: NodeGranted | NodeJoined | NodeDraining | DriverReplaced) -> None:
+    def _print_arrival(self, event: NodeGranted | NodeJoined | NodeDraining | DriverReplaced | DeadlineSet) -> None:
         match event:
             case DriverReplaced():
                 self.say(f"driver {event.driver} is in command after {duration(event.seconds)}: {event.phases}")
+            case DeadlineSet():
+                self.say(f"the run must be over in {duration(max(0, round(event.deadline - event.at)))}: {event.why}")
             case NodeGranted(address=address):
                 self.say(f"{address}: resources are reserved, the agent is starting")
             case NodeJoined(address=address):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from raylaunch.cluster import fleet_api as fleets
@@ -29,6 +30,7 @@ from raylaunch.cluster.fleet_api import (
     ReportReceived,
     SlotGranted,
 )
+from raylaunch.cluster.local.scheduler import moment_of
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
 from raylaunch.core.machine.commits import RestoreCommit
@@ -52,6 +54,7 @@ from raylaunch.core.machine.machine import Machine
 from raylaunch.core.machine.observe import observe
 from raylaunch.core.machine.resuming import heard
 from raylaunch.core.machine.run_state import Run
+from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.machine.state import Done, Phase
 from raylaunch.core.newtypes import NodeId, RunTime, SignalName
 from raylaunch.core.record.journal import JournalEntry
@@ -183,8 +186,7 @@ class Driver:
 
     def signalled(self, signal: SignalName) -> None:
         """Take a signal. Any thread and any signal handler may call this: the signal is only enqueued."""
-        asked = ForwardRequested if signal in self.machine.job.signals_to_forward else StopRequested
-        self.call(lambda at: [asked(at=at, signal=signal)], Future())
+        self.call(lambda at: _signalled(self.machine.job, signal, at), Future())
 
     def call(self, work: Callable[[RunTime], Iterable[Event]], answer: Future[Any]) -> None:
         """Enqueue work for the thread of `run`; see `LoopCall`. Any thread and any signal handler may call this."""
@@ -228,6 +230,8 @@ class Driver:
         last = leadership.predecessor if leadership is not None else None
         if leadership is None or last is None:
             self._record([(None, self._perform(self.machine.start()))])
+            if self.machine.job.deadline is not None:
+                self._step(_deadline(self.machine.job.deadline, self._now()))
             self.nodes.start(self._inbox.put)
             self._fleet.start(self._tell)
         elif self.machine.phase is Phase.DONE:
@@ -532,3 +536,21 @@ def _saving(why: str, *, can_save: bool) -> str:
     if can_save:
         return f"requesting a checkpoint: {why}"
     return f"{why}; the workers have not called `should_checkpoint`, and are stopped without a checkpoint"
+
+
+def _signalled(job: Job, signal: SignalName, at: RunTime) -> Iterator[Event]:
+    """Yield what follows from a signal."""
+    if signal in job.signals_to_forward:
+        yield ForwardRequested(at=at, signal=signal)
+        return
+    if job.grace:
+        yield DeadlineSet(at=at, deadline=RunTime(at + job.grace), why=f"{signal} leaves {job.grace:g} s")
+    yield StopRequested(at=at, signal=signal, save_seconds=job.grace)
+
+
+def _deadline(text: str, now: RunTime) -> DeadlineSet:
+    """Return the event of the job's deadline, which is a moment in ISO 8601."""
+    end = moment_of(text)
+    left = (end - datetime.now(timezone.utc)).total_seconds()
+    why = f"`deadline` is {end.replace(tzinfo=None).isoformat(' ', 'seconds')}"
+    return DeadlineSet(at=now, deadline=RunTime(now + left), why=why)

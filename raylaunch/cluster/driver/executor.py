@@ -25,8 +25,8 @@ from raylaunch.core.machine.events_and_actions import (
     Uncordon,
 )
 from raylaunch.core.machine.machine import Machine
+from raylaunch.core.machine.save_time import STOP_MARGIN
 from raylaunch.core.machine.state import Running, Saving, Starting, Stopping
-from raylaunch.core.machine.transitions import STOP_MARGIN
 from raylaunch.core.newtypes import SIGTERM, NodeId, RunTime
 from raylaunch.core.placement.environment import Rendezvous, assign
 from raylaunch.errors import ClusterError

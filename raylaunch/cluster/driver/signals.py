@@ -32,6 +32,8 @@ class Signals:
         self._forwarded = {signal.Signals[name] for name in job.signals_to_forward}
         # Like torchrun, ignore names that this system does not know.
         stops = {signal.Signals[name] for name in job.signals_to_handle if name in signal.Signals.__members__}
+        if job.grace:
+            stops |= {signal.SIGUSR1} - self._forwarded
         #: A signal that was ignored when the program began stays ignored: `nohup` means it.
         self._before: dict[signal.Signals, Any] = {
             number: handler

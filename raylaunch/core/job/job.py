@@ -195,6 +195,12 @@ class Job:
     signals_to_forward: list[str] = field(default_factory=list)
     """Signals to the driver that all workers get, while the run continues. A worker that has not installed a handler
     yet gets the signal when it has, 10 s later at most."""
+    deadline: str | None = None
+    """When the run must be over: all ranks save before. A duration (`3h50m`), a time of day (`18:30`), a time in ISO
+    8601, or `auto`: RAYLAUNCH_DEADLINE, else the end of the Slurm job."""
+    grace: float = 0.0
+    """Time from a signal until all must be over: all ranks save before. SIGUSR1 ends the run then, too. 0: workers get
+    the signal at once. With `deadline: auto` it is 30 by default."""
     placement_timeout: float = 300.0
     """How long the first start waits for the cluster to provide the nodes. `.inf`: without a limit."""
     join_timeout: float = 600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,16 @@ from raylaunch.core.job.job import (
 from raylaunch.core.job.secrets import HIDDEN, is_secret
 from raylaunch.core.text import count
 
+AUTO_DEADLINE = "auto"
+DEADLINE_EXAMPLE = "for example `3h50m`, `18:30`, `2026-01-31T18:30:00+01:00`, or `auto` for the end of a Slurm job"
+
+_NUMBER = r"[0-9]{1,9}(\.[0-9]{1,9})?"
+_DEADLINE = re.compile(
+    rf"(?=.)({_NUMBER}d)?({_NUMBER}h)?({_NUMBER}m)?({_NUMBER}s?)?"
+    r"|[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?"
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?([zZ]|[-+][0-9]{2}:[0-9]{2})?)?"
+)
+"""The forms of `deadline`. Whether it is a time that is to come is found out when the run begins."""
 _MAX_PORT = 65535
 _MAX_NAME_BYTES = 200
 """Linux allows 255 bytes in the name of a folder; the run folder's may get a number at its end."""
@@ -68,6 +79,7 @@ _RANGES = {
     "join_timeout": _WAIT,
     "start_timeout": _NumberRange(0, _YEAR, is_time=True, above=True),
     "hang_timeout": _NumberRange(0, _YEAR, is_time=True, above=True, hint="`off` stands for never"),
+    "grace": _TIME,
     "last_call": _TIME,
     "shutdown_timeout": _TIME,
     "state_memory": _NumberRange(0, _MAX_GIB, above=True),
@@ -114,6 +126,7 @@ def problems(job: Job) -> list[Problem]:
         *_signal_problems(job),
         *_number_problems(job),
         *_elastic_problems(job),
+        *_deadline_problems(job),
         *_name_problems(job),
     ]
 
@@ -327,6 +340,12 @@ def _elastic_problems(job: Job) -> Iterator[Problem]:
         close = close or _near_miss(job.hang_timeout.lower(), HANG_WORDS)
         hint = close or "for example `600`; `off` stands for never"
         yield Problem(key="hang_timeout", message=message, hint=hint)
+
+
+def _deadline_problems(job: Job) -> Iterator[Problem]:
+    if job.deadline is not None and job.deadline != AUTO_DEADLINE and not _DEADLINE.fullmatch(job.deadline):
+        message = f"`{job.deadline}` is neither a time, a duration nor {AUTO_DEADLINE}"
+        yield Problem(key="deadline", message=message, hint=DEADLINE_EXAMPLE)
 
 
 def _no_multiple(job: Job) -> str:

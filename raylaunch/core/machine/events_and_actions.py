@@ -11,6 +11,7 @@ from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.failures.stacks import StackGroup
 from raylaunch.core.machine.commits import CommitRate, HeldCommit, NodeMemory, RestoreCommit
+from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.newtypes import NO_HOST, SIGTERM, HostId, NodeId, NodeTime, RunTime, SignalName
 
 
@@ -184,6 +185,8 @@ class Progressed:
     """How many steps were completed in the newest commit of `State` that all workers have made; None: there is none."""
     copied: int | None = None
     """The same of the newest commit that all nodes have copied to other hosts."""
+    slowest_save: float | None = None
+    """How long the slowest worker took for its last checkpoint, or commit of `State`; None: that is not known."""
     commit_rate: CommitRate | None = None
     """How often `State` commits; None: that is not known, or the script says it."""
     memory: tuple[NodeMemory, ...] = ()
@@ -242,7 +245,7 @@ class Tick:
 NodeEvent = NodeGranted | NodeJoined | NodeLost | NodeDraining | PeersUnreachable
 WorkerEvent = WorkersStarted | WorkersElastic | WorkersExited | WorkersStopped | WorkersCheckpointed
 RequestEvent = StopRequested | ForwardRequested | RestartRequested | ResizeRequested
-Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | RequestEvent | Tick | DriverReplaced
+Event = NodeEvent | WorkerEvent | WorkersHung | Progressed | RequestEvent | Tick | DeadlineSet | DriverReplaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

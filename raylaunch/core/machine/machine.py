@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raylaunch.core.driver_replaced import DriverReplaced
 from raylaunch.core.job.job import Job
-from raylaunch.core.machine.deadlines import tick
+from raylaunch.core.machine.deadlines import handle_time
 from raylaunch.core.machine.events_and_actions import (
     Action,
     Event,
@@ -32,6 +32,7 @@ from raylaunch.core.machine.peers import peers_unreachable
 from raylaunch.core.machine.requests import handle_request, refusal
 from raylaunch.core.machine.resuming import driver_replaced
 from raylaunch.core.machine.run_state import Run
+from raylaunch.core.machine.save_time import DeadlineSet
 from raylaunch.core.machine.state import Done, Gathering, Phase, Running, Saving, State, Stopping, World
 from raylaunch.core.machine.workers import progressed, workers_changed
 from raylaunch.core.newtypes import NodeId
@@ -73,8 +74,8 @@ class Machine:
                 return peers_unreachable(run, event)
             case StopRequested() | ForwardRequested() | RestartRequested() | ResizeRequested():
                 return handle_request(run, event)
-            case Tick():
-                return tick(run)
+            case Tick() | DeadlineSet():
+                return handle_time(run, event)
             case Progressed():
                 return progressed(run, event)
             case _:

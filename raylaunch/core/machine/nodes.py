@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from raylaunch.core.machine.events_and_actions import Action, Cordon, NodeDraining, NodeJoined, NodeLost, Release
 from raylaunch.core.machine.run_state import Run
-from raylaunch.core.machine.saving import end_saving, save_world, seconds_to_save
+from raylaunch.core.machine.save_time import Deadline
+from raylaunch.core.machine.saving import end_saving, limit_saving, save_world
 from raylaunch.core.machine.state import AwaitingNodes, Gathering, ResizeTimes, Running, Saving, Starting, Stopping
 from raylaunch.core.machine.transitions import (
-    STOP_MARGIN,
     gather,
     go_on_if_all_stopped,
     release_drained,
@@ -18,9 +18,6 @@ from raylaunch.core.newtypes import NodeId
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
 from raylaunch.errors import JOB_FAILURES
-
-_EVACUATION_SHARE = 0.5
-"""The part of a drain notice that is kept for saving and stopping at most; before, the world trains on."""
 
 
 def node_joined(run: Run, event: NodeJoined) -> list[Action]:
@@ -87,12 +84,13 @@ def _leave_host(run: Run, event: NodeDraining) -> list[Action]:
 
 def _world_drained(run: Run, event: NodeDraining, why: str) -> list[Action]:
     """Plan to leave a node of the world before its deadline."""
-    known = run.world.drain_deadline
-    deadline = run.world.drain_deadline = event.deadline if known is None else min(event.deadline, known)
+    deadline = run.world.deadline
+    if deadline is None or event.deadline < deadline.at:
+        since = run.now if deadline is None else deadline.since
+        deadline = run.world.deadline = Deadline(at=event.deadline, since=since, why=why)
     match run.state:
         case Saving() as saving:
-            saving.deadline = min(saving.deadline, run.now + seconds_to_save(run))
-            return run.set_timer("all workers must have saved by then")
+            return limit_saving(run, saving)
         case Running() if run.members.enough:
             return save_world(run, why)
         case Starting() as starting if run.members.enough and run.world.known.uses_state:
@@ -103,10 +101,7 @@ def _world_drained(run: Run, event: NodeDraining, why: str) -> list[Action]:
         case Starting() | Running() as state:
             state.status = f"{why}; the workers go on until another node comes"
             state.status += "" if event.by else ", or the time is short"
-            wanted = 2 * run.job.shutdown_timeout + STOP_MARGIN
-            latest = deadline - min(wanted, max(0.0, deadline - run.now) * _EVACUATION_SHARE)
-            known_latest = state.resize.evacuate_at
-            state.resize.evacuate_at = latest if known_latest is None else min(latest, known_latest)
+            state.resize.evacuate_at = run.latest_save(deadline)
             run.health.shorten_exclusions(run.now)
             return run.set_timer(state.status)
         case _:

@@ -23,13 +23,20 @@ from raylaunch.core.machine.events_and_actions import (
 )
 from raylaunch.core.machine.nodes import plan_resize
 from raylaunch.core.machine.run_state import Run
-from raylaunch.core.machine.saving import save_world
+from raylaunch.core.machine.saving import end_run, save_world
 from raylaunch.core.machine.state import Done, Gathering, Running, Saving, Starting, Stopping
-from raylaunch.core.machine.transitions import gather, release_surplus, replace_world, restart_world, stop_world
+from raylaunch.core.machine.transitions import (
+    gather,
+    release_surplus,
+    replace_world,
+    restart_world,
+    stop_with_grace,
+    stop_world,
+)
 from raylaunch.core.machine.workers import forward
 from raylaunch.core.newtypes import assert_never
 from raylaunch.core.text import count
-from raylaunch.errors import signal_exit_code
+from raylaunch.errors import ExitCode, signal_exit_code
 
 
 def requested(event: StopRequested | RestartRequested | ResizeRequested) -> str:
@@ -122,7 +129,8 @@ def _forward_requested(run: Run, event: ForwardRequested) -> list[Action]:
 
 
 def _stop_requested(run: Run, event: StopRequested) -> list[Action]:
-    code = signal_exit_code(signals.Signals[event.signal])
+    is_in_time = event.save_seconds and not event.by
+    code = ExitCode.RESUMABLE if is_in_time else signal_exit_code(signals.Signals[event.signal])
     why = requested(event)
     ending = Finish(exit_code=code, why=f"stopped by {event.by or event.signal}")
     match run.state:
@@ -130,13 +138,13 @@ def _stop_requested(run: Run, event: StopRequested) -> list[Action]:
             return run.finish(ending.exit_code, ending.why)
         case Stopping() as stopping:
             return _stop_requested_again(run, stopping, event, ending)
-        case Running() if event.save_seconds:
-            return save_world(run, why, seconds=event.save_seconds, ending=ending)
-        case Saving() as saving if event.save_seconds:
-            saving.deadline = min(saving.deadline, run.now + event.save_seconds)
-            if saving.ending is None:
-                saving.status, saving.ending = why, ending
-            return run.set_timer("all workers must have saved by then")
+        case Saving(signalled=True) if is_in_time:
+            return stop_with_grace(run, f"{event.signal} again", ending=ending)
+        case Running() | Saving() if event.save_seconds:
+            actions = end_run(run, why, ending, seconds=event.save_seconds)
+            if isinstance(run.state, Saving):
+                run.state.signalled |= not event.by
+            return actions
         case _:
             ending = (run.state.ending if isinstance(run.state, Saving) and event.by else None) or ending
             grace = 0.0 if event.now else run.job.shutdown_timeout

@@ -45,7 +45,7 @@ def driver_replaced(run: Run, event: DriverReplaced) -> list[Action]:
 
     That spends no restart.
     """
-    run.timer_at = None  # it was of the last driver's process
+    run.timing.timer_at = None  # it was of the last driver's process
     if event.attempt > run.world.attempt:
         run.world.told_attempt = event.attempt
         why = f"the last driver has died before it had told all nodes of attempt {event.attempt}"

@@ -13,6 +13,7 @@ from raylaunch.core.job.job import Job
 from raylaunch.core.machine.events_and_actions import Action, Finish, SetTimer
 from raylaunch.core.machine.membership import Membership
 from raylaunch.core.machine.restart_policy import NEEDED_EXCLUSION, CrashLoopBackoff, HostHealth, RestartBudget
+from raylaunch.core.machine.save_time import STOP_MARGIN, Deadline, Timing
 from raylaunch.core.machine.state import (
     TRANSITIONS,
     Done,
@@ -58,8 +59,7 @@ class Run:
         #: The least number of nodes that was requested. `job.min_nodes` is less until as many nodes have been there.
         self.wanted_nodes = job.min_nodes
         self.reachability = Reachability()
-        #: The time of the latest `SetTimer` that has not fired.
-        self.timer_at: float | None = None
+        self.timing = Timing()
 
     # Questions
 
@@ -111,10 +111,21 @@ class Run:
         nodes = self.nodes
         return tuple(node for node in self.world.roster if node in nodes)
 
-    def seconds_until_drained(self) -> float:
-        """Return how long the workers may still run before a node of the world is taken away."""
-        deadline = self.world.drain_deadline
-        return math.inf if deadline is None else max(0.0, deadline - self.now - 1.0)
+    @property
+    def seconds_left(self) -> float:
+        """How long the workers may still run before the run must be over, or a node of the world is taken away."""
+        ends = [each.at for each in (self.timing.deadline, self.world.deadline) if each is not None]
+        return max(0.0, min(ends, default=math.inf) - self.now - 1.0)
+
+    def latest_save(self, deadline: Deadline) -> float:
+        """Return when to ask the workers to save, so that they are gone by then."""
+        least = self.job.shutdown_timeout
+        return deadline.latest(self.timing.save.expected(deadline, least) + least + STOP_MARGIN)
+
+    @property
+    def end_at(self) -> float | None:
+        """When to begin to end the run, so that it is over in time; None: never, or that has begun."""
+        return None if self.timing.deadline is None or self.is_ending else self.latest_save(self.timing.deadline)
 
     def is_due(self, at: float | None) -> bool:
         """Return whether this time has come. None: it never does."""
@@ -139,9 +150,9 @@ class Run:
 
     def set_timer(self, why: str) -> list[Action]:
         """Ask for a `Tick` at the earliest time that matters, unless that was done already."""
-        times = (*self.state.timers, self.health.next_end)
+        times = (*self.state.timers, self.health.next_end, self.end_at)
         nearest = min((at for at in times if at is not None), default=None)
-        if nearest is None or nearest == self.timer_at:
+        if nearest is None or nearest == self.timing.timer_at:
             return []
-        self.timer_at = nearest
+        self.timing.timer_at = nearest
         return [SetTimer(at=max(nearest, self.now), why=why)]

@@ -12,6 +12,7 @@ from typing import ClassVar
 from raylaunch.core.failures.failure import Failure
 from raylaunch.core.machine.commits import HeldCommit, KnownCommits, RestoreCommit
 from raylaunch.core.machine.events_and_actions import Finish
+from raylaunch.core.machine.save_time import Deadline
 from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName, StrEnum
 from raylaunch.core.placement.environment import Member
 from raylaunch.core.text import count
@@ -75,8 +76,8 @@ class World:
     has_progressed: bool = False
     """Whether its workers have made more than one step."""
     failures: list[Failure] = field(default_factory=list)
-    drain_deadline: float | None = None
-    """The earliest time at which a node of the world will be taken away."""
+    deadline: Deadline | None = None
+    """When the first of its nodes will be taken away; None: none will."""
     held_signals: list[SignalName] = field(default_factory=list)
     """Signals to forward as soon as all workers are started. Those that were not forwarded pass to the next world."""
     held: dict[NodeId, tuple[HeldCommit, ...]] = field(default_factory=dict)
@@ -193,8 +194,13 @@ class Saving(AwaitingNodes):
     """SAVING: awaits `WorkersCheckpointed`. After the deadline the workers are stopped whether they saved or not."""
 
     phase: ClassVar[Phase] = Phase.SAVING
+    began: float
     ending: Finish | None = None
     """The end of the run that follows. None: another attempt."""
+    signalled: bool = False
+    """Whether a signal ends the run: the next one does not wait for the workers to save."""
+    step: int | None = None
+    """The step at which workers have saved; None: none have yet."""
 
 
 @dataclass(slots=True, kw_only=True)

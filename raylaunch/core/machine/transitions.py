@@ -9,13 +9,10 @@ from collections.abc import Collection
 
 from raylaunch.core.machine.events_and_actions import Action, Finish, Launch, Release, Stop
 from raylaunch.core.machine.run_state import Run
+from raylaunch.core.machine.save_time import STOP_MARGIN
 from raylaunch.core.machine.state import Gathering, Starting, Stopping, World
 from raylaunch.core.newtypes import SIGTERM, NodeId, SignalName
 from raylaunch.core.text import count
-
-STOP_MARGIN = 10.0
-"""Seconds that a node has, beyond the grace, to report that its workers are gone."""
-
 
 # The launch of a world, and the wait for enough nodes: GATHERING -> STARTING.
 
@@ -104,8 +101,8 @@ def replace_world(run: Run, why: str, *, ending: Finish | None = None) -> list[A
 
 
 def stop_with_grace(run: Run, why: str, *, ending: Finish | None = None) -> list[Action]:
-    """End a healthy world. The grace ends before a drained node is taken away."""
-    return stop_world(run, why, grace=min(run.job.shutdown_timeout, run.seconds_until_drained()), ending=ending)
+    """End a healthy world. The grace ends before the run must be over, or a drained node is taken away."""
+    return stop_world(run, why, grace=min(run.job.shutdown_timeout, run.seconds_left), ending=ending)
 
 
 def stop_world(

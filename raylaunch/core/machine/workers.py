@@ -162,6 +162,7 @@ def _workers_checkpointed(run: Run, event: WorkersCheckpointed) -> list[Action]:
             return []
         return stop_unsaved(run, run.state, f"workers of {event.node} do not call `should_checkpoint`")
     run.state.awaited.discard(event.node)
+    run.state.step = event.step
     return stop_if_all_saved(run, run.state)
 
 
@@ -170,7 +171,7 @@ def _is_left_to_finish(run: Run, state: Saving) -> bool:
 
     A drained node and the end of the run do not wait for that.
     """
-    return run.world.finishing and state.ending is None and run.world.drain_deadline is None
+    return run.world.finishing and state.ending is None and run.world.deadline is None
 
 
 def progressed(run: Run, event: Progressed) -> list[Action]:
@@ -185,4 +186,5 @@ def progressed(run: Run, event: Progressed) -> list[Action]:
         run.world.has_progressed = run.reachability.proven = True
         run.world.known.tries = 0
         run.reachability.broken_since = None
-    return []
+    run.timing.save.reported(event.slowest_save, event.rate)
+    return run.set_timer("a save takes another time than before") if run.timing.deadline is not None else []

@@ -425,8 +425,8 @@ def test_a_drained_world_trains_on_and_has_time_to_save(notices, shutdown_timeou
         latest.append(at + notice - min(notice / 2, 2 * shutdown_timeout + 10.0))
         if machine.phase is Phase.RUNNING:
             assert machine.state.resize.evacuate_at <= min(latest) + 1e-6
-            deadline = machine.world.drain_deadline
-            assert deadline - machine.state.resize.evacuate_at <= max(notice for _, notice in notices) + 1e-6
+            deadline = machine.world.deadline
+            assert deadline.at - machine.state.resize.evacuate_at <= max(notice for _, notice in notices) + 1e-6
 
 
 def test_replacement_of_a_drained_node_joins():
