@@ -113,7 +113,7 @@ def temporary_space(facts: Surroundings) -> Iterator[Diagnosis]:
 
 
 def limits(facts: Surroundings) -> Iterator[Diagnosis]:
-    """Whether processes may open enough files, and lock memory where InfiniBand needs it."""
+    """Whether processes may open enough files, lock memory where InfiniBand needs it, and write no huge core files."""
     few = {
         address: str(report.open_files)
         for address, report in facts.seen.answers.items()
@@ -129,6 +129,10 @@ def limits(facts: Surroundings) -> Iterator[Diagnosis]:
     if little:
         fix = "`ulimit -l unlimited` before `ray start`; containers need `--ulimit memlock=-1`"
         yield warning("locked memory", f"too little for InfiniBand: {_with(little)}", fix)
+    answers = facts.seen.answers.items()
+    if large := [address for address, report in answers if report.has_core_files and report.nvidia_gpus]:
+        text = f"as large as the memory of a worker that crashes, buffers of `State` included: {_names(large)}"
+        yield warning("core files", text, "`ulimit -c 0` before `ray start`; containers need `--ulimit core=0`")
 
 
 def clocks(facts: Surroundings) -> Iterator[Diagnosis]:

@@ -59,6 +59,8 @@ class NodeReport:
     """How many files a process may open; None: as many as it likes."""
     locked_memory: int | None = None
     """How much memory a process may lock; None: as much as it likes."""
+    has_core_files: bool = False
+    """Whether the memory of a process that crashes becomes a file, however large it is."""
     has_infiniband: bool = False
     name_seconds: float = 0.0
     """How long it takes to find the name of the node's own address."""
@@ -93,6 +95,7 @@ def report(questions: Questions) -> NodeReport:
         temporary=(_space(tempfile.gettempdir()) or (0, None))[1],
         open_files=None if files == resource.RLIM_INFINITY else files,
         locked_memory=None if locked == resource.RLIM_INFINITY else locked,
+        has_core_files=_has_core_files(),
         has_infiniband=os.path.isdir("/sys/class/infiniband") and bool(os.listdir("/sys/class/infiniband")),
         name_seconds=_seconds(lambda: socket.gethostbyaddr(_own_address(questions.door[0]))),
         program=_bounded(lambda: _program(questions), ""),
@@ -105,6 +108,14 @@ def report(questions: Questions) -> NodeReport:
         gpu_health=_bounded(nvml.health, nvml.Health(("the driver does not answer",))),
         logged_gpu_faults=_bounded(nvml.logged_faults, ()),
     )
+
+
+def _has_core_files() -> bool:
+    pattern = "|"
+    with contextlib.suppress(OSError):  # a sandbox may have no such file
+        pattern = Path("/proc/sys/kernel/core_pattern").read_text(encoding="utf-8")
+    is_unlimited = resource.getrlimit(resource.RLIMIT_CORE)[0] == resource.RLIM_INFINITY
+    return is_unlimited and not pattern.startswith("|")  # a program has a limit of its own
 
 
 def _bounded(ask: Callable[[], _Answer], otherwise: _Answer) -> _Answer:

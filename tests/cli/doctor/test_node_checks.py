@@ -79,6 +79,10 @@ CASES = {
             ("warning", "locked memory", "too little for InfiniBand: 10.0.0.2 (64 KiB)"),
         ],
     ),
+    "core_files": (
+        nodes(has_core_files=True, nvidia_gpus=1),
+        [("warning", "core files", "10.0.0.2")],
+    ),
     "clocks": (
         seen(clocks={"10.0.0.2": (-3.0, 0.1), "10.0.0.3": (2.0, 1.5)}),
         [("warning", "clocks", "not as here: 10.0.0.2 (-3.0 s)")],
@@ -112,6 +116,7 @@ SAME_CHECK = {
     "raylets": "reachable",
     "torch": "versions",
     "driver": "versions",
+    "core_files": "limits",
     "lost_gpus": "gpus",
     "gpu_faults": "gpus",
     "logged_gpu_faults": "gpus",

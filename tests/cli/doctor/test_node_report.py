@@ -48,6 +48,17 @@ def test_what_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("limit", "pattern", "expected"),
+    [(-1, "core.%p", True), (-1, "|/usr/lib/systemd/systemd-coredump", False), (0, "core.%p", False)],
+)
+def test_core_files(monkeypatch, limit, pattern, expected):
+    """A program that the kernel gives them to limits them."""
+    monkeypatch.setattr(node_report.resource, "getrlimit", lambda _: (limit, -1))
+    monkeypatch.setattr(node_report.Path, "read_text", lambda *_, **__: pattern)
+    assert node_report.report(Questions()).has_core_files == expected
+
+
+@pytest.mark.parametrize(
     ("asked", "is_there"),
     [
         ({"module": "json.tool"}, True),
