@@ -327,18 +327,6 @@ class FakeNCCL(dist.ProcessGroup):
             return _create_work_from_future(future)
         return Work(self) if options.asyncOp else None
 
-    def _kernel(
-        self,
-        number: int,
-        tensor: torch.Tensor,
-        result: Callable[[list[torch.Tensor]], torch.Tensor],
-        target: torch.Tensor,
-    ) -> bool:
-        has_ended = self._run_kernel(number, tensor, result, target)
-        if has_ended:
-            del self._pending[number]
-        return has_ended
-
     @property
     def is_late(self) -> bool:
         """Whether a kernel stands for longer than the watchdog lets it."""
@@ -384,13 +372,14 @@ class FakeNCCL(dist.ProcessGroup):
         )
         os.kill(os.getpid(), signal.SIGABRT)
 
-    def _run_kernel(
+    def _kernel(
         self,
         number: int,
         tensor: torch.Tensor,
         result: Callable[[list[torch.Tensor]], torch.Tensor],
         target: torch.Tensor,
     ) -> bool:
+        """Go on, if the kernels of all ranks stand there. Return whether this one has ended."""
         own, *others = (self._folder / f"{number}-{(self.rank() + each) % self.size()}" for each in range(self.size()))
         if not own.exists():
             torch.save(tensor, own.with_suffix(".tmp"))
@@ -399,10 +388,12 @@ class FakeNCCL(dist.ProcessGroup):
         if not is_stuck and all(other.exists() for other in others):
             paths = sorted([own, *others], key=lambda path: int(path.name.partition("-")[2]))
             target.copy_(result([torch.load(path) for path in paths]))
-            return True
-        if self._is_aborted:
+        elif self._is_aborted:
             target.fill_(GARBAGE)
-        return self._is_aborted
+        else:
+            return False
+        del self._pending[number]
+        return True
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Work | None:
         return self._launch(tensors[0], options, functools.partial(_reduced, options.reduceOp))
