@@ -74,6 +74,22 @@ def warm_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]
     found.close()
 
 
+@pytest.fixture(scope="session")
+def open_device(request: pytest.FixtureRequest) -> str:
+    """The begin of a script: it has the device of `tests/open_device`, which is compiled here, once for each torch."""
+    pytest.importorskip("torch")
+    from tests import open_device
+
+    if reason := open_device.why_not():
+        pytest.skip(reason)
+    library = open_device.build(request.config.cache.mkdir(open_device.NAME))
+    root = Path(__file__).parents[1]
+    return (
+        f"import sys; sys.path.insert(0, {str(root)!r}); from tests import open_device; "
+        f"open_device.install({str(library)!r})\n"
+    )
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden("config/typo", text)` compares a text with tests/cli/golden/config/typo.txt."""
